@@ -109,7 +109,12 @@ class RedisMaster:
                 return await self._ask_sentinel(client)
             return await self._ask_node(client, url)
         finally:
-            await _close(client)
+            closing = asyncio.create_task(_close(client))
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:  # another host was faster
+                await asyncio.wait({closing})
+                raise
 
     async def _ask_sentinel(self, client: Client) -> tuple[str, int]:
         try:

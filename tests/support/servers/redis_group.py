@@ -29,13 +29,17 @@ class RedisGroup:
 
 
 @contextmanager
-def redis_cluster(folder: Path, *, masters: int = 3, replicas: int = 1) -> Generator[RedisGroup]:
-    """Start a cluster of that many masters, each with that many replicas."""
+def redis_cluster(
+    folder: Path, *, masters: int = 3, replicas: int = 1, node_timeout_s: float = 1
+) -> Generator[RedisGroup]:
+    """Start a cluster of that many masters, each with that many replicas, one of which is promoted when its master was
+    away for `node_timeout_s`."""
     with ExitStack() as stack:
         servers: list[RedisServer] = []
         for number in range(masters * (1 + replicas)):
             (folder / f"node{number}").mkdir()
-            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", str(free_port()))
+            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", f"{node_timeout_s * 1000:.0f}")
+            options += ("--cluster-port", str(free_port()))
             servers.append(stack.enter_context(RedisServer(folder / f"node{number}", *options)))
         hosts = [server.host for server in servers]
         if len(hosts) == 1:
