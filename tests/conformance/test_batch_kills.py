@@ -45,7 +45,7 @@ async def run_under_kills(workers: Workers, dice: random.Random, line_count: int
     async with AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="none", max_retries=0) as client:
         batch: Batch = await ask_until_answered(lambda: create_batch(client, lines))
         batch_id, killed = batch.id, 0
-        async with asyncio.timeout(60 + 5 * kill_count):
+        async with asyncio.timeout(180 + 20 * kill_count):
             while batch.status not in ENDED:
                 await asyncio.sleep(dice.uniform(0.05, 0.5))
                 batch = await ask_until_answered(lambda: client.batches.retrieve(batch_id))
