@@ -44,7 +44,17 @@ _NO_IMAGES: Final = ToolUsageImageGen(
     total_tokens=0,
 )
 _ECHOED_OBJECTS: Final = frozenset(
-    ("access_programs", "conversation", "image", "prompt", "prompt_cache_options", "reasoning", "text", "tools")
+    (
+        "access_programs",
+        "background_options",
+        "conversation",
+        "image",
+        "prompt",
+        "prompt_cache_options",
+        "reasoning",
+        "text",
+        "tools",
+    )
 )
 """Fields of a request whose echo is an object, which has to be validated."""
 _NO_REASONING: Final = Reasoning(effort=None, summary=None)
