@@ -35,9 +35,11 @@ StackError
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Literal
 
-FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
-"""The codes of a failed response. The SDK's type does not list the last one, but OpenAI sends it and agents compact
-their conversation when they read it."""
+FailureCode = Literal[
+    "server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded", "completion_window_expired"
+]
+"""The codes of a failed response. The SDK's type does not list the last two. OpenAI sends `context_length_exceeded`,
+and agents compact their conversation when they read it."""
 
 _MAX_NAMED_MODELS: Final = 10
 
@@ -133,6 +135,14 @@ class MethodNotAllowed(StackError):
 
     status = 405
     type = "invalid_request_error"
+
+
+class WindowExpired(StackError):
+    """A background response had not begun when its completion window ended."""
+
+    status = 503
+    code = "completion_window_expired"
+    failure_code = "completion_window_expired"
 
 
 class ConversationLocked(StackError):

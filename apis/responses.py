@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from apis.batches.spare_capacity import SpareCapacity
 from apis.chat import Sampling
 from apis.conversations import Conversations, ItemInclude, contains_text
 from apis.errors import Unsupported
@@ -26,9 +27,11 @@ from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
 from apis.webhooks.endpoints import WebhookEndpoints
 from apis.wire.base import Effort, Includable, Metadata, Wire
+from apis.wire.completion_window import SOONEST, window_to_seconds
 from apis.wire.item_parts import text_or_list
 from apis.wire.items import Item
 from apis.wire.prompt import PromptReference
+from apis.wire.request_options import AccessPrograms, BackgroundOptions, ImageOptions, PromptCacheOptions
 from apis.wire.text_format import TextFormatOption
 from apis.wire.tool_choice import ToolChoice
 from apis.wire.tools import Tool
@@ -53,27 +56,6 @@ class ContextManagement(Wire):
 
     type: Literal["compaction"]
     compact_threshold: int | None = Field(None, ge=1, le=2**31 - 1)
-
-
-class AccessPrograms(Wire):
-    cyber: Literal["standard"] | None = None
-
-
-class BackgroundOptions(Wire):
-    completion_window: Literal["soonest"] | None = None
-
-
-class ImageOptions(Wire):
-    context_compression: Literal["auto", "disabled"] | None = None
-
-
-class PromptCacheOptions(Wire):
-    """With `prewarm` no model is called: the response holds its input for later responses to continue."""
-
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: Literal["30m", "12h"] | None = None
-    comparison_response_id: str | None = Field(None, max_length=256)
-    prewarm: bool | None = None
 
 
 class StreamOptions(Wire):
@@ -178,6 +160,16 @@ class CreateResponse(Sampling):
     def is_prewarm(self) -> bool:
         """True for a request that only prepares its input, without calling a model."""
         return self.prompt_cache_options is not None and self.prompt_cache_options.prewarm is True
+
+    @property
+    def completion_window(self) -> str:
+        """The time in which the response is to begin if it runs in the background; `soonest` for no deadline."""
+        return (self.background_options and self.background_options.completion_window) or SOONEST
+
+    @property
+    def window_s(self) -> int:
+        """The length of the completion window in seconds, 0 for no deadline."""
+        return window_to_seconds(self.completion_window)
 
     @property
     def conversation_id(self) -> str | None:
@@ -291,6 +283,11 @@ class Responses(Provider, ABC):
 
     A response belongs to its `tenant`: every method treats another tenant's id as unknown.
     """
+
+    @abstractmethod
+    def execute_deferred_with(self, capacity: SpareCapacity) -> None:
+        """Execute background responses that have a completion window in this process from now on, as `capacity` admits
+        them, until it drains or closes."""
 
     async def drain(self) -> None:
         """Prepare for the end of this process: start nothing more, end the streams of background responses, which other

@@ -1,41 +1,26 @@
 """Batches: files of requests that are executed when there is time, and their results as files."""
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from openai.types import Batch
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
+from apis.batches.spare_capacity import SpareCapacity
 from apis.provider import Provider
 from apis.storage.pages import Page
 from apis.wire.base import Metadata, Wire
+from apis.wire.completion_window import BatchWindow
 
 MAX_LINES: Final = 50_000
 MAX_INPUT_BYTES: Final = 200 * 1024 * 1024
 """OpenAI's limits: requests per batch, bytes of its input file."""
 MAX_EMBEDDING_INPUTS: Final = 50_000
 """Inputs of all requests of a batch for embeddings together."""
-MIN_WINDOW_S: Final = 60
-MAX_WINDOW_S: Final = 7 * 86_400
 
 BatchEndpoint = Literal["/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions"]
-_WINDOW: Final = re.compile(r"([1-9]\d{0,5})([mhd])")
-_UNIT_S: Final = {"m": 60, "h": 3600, "d": 86_400}
-
-
-def _check_window(window: str) -> str:
-    if not MIN_WINDOW_S <= window_to_seconds(window) <= MAX_WINDOW_S:
-        raise ValueError('expected "24h", or another number of minutes, hours or days (30m, 2h, 3d) up to 7d')
-    return window
-
-
-def window_to_seconds(window: str) -> int:
-    """Return the length of a completion window in seconds, 0 for a text that is none."""
-    match = _WINDOW.fullmatch(window)
-    return int(match[1]) * _UNIT_S[match[2]] if match else 0
 
 
 class OutputExpiry(Wire):
@@ -50,7 +35,7 @@ class CreateBatch(Wire):
 
     input_file_id: str = Field(min_length=1, max_length=256)
     endpoint: BatchEndpoint
-    completion_window: Annotated[str, AfterValidator(_check_window)]
+    completion_window: BatchWindow
     metadata: Metadata | None = None
     output_expires_after: OutputExpiry | None = None
 
@@ -79,7 +64,7 @@ class LineExecutor(Protocol):
 
     async def execute(self, endpoint: str, body: bytes, *, tenant: str, response_id: str) -> LineAnswer:
         """Return the answer; an error is one, too. A response has the id `response_id`, and one that is stored under it
-        already is returned without another call of the model."""
+        already is returned without another call of the model. Raises StoreUnavailable: the line has no result yet."""
         ...
 
     def interactive_requests(self) -> int:
@@ -115,8 +100,9 @@ class Batches(Provider, ABC):
         """Begin to cancel the batch; finished lines stay. Raises NotFound; InvalidRequest for one that has ended."""
 
     @abstractmethod
-    def execute_with(self, executor: LineExecutor) -> None:
-        """Execute lines in this process from now on, until it drains or closes."""
+    def execute_with(self, executor: LineExecutor) -> SpareCapacity:
+        """Execute lines in this process from now on, until it drains or closes. Returns the capacity that they use, for
+        other work that may wait."""
 
     @abstractmethod
     async def drain(self) -> None:

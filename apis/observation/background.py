@@ -26,7 +26,8 @@ class EventListParams(ItemInclude):
 class RunSummary:
     """A background response that has not ended. `queue_place` counts the tenant's own waiting runs from 1, None where
     it does not wait. `attempts` are the workers that have executed it, `handovers` those of them that had to stop.
-    `worker` has its lease now; None if no worker has, or the reader may not know it."""
+    `worker` has its lease now; None if no worker has, or the reader may not know it. A run that waits with a completion
+    window fails at `expires_at`, in Unix time."""
 
     id: str
     status: Literal["queued", "in_progress"]
@@ -36,6 +37,7 @@ class RunSummary:
     handovers: int
     is_leased: bool
     worker: str | None
+    expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,16 @@ class WorkerSummary:
 @dataclass(frozen=True, slots=True)
 class BackgroundOverview:
     """The background responses of one tenant: counts, limits, and up to 100 runs, the oldest of each state first. The
-    counts stop at `count_limit`. `orphaned` runs are in progress without a lease, until another worker claims them."""
+    counts stop at `count_limit`. `deferred` runs wait with a completion window, and are no part of `waiting`.
+    `orphaned` runs are in progress without a lease, until another worker claims them."""
 
     running: int
     waiting: int
     orphaned: int
     max_running: int
     max_waiting: int
+    deferred: int
+    max_deferred: int
     count_limit: int
     runs: Sequence[RunSummary]
 

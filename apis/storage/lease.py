@@ -2,10 +2,12 @@
 
 The holder renews the key and writes on the condition that the key is still its own. A lease expires by the clock of the
 store, so clocks that differ between machines do no harm, and a holder that stalled past its lease cannot write, renew
-or delete anything.
+or delete anything. Neither can one whose last writes the store has lost in a fail-over: its lease is as it was before,
+and it would add to state that no longer exists.
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -16,6 +18,7 @@ from typing import Final
 from apis.errors import StoreUnavailable
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 
+_log = logging.getLogger(__name__)
 _MAX_RETRY_INTERVAL_S: Final = 0.2
 _NO_VERSION: Final = -1
 """No entry has this version, so a condition on it never holds."""
@@ -44,6 +47,7 @@ class Lease:
         self._holder = holder.encode()
         self._value_prefix = b"%b %b " % (self._holder, secrets.token_hex(8).encode())
         self._write_number = 0
+        self._stored_number = 0  # the newest write that is known to have happened
         self._version: int | None = None  # None while it is unknown
         self._expires_at = 0.0
         self._is_relinquished = False
@@ -183,8 +187,15 @@ class Lease:
         if entry is None or not entry.value.startswith(self._value_prefix):
             self._expires_at = 0.0
             raise LeaseLost
+        if self._read_number(entry.value) < self._stored_number:
+            _log.warning("the store has lost writes of the lease %s, so its holder gives it up", self.key)
+            self._expires_at = 0.0
+            raise LeaseLost
         self._version = entry.version
         return entry
+
+    def _read_number(self, value: bytes) -> int:
+        return int(value[len(self._value_prefix) :])
 
     def _next_put(self, ttl_s: float, expect: int | None = None) -> Put:
         self._write_number += 1
@@ -192,6 +203,7 @@ class Lease:
 
     def _set_version(self, version: int, put: Put) -> None:
         self._version = version
+        self._stored_number = self._read_number(put.value)
         self._expires_at = time.monotonic() + (put.ttl_s or self.lease_s)
 
 

@@ -75,16 +75,6 @@ FIELD_ROWS: Final = (
         )
         for value in ("daybreak_blue", "daybreak_red")
     ),
-    *(
-        FieldRow(
-            "background_options.completion_window",
-            ("BackgroundOptions",),
-            "refused",
-            "Background responses start as soon as a worker is free.",
-            value=value,
-        )
-        for value in ("2h", "8h")
-    ),
     FieldRow(
         "background_options.continuation_id", ("BackgroundOptions",), "ignored", "Requests are not ranked by relation."
     ),

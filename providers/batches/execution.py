@@ -8,16 +8,16 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
 
 from apis.batches.batches import LineAnswer, LineExecutor
-from apis.errors import StackError, StorageCorrupt, StoredValueTooLarge
-from apis.fair_share import FairShare
+from apis.batches.spare_capacity import SpareCapacity
+from apis.errors import InvalidRequest, StorageCorrupt, StoredValueTooLarge
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
@@ -36,7 +36,6 @@ ABANDON_MESSAGES: Final[Mapping[str, str]] = {
 }
 _MAX_LOST_CLAIMS: Final = 10
 """Workers that may lose one block, without a result in between, until its other lines fail."""
-_YIELD_POLL_S: Final = 0.05
 _MAX_RETRY_DELAY_S: Final = 60.0
 _HTTP_OK: Final = 200
 
@@ -68,13 +67,10 @@ _decode_usage: Final = msgspec.json.Decoder(_AnsweredUsage).decode
 
 @dataclass(frozen=True, slots=True)
 class LineLimits:
-    """How lines are executed: `max_attempts` per line, the first retry after `retry_s`. While the process answers
-    requests of clients, `busy_lines` may be executed instead of all. `engine_priority` is sent to the engine."""
+    """How lines are executed: `max_attempts` per line, the first retry after `retry_s`."""
 
-    busy_lines: int
     max_attempts: int
     retry_s: float
-    engine_priority: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +89,20 @@ class ClaimedBlock:
 
 
 class LineGate:
-    """Admits lines of all blocks of this process: places shared by tenants, of which clients' requests take most."""
+    """Admits and executes lines of all blocks of this process."""
 
-    def __init__(self, places: FairShare, executor: LineExecutor, limits: LineLimits) -> None:
-        self._places = places
+    def __init__(self, capacity: SpareCapacity, executor: LineExecutor) -> None:
+        self._capacity = capacity
         self._executor = executor
-        self._limits = limits
-        self._running = 0
 
-    @asynccontextmanager
-    async def admit(self, tenant: str) -> AsyncGenerator[None]:
+    @property
+    def engine_priority(self) -> int | None:
+        """The priority of requests that have none."""
+        return self._capacity.engine_priority
+
+    def admit(self, tenant: str) -> AbstractAsyncContextManager[None]:
         """Wait until it is the turn of a line of the tenant, which is executed while the context is entered."""
-        with await self._places.acquire(tenant):
-            while self._running >= self._limits.busy_lines and self._executor.interactive_requests():  # noqa: ASYNC110 - the executor counts, and sets no event
-                await asyncio.sleep(_YIELD_POLL_S)
-            self._running += 1
-            try:
-                yield
-            finally:
-                self._running -= 1
+        return self._capacity.admit(tenant)
 
     async def execute(self, endpoint: str, body: bytes, tenant: str, response_id: str) -> LineAnswer:
         """Return the answer to an admitted line."""
@@ -126,7 +117,9 @@ async def claim_block(
     name, block = key.removeprefix(ref.block_prefix), decode_record(entry, BlockRecord)
     block.lost_claims += 1
     lease = Lease(kv, f"{ref.lease_prefix}{name}", lease_s)
-    if await lease.acquire([Put(key, encode_record(block), _block_ttl_s(batch), entry.version)]) is None:
+    put_block = Put(key, encode_record(block), _block_ttl_s(batch), entry.version)
+    # durable, so that no store that fails over forgets who executes it
+    if await lease.acquire([put_block], durable=True) is None:
         return None
     return ClaimedBlock(ref, batch, name, block, lease)
 
@@ -217,19 +210,19 @@ class BlockExecution:
         return {number: line for number, line in numbered.items() if number not in self._counts.done}
 
     async def _run_line(self, number: int, line: bytes) -> None:
-        """Execute a line until it has a result, and store that."""
+        """Execute a line until it has a result, and store that. Raises StoreUnavailable: an outage of the store fails
+        no line."""
         claim = self._claim
         try:
             await self._kv.require_room(claim.ref.tenant)
-        except StackError as exc:
+        except InvalidRequest as exc:
             await self._store_error(number, line, {"code": exc.code or exc.type, "message": exc.message})
             return
         body = bytes(decode_line(line).body)
-        if self._limits.engine_priority is not None and claim.batch.endpoint != "/v1/embeddings":
+        engine_priority = self._gate.engine_priority
+        if engine_priority is not None and claim.batch.endpoint != "/v1/embeddings":
             fields = decode_body(body)
-            body = (
-                body if fields.priority is not None else splice_fields(body, {"priority": self._limits.engine_priority})
-            )
+            body = body if fields.priority is not None else splice_fields(body, {"priority": engine_priority})
         tenant = claim.ref.tenant
         for attempt in range(1, self._limits.max_attempts + 1):
             async with self._gate.admit(tenant):

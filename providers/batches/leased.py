@@ -14,8 +14,8 @@ from apis.batches.batches import (
     BatchListParams,
     CreateBatch,
     LineExecutor,
-    window_to_seconds,
 )
+from apis.batches.spare_capacity import SpareCapacity
 from apis.documents.files import Files
 from apis.errors import InvalidRequest, NotFound, RateLimited
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
@@ -25,6 +25,7 @@ from apis.responses import Responses
 from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record
+from apis.wire.completion_window import window_to_seconds
 from providers.batches.control import BatchControl
 from providers.batches.execution import LineGate, LineLimits
 from providers.batches.records import (
@@ -45,12 +46,13 @@ class LeasedBatches(Batches):
     """Batches over the stack's Files, whose requests the stack executes itself."""
 
     class Config(Provider.Config):
-        """`max_running` lines are executed at a time in this process, of which one tenant has at most half once there
-        are several, and `busy_running` (by default a quarter) while the process answers requests of clients. A line
-        that fails for want of capacity is tried `max_attempts` times, first after `retry_s`. A tenant may have
-        `max_active` batches that have not ended, and a line `max_line_bytes`. `engine_priority` is sent with each
-        request that has no `priority`, for engines that rank requests by it (vLLM with `--scheduling-policy priority`).
-        A process that does not renew a lease within `lease_s` loses its lines to another one."""
+        """`max_running` lines, and background responses with a completion window, are executed at a time in this
+        process. One tenant has at most half of these places once there are several, and while the process answers
+        requests of clients, `busy_running` are used (by default a quarter). A line that fails for want of capacity is
+        tried `max_attempts` times, first after `retry_s`. A tenant may have `max_active` batches that have not ended,
+        and a line `max_line_bytes`. `engine_priority` is sent with each request that has no `priority`, for engines
+        that rank requests by it (vLLM with `--scheduling-policy priority`). A process that does not renew a lease
+        within `lease_s` loses its lines to another one."""
 
         max_running: int = Field(default=32, ge=1, le=4096)
         busy_running: int | None = Field(default=None, ge=1)
@@ -84,24 +86,25 @@ class LeasedBatches(Batches):
     def endpoints(self) -> Sequence[str]:
         return get_args(BatchEndpoint)
 
-    def execute_with(self, executor: LineExecutor) -> None:
+    def execute_with(self, executor: LineExecutor) -> SpareCapacity:
         config, several = self._config, self._tenants.are_several
-        limits = LineLimits(
-            config.busy_running or max(1, config.max_running // 4),
-            config.max_attempts,
-            config.retry_s,
-            config.engine_priority,
+        limits = LineLimits(config.max_attempts, config.retry_s)
+        capacity = SpareCapacity(
+            FairShare("lines of batches", config.max_running, several_tenants=several),
+            executor.interactive_requests,
+            busy_places=config.busy_running or max(1, config.max_running // 4),
+            engine_priority=config.engine_priority,
         )
-        places = FairShare("lines of batches", config.max_running, several_tenants=several)
         block_places = 2 * -(-config.max_running // BLOCK_LINES)
         shares = WorkerShares(
             FairShare("blocks of batches", block_places, several_tenants=several),
             FairShare("batches", _CONTROL_PLACES, several_tenants=several),
             config.max_active,
         )
-        gate = LineGate(places, executor, limits)
+        gate = LineGate(capacity, executor)
         self._workers = BatchWorkers(self._kv, self._control, gate, limits, shares)
         self._workers.start(config.poll_s, config.lease_s)
+        return capacity
 
     async def drain(self) -> None:
         if self._workers is not None:

@@ -30,7 +30,9 @@ Statement = tuple[str, *tuple[object, ...]]
 
 
 class Postgres(KVStore):
-    """A store in one PostgreSQL database of version 12 or later; of several hosts in the url, the primary one.
+    """A store in one PostgreSQL database of version 12 or later. A url may name several hosts (`@a:5432,b:5432/`): the
+    store uses the one that accepts writes, and after a fail-over the one that was promoted. What a durable write stored
+    outlives a fail-over where the primary replicates synchronously (`synchronous_standby_names`).
 
     Each process has up to three connections: for reads, for writes, and for scans and sweeps, which may take longer.
     A pooler in between must use session mode. Keys expire by the server's clock.

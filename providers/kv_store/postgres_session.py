@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Final
 
 import asyncpg
-from asyncpg.connect_utils import SessionAttribute
 
 from apis.errors import ConfigError, StoreUnavailable
+from providers.kv_store.postgres_hosts import LOGIN_ERRORS, PostgresHosts
 from providers.kv_store.postgres_schema import SESSION_SETTINGS, prepare_schema
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,6 @@ CONNECTION_ERRORS: Final = (
     OSError,
     TimeoutError,
 )
-LOGIN_ERRORS: Final = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 
 PostgresRow = asyncpg.Record
 
@@ -34,11 +33,11 @@ class PostgresSession:
     """
 
     def __init__(self, url: str, schema: str, *, timeout_s: float, connect_timeout_s: float) -> None:
-        self._url = url
         self._schema = schema
         self._connect_timeout_s = connect_timeout_s
         self._deadline_s = timeout_s + connect_timeout_s
-        self._settings = {**SESSION_SETTINGS, "statement_timeout": f"{max(1, round(timeout_s * 1000))}ms"}
+        statement_timeout = f"{max(1, round(timeout_s * 1000))}ms"
+        self._hosts = PostgresHosts(url, {**SESSION_SETTINGS, "statement_timeout": statement_timeout})
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
     async def open(self) -> None:
@@ -79,17 +78,13 @@ class PostgresSession:
         except ConfigError as exc:
             raise StoreUnavailable(str(exc)) from exc
         except CONNECTION_ERRORS as exc:
+            self._hosts.avoid_last()
             # only the type: PostgreSQL's messages may quote stored values
             raise StoreUnavailable(f"PostgreSQL cannot do that now ({type(exc).__name__}).") from exc
 
     async def _ensure_connection(self, deadline: float) -> "asyncpg.Connection[asyncpg.Record]":
         if self._connection is None or self._connection.is_closed():
-            connection = await asyncpg.connect(
-                self._url,
-                timeout=self._connect_timeout_s,
-                server_settings=self._settings,
-                target_session_attrs=SessionAttribute.primary,
-            )
+            connection = await self._hosts.connect(self._connect_timeout_s)
             with _terminate_at(deadline, connection):
                 await prepare_schema(connection, self._schema)
             self._connection = connection

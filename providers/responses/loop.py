@@ -32,6 +32,7 @@ from apis.responses import (
     Responses,
     ResponseTreeParams,
     Session,
+    SpareCapacity,
     WebhookEndpoints,
 )
 from apis.storage.kv_store import KVStore
@@ -102,6 +103,14 @@ class Loop(Responses):
         await self._prompts.load()
         self._sweeper = asyncio.create_task(self._sweep())
         self._background.start()
+
+    def machine_bound_state(self) -> str | None:
+        if self._prompts.folder is None:
+            return None
+        return f"prompts are read from {str(self._prompts.folder)!r}; on several machines, copy it to each"
+
+    def execute_deferred_with(self, capacity: SpareCapacity) -> None:
+        self._background.execute_deferred_with(capacity)
 
     async def drain(self) -> None:
         await self._background.drain()

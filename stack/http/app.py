@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import get_args
+from typing import Final, get_args
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response as ResponseObject
@@ -13,6 +13,8 @@ from starlette.applications import Starlette
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import WebSocketRoute
 
+from apis.batches.spare_capacity import SpareCapacity
+from apis.fair_share import FairShare
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
 from stack.console.files import Console
@@ -31,6 +33,9 @@ from stack.http.websocket import WebSocketEndpoint
 from stack.retention.sweeper import RetentionSweeper
 from stack.telemetry.setup import observe_inference, running_telemetry
 
+_DEFERRED_PLACES: Final = 32
+"""Background responses with a completion window that a stack without batches executes at a time in one process."""
+
 
 def create_app(config: StackConfig) -> Starlette:
     """Return the app of one run config; its lifespan opens the stack and closes it."""
@@ -46,8 +51,7 @@ def create_app(config: StackConfig) -> Starlette:
             open_stack(config, observe_inference(recorder)) as stack,
         ):
             services = app.state.services = _build_services(stack, metrics, described)
-            if stack.batches is not None:
-                stack.batches.execute_with(RouteLineExecutor(services, app))
+            stack.responses.execute_deferred_with(_execute_lines(stack, RouteLineExecutor(services, app)))
             app.state.drain = partial(_drain, stack)
             app.state.end_running = services.end_running
             build_sdk_schemas()
@@ -91,6 +95,14 @@ def _collect_routes(config: StackConfig) -> list[tuple[str, str, Route]]:
         *((f"{prefix}{route.path}", f"/v1{route.path}", route) for prefix in ("/v1", "") for route in api_routes),
         *((route.path, route.path, route) for route in server_routes),
     ]
+
+
+def _execute_lines(stack: Stack, executor: RouteLineExecutor) -> SpareCapacity:
+    """Execute the lines of batches in this process, and return the capacity for work that may wait."""
+    if stack.batches is not None:
+        return stack.batches.execute_with(executor)
+    places = FairShare("deferred responses", _DEFERRED_PLACES)
+    return SpareCapacity(places, executor.interactive_requests, busy_places=_DEFERRED_PLACES // 4)
 
 
 async def _drain(stack: Stack) -> None:

@@ -2,8 +2,8 @@
 
 import itertools
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from providers.kv_store.redis import Redis
 from providers.kv_store.sqlite import SQLite
 from tests.conformance.kv_store import Backend
 from tests.support.servers.postgres_server import PostgresServer
+from tests.support.servers.redis_group import RedisGroup, redis_cluster
 from tests.support.servers.redis_server import RedisServer
 
 
@@ -76,13 +77,11 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 numbers = itertools.count()
 
 
-@pytest.fixture
-async def redis_backend(redis_server: RedisServer) -> AsyncIterator[Backend]:
-    config = Redis.Config(
-        url=SecretStr(redis_server.url), prefix=f"test{next(numbers)}:", timeout_s=5, connect_timeout_s=5
-    )
+@asynccontextmanager
+async def redis_stores(config: Redis.Config, url: str, stored_prefix: str) -> AsyncGenerator[Backend]:
+    """Yield a backend of stores over one Redis, whose server at `url` has the entries below `stored_prefix`."""
     async with AsyncExitStack() as stores:
-        client = await stores.enter_async_context(Client.from_url(redis_server.url))  # pyright: ignore[reportUnknownMemberType] - redis-py leaves kwargs untyped
+        client = await stores.enter_async_context(Client.from_url(url))  # pyright: ignore[reportUnknownMemberType] - redis-py leaves kwargs untyped
 
         async def open_store() -> KVStore:
             store = Redis(config)
@@ -92,14 +91,39 @@ async def redis_backend(redis_server: RedisServer) -> AsyncIterator[Backend]:
 
         async def elapse(seconds: float) -> None:
             # Redis itself says when its clock has moved on: nobody ever pushes to this list.
-            await client.blpop(["nothing"], timeout=seconds)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType] - typed for both clients
+            await client.blpop([f"{stored_prefix}nothing"], timeout=seconds)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType] - typed for both clients
 
         async def overwrite(key: str, change: Callable[[bytes], bytes]) -> None:
-            stored = await client.get(f"{config.prefix}e:{key}")
+            stored = await client.get(f"{stored_prefix}e:{key}")
             assert isinstance(stored, bytes)
-            await client.set(f"{config.prefix}e:{key}", stored[:8] + change(stored[8:]))  # pyright: ignore[reportUnknownMemberType] - as above
+            await client.set(f"{stored_prefix}e:{key}", stored[:8] + change(stored[8:]))  # pyright: ignore[reportUnknownMemberType] - as above
 
         yield Backend(open_store, elapse, overwrite)
+
+
+@pytest.fixture
+async def redis_backend(redis_server: RedisServer) -> AsyncIterator[Backend]:
+    prefix = f"test{next(numbers)}:"
+    config = Redis.Config(url=SecretStr(redis_server.url), prefix=prefix, timeout_s=5, connect_timeout_s=5)
+    async with redis_stores(config, redis_server.url, prefix) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="session")
+def cluster_of_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisGroup]:
+    with redis_cluster(tmp_path_factory.mktemp("cluster"), node_timeout_s=30) as group:
+        yield group
+
+
+@pytest.fixture
+async def redis_cluster_backend(cluster_of_redis: RedisGroup) -> AsyncIterator[Backend]:
+    """A store in a cluster of three masters with a replica each."""
+    prefix = f"test{next(numbers)}:"
+    fields = {"prefix": prefix, "timeout_s": 5, "connect_timeout_s": 5, **cluster_of_redis.fields}
+    stored_prefix = f"{{{prefix}}}"
+    url = cluster_of_redis.find_master(stored_prefix).url
+    async with redis_stores(Redis.Config.model_validate(fields), url, stored_prefix) as backend:
+        yield backend
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +170,7 @@ def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, An
     return {"provider": "postgres", "url": postgres.url, "namespace": f"shared{next(numbers)}", "connect_timeout_s": 5}
 
 
-KILLS: Final = ("test_kills", "test_promises_kept", "test_steps")
+KILLS: Final = ("test_kills", "test_batch_kills", "test_promises_kept", "test_steps")
 """Modules that kill whole deployments, which takes ten seconds a trial."""
 
 

@@ -23,6 +23,13 @@ class TestRedis(KVStorePromises, LastingPromises):
         return redis_backend
 
 
+@pytest.mark.long
+class TestRedisCluster(KVStorePromises, LastingPromises):
+    @pytest.fixture
+    def backend(self, redis_cluster_backend: Backend) -> Backend:
+        return redis_cluster_backend
+
+
 class TestPostgres(KVStorePromises, LastingPromises):
     @pytest.fixture
     def backend(self, postgres_backend: Backend) -> Backend:

@@ -12,6 +12,7 @@ import pytest
 
 from apis.errors import ConfigError, StoreUnavailable
 from apis.storage.kv_store import ABSENT, Delete, Put
+from providers.kv_store.hosts import split_hosts
 from providers.kv_store.postgres import Postgres
 from tests.support.servers.postgres_server import PASSWORD, PostgresServer
 
@@ -22,6 +23,7 @@ INCREMENTS = 40
 COUNTERS = f"""
 import asyncio, sys
 from apis.storage.kv_store import ABSENT, Put
+from providers.kv_store.hosts import split_hosts
 from providers.kv_store.postgres import Postgres
 
 async def increment(store, names):
@@ -101,6 +103,43 @@ async def test_a_hung_server_is_unavailable_in_time_and_answers_nobody_else_late
     async with asyncio.timeout(5):
         entries = await asyncio.gather(*[store.get(key) for key in keys])
     assert [entry and entry.value for entry in entries] == [key.encode() for key in keys]
+
+
+async def test_a_host_that_hangs_keeps_the_store_from_no_other_host(
+    server: PostgresServer, admin: "asyncpg.Connection[asyncpg.Record]"
+) -> None:
+    """Of several hosts in the url, as in a fail-over: the one that accepts writes is used, in whatever place it is."""
+    [url] = split_hosts(server.url)
+    working = url.rpartition("@")[2].partition("/")[0]
+
+    def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hung.append(writer)
+
+    hung: list[asyncio.StreamWriter] = []
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as listener:
+        hanging = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        for hosts in (f"{hanging},{working}", f"{working},{hanging}"):
+            store = Postgres(config(server.url.replace(working, hosts)))
+            await store.start()
+            version = await store.put("a", b"")
+            await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+            with pytest.raises(StoreUnavailable):
+                await store.put("a", b"")
+            entry = await store.get("a")
+            assert entry is not None
+            assert entry.version == version
+            assert await store.put("a", b"") > version
+            await store.close()
+        assert hung
+        for writer in hung:
+            writer.close()
+
+
+def test_a_url_names_several_hosts() -> None:
+    assert split_hosts("postgresql://u:p%40@a:1,[::1]:2,c/db?sslmode=disable") == [
+        f"postgresql://u:p%40@{host}/db?sslmode=disable" for host in ("a:1", "[::1]:2", "c")
+    ]
+    assert split_hosts("postgresql://a?x=1,2") == ["postgresql://a?x=1,2"]
 
 
 async def test_closing_does_not_wait_for_a_hung_server(server: PostgresServer, admin: object) -> None:

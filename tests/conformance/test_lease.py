@@ -115,6 +115,20 @@ async def test_each_write_renews_the_lease(holders: Holders) -> None:
     assert len(await holders.store.scan("x")) == 4
 
 
+async def test_a_holder_whose_last_writes_the_store_has_lost_cannot_write(holders: Holders) -> None:
+    """A replica that was promoted may miss them: whatever the holder adds would follow a gap."""
+    lease = holders.first
+    await lease.acquire()
+    before = await holders.store.get(KEY)
+    assert before is not None
+    assert await lease.write([Put("x1", b"")])
+    await holders.store.write([Put(KEY, before.value, 10 * LEASE_S), Delete("x1")])  # as a fail-over leaves it
+    for _ in range(2):
+        with pytest.raises(LeaseLost):
+            await lease.write([Put("x2", b"")])
+    assert await holders.store.scan("x") == []
+
+
 @pytest.mark.parametrize("has_successor", [False, True])
 async def test_a_holder_that_stalled_past_its_lease_cannot_write_renew_or_delete(
     holders: Holders, *, has_successor: bool

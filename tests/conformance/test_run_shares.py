@@ -8,6 +8,7 @@ import pytest
 
 from apis.fair_share import Tenants
 from apis.storage.kv_store import Put
+from providers.responses.background.ranks import QueueLimits, Rank
 from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs, StoredRequest
 from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers
 from providers.responses.events.ids import ResponseIds
@@ -33,7 +34,7 @@ class Fleet:
         self._changed = asyncio.Condition()
 
     async def open(self, backend: Backend, config: BackgroundConfig) -> Runs:
-        runs = Runs(await backend.open(), lease_s=10, queue_timeout_s=100, retention_s=100, max_waiting=100)
+        runs = Runs(await backend.open(), QueueLimits(100, 100), lease_s=10, retention_s=100)
         self.workers.append(BackgroundWorkers(runs, self._execute, config, SEVERAL))
         return runs
 
@@ -62,7 +63,7 @@ class Fleet:
 async def wait_in_queue(runs: Runs, tenant: str, rank: int) -> ResponseRef:
     ref = ResponseRef(tenant, ResponseIds().response_id)
     log = Put(f"{tenant}/event/{ref.id}/00000000", b"x y\n")
-    await runs.add(ref, rank, REQUEST, [log], is_portable=True, start_now=False)
+    await runs.add(ref, Rank(rank), REQUEST, [log], is_portable=True, start_now=False)
     return ref
 
 
@@ -105,7 +106,7 @@ async def test_a_tenants_flood_leaves_places_of_each_process_for_another_tenant(
 async def test_a_run_queued_by_the_version_before_is_claimed(backend: Backend) -> None:
     """Its key in the queue begins with its rank."""
     store = await backend.open()
-    runs = Runs(store, lease_s=10, queue_timeout_s=100, retention_s=100, max_waiting=100)
+    runs = Runs(store, QueueLimits(100, 100), lease_s=10, retention_s=100)
     ref = await wait_in_queue(runs, "loud", 5)
     [(key, _)] = await runs.list_waiting(10)
     entry = await store.get(key)

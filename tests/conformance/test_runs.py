@@ -8,6 +8,7 @@ import pytest
 from apis.errors import RateLimited
 from apis.storage.kv_store import KVStore, Put
 from apis.storage.lease import LeaseLost
+from providers.responses.background.ranks import QueueLimits, Rank
 from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs, StoredRequest
 from providers.responses.events.ids import ResponseIds
 from tests.conformance.kv_store import Backend
@@ -23,7 +24,7 @@ class Two:
     def __init__(self, one: KVStore, other: KVStore, backend: Backend) -> None:
         self.store = one
         self.one, self.other = (
-            Runs(each, lease_s=LEASE_S, queue_timeout_s=3 * LEASE_S, retention_s=1000, max_waiting=MAX_WAITING)
+            Runs(each, QueueLimits(MAX_WAITING, 3 * LEASE_S), lease_s=LEASE_S, retention_s=1000)
             for each in (one, other)
         )
         self.backend = backend
@@ -32,6 +33,7 @@ class Two:
         self,
         tenant: str = "t",
         rank: int = 5,
+        window_s: int = 0,
         *,
         at_once: bool = False,
         runs: Runs | None = None,
@@ -39,7 +41,9 @@ class Two:
     ) -> ResponseRef:
         ref = ResponseRef(tenant, ResponseIds().response_id)
         events = also or Put(f"{tenant}/event/{ref.id}/00000000", b"x y\n")
-        await (runs or self.one).add(ref, rank, ASKED, [events], is_portable=not at_once, start_now=at_once)
+        await (runs or self.one).add(
+            ref, Rank(rank, window_s), ASKED, [events], is_portable=not at_once, start_now=at_once
+        )
         return ref
 
     async def claimed(self, runs: Runs, ref: ResponseRef) -> ClaimedRun:
@@ -89,6 +93,38 @@ async def test_no_more_wait_than_may_however_many_come_together(two: Two) -> Non
     await two.add(runs=two.other)
     with pytest.raises(RateLimited):
         await two.add()
+
+
+async def test_runs_with_a_window_wait_apart_by_their_deadlines(two: Two) -> None:
+    late, soon = [await two.add(window_s=seconds) for seconds in (7200, 3600)]
+    plain = await two.add()
+    assert [ref for _, ref in await two.other.list_waiting(100)] == [plain]
+    assert await two.other.count_deferred(100) == [("t", 2)]
+    claims = await asyncio.gather(*(runs.claim_deferred("t") for runs in (two.one, two.other) * 3))
+    assert {claim.ref for claim in claims if claim} == {late, soon}
+    assert all(claim.run.is_deferred and not claim.is_late for claim in claims if claim)
+    assert (await two.one.count_deferred(100), await two.one.claim_deferred("t")) == ([], None)
+    first = await two.add(window_s=3600)
+    assert await two.add(window_s=7200) is not None
+    claimed = await two.one.claim_deferred("t")
+    assert claimed is not None
+    assert claimed.ref == first
+    await claimed.lease.hand_back(claimed.run)
+    again = await two.other.claim_deferred("t")
+    assert again is not None
+    assert (again.ref, again.run.attempts, again.run.handover_count) == (first, 2, 1)
+
+
+async def test_a_run_whose_window_ends_unclaimed_is_late(two: Two) -> None:
+    ref = await two.add(window_s=1)
+    assert await two.other.list_orphaned() == []
+    await two.backend.elapse(1.1)
+    assert await two.other.claim_deferred("t") is None
+    assert await two.other.list_orphaned() == [ref]
+    claimed = await two.other.claim(ref)
+    assert claimed is not None
+    assert claimed.is_late
+    assert claimed.run.is_deferred
 
 
 async def test_a_run_whose_other_writes_do_not_hold_is_not_there(two: Two) -> None:

@@ -9,36 +9,37 @@ from contextlib import ExitStack, aclosing, suppress
 from operator import itemgetter
 from typing import Any, Final
 
-import msgspec
 import orjson
-from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueuedEvent
+from openai.types.responses import Response
 
 from apis.documents.fetcher import Fetcher
-from apis.errors import RateLimited
+from apis.errors import InvalidRequest, RateLimited
 from apis.events import LoggedEvent, ResponseEventBatch
 from apis.observation.details import DeliverySummary
-from apis.responses import CreateResponse, ResponseListParams
+from apis.responses import ResponseListParams, SpareCapacity
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from apis.storage.records import reading_stored
 from providers.responses.background.deployment import BackgroundDeployment
-from providers.responses.background.event_log import EventLog, LogWakeups, encode_event_line
+from providers.responses.background.event_log import EventLog, LogWakeups
 from providers.responses.background.execution import RunExecutor
-from providers.responses.background.runs import ResponseRef, Runs, StoredRequest
+from providers.responses.background.new_run import build_new_run
+from providers.responses.background.runs import ResponseRef, Runs
 from providers.responses.background.stored_run import build_stored_response
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundWorkers, WorkerRegistry
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
-from providers.responses.run.response_stream import assign_sequence_numbers
 from providers.responses.store.conversation_lock import hand_over_lock
 from providers.responses.store.history import History
 from providers.responses.store.response_record import summarize_response
 
-_TIER_PRIORITIES: Final = {"ultrafast": 0, "fast": 1, "priority": 2, "flex": 9}
-_DEFAULT_PRIORITY: Final = 5
 _NO_WORKER_MESSAGE: Final = (
     "No worker is free for this response now, and it cannot wait for one: it holds what is not for storing "
     "(an MCP server's URL, `authorization` or `headers`)."
+)
+_NO_WINDOW_MESSAGE: Final = (
+    "A response with a completion window is stored until it begins, and this one holds what is not for storing (an MCP "
+    "server's URL, `authorization` or `headers`)."
 )
 
 _MAX_LISTED_RUNS: Final = 1000
@@ -64,10 +65,9 @@ class BackgroundResponses:
         self.registry = WorkerRegistry(kv, config.lease_s, config.max_running)
         self._runs = Runs(
             kv,
+            config.queue_limits,
             lease_s=config.lease_s,
-            queue_timeout_s=config.queue_timeout_s,
             retention_s=history.retention_s,
-            max_waiting=config.max_waiting,
             worker=self.registry.worker_id,
         )
         self._executor = RunExecutor(kv, history, prepare, config, self._event_log, self._webhook_queue)
@@ -81,6 +81,11 @@ class BackgroundResponses:
     def start(self) -> None:
         self._workers.start()
         self._webhook_delivery = asyncio.create_task(self._webhook_queue.run())
+
+    def execute_deferred_with(self, capacity: SpareCapacity) -> None:
+        """Execute responses with a completion window in this process, as `capacity` admits them."""
+        self._executor.engine_priority = capacity.engine_priority
+        self._workers.start_deferred(capacity)
 
     async def drain(self) -> None:
         """Claim no more runs, end the streams of readers, release each run as soon as another worker can resume it,
@@ -100,33 +105,21 @@ class BackgroundResponses:
 
     async def create(self, pending: PendingResponse) -> AsyncGenerator[ResponseEventBatch]:
         """Queue a response or start it; yield the queued event, or with `stream` all events."""
-        ref = ResponseRef(pending.tenant, pending.ids.response_id)
-        request = pending.request
-        request_json = request.model_dump_json(by_alias=True, exclude_none=True).encode()
-        is_portable = CreateResponse.model_validate_json(request_json) == request
-        stored_request = StoredRequest(
-            msgspec.Raw(request_json),
-            msgspec.Raw(pending.conversation.input_items_to_json(pending.ids)),
-            pending.ids.item_id_count,
-            pending.created_at,
-        )
-        response = pending.build_initial_response("queued")
-        queued = ResponseQueuedEvent(type="response.queued", response=response, sequence_number=0)
-        first_events = [ResponseCreatedEvent(type="response.created", response=response, sequence_number=0), queued]
-        assign_sequence_numbers(first_events, 0)
-        log_op = self._event_log.batch_op(ref.tenant, ref.id, 0, [encode_event_line(event) for event in first_events])
-        priority = _TIER_PRIORITIES.get(request.service_tier or "", _DEFAULT_PRIORITY)
-        place = await self._workers.try_reserve_place(ref.tenant)
+        run, request = build_new_run(pending, self._event_log), pending.request
+        ref, window_s = run.ref, run.rank.window_s
+        place = None if window_s else await self._workers.try_reserve_place(ref.tenant)
         with ExitStack() as held:
             if place is not None:
                 held.enter_context(place)
-            elif not is_portable:
+            elif not run.is_portable and window_s:
+                raise InvalidRequest(_NO_WINDOW_MESSAGE, param="background_options.completion_window")
+            elif not run.is_portable:
                 raise RateLimited(_NO_WORKER_MESSAGE, retry_after_s=5)
             try:
                 async with hand_over_lock(pending.lock) as lock_ops:
                     claimed_run = await self._runs.add(
-                        *(ref, priority, stored_request, [log_op, *lock_ops]),
-                        is_portable=is_portable,
+                        *(ref, run.rank, run.stored_request, [run.log_op, *lock_ops]),
+                        is_portable=run.is_portable,
                         start_now=place is not None,
                     )
             except LeaseLost:
@@ -139,7 +132,7 @@ class BackgroundResponses:
         if claimed_run is None:
             self._workers.wake()
         if not request.stream:
-            yield [queued]
+            yield [run.queued_event]
             return
         async with aclosing(self.follow(ref.id, -1, tenant=ref.tenant)) as batches:
             async for events in batches:

@@ -20,6 +20,7 @@ from apis.errors import (
     StoredValueTooLarge,
     StoreUnavailable,
     UpstreamTimeout,
+    WindowExpired,
 )
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost
@@ -73,6 +74,10 @@ _MAX_ATTEMPTS: Final = 3
 _RETRY_INTERVAL_S: Final = 0.2
 """Seconds between attempts to store a final response during an outage of the store."""
 _WORKER_STOPPED_MESSAGE: Final = "The server that made this response stopped before it was done."
+_WINDOW_EXPIRED_MESSAGE: Final = (
+    "This response had not begun when its completion window expired (`background_options.completion_window`): the "
+    "server had other work all the time. Nothing was executed."
+)
 _QUEUE_TIMEOUT_MESSAGE: Final = "No worker was free for this response in time (`responses.background.queue_timeout_s`)."
 
 
@@ -99,6 +104,8 @@ class RunExecutor:
         self._local_responses: dict[ResponseRef, PendingResponse] = {}
         self._journals: dict[ResponseRef, Journal] = {}
         self.is_draining = False
+        self.engine_priority: int | None = None
+        """The priority of responses with a completion window whose request has none."""
 
     def add_local(self, ref: ResponseRef, pending: PendingResponse) -> None:
         """Take a response that this process has prepared, so that its run need not prepare it again."""
@@ -192,6 +199,8 @@ class RunExecutor:
     async def _attempt(self, claimed_run: ClaimedRun) -> StackError | None:
         """Run the response up to its stored end; return the error for which it has none yet."""
         try:
+            if claimed_run.is_late and claimed_run.run.is_deferred:
+                return WindowExpired(_WINDOW_EXPIRED_MESSAGE)
             if claimed_run.is_late:
                 return RateLimited(_QUEUE_TIMEOUT_MESSAGE)
             if claimed_run.run.attempts == 1:
@@ -276,9 +285,12 @@ class RunExecutor:
         pending = self._local_responses.pop(ref, None)
         if pending is not None:
             return pending
+        request = parse_stored_request(stored_request, ref.id)
+        if claimed_run.run.is_deferred and request.priority is None:
+            request = request.model_copy(update={"priority": self.engine_priority})
         item_id_count = max(stored_request.item_id_count, resume_point.item_id_count if resume_point else 0)
         return await self._prepare(
-            parse_stored_request(stored_request, ref.id),
+            request,
             ref.tenant,
             ResponseIds(ref.id, item_id_count),
             resume_point=resume_point,

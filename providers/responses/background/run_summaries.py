@@ -9,6 +9,7 @@ from apis.observation.background import BackgroundOverview, RunSummary
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import read_holder
 from apis.storage.records import decode_record
+from providers.responses.background.ranks import DEFERRED_PREFIX, QUEUE_PREFIX, read_deadline, read_queued_at
 from providers.responses.background.runs import ResponseRef, RunRecord
 from providers.responses.background.workers import BackgroundConfig
 
@@ -21,7 +22,8 @@ _MAX_RUNS: Final = 100
 async def summarize_runs(kv: KVStore, tenant: str, config: BackgroundConfig) -> BackgroundOverview:
     """Return the overview of a tenant's runs. Its three reads of the store are no snapshot: a run that starts or
     ends meanwhile may appear in its earlier state."""
-    queue = await kv.scan(f"/queue/{tenant}/", limit=_COUNT_LIMIT)
+    queue = await kv.scan(f"{QUEUE_PREFIX}{tenant}/", limit=_COUNT_LIMIT)
+    queue += await kv.scan(f"{DEFERRED_PREFIX}{tenant}/", limit=_COUNT_LIMIT - len(queue))
     leases = await kv.scan(f"/lease/{tenant}/", limit=_COUNT_LIMIT)
     rows = await kv.scan(f"/run/{tenant}/", limit=_COUNT_LIMIT)
     places = {key: place for place, (key, _) in enumerate(queue, 1)}
@@ -36,10 +38,12 @@ async def summarize_runs(kv: KVStore, tenant: str, config: BackgroundConfig) -> 
     runs.sort(key=lambda run: (run.status == "queued", run.queue_place or 0, run.created_at))
     return BackgroundOverview(
         running=sum(run.is_leased for run in runs),
-        waiting=sum(run.queue_place is not None for run in runs),
+        waiting=sum(run.queue_place is not None and run.expires_at is None for run in runs),
+        deferred=sum(run.queue_place is not None and run.expires_at is not None for run in runs),
         orphaned=sum(run.status == "in_progress" and not run.is_leased and run.queue_place is None for run in runs),
         max_running=config.max_running,
         max_waiting=config.max_waiting,
+        max_deferred=config.max_deferred,
         count_limit=_COUNT_LIMIT,
         runs=runs[:_MAX_RUNS],
     )
@@ -52,15 +56,11 @@ def _summarize(ref: ResponseRef, run: RunRecord, places: Mapping[str, int], hold
         id=ref.id,
         # a run that was handed back waits again, though its record still says that it is in progress
         status="queued" if place is not None else run.status,
-        created_at=_queued_at(run.queue_key),
+        created_at=read_queued_at(run.queue_key) or 0,
         queue_place=place,
         attempts=run.attempts,
         handovers=run.handover_count,
         is_leased=holder is not None,
         worker=holder or None,
+        expires_at=read_deadline(run.queue_key) if place is not None else None,
     )
-
-
-def _queued_at(queue_key: str) -> float:
-    """Return the Unix time at which a run was added, which is in its key in the queue in microseconds."""
-    return int(queue_key.split("/")[-2]) / 1_000_000

@@ -1,8 +1,10 @@
 """Runs: the background responses that have not ended, in a KVStore, and the legal changes of their state.
 
     /run/TENANT/ID                     the state of the run: present from the first answer until the response has ended
-    /queue/TENANT/RANK/TIME/ID         present while the run waits for a worker; a tenant's smallest is served first
-    /place/TENANT/NUMBER               a slot in the tenant's queue, taken by a waiting run: bounds how many can wait
+    /queue/TENANT/RANK/TIME/ID         present while the run waits for a worker; a tenant's smallest is served first;
+                                       /deferred/ for a run with a completion window (ranks.py)
+    /place/TENANT/NUMBER               a slot in the tenant's queue, taken by a waiting run: bounds how many can wait;
+                                       /deferred_place/ for a run with a completion window
     /lease/TENANT/ID                   held by the worker that executes the run; gone when it was not renewed in time
     TENANT/request/ID                  the request
 
@@ -16,7 +18,6 @@ changes one happens. No tenant's name is empty, so no tenant's key begins with a
 
 import logging
 import random
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,11 +30,20 @@ from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record, scan_all, scan_groups
 from apis.telemetry import TRACE_HEADERS, telemetry
+from providers.responses.background.ranks import (
+    DEFERRED_PREFIX,
+    QUEUE_PREFIX,
+    QueueLimits,
+    Rank,
+    is_deferred_key,
+    read_queued_at,
+)
 from providers.responses.events.ids import is_response_id
 from providers.responses.store.run_key import run_key
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 1000
+_CLAIM_PAGE = 16
 _MAX_LOST_CLAIMS = 10
 """Workers that may lose one run until no more claim it: its request is damaged, or its end cannot be stored."""
 
@@ -52,6 +62,11 @@ class RunRecord(
     attempts: int = 0
     slot_key: str = ""
     handover_count: int = 0
+
+    @property
+    def is_deferred(self) -> bool:
+        """True for a run with a completion window."""
+        return is_deferred_key(self.queue_key)
 
 
 class StoredRequest(msgspec.Struct, rename={"input_items": "given", "item_id_count": "ids"}):
@@ -122,37 +137,33 @@ class ClaimedRun:
 
     @property
     def queued_at_s(self) -> float | None:
-        """The time at which the run was added, in seconds since the epoch; None where its key is of another form, as
-        the first edition's are."""
-        microseconds = self.run.queue_key.split("/")[-2:][0]
-        return int(microseconds) / 1e6 if microseconds.isdecimal() else None
+        """The time at which the run was added, in seconds since the epoch; None where that is not known."""
+        return read_queued_at(self.run.queue_key)
 
 
 class Runs:
-    """All runs of a store. At most `max_waiting` runs of a tenant can wait."""
+    """All runs of a store."""
 
     def __init__(
         self,
         kv: KVStore,
+        limits: QueueLimits,
         *,
         lease_s: float,
-        queue_timeout_s: float,
         retention_s: float,
-        max_waiting: int,
         worker: str = "",
     ) -> None:
         """`worker` is the name of this process in its leases."""
         self._kv = kv
         self._worker = worker
         self._lease_s = lease_s
-        self._queue_timeout_s = queue_timeout_s
+        self._limits = limits
         self._retention_s = retention_s
-        self._max_waiting = max_waiting
 
     async def add(
         self,
         ref: ResponseRef,
-        priority: int,
+        rank: Rank,
         stored_request: StoredRequest,
         extra_ops: Sequence[Op],
         *,
@@ -163,9 +174,9 @@ class Runs:
         request's trace is stored with it. Raises
         LeaseLost if a condition in `extra_ops` does not hold, RateLimited if too many runs of the tenant wait."""
         stored_request.trace = dict(TRACE_HEADERS.get())
-        queue_key = f"/queue/{ref.tenant}/{priority}/{time.time_ns() // 1000:017d}/{ref.id}"
+        queue_key, retention_s = rank.build_key(ref.tenant, ref.id), self._retention_s + rank.window_s
         run = RunRecord("in_progress" if start_now else "queued", queue_key, is_portable, int(start_now))
-        put_request = Put(ref.request_key, encode_record(stored_request), self._retention_s)
+        put_request = Put(ref.request_key, encode_record(stored_request), retention_s)
         if start_now:
             lease = self._new_lease(ref)
             put_run = Put(ref.run_key, encode_record(run), self._retention_s, ABSENT)
@@ -173,13 +184,13 @@ class Runs:
                 raise LeaseLost
             return ClaimedRun(run, stored_request, lease)
         while True:
-            run.slot_key = await self._draw_free_slot(ref.tenant)
+            run.slot_key = await self._draw_free_slot(ref.tenant, rank)
             ops = [
-                Put(ref.run_key, encode_record(run), self._retention_s, ABSENT),
+                Put(ref.run_key, encode_record(run), retention_s, ABSENT),
                 put_request,
                 *extra_ops,
-                Put(queue_key, _encode_ref(ref), self._queue_timeout_s),
-                Put(run.slot_key, ref.id.encode(), self._retention_s, ABSENT),
+                Put(queue_key, _encode_ref(ref), rank.window_s or self._limits.queue_timeout_s),
+                Put(run.slot_key, ref.id.encode(), retention_s, ABSENT),
             ]
             if await self._kv.write(ops) is not None:
                 telemetry().add("stack.responses.queued", 1)
@@ -187,15 +198,16 @@ class Runs:
             if await self._kv.get(run.slot_key) is None:
                 raise LeaseLost
 
-    async def _draw_free_slot(self, tenant: str) -> str:
+    async def _draw_free_slot(self, tenant: str, rank: Rank) -> str:
         """Return the key of a random free slot: concurrent requests seldom draw the same one. Raises RateLimited."""
-        prefix = f"/place/{tenant}/"
-        rows = await self._kv.scan(prefix, limit=self._max_waiting)
-        free = set(range(self._max_waiting)) - {int(key[len(prefix) :]) for key, _ in rows}
+        prefix = f"{rank.slot_prefix}{tenant}/"
+        limit, field = self._limits.find_limit(rank)
+        rows = await self._kv.scan(prefix, limit=limit)
+        free = set(range(limit)) - {int(key[len(prefix) :]) for key, _ in rows}
         if not free:
             raise RateLimited(
-                f"{self._max_waiting} background responses are waiting already (`responses.background.max_waiting`).",
-                retry_after_s=5,
+                f"{limit} background responses are waiting already (`responses.background.{field}`).",
+                retry_after_s=60 if rank.window_s else 5,
             )
         return f"{prefix}{random.choice([*free]):08d}"  # noqa: S311 - not a secret
 
@@ -217,8 +229,22 @@ class Runs:
         """Return up to `limit` waiting runs of each tenant with their keys in the queue, in a tenant's order of
         service."""
         # Keys of earlier versions begin with the rank instead of the tenant: the reference is in the value.
-        groups = scan_groups(self._kv, "/queue/", limit=limit)
+        groups = scan_groups(self._kv, QUEUE_PREFIX, limit=limit)
         return [(key, _decode_ref(entry.value)) async for _, rows in groups for key, entry in rows]
+
+    async def count_deferred(self, limit: int) -> list[tuple[str, int]]:
+        """Return the tenants that have waiting runs with a completion window, and the number of these up to `limit`."""
+        return [(tenant, len(rows)) async for tenant, rows in scan_groups(self._kv, DEFERRED_PREFIX, limit=limit)]
+
+    async def claim_deferred(self, tenant: str) -> ClaimedRun | None:
+        """Claim the tenant's waiting run with the earliest deadline; None if there is none."""
+        last_key = ""
+        while rows := await self._kv.scan(f"{DEFERRED_PREFIX}{tenant}/", after=last_key, limit=_CLAIM_PAGE):
+            for last_key, entry in rows:
+                claimed = await self.claim(_decode_ref(entry.value), last_key)
+                if claimed is not None:
+                    return claimed
+        return None
 
     async def get(self, ref: ResponseRef) -> tuple[RunRecord, StoredRequest] | None:
         """Return a run that has not ended, and its request."""
@@ -273,7 +299,8 @@ class Runs:
             *(Delete(key) for key in (run.queue_key, slot_key) if key),
         ]
         lease = self._new_lease(ref)
-        if await lease.acquire(ops, expect=expect) is None:
+        # durable, so that no store that fails over forgets who runs it
+        if await lease.acquire(ops, expect=expect, durable=True) is None:
             return None
         return ClaimedRun(run, stored_request, lease)
 

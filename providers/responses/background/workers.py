@@ -9,8 +9,11 @@ from contextlib import ExitStack, suppress
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import StackError
 from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
+from providers.responses.background.deferred import DeferredRuns
+from providers.responses.background.ranks import QueueLimits
 from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs
 from providers.responses.background.worker_registry import WorkerRegistry
 
@@ -24,7 +27,8 @@ _CLOSE_TIMEOUT_S = 0.4
 class BackgroundConfig(BaseModel):
     """Limits of background responses: `max_running` at a time in this process, `max_tenant_running` of one tenant in
     all processes, by default a quarter of `max_running` where there are several tenants; `max_waiting` of a tenant may
-    wait, each for `queue_timeout_s`. A response may take `timeout_s`. A
+    wait, each for `queue_timeout_s`, and `max_deferred` with a completion window, each until its end; the places of
+    those are `batches.max_running`. A response may take `timeout_s`. A
     process that does not renew a lease within `lease_s` loses the run to another one. Events can be read for
     `event_retention_s` after the latest end that their response can have."""
 
@@ -33,6 +37,7 @@ class BackgroundConfig(BaseModel):
     max_running: int = Field(default=64, ge=1)
     max_tenant_running: int | None = Field(default=None, ge=1)
     max_waiting: int = Field(default=100, ge=1)
+    max_deferred: int = Field(default=1000, ge=1, le=10_000)
     queue_timeout_s: float = Field(default=600, gt=0)
     timeout_s: float = Field(default=3600, gt=0)
     lease_s: float = Field(default=10, gt=0, le=60)
@@ -44,6 +49,11 @@ class BackgroundConfig(BaseModel):
         if self.max_tenant_running is not None:
             return self.max_tenant_running
         return max(1, self.max_running // 4) if tenants.are_several else _MAX_COUNTED_RUNS
+
+    @property
+    def queue_limits(self) -> QueueLimits:
+        """The limits of one tenant's queues."""
+        return QueueLimits(self.max_waiting, self.queue_timeout_s, self.max_deferred)
 
     @property
     def max_duration_s(self) -> float:
@@ -87,6 +97,12 @@ class BackgroundWorkers:
         )
         self._last_turns: dict[str, int] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self._deferred = DeferredRuns(
+            runs,
+            lambda claimed: asyncio.wait({self.start_run(claimed, None)}),
+            tenant_limit=self._tenant_limit,
+            poll_s=config.poll_s,
+        )
         self.is_draining = False
         """Once true, no more runs are claimed."""
 
@@ -105,13 +121,19 @@ class BackgroundWorkers:
     def wake(self) -> None:
         """Look for waiting runs now instead of after the poll interval."""
         self._wakeup.set()
+        self._deferred.wake()
 
-    def start_run(self, claimed_run: ClaimedRun, place: Place | None) -> None:
+    def start_deferred(self, capacity: SpareCapacity) -> None:
+        """Begin runs with a completion window, too, as `capacity` admits them."""
+        self._deferred.start(capacity)
+
+    def start_run(self, claimed_run: ClaimedRun, place: Place | None) -> "asyncio.Task[None]":
         """Execute a claimed run in a task, which releases its place in the end."""
         task = asyncio.create_task(self._run_claimed(claimed_run))
         if place is not None:
             task.add_done_callback(lambda _: place.release())
         self._tasks[claimed_run.ref] = task
+        return task
 
     def stop_run(self, ref: ResponseRef) -> None:
         """Cancel a run, if this process executes it."""
@@ -122,12 +144,14 @@ class BackgroundWorkers:
     async def drain(self) -> None:
         """Claim no more runs, and return when the last one has ended."""
         self.is_draining = True
+        await self._deferred.stop()
         while self._tasks:
             await asyncio.wait([*self._tasks.values()])
 
     async def close(self) -> None:
         """Cancel all runs, so that other workers can resume them at once."""
         self.is_draining = True
+        await self._deferred.stop()
         tasks = [*self._tasks.values(), *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()

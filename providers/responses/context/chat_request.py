@@ -24,11 +24,28 @@ def refuse_unsupported(request: CreateResponse) -> None:
     if request.background and request.is_prewarm:
         message = "A response that only prepares its input does not run in the background."
         raise InvalidRequest(message, param="prompt_cache_options.prewarm", code="invalid_value")
+    _check_window(request)
     if request.conversation is not None and request.previous_response_id is not None:
         message = "Give either 'previous_response_id' or 'conversation': a response cannot follow both."
         raise InvalidRequest(message, param="conversation", code="mutually_exclusive_parameters")
     if request.input is None and request.previous_response_id is None and request.conversation is None:
         raise InvalidRequest("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
+
+
+def _check_window(request: CreateResponse) -> None:
+    """Raise InvalidRequest where a response with a completion window does not fit the rest of its request."""
+    if not request.window_s:
+        return
+    if not request.background:
+        needs = "'background': true"
+    elif request.service_tier not in (None, "auto", "default"):
+        needs = "the 'service_tier' default, or none"
+    elif request.stream:
+        needs = "'stream': false, or none"
+    else:
+        return
+    message = f"A background response with the completion window '{request.completion_window}' needs {needs}."
+    raise InvalidRequest(message, param="background_options.completion_window", code="invalid_value")
 
 
 def apply_configuration_updates(request: CreateResponse, items: Sequence[Item]) -> CreateResponse:

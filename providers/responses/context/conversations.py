@@ -207,7 +207,10 @@ class StoredConversations(Conversations):
         if request.conversation_id is None or request.store is False:
             return None
         lock = ConversationLock(
-            self._kv, ConversationKeys(tenant, request.conversation_id), response_id, self._background_s
+            self._kv,
+            ConversationKeys(tenant, request.conversation_id),
+            response_id,
+            self._background_s + request.window_s,
         )
         await lock.acquire()
         return lock

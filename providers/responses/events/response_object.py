@@ -44,7 +44,17 @@ _NO_IMAGES: Final = ToolUsageImageGen(
     total_tokens=0,
 )
 _ECHOED_OBJECTS: Final = frozenset(
-    ("access_programs", "conversation", "image", "prompt", "prompt_cache_options", "reasoning", "text", "tools")
+    (
+        "access_programs",
+        "background_options",
+        "conversation",
+        "image",
+        "prompt",
+        "prompt_cache_options",
+        "reasoning",
+        "text",
+        "tools",
+    )
 )
 """Fields of a request whose echo is an object, which has to be validated."""
 _NO_REASONING: Final = Reasoning(effort=None, summary=None)
@@ -215,6 +225,8 @@ def _echo_options(request: CreateResponse) -> dict[str, Any]:
             options["prompt_cache_options"]["comparison_response_id"] = cache.comparison_response_id
     if programs is not None and programs.cyber is not None:
         options["access_programs"] = {"cyber": programs.cyber}
+    if request.background and request.background_options is not None:
+        options["background_options"] = {"completion_window": request.completion_window}
     if image is not None:
         options["image"] = {"context_compression": "disabled"}
     return options

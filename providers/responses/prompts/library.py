@@ -23,6 +23,11 @@ class PromptLibrary:
         self._folder = prompts if isinstance(prompts, Path) else None
         self._templates: Mapping[str, StoredPrompt] = prompts if isinstance(prompts, Mapping) else {}
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the prompts are read from, if it is one."""
+        return self._folder
+
     async def load(self) -> None:
         """Read the folder, where there is one. Raises ConfigError for a file that is wrong."""
         if self._folder is not None:

@@ -96,6 +96,15 @@ class MCP(ToolServers):
     async def close(self) -> None:
         await self._sessions.close()
 
+    def machine_bound_state(self) -> str | None:
+        commands = [name for name, server in self._config.servers.items() if server.command is not None]
+        if not commands:
+            return None
+        return (
+            f"each machine starts its own server of the command of {', '.join(commands)}, with a state of its own; on "
+            "several, use servers with a url"
+        )
+
     async def check_declaration(self, declaration: McpTool, *, tenant: str) -> None:
         self._catalog.find_server(declaration, tenant)
 

@@ -71,6 +71,7 @@ function Totals({ background, workers }) {
   const facts = [
     ["running", `${background.running} of ${background.max_running}`],
     ["waiting", `${background.waiting} of ${background.max_waiting}`],
+    ...(background.deferred ? [["with a window", background.deferred]] : []),
     ["without a worker", background.orphaned],
     ...(workers ? [["workers", workers.length]] : []),
   ];
@@ -83,7 +84,8 @@ function Where({ row, overview }) {
   if (!run || !["queued", "in_progress"].includes(row.status)) return "";
   const worker = overview.workers?.find(({ id }) => id === run.worker);
   const tries = run.attempts > 1 ? ` · worker ${run.attempts} of this run` : "";
-  if (run.queue_place !== null && run.queue_place !== undefined) return html`<span class="tabular">place ${run.queue_place}</span>`;
+  const until = run.expires_at ? ` · begins by ${new Date(run.expires_at * 1000).toLocaleString()}` : "";
+  if (run.queue_place !== null && run.queue_place !== undefined) return html`<span class="tabular">place ${run.queue_place}${until}</span>`;
   if (!run.is_leased) return html`<span class="amber">no worker${tries}</span>`;
   return html`<span>${worker ? `${worker.host} · ${worker.pid}` : run.worker || "leased"}
     <span class="quiet small">${worker ? ` seen ${ms(Math.max(0, overview.time - worker.seen_at) * 1000)} ago` : ""}${tries}</span></span>`;

@@ -13,7 +13,7 @@ from starlette.types import Message, Scope
 
 from apis.accounts.accounts import Caller
 from apis.batches.batches import LineAnswer
-from apis.errors import ConversationLocked, NotFound, StackError, error_to_body, internal_error
+from apis.errors import ConversationLocked, NotFound, StackError, StoreUnavailable, error_to_body, internal_error
 from apis.telemetry import REQUEST_ID, TRACE_HEADERS
 from stack.http.access.metering import log_usage
 from stack.http.context import Handler, HttpContext, Services, set_context
@@ -58,6 +58,10 @@ class RouteLineExecutor:
             if answer is None:
                 answer = await self._handle(endpoint, body, context)
             record.status = answer.status
+        except StoreUnavailable as exc:
+            record.record_error(exc)
+            record.status = exc.status
+            raise
         except StackError as exc:
             record.record_error(exc)
             record.status = exc.status

@@ -1,6 +1,7 @@
 """The execution of batches without HTTP: turns of tenants, clients first, lost claims, validation of large files."""
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -10,18 +11,19 @@ from typing import Any
 import pytest
 
 from apis.batches.batches import MAX_LINES, LineAnswer
-from apis.errors import InvalidRequest
+from apis.batches.spare_capacity import SpareCapacity
+from apis.errors import InvalidRequest, StoreUnavailable
 from apis.fair_share import FairShare
 from apis.storage.kv_store import Delete, KVStore, Put
-from apis.storage.lease import Lease
-from apis.storage.records import decode_record, encode_record, scan_all
+from apis.storage.lease import Lease, LeaseLost
+from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 from providers.batches.execution import BlockExecution, ClaimedBlock, LineGate, LineLimits, claim_block
 from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord, new_batch_ref
 from providers.batches.validation import MAX_ERRORS, BatchValidator, splice_fields
 from providers.kv_store.memory import Memory
 from tests.support.sdk.batch_files import batch_line
 
-LIMITS = LineLimits(busy_lines=2, max_attempts=3, retry_s=0.01, engine_priority=None)
+LIMITS = LineLimits(max_attempts=3, retry_s=0.01)
 
 
 @dataclass
@@ -47,6 +49,19 @@ class Executor:
 
     def interactive_requests(self) -> int:
         return self.clients
+
+
+def line_gate(
+    executor: Executor, places: int, *, several_tenants: bool = False, engine_priority: int | None = None
+) -> LineGate:
+    """Return a gate of that many places, of which two are for the time while clients are answered."""
+    capacity = SpareCapacity(
+        FairShare("lines", places, several_tenants=several_tenants),
+        executor.interactive_requests,
+        busy_places=2,
+        engine_priority=engine_priority,
+    )
+    return LineGate(capacity, executor)
 
 
 @pytest.fixture
@@ -91,7 +106,7 @@ async def results(kv: KVStore, ref: BatchRef) -> tuple[list[str], list[str]]:
 
 async def execute(kv: KVStore, claimed: ClaimedBlock | None, executor: Executor, limits: LineLimits = LIMITS) -> None:
     assert claimed is not None
-    await BlockExecution(kv, claimed, LineGate(FairShare("lines", 8), executor, limits), limits).run()
+    await BlockExecution(kv, claimed, line_gate(executor, 8), limits).run()
 
 
 async def test_clients_requests_leave_lines_a_share_only(kv: Memory) -> None:
@@ -105,7 +120,7 @@ async def test_clients_requests_leave_lines_a_share_only(kv: Memory) -> None:
 
 async def test_places_go_round_the_tenants(kv: Memory) -> None:
     executor = Executor(wait_s=0.002)
-    gate = LineGate(FairShare("lines", 2, several_tenants=True), executor, LIMITS)
+    gate = line_gate(executor, 2, several_tenants=True)
     executions: list[BlockExecution] = []
     for tenant in ("loud", "loud", "loud", "quiet"):
         ref, batch = await store_block(kv, tenant, 16)
@@ -123,7 +138,7 @@ async def test_a_block_goes_on_where_its_worker_was_killed(kv: Memory) -> None:
     assert await claim(kv, ref, batch) is None
     executor = Executor()
     executor.answer = lambda count: LineAnswer(200, "req", b"{}")
-    gate = LineGate(FairShare("lines", 1), executor, LIMITS)
+    gate = line_gate(executor, 1)
     assert first is not None
     execution = BlockExecution(kv, first, gate, LIMITS)
     lines = await execution._load_lines()  # pyright: ignore[reportPrivateUsage]  # as much as the killed worker did
@@ -138,6 +153,27 @@ async def test_a_block_goes_on_where_its_worker_was_killed(kv: Memory) -> None:
     assert await kv.scan(ref.data_prefix("input")) == []
     [(_, progress)] = await kv.scan(ref.data_prefix("progress"))
     assert decode_record(progress, BlockCounts).completed == 16
+
+
+async def test_a_line_whose_result_the_store_has_lost_is_executed_again(kv: Memory) -> None:
+    """A fail-over to a replica that misses the last writes: no line is counted as done without its result."""
+    ref, batch = await store_block(kv, "t", 3)
+    claimed = await claim(kv, ref, batch)
+    assert claimed is not None
+    [(lease_key, lease)] = await kv.scan(ref.lease_prefix)
+    executor = Executor()
+    execution = BlockExecution(kv, claimed, line_gate(executor, 1), LIMITS)
+    lines = await execution._load_lines()  # pyright: ignore[reportPrivateUsage]  # as much as it did before the fail-over
+    await execution._run_line(1, lines[1])  # pyright: ignore[reportPrivateUsage]  # the same
+    for kind in ("output", "progress"):
+        await delete_all(kv, ref.data_prefix(kind))
+    await kv.put(lease_key, lease.value)
+    with pytest.raises(LeaseLost):
+        await execution._run_line(2, lines[2])  # pyright: ignore[reportPrivateUsage]  # the same
+    assert await results(kv, ref) == ([], [])
+    await kv.write([Delete(lease_key)])  # it expires
+    await execute(kv, await claim(kv, ref, batch), Executor())
+    assert await results(kv, ref) == (["1", "2", "3"], [])
 
 
 async def test_lines_that_end_every_worker_fail_in_the_end(kv: Memory) -> None:
@@ -164,12 +200,27 @@ async def test_want_of_capacity_is_retried_under_other_ids(kv: Memory) -> None:
     assert json.loads(entry.value)["response"]["status_code"] == 503
 
 
+async def test_an_outage_of_the_store_fails_no_line(kv: Memory) -> None:
+    answers = itertools.count(1)
+
+    def raise_second(_: int) -> LineAnswer:
+        if next(answers) == 2:
+            raise StoreUnavailable("away")
+        return LineAnswer(200, "req", b"{}")
+
+    ref, batch = await store_block(kv, "t", 3)
+    with pytest.raises(StoreUnavailable):
+        await execute(kv, await claim(kv, ref, batch), Executor(answer=raise_second))
+    await execute(kv, await claim(kv, ref, batch), Executor())
+    assert await results(kv, ref) == (["1", "2", "3"], [])
+
+
 async def test_a_drained_block_ends_what_it_began_and_returns_the_rest(kv: Memory) -> None:
     ref, batch = await store_block(kv, "t", 16)
     claimed = await claim(kv, ref, batch)
     assert claimed is not None
     executor = Executor(wait_s=0.05)
-    execution = BlockExecution(kv, claimed, LineGate(FairShare("lines", 4), executor, LIMITS), LIMITS)
+    execution = BlockExecution(kv, claimed, line_gate(executor, 4), LIMITS)
     running = asyncio.create_task(execution.run())
     async with asyncio.timeout(5):
         while executor.running < 4:  # noqa: ASYNC110 - the executor sets no event
@@ -189,7 +240,7 @@ async def test_a_cancelled_block_names_every_line_once(kv: Memory) -> None:
     claimed = await claim(kv, ref, batch)
     assert claimed is not None
     executor = Executor(wait_s=0.01)
-    execution = BlockExecution(kv, claimed, LineGate(FairShare("lines", 3), executor, LIMITS), LIMITS)
+    execution = BlockExecution(kv, claimed, line_gate(executor, 3), LIMITS)
     running = asyncio.create_task(execution.run())
     await asyncio.sleep(0.025)
     execution.stop("batch_cancelled")
@@ -225,8 +276,9 @@ async def test_the_engines_priority_is_added_to_bodies_without_one(kv: Memory) -
     assert json.loads(splice_fields(b" { } ", {"priority": 7})) == {"priority": 7}
     ref, batch = await store_block(kv, "t", 1)
     executor = Executor()
-    limits = LineLimits(2, 3, 0.01, engine_priority=9)
-    await execute(kv, await claim(kv, ref, batch), executor, limits)
+    claimed = await claim(kv, ref, batch)
+    assert claimed is not None
+    await BlockExecution(kv, claimed, line_gate(executor, 8, engine_priority=9), LIMITS).run()
     assert executor.executed[0][1]["priority"] == 9
 
 

@@ -60,6 +60,20 @@ async def test_the_start_names_what_machines_do_not_share(tmp_path: Path) -> Non
         (line,) = machine_lines(one.stack)
         assert line.startswith("vector_index")
         assert "use pgvector" in line
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "greet.yaml").write_text("versions: {1: {instructions: Greet.}}\n")
+    own = {
+        "tool_servers": {
+            "provider": "mcp",
+            "servers": {"notes": {"command": "true"}, "far": {"url": "https://a.test/"}},
+        },
+        "responses": {"provider": "loop", "prompts": str(tmp_path / "prompts")},
+    }
+    with RedisServer(tmp_path) as redis:
+        async with serving(kv_store={"provider": "redis", "url": redis.url}, more=own) as served:
+            lines = {line.split()[0]: line for line in machine_lines(served.stack)}
+            assert "the command of notes, with" in lines["tool_servers"]
+            assert str(tmp_path / "prompts") in lines["responses"]
     async with serving(scripted([{"text": "a"}]), kv_store=MEMORY, tool_runtime={"provider": "python"}) as alone:
         assert machine_lines(alone.stack) == []
         assert alone.stack.tool_runtime is not None

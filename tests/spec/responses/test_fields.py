@@ -44,7 +44,22 @@ async def test_a_name_of_chat_completions_is_refused_with_the_new_name(served: S
 
 REFUSED: dict[str, tuple[Json, str]] = {
     "a program of access": ({"access_programs": {"cyber": "daybreak_red"}}, "access_programs.cyber"),
-    "a slow window": ({"background_options": {"completion_window": "2h"}}, "background_options.completion_window"),
+    "a window without background": (
+        {"background_options": {"completion_window": "2h"}},
+        "background_options.completion_window",
+    ),
+    "a window of a ranked tier": (
+        {"background": True, "service_tier": "flex", "background_options": {"completion_window": "2h"}},
+        "background_options.completion_window",
+    ),
+    "a window that is none": (
+        {"background": True, "background_options": {"completion_window": "8x"}},
+        "background_options.completion_window",
+    ),
+    "a window beyond a week": (
+        {"background": True, "background_options": {"completion_window": "8d"}},
+        "background_options.completion_window",
+    ),
     "compressed images": ({"image": {"context_compression": "enabled"}}, "image.context_compression"),
     "the mode pro": ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
     "callers that are programs": (

@@ -6,10 +6,11 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import psutil
 
@@ -33,19 +34,22 @@ class PostgresServer:
         self._port = _free_port()
         self._user = "postgres" if os.geteuid() == 0 else None
 
-    def __enter__(self) -> "PostgresServer":
+    def __enter__(self) -> Self:
         if self._user is not None:
             shutil.chown(self._folder.name, self._user, self._user)
-        secret = Path(self._folder.name) / "password"
-        secret.write_text(PASSWORD)
-        secret.chmod(0o644)
-        made = ("--username=stack", f"--pwfile={secret}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C")
-        self._run("initdb", "--no-sync", *made, f"--pgdata={self._data}")
+        self._create_data()
         settings = {"listen_addresses": "127.0.0.1", "port": str(self._port), "unix_socket_directories": ""}
         with (self._data / "postgresql.conf").open("a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in {**settings, **self._settings}.items())
         self.start()
         return self
+
+    def _create_data(self) -> None:
+        secret = Path(self._folder.name) / "password"
+        secret.write_text(PASSWORD)
+        secret.chmod(0o644)
+        made = ("--username=stack", f"--pwfile={secret}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C")
+        self._run("initdb", "--no-sync", *made, f"--pgdata={self._data}")
 
     def __exit__(self, *_: object) -> None:
         self.resume()
@@ -54,7 +58,12 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        return f"postgresql://stack:{PASSWORD}@127.0.0.1:{self._port}/postgres"
+        return f"postgresql://stack:{PASSWORD}@{self.host}/postgres"
+
+    @property
+    def host(self) -> str:
+        """The host and port, of which a url may name several."""
+        return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
         """Start it, unless it runs, and return when connections are accepted."""
@@ -96,7 +105,14 @@ class PostgresServer:
         except (FileNotFoundError, psutil.NoSuchProcess):
             return []
 
-    def _run(self, program: str, *arguments: str) -> None:
+    def execute(self, *statements: str) -> str:
+        """Execute each statement in a transaction of its own, and return the output of the last one."""
+        output = ""
+        for statement in statements:
+            output = self._run("psql", self.url, "--tuples-only", "--no-align", "--command", statement)
+        return output.strip()
+
+    def _run(self, program: str, *arguments: str) -> str:
         done = subprocess.run(
             [str(self._programs / program) if self._programs else _path(program), *arguments],
             stdin=subprocess.DEVNULL,
@@ -111,6 +127,32 @@ class PostgresServer:
         )
         if done.returncode != 0:
             raise RuntimeError(f"{program} fails: {done.stdout!r}")
+        return done.stdout.decode()
+
+
+class StandbyServer(PostgresServer):
+    """A hot standby of another server, which acknowledges no durable write from now on that the standby has not."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        super().__init__()
+        self._primary = primary
+
+    def _create_data(self) -> None:
+        copied = ("--write-recovery-conf", "--checkpoint=fast", "--no-sync", f"--pgdata={self._data}")
+        self._run("pg_basebackup", f"--dbname={self._primary.url}", *copied)
+
+    def start(self) -> None:
+        """Start it, and return when the primary waits for it."""
+        super().start()
+        self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+        deadline = time.monotonic() + START_S
+        while self._primary.execute("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") != "1":
+            assert time.monotonic() < deadline, "the standby does not replicate"
+            time.sleep(0.05)
+
+    def promote(self) -> None:
+        """Make it the primary, and return when it accepts writes."""
+        self._run("pg_ctl", "promote", "--wait", f"--timeout={START_S}", f"--pgdata={self._data}")
 
 
 def _path(program: str) -> str:

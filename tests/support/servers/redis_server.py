@@ -33,7 +33,12 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self._port}/0"
+        return f"redis://{self.host}/0"
+
+    @property
+    def host(self) -> str:
+        """The host and port."""
+        return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
         """Start, on the same port if it ran before, and return when connections are accepted."""
@@ -43,7 +48,7 @@ class RedisServer:
         again = self._port != 0
         said: bytes | None = b""
         for _ in range(1 if again else 5):
-            self._port = self._port if again else _free_port()
+            self._port = self._port if again else free_port()
             persistence = ("--save", "", "--appendonly", "yes", "--dir", str(self._folder))
             command = (program, "--bind", "127.0.0.1", "--port", str(self._port), *persistence, *self._options)
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -87,7 +92,8 @@ class RedisServer:
             self._process = None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback interface that nothing listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

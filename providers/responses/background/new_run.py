@@ -1,0 +1,54 @@
+"""NewRun: a response that is to run in the background, as it is added to the store."""
+
+from dataclasses import dataclass, replace
+
+import msgspec
+from openai.types.responses import ResponseCreatedEvent, ResponseQueuedEvent
+
+from apis.responses import CreateResponse
+from apis.storage.kv_store import Put
+from providers.responses.background.event_log import EventLog, encode_event_line
+from providers.responses.background.ranks import Rank, request_rank
+from providers.responses.background.runs import ResponseRef, StoredRequest
+from providers.responses.run.pending_response import PendingResponse
+from providers.responses.run.response_stream import assign_sequence_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """The rank and the stored request of a response, its queued event, and the write of its first events. One that is
+    not `is_portable` holds what is not stored."""
+
+    ref: ResponseRef
+    rank: Rank
+    stored_request: StoredRequest
+    queued_event: ResponseQueuedEvent
+    log_op: Put
+    is_portable: bool
+
+
+def build_new_run(pending: PendingResponse, event_log: EventLog) -> NewRun:
+    """Return the run of a prepared response."""
+    ref, request = ResponseRef(pending.tenant, pending.ids.response_id), pending.request
+    request_json = request.model_dump_json(by_alias=True, exclude_none=True).encode()
+    stored_request = StoredRequest(
+        msgspec.Raw(request_json),
+        msgspec.Raw(pending.conversation.input_items_to_json(pending.ids)),
+        pending.ids.item_id_count,
+        pending.created_at,
+    )
+    response = pending.build_initial_response("queued")
+    queued = ResponseQueuedEvent(type="response.queued", response=response, sequence_number=0)
+    first_events = [ResponseCreatedEvent(type="response.created", response=response, sequence_number=0), queued]
+    assign_sequence_numbers(first_events, 0)
+    rank = request_rank(request)
+    log_op = event_log.batch_op(ref.tenant, ref.id, 0, [encode_event_line(event) for event in first_events])
+    return NewRun(
+        ref,
+        rank,
+        stored_request,
+        queued,
+        # the events after them come when the run has begun, at the end of its window at the latest
+        replace(log_op, ttl_s=event_log.ttl_s + rank.window_s),
+        CreateResponse.model_validate_json(request_json) == request,
+    )
