@@ -15,6 +15,7 @@ _CHILD_SCRIPT: Final = Path(__file__).with_name("device_child.py")
 _PROBE_TIMEOUT_S: Final = 30.0
 _GB: Final = 1e9
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT")
 _CGROUP_FILES: Final = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -33,7 +34,8 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
-    """`free_bytes` of `total_bytes` of memory are available to new processes, also within a container's limit."""
+    """`cores` are those of `usable_cores`. `free_bytes` of `total_bytes` of memory are available to new processes, also
+    within a container's limit."""
 
     cores: int
     free_bytes: int
@@ -66,7 +68,28 @@ async def inspect_machine() -> LocalMachine:
     """Return the machine with its devices, which a child process looks up: their drivers never load in the server."""
     memory, devices = await asyncio.gather(asyncio.to_thread(read_memory), _list_devices())
     free_bytes, total_bytes = memory
-    return LocalMachine(os.cpu_count() or 1, free_bytes, total_bytes, devices)
+    return LocalMachine(usable_cores(), free_bytes, total_bytes, devices)
+
+
+def usable_cores() -> int:
+    """Return the number of threads that can compute at once: the cores of this process, within a container's quota of
+    CPU time and OpenMP's own variables."""
+    # Windows and macOS bind no process to cores
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limits = [int(text) for name in _THREAD_VARIABLES if (text := os.environ.get(name, "").strip()).isdecimal()]
+    if (quota := _read_cpu_quota(_CGROUP)) is not None:
+        limits.append(int(quota))
+    return max(1, min([cores, *limits]))
+
+
+def _read_cpu_quota(folder: Path) -> float | None:
+    """Return the cores' worth of CPU time that a container may use, None without a limit."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        numbers = [_read_number(folder / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        quota, period = ("max" if number is None or number <= 0 else str(number) for number in numbers)
+    return float(quota) / float(period) if "max" not in (quota, period) else None
 
 
 def read_memory() -> tuple[int, int]:
