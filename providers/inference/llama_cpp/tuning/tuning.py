@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import platform
+import shutil
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
@@ -81,7 +82,7 @@ async def tune_settings(settings: LlamaCppSettings) -> LlamaCppSettings:
 
 async def _find_tuning(settings: LlamaCppSettings) -> Tuning:
     path, cores = Path(settings.model_path), await asyncio.to_thread(usable_cores)
-    threads = threads_to_try(cores, psutil.cpu_count(logical=False) or cores)
+    threads = threads_to_try(cores, await asyncio.to_thread(psutil.cpu_count, logical=False) or cores)
     untuned = Tuning(threads[0], threads[0], DEFAULT_BATCH_TOKENS)
     if len(threads) == 1 or settings.is_embedding:
         return untuned
@@ -180,7 +181,9 @@ async def _measure(path: Path, threads: Sequence[int]) -> list[Speed]:
 @asynccontextmanager
 async def _open_child(path: Path, threads: Sequence[int]) -> AsyncGenerator[AsyncGenerator[bytes]]:
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    with tempfile.TemporaryDirectory(prefix="stack-tuning-") as folder:
+    folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="stack-tuning-")
+    process = None
+    try:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", str(_CHILD_SCRIPT)), stdin=pipe, stdout=pipe, stderr=null, start_new_session=True
         )
@@ -188,13 +191,14 @@ async def _open_child(path: Path, threads: Sequence[int]) -> AsyncGenerator[Asyn
         assert process.stdout is not None
         sample_path = str(Path(folder) / "sample.gguf")
         settings = {"model_path": str(path), "sample_path": sample_path, "threads": threads, "batches": _BATCHES}
-        try:
-            process.stdin.write(json.dumps(settings).encode() + b"\n")
-            yield _read_lines(process.stdout)
-        finally:
+        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        yield _read_lines(process.stdout)
+    finally:
+        if process is not None:
             if process.returncode is None:
                 process.kill()
             await process.wait()
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 async def _read_lines(stream: asyncio.StreamReader) -> AsyncGenerator[bytes]:
