@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from apis.errors import ConfigError, UpstreamError
+from providers.inference.llama_cpp.models.machine import thread_environment
 
 _CHILD_SCRIPT: Final = Path(__file__).with_name("child.py")
 FIRST_RESTART_DELAY_S: Final = 0.2
@@ -147,10 +148,17 @@ class LlamaCppEngine:
     async def _spawn_child(self) -> _Child:
         """Start a child and return it once its model is loaded."""
         pipe = asyncio.subprocess.PIPE
+        threads = max(self._settings.threads or 1, self._settings.batch_threads or 1)
+        environment = await asyncio.to_thread(thread_environment, threads)
         # A session of its own: Ctrl-C reaches the whole group, and the server ends the child after it has drained. -P:
         # the child's own folder must not shadow its imports.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", str(_CHILD_SCRIPT), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            *(sys.executable, "-P", str(_CHILD_SCRIPT)),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            env=environment,
         )
         lines = deque[str](maxlen=MAX_ERROR_LOG_LINES)
         assert process.stderr is not None

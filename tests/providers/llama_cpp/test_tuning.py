@@ -75,6 +75,16 @@ def test_cores_respect_a_containers_quota_and_openmp(
     assert machine.usable_cores() == 1
 
 
+def test_threads_on_all_cores_sleep_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: 4)
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    assert "OMP_WAIT_POLICY" not in machine.thread_environment(3)
+    assert machine.thread_environment(4)["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "100")
+    assert "OMP_WAIT_POLICY" not in machine.thread_environment(4)
+
+
 def test_a_stored_result_is_used_and_an_impossible_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The measurement itself is the machine's, which is busy with tests: here it ends at once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

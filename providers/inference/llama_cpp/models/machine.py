@@ -16,6 +16,7 @@ _PROBE_TIMEOUT_S: Final = 30.0
 _GB: Final = 1e9
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT")
+_WAIT_VARIABLES: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _CGROUP_FILES: Final = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -80,6 +81,18 @@ def usable_cores() -> int:
     if (quota := _read_cpu_quota(_CGROUP)) is not None:
         limits.append(int(quota))
     return max(1, min([cores, *limits]))
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Return the environment of a process that computes with so many threads.
+
+    OpenMP's threads spin while they wait for each other. Where they take all cores, a thread that spins keeps the one
+    that it waits for from running as soon as anything else runs: 1 token per second instead of 11 to 90 was measured.
+    There they sleep, unless the operator's own variables say how they wait.
+    """
+    if threads < usable_cores() or any(name in os.environ for name in _WAIT_VARIABLES):
+        return dict(os.environ)
+    return {**os.environ, "OMP_WAIT_POLICY": "passive"}
 
 
 def _read_cpu_quota(folder: Path) -> float | None:

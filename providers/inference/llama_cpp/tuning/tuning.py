@@ -26,7 +26,7 @@ import msgspec
 import psutil
 
 from providers.inference.llama_cpp.engine import DEFAULT_BATCH_TOKENS, LlamaCppSettings
-from providers.inference.llama_cpp.models.machine import usable_cores
+from providers.inference.llama_cpp.models.machine import thread_environment, usable_cores
 from providers.inference.llama_cpp.models.packages import hold_file_lock, models_dir
 
 _CHILD_SCRIPT: Final = Path(__file__).with_name("measure_child.py")
@@ -182,10 +182,16 @@ async def _measure(path: Path, threads: Sequence[int]) -> list[Speed]:
 async def _open_child(path: Path, threads: Sequence[int]) -> AsyncGenerator[AsyncGenerator[bytes]]:
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="stack-tuning-")
+    environment = await asyncio.to_thread(thread_environment, max(threads))
     process = None
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", str(_CHILD_SCRIPT)), stdin=pipe, stdout=pipe, stderr=null, start_new_session=True
+            *(sys.executable, "-P", str(_CHILD_SCRIPT)),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=null,
+            start_new_session=True,
+            env=environment,
         )
         assert process.stdin is not None
         assert process.stdout is not None
