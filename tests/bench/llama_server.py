@@ -3,12 +3,13 @@
 Prints its URL, and ends with its stdin.
 """
 
+import importlib
 import sys
-
-import xllamacpp
+from typing import Any
 
 
 def main() -> None:
+    xllamacpp: Any = importlib.import_module("xllamacpp")  # which has no types
     path, threads, slots, context_tokens = sys.argv[1], *map(int, sys.argv[2:])
     params = xllamacpp.CommonParams()
     params.model.path = path

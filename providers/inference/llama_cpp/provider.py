@@ -22,11 +22,10 @@ from apis.errors import ConfigError, ModelNotFound, UpstreamError, UpstreamTimeo
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.imports import install_command
 from apis.inference import Inference, Model
-from apis.provider import Provider, UserPath
+from apis.provider import Provider, ProviderMetrics, UserPath
 from apis.wire.base import Effort
 from providers.inference.chat_completions.reasoning_tags import TagsOption
 from providers.inference.harmony.options import HarmonyOptions
-from providers.inference.llama_cpp.drafts import LlamaCppMetrics
 from providers.inference.llama_cpp.embedding_generation import EmbeddingGeneration
 from providers.inference.llama_cpp.generation import Generation
 from providers.inference.llama_cpp.model_building import ModelSettings, build_model
@@ -167,7 +166,7 @@ class LlamaCpp(Inference):
             async with self._get_pool().use(request.model, tenant) as client:
                 return await generation.embed(client, request)
 
-    def metrics(self) -> LlamaCppMetrics | None:
+    def metrics(self) -> ProviderMetrics | None:
         """See `Provider.metrics`."""
         return None if self._pool is None else self._pool.metrics()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from apis.errors import ConfigError, Unsupported
+from providers.inference.llama_cpp.drafts import LlamaCppMetrics
 from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.providers.llama_cpp.asking import ask, finish_of, small_config, text_of
 from tests.support.models import tiny_lessons as known
@@ -34,7 +35,7 @@ async def drafted_and_accepted(inference: LlamaCpp) -> tuple[int, int]:
     async with asyncio.timeout(COUNT_S):
         while True:
             figures = inference.metrics()
-            assert figures is not None
+            assert isinstance(figures, LlamaCppMetrics)
             if figures.drafted_tokens:
                 return figures.drafted_tokens, figures.accepted_draft_tokens
             await asyncio.sleep(0.01)

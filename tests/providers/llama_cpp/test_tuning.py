@@ -7,7 +7,6 @@ import os
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from providers.inference.llama_cpp.engine import DEFAULT_BATCH_TOKENS, LlamaCppSettings
@@ -113,7 +112,7 @@ def test_a_busy_machine_is_measured_later(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tuning, "usable_cores", lambda: 4)
     monkeypatch.setattr(tuning, "_MIN_FILE_BYTES", 0)
-    monkeypatch.setattr(psutil, "cpu_percent", lambda _: 100.0)
+    monkeypatch.setattr(tuning, "_BUSY_PERCENT", -1.0)
     model = tmp_path / "model.gguf"
     model.write_bytes(b"none")
     assert asyncio.run(tune_settings(settings(model))).threads == 3

@@ -69,7 +69,7 @@ def measure(engine: Any, sample: Path, threads: int, batch: int) -> dict[str, fl
     server = engine.Server(params)
     decode = ask(server, 8, DECODE_TOKENS)["predicted_per_second"]
     decode = max(decode, ask(server, 8, DECODE_TOKENS)["predicted_per_second"])
-    prefill = 0.0
+    prefill, length = 0.0, 0
     for length in PROMPT_TOKENS:
         began = time.monotonic()
         prefill = ask(server, length, 1)["prompt_per_second"]
