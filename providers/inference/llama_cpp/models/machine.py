@@ -67,9 +67,11 @@ class LocalMachine:
 
 async def inspect_machine() -> LocalMachine:
     """Return the machine with its devices, which a child process looks up: their drivers never load in the server."""
-    memory, devices = await asyncio.gather(asyncio.to_thread(read_memory), _list_devices())
+    memory, cores, devices = await asyncio.gather(
+        asyncio.to_thread(read_memory), asyncio.to_thread(usable_cores), _list_devices()
+    )
     free_bytes, total_bytes = memory
-    return LocalMachine(usable_cores(), free_bytes, total_bytes, devices)
+    return LocalMachine(cores, free_bytes, total_bytes, devices)
 
 
 def usable_cores() -> int:
