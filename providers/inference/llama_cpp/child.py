@@ -15,6 +15,8 @@ from typing import Any
 
 HTTP_THREADS = 64
 LOG_FLUSH_S = 0.2
+NGRAM_TOKENS = 8
+"""Tokens that must be the same before a repetition is drafted."""
 
 
 def main() -> None:
@@ -55,7 +57,9 @@ def start_server(settings: dict[str, Any]) -> Any:
     params.n_parallel = settings["parallel"]
     params.n_ctx = settings["context_tokens"] * settings["parallel"]
     params.kv_unified = False
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
+    params.cpuparams.n_threads = settings["threads"]
+    params.cpuparams_batch.n_threads = settings["batch_threads"] or settings["threads"]
+    params.n_batch, params.n_ubatch = max(params.n_batch, settings["batch_tokens"]), settings["batch_tokens"]
     for name, value in settings["sampling"].items():
         setattr(params.sampling, name, value)
     params.hostnames = ["127.0.0.1"]
@@ -76,7 +80,27 @@ def start_server(settings: dict[str, Any]) -> Any:
     params.warmup = False
     cpu = xllamacpp.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
     params.fit_params = any(device["type"] != cpu for device in xllamacpp.get_device_info())
+    if settings["drafts"]:
+        set_drafts(xllamacpp, params, settings["drafts"])
     return xllamacpp.Server(params)
+
+
+def set_drafts(xllamacpp: Any, params: Any, drafts: dict[str, Any]) -> None:
+    """Let the engine speculate. Repetitions are sought in the slot's own tokens: a shared table of them, which the
+    engine has too, would show by the time what others have sent."""
+    types = xllamacpp.common_speculative_type
+    # By these the parent sees that the engine speculates, and how often it is right.
+    params.endpoint_slots = params.endpoint_metrics = True
+    if drafts["model_path"] is None:
+        params.speculative.types = [types.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+        params.speculative.ngram_simple.size_n = NGRAM_TOKENS
+        params.speculative.ngram_simple.size_m = drafts["tokens"]
+        return
+    params.speculative.types = [types.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+    draft = params.speculative.draft
+    draft.mparams.path, draft.n_max = drafts["model_path"], drafts["tokens"]
+    draft.cpuparams.n_threads = params.cpuparams.n_threads
+    draft.cpuparams_batch.n_threads = params.cpuparams_batch.n_threads
 
 
 if __name__ == "__main__":

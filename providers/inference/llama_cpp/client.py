@@ -167,6 +167,14 @@ class EngineClient:
         props = await self._request_json("GET", "/props", None, "")
         return int(props["default_generation_settings"]["n_ctx"])
 
+    async def is_drafting(self) -> bool:
+        """Return true if the engine speculates: it ignores a model for it that does not fit."""
+        return all(slot.get("speculative") is True for slot in await self._request_json("GET", "/slots", None, ""))
+
+    async def read_metrics(self) -> str:
+        """Return the engine's own figures in Prometheus' format."""
+        return (await self._request_bytes("GET", "/metrics", None, "")).decode("utf-8", "replace")
+
     async def check_constraints(self, constraints: Sequence[Constraint]) -> None:
         """Raise InvalidRequest naming the field of the first constraint that the engine cannot enforce."""
         schemas = [
@@ -208,7 +216,13 @@ class EngineClient:
     async def _post(self, path: str, body: bytes, model: str) -> dict[str, Any]:
         return await self._request_json("POST", path, body, model)
 
-    async def _request_json(self, method: str, path: str, body: bytes | None, model: str) -> dict[str, Any]:
+    async def _request_json(self, method: str, path: str, body: bytes | None, model: str) -> Any:
+        try:
+            return json.loads(await self._request_bytes(method, path, body, model))
+        except ValueError as exc:
+            raise UpstreamError("The local engine (llama.cpp) sent an answer that is not valid.") from exc
+
+    async def _request_bytes(self, method: str, path: str, body: bytes | None, model: str) -> bytes:
         headers = {"Authorization": f"Bearer {self._address.api_key}", "Content-Type": "application/json"}
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -221,8 +235,8 @@ class EngineClient:
                         raise response_to_error(connection.status, body_bytes, connection.headers, model)
                 finally:
                     self._http.release(connection)
-            return json.loads(body_bytes)
-        except (OSError, ValueError) as exc:
+            return body_bytes
+        except OSError as exc:
             raise UpstreamError("The local engine (llama.cpp) did not answer.") from exc
 
 

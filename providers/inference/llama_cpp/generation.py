@@ -35,14 +35,27 @@ MAX_LIMIT: Final = 2**31 - 1
 class GenerationSettings:
     """Settings of a model. `slots` requests run at once, each in `context_tokens`; `max_output_tokens` limits
     requests without a limit. `shares_cache`: the engine stores caches that leave their slots, and moves them between
-    slots. `takes_images`: a projector is loaded. `harmony` is for gpt-oss."""
+    slots. `takes_images`: a projector is loaded. `drafts`: the engine speculates. `harmony` is for gpt-oss."""
 
     slots: int
     context_tokens: int
     max_output_tokens: int
     shares_cache: bool
     takes_images: bool
+    drafts: bool
     harmony: HarmonyOptions
+
+
+def check_common(request: ChatRequest, settings: GenerationSettings) -> None:
+    """Raise Unsupported naming a field that no chat on this engine can have."""
+    if request.stop_token_ids:
+        raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
+    if request.logprobs and settings.drafts:
+        raise Unsupported(
+            "Log probabilities are not supported while draft_model is set: the local engine (llama.cpp) has none of "
+            "tokens that were drafted.",
+            param="logprobs",
+        )
 
 
 ClientLender = Callable[[], AbstractAsyncContextManager[EngineClient]]
@@ -95,8 +108,7 @@ class TemplateGeneration:
 
     def check(self, request: ChatRequest) -> None:
         """See `Generation.check`."""
-        if request.stop_token_ids:
-            raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
+        check_common(request, self._settings)
         refuse_engine_options(request, ("chat_template_kwargs",))
         check_input_parts(request.messages, takes_images=self._settings.takes_images)
 

