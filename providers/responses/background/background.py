@@ -27,7 +27,7 @@ from providers.responses.background.execution import RunExecutor
 from providers.responses.background.runs import ResponseRef, Runs, StoredRequest
 from providers.responses.background.stored_run import build_stored_response
 from providers.responses.background.webhook_queue import WebhookQueue
-from providers.responses.background.workers import BackgroundWorkers, WorkerRegistry
+from providers.responses.background.workers import BackgroundMetrics, BackgroundWorkers, WorkerRegistry
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
 from providers.responses.run.response_stream import assign_sequence_numbers
 from providers.responses.store.conversation_lock import hand_over_lock
@@ -185,6 +185,9 @@ class BackgroundResponses:
                 self._workers.stop_run(ref)
                 return True
         return False
+
+    def metrics(self) -> BackgroundMetrics:
+        return self._workers.metrics()
 
     async def list_webhook_deliveries(self, response_id: str, *, tenant: str) -> Sequence[DeliverySummary]:
         """Return the deliveries of a response's end to webhooks, oldest first."""

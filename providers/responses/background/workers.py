@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -56,6 +57,15 @@ class BackgroundConfig(BaseModel):
         return self.queue_timeout_s + self.timeout_s + self.event_retention_s
 
 
+@dataclass(frozen=True, slots=True)
+class BackgroundMetrics:
+    """Background responses: those that this process runs, and those of the whole store that wait, as of the last look,
+    which is at most a quarter of a lease old; of one tenant at most `max_waiting` are counted."""
+
+    background_running: int
+    background_waiting: int
+
+
 class BackgroundWorkers:
     """Claims waiting and orphaned runs, and executes each in a task of its own.
 
@@ -87,6 +97,7 @@ class BackgroundWorkers:
         )
         self._last_turns: dict[str, int] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self._waiting_count = 0
         self.is_draining = False
         """Once true, no more runs are claimed."""
 
@@ -119,6 +130,9 @@ class BackgroundWorkers:
         if task is not None:
             task.cancel()
 
+    def metrics(self) -> BackgroundMetrics:
+        return BackgroundMetrics(len(self._tasks), self._waiting_count)
+
     async def drain(self) -> None:
         """Claim no more runs, and return when the last one has ended."""
         self.is_draining = True
@@ -149,6 +163,7 @@ class BackgroundWorkers:
                 if time.monotonic() - swept_at > self._config.lease_s / 4:
                     swept_at = time.monotonic()
                     await self._claim_orphaned()
+                    self._waiting_count = len(await self._runs.list_waiting(self._config.max_waiting))
             except StackError as exc:
                 _log.warning("background responses wait: %s", exc.message)
             with suppress(TimeoutError):
