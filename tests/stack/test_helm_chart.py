@@ -19,7 +19,9 @@ from tests.support.servers.serving import serving
 OBSERVABILITY = CHART.parents[1] / "observability"
 MONITORING = {"serviceMonitor": True, "prometheusRule": True, "dashboard": True, "labels": {"release": "prometheus"}}
 EXTERNAL = {"vllm": {"enabled": False, "urls": ["http://a:8000/v1", "http://b:8000/v1"]}, "store": {"inChart": False}}
+PAGE = (CHART.parent / "README.md").read_text()
 CASES: dict[str, dict[str, Any]] = {
+    "example": yaml.safe_load((CHART.parent / "example-values.yaml").read_text()),
     "vllm": {},
     "local": {"preset": "local", "autoscaling": {"kind": "hpa"}},
     "gpt-oss": {"preset": "gpt-oss"},
@@ -78,6 +80,15 @@ def run_config(chart: Rendered, tmp_path: Any) -> StackConfig:
 
 def matches(selector: dict[str, Any], template: dict[str, Any]) -> bool:
     return selector.items() <= template["metadata"]["labels"].items()
+
+
+def test_the_page_names_the_secrets_that_the_chart_reads() -> None:
+    page_keys = set(re.findall(r"^\| `([A-Z_]+)`(?:, `([A-Z_]+)`)? \|", PAGE, re.MULTILINE))
+    documents = str([each for case in CASES for each in rendered(case).documents])
+    referenced = set(re.findall(r"'key': '([A-Z_]+)'", documents))
+    assert referenced <= {key for keys in page_keys for key in keys}
+    assert "ten sets of values" in PAGE
+    assert len(CASES) == 11  # one more: the example
 
 
 def test_helm_has_nothing_to_warn_of() -> None:
