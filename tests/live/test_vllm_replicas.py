@@ -60,7 +60,7 @@ class Chains:
                 fields["prompt_cache_key"] = f"{self._name} {user} {self._turn}"
             beginning = f"Harbour {self._name} number {user} has its own rules. " * 40
             said = f"User {user} asks in turn {self._turn}: where is the ship {user}-{self._turn} bound? " * 6
-            response = await create(self._served, said, instructions=beginning, max_output_tokens=8, **fields)
+            response = await create(self._served, said, instructions=beginning, max_output_tokens=16, **fields)
             if previous is not None:
                 possible_hits += previous.usage.input_tokens // BLOCK_TOKENS * BLOCK_TOKENS
                 hits += response.usage.input_tokens_details.cached_tokens
