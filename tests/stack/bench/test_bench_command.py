@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import signal
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -108,7 +111,33 @@ async def test_the_run_ends_with_its_duration_and_completes_what_it_began() -> N
         plan = BenchPlan(f"{served.url}/v1", clients=2, duration_s=0.1)
         figures = (await run_load(plan, lambda _line: None)).to_json()
         assert (figures["responses"], figures["errors"]) == (2, {})
-        assert figures["inter_token_ms"]["p50"] >= 190
+        assert figures["inter_token_ms"]["p50"] >= 150
+
+
+async def test_a_server_that_goes_away_is_counted_and_not_flooded() -> None:
+    plan = BenchPlan("", clients=2, duration_s=0.8)
+    async with serving(scripted(ANSWER)) as served:
+        running = asyncio.create_task(run_load(replace(plan, url=f"{served.url}/v1"), lambda _line: None))
+        while sum((await count_responses(served)).values()) < 5:
+            assert not running.done()
+    figures = (await running).to_json()
+    assert figures["responses"] >= 3
+    # 2 clients, each of which pauses for 0.05, 0.1, 0.2, 0.4 s
+    assert 2 <= sum(count for kind, count in figures["errors"].items() if kind == "cannot connect") <= 10
+
+
+@pytest.mark.long
+async def test_ctrl_c_ends_the_run_with_its_figures() -> None:
+    async with serving(scripted(ANSWER)) as served:
+        command = (sys.executable, "-m", "stack", "bench", served.url, "--duration", "600", "--json")
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(60):
+            while sum((await count_responses(served)).values()) < 50:
+                assert process.returncode is None
+            process.send_signal(signal.SIGINT)
+            out, _ = await process.communicate()
+        assert process.returncode == 0
+        assert json.loads(out)["responses"] >= 40
 
 
 async def test_prompts_of_a_run_begin_differently() -> None:
