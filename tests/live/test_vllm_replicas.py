@@ -12,7 +12,7 @@ from tests.live.smollm2 import MODEL, smollm2_folder
 from tests.live.vllm_server import OPTIONS, VLLMServer, vllm_python
 from tests.support.servers.serving import Served, serving
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800, func_only=True)]
 
 USERS = 8
 TURNS = 4
