@@ -259,6 +259,26 @@ def ask(*, text: TextArgument, url: UrlOption = "http://127.0.0.1:8321/v1", mode
     typer.echo()
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+    options_metavar="[URL] [OPTIONS]",
+)
+def bench(context: typer.Context) -> None:
+    """Send load to a running stack and print requests/s, tokens/s, latencies, errors, CPU and memory.
+
+    `stack bench --help` lists its options.
+    """
+
+    def show(line: str) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"\r{line:<79}\r", nl=False, err=True)
+
+    with import_from_string("stack.serving.exit_codes:exit_on_error")():
+        code = import_from_string("stack.bench.command:bench")(context.args, typer.echo, show)
+    raise typer.Exit(code)
+
+
 def main() -> None:
     """Entry point of the `stack` command."""
     # A run config may name a class of the user's own, in a file of the working directory. Last, so that no file or

@@ -50,6 +50,8 @@ OPENS_SOCKETS: Final = {
     # an httpx transport over the Fetcher, for a library that wants one
     "providers/tool_servers/mcp/servers.py",
     "providers/tool_servers/mcp/wire.py",
+    # to the server that the user puts under load
+    "stack/bench/connection.py",
     # the server's own listener, and a pipe to a child process; to other workers, through a Unix socket
     "providers/tool_runtime/python/check.py",
     "providers/tool_runtime/python/guest.py",

@@ -38,7 +38,7 @@ from apis.responses import (
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
-from providers.responses.background.background import BackgroundResponses
+from providers.responses.background.background import BackgroundMetrics, BackgroundResponses
 from providers.responses.background.observation import BackgroundObservation
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
@@ -224,6 +224,9 @@ class Loop(Responses):
             pending = await self._preparer.prepare_unlocked(rendered, tenant)
         chat, compactor = pending.agent_loop.chat, self._preparer.compactor
         return await self._streams.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
+
+    def metrics(self) -> BackgroundMetrics:
+        return self._background.metrics()
 
     def observation(self) -> BackgroundObservation:
         return self._observation

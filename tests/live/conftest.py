@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 
 from tests.live.smollm2 import MODEL, smollm2_folder
-from tests.live.vllm_server import VLLMServer, vllm_python
+from tests.live.vllm_server import OPTIONS, VLLMServer, vllm_python
 from tests.support.servers.serving import Served, serving
-
-OPTIONS = (
-    *("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "8"),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"),
-)
 
 
 @pytest.fixture(scope="session")

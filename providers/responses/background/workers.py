@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -66,6 +67,15 @@ class BackgroundConfig(BaseModel):
         return self.queue_timeout_s + self.timeout_s + self.event_retention_s
 
 
+@dataclass(frozen=True, slots=True)
+class BackgroundMetrics:
+    """Background responses: those that this process runs, and those of the whole store that wait, as of the last look,
+    which is at most a quarter of a lease old; of one tenant at most `max_waiting` are counted."""
+
+    background_running: int
+    background_waiting: int
+
+
 class BackgroundWorkers:
     """Claims waiting and orphaned runs, and executes each in a task of its own.
 
@@ -103,6 +113,7 @@ class BackgroundWorkers:
             tenant_limit=self._tenant_limit,
             poll_s=config.poll_s,
         )
+        self._waiting_count = 0
         self.is_draining = False
         """Once true, no more runs are claimed."""
 
@@ -141,6 +152,9 @@ class BackgroundWorkers:
         if task is not None:
             task.cancel()
 
+    def metrics(self) -> BackgroundMetrics:
+        return BackgroundMetrics(len(self._tasks), self._waiting_count)
+
     async def drain(self) -> None:
         """Claim no more runs, and return when the last one has ended."""
         self.is_draining = True
@@ -173,6 +187,7 @@ class BackgroundWorkers:
                 if time.monotonic() - swept_at > self._config.lease_s / 4:
                     swept_at = time.monotonic()
                     await self._claim_orphaned()
+                    self._waiting_count = len(await self._runs.list_waiting(self._config.max_waiting))
             except StackError as exc:
                 _log.warning("background responses wait: %s", exc.message)
             with suppress(TimeoutError):

@@ -200,6 +200,19 @@ async def test_background_responses_are_counted_where_they_are_taken() -> None:
     assert ends == {"queued": 2}
 
 
+async def test_background_responses_that_run_and_that_wait_are_shown_for_autoscaling() -> None:
+    responses = {"background": {"max_running": 1, "lease_s": 0.2, "poll_s": 0.05}}
+    async with serving(scripted(ENDLESS), responses=responses) as served:
+        create = served.client.responses.create
+        ids = [(await create(model="scripted", input="hi", background=True)).id for _ in range(3)]
+        await until(served, "stack_responses_background_running", 1, provider="responses")
+        await until(served, "stack_responses_background_waiting", 2, provider="responses")
+        for response_id in ids:
+            await served.client.responses.cancel(response_id)
+        await until(served, "stack_responses_background_waiting", 0, provider="responses")
+        await until(served, "stack_responses_background_running", 0, provider="responses")
+
+
 def _id_in(answer: Answer) -> str:
     found = re.search(rb"resp_[0-9a-f]{32}", answer.body)
     assert found is not None
