@@ -26,6 +26,7 @@ RESOURCE_SCOPES: Final[Mapping[str, frozenset[Scope]]] = {
     "models": PROJECT_SCOPES,
     "organization": ADMIN_SCOPE,
     "responses": _RESPONSES,
+    "skills": _FILES,
     "stack": _RESPONSES,
     "traces": _RESPONSES,
     "uploads": _FILES,

@@ -18,6 +18,7 @@ from stack.http.routes.organization.usage import USAGE_ROUTES
 from stack.http.routes.overview import OVERVIEW_ROUTES
 from stack.http.routes.response_details import RESPONSE_DETAIL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
+from stack.http.routes.skills import SKILL_ROUTES
 from stack.http.routes.traces import TRACE_ROUTES
 from stack.http.routes.uploads import UPLOAD_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
@@ -36,6 +37,7 @@ API_ROUTES: Final = (
     *CONTAINER_ROUTES,
     *UPLOAD_ROUTES,
     *BATCH_ROUTES,
+    *SKILL_ROUTES,
     *PROJECT_ROUTES,
     *KEY_ROUTES,
     *RATE_LIMIT_ROUTES,
