@@ -49,7 +49,7 @@ async def create_response(http: Request, context: HttpContext, services: Service
     if request.stream:
         obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
         return _stream_events(http, services, batches, record, obfuscate=obfuscate, creates_response=True)
-    response = await run_while_connected(http.receive, _read_final_response(batches, record))
+    response = await run_while_connected(http.scope, http.receive, _read_final_response(batches, record))
     return _respond(http, services, response)
 
 
@@ -66,7 +66,7 @@ async def compact_conversation(http: Request, context: HttpContext, services: Se
     request = await read_metered(http, services.max_body_bytes, CompactConversation)
     salted = services.cache_salts.add_salt(request, context.tenant)
     compaction = services.stack.responses.compact(salted, tenant=context.tenant)
-    compacted = await run_while_connected(http.receive, compaction)
+    compacted = await run_while_connected(http.scope, http.receive, compaction)
     return value_response(compacted.model_dump(mode="json", exclude_none=True))
 
 
