@@ -132,6 +132,19 @@ async def test_a_backup_restores_and_a_purge_deletes_one_tenant_only(tmp_path: P
     assert b"default0/x" in keys
 
 
+async def test_workers_restart_one_by_one_without_a_failed_request(tmp_path: Path) -> None:
+    config = {"inference": {"provider": "scripted"}, "kv_store": {"provider": "sqlite", "path": "responses.db"}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    async with running_stack("run.yaml", "--workers", "2", cwd=tmp_path) as (url, pid):
+        script = named_block(OPERATING, "sh", "STACK_PID")
+        restart = asyncio.create_task(output_of(("bash", "-c", script), STACK_PID=str(pid)))
+        answers: list[str] = []
+        while not restart.done():
+            answers.append(await create_response(url))
+        await restart
+    assert len(answers) > 10
+
+
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 async def test_streams_pass_through_nginx(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(SCRIPTED))
