@@ -43,7 +43,7 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "loop": "providers.responses.loop:Loop",
     },
     "skills": {
-        "inline": "providers.skills.inline:Inline",
+        "kv": "providers.skills.kv:StoredSkills",
     },
     "tool_runtime": {
         "brave": "providers.tool_runtime.brave:Brave",

@@ -45,7 +45,7 @@ DEFAULT_PROVIDERS: Final = {
     "fetcher": "safe",
     "files": "kv",
     "reader": "child",
-    "skills": "inline",
+    "skills": "kv",
     "vector_index": "sqlite_vec",
 }
 """Providers of the APIs that another provider needs and the run config does not name."""

@@ -18,6 +18,7 @@ from apis.inference import Inference
 from apis.observation.traces import Traces
 from apis.provider import Provider
 from apis.responses import Responses
+from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.uploads.parts import Uploads
@@ -45,6 +46,7 @@ class Stack:
     traces: Traces | None = None
     uploads: Uploads | None = None
     batches: Batches | None = None
+    skills: Skills | None = None
     providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
 
@@ -81,6 +83,7 @@ async def open_stack(
             cast("Traces | None", live.get("traces")),
             cast("Uploads | None", live.get("uploads")),
             cast("Batches | None", live.get("batches")),
+            cast("Skills | None", live.get("skills")),
             {part.path: provider for part, provider in order},
         )
 

@@ -36,7 +36,16 @@ unset PYTHONDONTWRITEBYTECODE
 
 python=.venv/bin/python
 [ -x $python ] || "${PYTHON:-python3}" -m venv .venv
-$python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[all,test]'
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+# uv unpacks on every core the 3 GB that pip unpacks on one. It does not read pip's settings, so they are passed on; where
+# it cannot do with them, pip does the work.
+pip_setting() { $python -m pip config list | sed -n "s/^[^=]*[.]$1='\(.*\)'\$/\1/p" | tail -n 1 | tr ' ' ','; }
+install_packages() {
+    $python -m pip install --quiet --no-compile uv || return
+    UV_FIND_LINKS=$(pip_setting find-links) UV_DEFAULT_INDEX=$(pip_setting index-url) UV_SYSTEM_CERTS=1 \
+        $python -m uv pip install --quiet --python $python --editable '.[all,test]'
+}
+install_packages || $python -m pip install --quiet --no-compile --editable '.[all,test]'
 
 $python -m ruff check .
 $python -m ruff format --check .

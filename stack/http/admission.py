@@ -24,7 +24,7 @@ from apis.errors import (
 from stack.http.routes.absences import absence_message
 from stack.server_config import HttpServerConfig
 
-UPLOAD_PATHS: Final = re.compile(r"(?:/v1)?/(?:files|uploads/[^/]+/parts)")
+UPLOAD_PATHS: Final = re.compile(r"(?:/v1)?/(?:files|uploads/[^/]+/parts|skills|skills/[^/]+/versions)")
 FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")
 WEBSOCKET_HINT: Final = (
     " Its WebSocket is opened with the headers `Upgrade: websocket` and `Connection: upgrade`, which a proxy in "

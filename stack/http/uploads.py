@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, Final
 
 from pydantic import ValidationError
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
@@ -22,6 +22,8 @@ _CHUNK_BYTES: Final = 256 * 1024
 _MAX_FORM_BYTES: Final = 64 * 1024
 """Bytes of a form's other parts, on top of its file."""
 _MAX_FORM_FIELDS: Final = 16
+_MAX_PART_HEAD_BYTES: Final = 1024
+"""Bytes that the boundary and headers of one of several files may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,27 +139,51 @@ async def open_upload(
 ) -> AsyncGenerator[Upload]:
     """Open the form of an upload, on disk if it is large, for as long as the context lasts. `setting` is the limit's
     name in the run config, `field` the file's name in the form. Raises InvalidRequest and PayloadTooLarge."""
-    body = stream_body(http, max_file_bytes + _MAX_FORM_BYTES, setting)
-    parser = MultiPartParser(
-        http.headers, body, max_files=1, max_fields=_MAX_FORM_FIELDS, max_part_size=_MAX_FORM_BYTES
-    )
-    try:
-        form = await parser.parse()
-    except (MultiPartException, KeyError):
-        # A KeyError says that the boundary is missing.
-        raise InvalidRequest("We could not parse the form of your request.") from None
+    form = await _parse_form(http, stream_body(http, max_file_bytes + _MAX_FORM_BYTES, setting), max_files=1)
     try:
         file = form.get(field)
         if not isinstance(file, UploadFile):
-            raise InvalidRequest(
-                f"Missing required parameter: '{field}'. Send it as a file, with a filename.",
-                param=field,
-                code="missing_required_parameter",
-            )
+            raise _missing_file(field)
         fields = {key: value for key, value in form.multi_items() if isinstance(value, str)}
         yield Upload(file.filename or "", fields, _read_chunks(file))
     finally:
         await form.close()
+
+
+@asynccontextmanager
+async def open_uploads(
+    http: Request, max_bytes: int, max_files: int, *, field: str
+) -> AsyncGenerator[tuple[list[UploadFile], dict[str, str]]]:
+    """Open the form of an upload of several files, on disk where they are large, for as long as the context lasts:
+    those of the field, which may be `field` or `field[]`, and the other fields. Raises as `open_upload` does."""
+    form_bytes = _MAX_FORM_BYTES + max_files * _MAX_PART_HEAD_BYTES
+    form = await _parse_form(http, stream_body(http, max_bytes + form_bytes, None), max_files=max_files)
+    try:
+        files = [file for name in (field, f"{field}[]") for file in form.getlist(name) if isinstance(file, UploadFile)]
+        if not files:
+            raise _missing_file(field)
+        yield files, {key: value for key, value in form.multi_items() if isinstance(value, str)}
+    finally:
+        await form.close()
+
+
+async def _parse_form(http: Request, body: AsyncGenerator[bytes], *, max_files: int) -> FormData:
+    parser = MultiPartParser(
+        http.headers, body, max_files=max_files, max_fields=_MAX_FORM_FIELDS, max_part_size=_MAX_FORM_BYTES
+    )
+    try:
+        return await parser.parse()
+    except (MultiPartException, KeyError):
+        # A KeyError says that the boundary is missing.
+        raise InvalidRequest("We could not parse the form of your request.") from None
+
+
+def _missing_file(field: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Missing required parameter: '{field}'. Send it as a file, with a filename.",
+        param=field,
+        code="missing_required_parameter",
+    )
 
 
 async def _read_chunks(file: UploadFile) -> AsyncGenerator[bytes]:

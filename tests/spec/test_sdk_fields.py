@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 from openai import resources, types
-from openai.types import chat, containers, conversations, responses, uploads, vector_stores, webhooks
+from openai.types import chat, containers, conversations, responses, skills, uploads, vector_stores, webhooks
 from openai.types.admin import organization
 from openai.types.admin.organization import projects
 from openai.types.admin.organization.projects import service_accounts
@@ -54,6 +54,7 @@ from apis.documents.vector_stores import (
     VectorStoreListParams,
 )
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
+from apis.skills.skills import CreateSkillVersion, SkillListParams, UpdateSkill
 from apis.uploads.parts import CompleteUpload, CreateUpload
 from apis.webhooks.endpoints import (
     CreateWebhookEndpoint,
@@ -111,6 +112,11 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "GET /containers": (types.ContainerListParams, (ContainerListParams,)),
     "POST /containers/{container_id}/files": (containers.FileCreateParams, (CopyFile,)),
     "GET /containers/{container_id}/files": (containers.FileListParams, (ContainerListParams,)),
+    "POST /skills": (types.SkillCreateParams, ()),
+    "GET /skills": (types.SkillListParams, (SkillListParams,)),
+    "POST /skills/{skill_id}": (types.SkillUpdateParams, (UpdateSkill,)),
+    "POST /skills/{skill_id}/versions": (skills.VersionCreateParams, (CreateSkillVersion,)),
+    "GET /skills/{skill_id}/versions": (skills.VersionListParams, (SkillListParams,)),
     "POST /uploads": (types.UploadCreateParams, (CreateUpload,)),
     "POST /uploads/{upload_id}/parts": (uploads.PartCreateParams, ()),
     "POST /uploads/{upload_id}/complete": (types.UploadCompleteParams, (CompleteUpload,)),
@@ -172,7 +178,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /chat/completions": (chat.completion_create_params.CompletionCreateParams, (CreateChatCompletion,)),
 }
 """The SDK's parameters of each route that takes any, and the models that read its body and its query."""
-PATH_AND_FORM: Final = frozenset({"project_id", "conversation_id", "vector_store_id", "file", "data"})
+PATH_AND_FORM: Final = frozenset({"project_id", "conversation_id", "vector_store_id", "file", "files", "data"})
 """Parameters that the SDK puts into the path or that are the file of a form."""
 
 

@@ -29,6 +29,7 @@ RESOURCE_SCOPES: Final[Mapping[str, frozenset[Scope]]] = {
     "organization": ADMIN_SCOPE,
     "projects": ADMIN_SCOPE,
     "responses": _RESPONSES,
+    "skills": _FILES,
     "stack": _RESPONSES,
     "stack/key": PROJECT_SCOPES | ADMIN_SCOPE,
     "stack/usage": PROJECT_SCOPES | ADMIN_SCOPE,

@@ -28,7 +28,6 @@ ABSENT_RESOURCES: Final[Mapping[str, str]] = {
     "prompts": "Prompts are templates of the run config, which requests refer to by 'prompt'.",
     "realtime": _TEXT_ONLY,
     "safety": "No request is checked by user.",
-    "skills": "Skills are files of the client's own shell.",
     "threads": "Use responses and conversations.",
     "vaults": "Secrets are a matter of the client and of the run config.",
     "videos": _TEXT_ONLY,

@@ -16,6 +16,7 @@ from stack.http.routes.organization.table import ORGANIZATION_EXTENSION_ROUTES, 
 from stack.http.routes.overview import OVERVIEW_ROUTES
 from stack.http.routes.response_details import RESPONSE_DETAIL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
+from stack.http.routes.skills import SKILL_ROUTES
 from stack.http.routes.traces import TRACE_ROUTES
 from stack.http.routes.uploads import UPLOAD_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
@@ -37,6 +38,7 @@ API_ROUTES: Final = (
     *BATCH_ROUTES,
     *WEBHOOK_ENDPOINT_ROUTES,
     *ORGANIZATION_ROUTES,
+    *SKILL_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
 EXTENSION_ROUTES: Final = (

@@ -80,7 +80,7 @@ def requests(seed: int) -> list[EngineRequest]:
     return engine_requests
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 async def test_together_all_get_what_they_would_alone(seed: int, runner: TorchRunner) -> None:
     engine_requests, random = requests(seed), Random(seed)
     alone: list[list[int]] = []

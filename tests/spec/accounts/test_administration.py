@@ -1,11 +1,9 @@
 """The SDK's `admin.organization` against the stack: projects, service accounts and keys."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from openai import AuthenticationError, BadRequestError, NotFoundError, PermissionDeniedError
 from openai.types.admin.organization import AdminAPIKey, Project
 from openai.types.admin.organization.projects import ProjectAPIKey, ProjectServiceAccount
@@ -13,20 +11,7 @@ from openai.types.admin.organization.projects import ProjectAPIKey, ProjectServi
 from apis.accounts.accounts import MAX_KEY_AGE_S
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import Served, serving
-
-CHAINED: dict[str, Any] = {
-    "accounts": {
-        "provider": "chain",
-        "providers": {"config": {"provider": "config"}, "stored": {"provider": "stored"}},
-    }
-}
-ROOT = {"key": "sk-root", "tenant": "operator", "admin": True}
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncGenerator[Served]:
-    async with serving(more=CHAINED, server={"api_keys": [ROOT]}) as running:
-        yield running
+from tests.support.tenants.accounts import ROOT
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 """Limits of projects, keys and models: counted exactly, refused before any model works, given back where it failed."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from openai import AsyncOpenAI, PermissionDeniedError, RateLimitError
 from openai.types.admin.organization.projects import ProjectRateLimit
 
@@ -22,21 +21,7 @@ from tests.stack.http.raw import ask, bearer, check_error
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked
 from tests.support.sdk.websockets import talking
-from tests.support.servers.serving import Served, serving
-
-ROOT = {"key": "sk-root", "tenant": "operator", "admin": True}
-CHAINED: dict[str, Any] = {
-    "accounts": {
-        "provider": "chain",
-        "providers": {"config": {"provider": "config"}, "stored": {"provider": "stored"}},
-    }
-}
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncGenerator[Served]:
-    async with serving(more=CHAINED, server={"api_keys": [ROOT]}) as running:
-        yield running
+from tests.support.servers.serving import Served
 
 
 @pytest.fixture

@@ -18,14 +18,9 @@ from tests.stack.http.raw import ask, bearer, check_error
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, serving
+from tests.support.tenants.accounts import CHAINED
 
 STORED: dict[str, Any] = {"accounts": {"provider": "stored"}}
-CHAINED: dict[str, Any] = {
-    "accounts": {
-        "provider": "chain",
-        "providers": {"config": {"provider": "config"}, "stored": {"provider": "stored"}},
-    }
-}
 
 
 def directory_of(served: Served) -> AccountDirectory:

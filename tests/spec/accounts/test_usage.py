@@ -13,19 +13,11 @@ from providers.accounts.usage_log import StoredUsageLog
 from providers.kv_store.memory import Memory
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
-from tests.support.servers.serving import serving
-
-CHAINED: dict[str, Any] = {
-    "accounts": {
-        "provider": "chain",
-        "providers": {"config": {"provider": "config"}, "stored": {"provider": "stored"}},
-    }
-}
-ROOT = {"key": "sk-root", "tenant": "operator", "admin": True}
+from tests.support.tenants.accounts import serving_accounts
 
 
 async def test_usage_is_what_the_answers_say_on_every_way_to_a_model() -> None:
-    async with serving(more=CHAINED, server={"api_keys": [ROOT]}) as served:
+    async with serving_accounts() as served:
         organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
         project = await organization.projects.create(name="p")
         account = await organization.projects.service_accounts.create(project.id, name="app")
@@ -65,7 +57,7 @@ async def test_usage_is_what_the_answers_say_on_every_way_to_a_model() -> None:
 
 
 async def test_pages_of_buckets_follow_each_other() -> None:
-    async with serving(more=CHAINED, server={"api_keys": [ROOT]}) as served:
+    async with serving_accounts() as served:
         organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
         starts: list[int] = []
         page = await organization.usage.completions(start_time=0, end_time=5 * 86_400, limit=2)

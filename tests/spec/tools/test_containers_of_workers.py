@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 from openai import AsyncOpenAI, NotFoundError
 
 from tests.providers.tool_runtime.python.test_python import ENDLESS, SessionLog, session_log
@@ -55,6 +56,13 @@ async def working(folder: Path) -> AsyncGenerator[Workers]:
         yield workers
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Workers]:
+    """One stack of two workers for several tests, as it takes long to start."""
+    async with working(tmp_path_factory.mktemp("workers")) as running:
+        yield running
+
+
 async def ask(workers: Workers, code: str, **fields: Any) -> Json:
     """A response of a model that runs this; each is asked for on a connection of its own."""
     body = {"model": "scripted", "input": code, "tools": [TOOL], **fields}
@@ -84,19 +92,39 @@ def session_server_of(workers: Workers) -> psutil.Process:
     return server
 
 
-async def test_two_chains_keep_their_variables_whichever_worker_takes_the_turn(tmp_path: Path) -> None:
-    async with working(tmp_path) as workers:
-        last = [await ask(workers, COUNT) for _ in range(2)]
-        pids = {said(each)[0] for each in last}
-        turns = 1
-        while turns < TURNS // 2 or (len(pids) < 2 and turns < 10 * TURNS):
-            turns += 1
-            last = await asyncio.gather(*(ask(workers, COUNT, previous_response_id=each["id"]) for each in last))
-            assert [said(each)[1] for each in last] == [str(turns)] * 2
-            pids |= {said(each)[0] for each in last}
-        listed = (await workers.ask("GET", "/containers")).json()["data"]
+async def test_when_the_session_server_is_killed_the_next_turn_says_so_and_works(workers: Workers) -> None:
+    first = await ask(workers, COUNT)
+    server = session_server_of(workers)
+    processes = server.children(recursive=True)
+    assert len(processes) == 3
+    server.kill()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 20)
+    assert [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
+    named = {**TOOL, "container": container_of(first)}
+    gone = await workers.ask("POST", "/responses", json={"model": "scripted", "input": "1", "tools": [named]})
+    assert (gone.status_code, gone.json()["error"]["param"]) == (404, "tools[0].container")
+    second = await ask(workers, COUNT, previous_response_id=first["id"])
+    assert said(second)[1] == f"{NEW}\n1"
+    third = await ask(workers, COUNT, previous_response_id=second["id"])
+    assert said(third)[1] == "2"
+    assert container_of(first) != container_of(second) == container_of(third)
+
+
+async def test_two_chains_keep_their_variables_whichever_worker_takes_the_turn(workers: Workers) -> None:
+    async def container_ids() -> set[str]:
+        return {each["id"] for each in (await workers.ask("GET", "/containers")).json()["data"]}
+
+    earlier_ids = await container_ids()
+    last = [await ask(workers, COUNT) for _ in range(2)]
+    pids = {said(each)[0] for each in last}
+    turns = 1
+    while turns < TURNS // 2 or (len(pids) < 2 and turns < 10 * TURNS):
+        turns += 1
+        last = await asyncio.gather(*(ask(workers, COUNT, previous_response_id=each["id"]) for each in last))
+        assert [said(each)[1] for each in last] == [str(turns)] * 2
+        pids |= {said(each)[0] for each in last}
     assert len(pids) == 2
-    assert {each["id"] for each in listed} == {container_of(each) for each in last}
+    assert await container_ids() - earlier_ids == {container_of(each) for each in last}
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("restarted", marks=pytest.mark.long)])
@@ -119,25 +147,6 @@ async def test_containers_outlive_the_worker_that_started_their_server(tmp_path:
         assert len(processes) == 4
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 20)
     assert [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
-
-
-async def test_when_the_session_server_is_killed_the_next_turn_says_so_and_works(tmp_path: Path) -> None:
-    async with working(tmp_path) as workers:
-        first = await ask(workers, COUNT)
-        server = session_server_of(workers)
-        processes = server.children(recursive=True)
-        assert len(processes) == 3
-        server.kill()
-        _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 20)
-        assert [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
-        named = {**TOOL, "container": container_of(first)}
-        gone = await workers.ask("POST", "/responses", json={"model": "scripted", "input": "1", "tools": [named]})
-        assert (gone.status_code, gone.json()["error"]["param"]) == (404, "tools[0].container")
-        second = await ask(workers, COUNT, previous_response_id=first["id"])
-        assert said(second)[1] == f"{NEW}\n1"
-        third = await ask(workers, COUNT, previous_response_id=second["id"])
-        assert said(third)[1] == "2"
-        assert container_of(first) != container_of(second) == container_of(third)
 
 
 async def test_a_client_does_with_it_what_it_likes_through_either(tmp_path: Path) -> None:

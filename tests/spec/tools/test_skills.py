@@ -103,7 +103,6 @@ async def test_containers_of_their_own_may_have_skills_too(served: Served) -> No
         ([inline(ARCHIVE) | {"source": {**inline(ARCHIVE)["source"], "data": "*"}}], "skills[0].source.data"),
         ([inline(ARCHIVE, "other")], "skills[0].name"),
         ([inline(ARCHIVE), inline(ARCHIVE)], "skills[1].name"),
-        ([inline(ARCHIVE), {"type": "skill_reference", "skill_id": "skill_1"}], "skills[1]"),
     ],
 )
 async def test_a_skill_that_cannot_be_is_refused_by_its_place(served: Served, skills: list[Json], param: str) -> None:

@@ -295,7 +295,14 @@ async def scrape_until(url: str, name: str, wanted: float) -> Answer:
             await asyncio.sleep(0.1)
 
 
-async def test_a_scrape_of_any_worker_gives_the_sums_of_all_also_of_one_that_was_killed(tmp_path: Path) -> None:
+def folders_of_metrics(workers: list[psutil.Process]) -> set[Path]:
+    return {
+        Path(file.path).parent for process in workers for file in process.memory_maps() if "stack-metrics-" in file.path
+    }
+
+
+async def test_a_scrape_of_any_worker_gives_the_sums_of_all_and_the_files_go_with_the_server(tmp_path: Path) -> None:
+    """Requests of a worker that was killed stay counted."""
     # a copy each, because a run config with many YAML aliases is refused
     more = {"inference": {"provider": "scripted", "turns": json.loads(json.dumps([SAYS] * 30))}}
     sent = 0
@@ -339,18 +346,8 @@ async def test_a_scrape_of_any_worker_gives_the_sums_of_all_also_of_one_that_was
         await send(new, 4)
         await send(other, 1)
         scraped = await scrape_until(served.url, "stack_requests_in_flight", 1)
-    assert {its["worker"] for its, _ in read(scraped)["process_open_fds"]} == {"0", "1"}
-    assert not any("worker" in its for its, _ in read(scraped)["stack_requests_total"])
-
-
-async def test_the_files_of_the_metrics_go_with_the_server(tmp_path: Path) -> None:
-    store = {"provider": "sqlite", "path": str(tmp_path / "kv.db")}
-    async with worker_processes(tmp_path, store) as served:
-        (folder,) = {
-            Path(file.path).parent
-            for process in served.processes()
-            for file in process.memory_maps()
-            if "stack-metrics-" in file.path
-        }
+        (folder,) = folders_of_metrics(served.processes())
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
+    assert {its["worker"] for its, _ in read(scraped)["process_open_fds"]} == {"0", "1"}
+    assert not any("worker" in its for its, _ in read(scraped)["stack_requests_total"])

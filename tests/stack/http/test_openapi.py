@@ -132,6 +132,17 @@ CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "retrieve an item": lambda client: client.conversations.items.retrieve("msg_1", conversation_id="conv_1"),
     "delete an item": lambda client: client.conversations.items.delete("msg_1", conversation_id="conv_1"),
     "upload": lambda client: client.files.create(file=("a.txt", b"a"), purpose="assistants"),
+    "store a skill": lambda client: client.skills.create(files=("skill.zip", b"PK")),
+    "list skills": lambda client: client.skills.list(limit=2, order="asc", after="skill_1"),
+    "read a skill": lambda client: client.skills.retrieve("skill_1"),
+    "choose a skill's default": lambda client: client.skills.update("skill_1", default_version="2"),
+    "delete a skill": lambda client: client.skills.delete("skill_1"),
+    "load a skill": lambda client: client.skills.content.retrieve("skill_1"),
+    "store a version": lambda client: client.skills.versions.create("skill_1", files=("skill.zip", b"PK")),
+    "list versions": lambda client: client.skills.versions.list("skill_1", limit=2, order="asc", after="skillver_1"),
+    "read a version": lambda client: client.skills.versions.retrieve("latest", skill_id="skill_1"),
+    "delete a version": lambda client: client.skills.versions.delete("1", skill_id="skill_1"),
+    "load a version": lambda client: client.skills.versions.content.retrieve("1", skill_id="skill_1"),
     "begin an upload": lambda client: client.uploads.create(
         bytes=1, filename="a", mime_type="text/plain", purpose="batch", expires_after=EXPIRY
     ),

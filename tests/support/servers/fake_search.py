@@ -12,6 +12,7 @@ from aiohttp import web
 from apis.errors import ToolFailed
 from apis.tool_runtime import ToolCall, ToolRuntime
 from tests.support.servers.fake_exa import FAILURES, HOSTILE, KEY
+from tests.support.servers.listening import listening_app
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,8 @@ class FakeSearch:
     async def listening(self) -> AsyncGenerator["FakeSearch"]:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._search)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with listening_app(app) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     async def _search(self, request: web.Request) -> web.StreamResponse:
         assert (request.path, request.method) == (self.dialect.path, self.dialect.method)

@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import BodyPartReader, web
 
 from tests.support.models.images import GIF, PNG
+from tests.support.servers.listening import listening_app
 
 Json = dict[str, Any]
 USAGE: Json = {
@@ -56,14 +57,8 @@ class ImagesServer:
         app.router.add_post("/v1/images/generations", self._generate)
         app.router.add_post("/v1/images/edits", self._edit)
         app.router.add_get("/files/{name}", self._file)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with listening_app(app) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     def config(self, **fields: Any) -> Json:
         """The section `image_generator` that speaks to this server."""

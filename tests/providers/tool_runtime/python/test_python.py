@@ -22,7 +22,7 @@ from apis.errors import ConfigError, ToolFailed
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolCall, ToolResult
 from providers.kv_store.memory import Memory
-from providers.skills.inline import Inline
+from providers.skills.kv import StoredSkills
 from providers.tool_runtime.python.provider import Python
 from tests.conformance.tool_runtime import LAWS, Subject, an_endless_call_ends_in_words
 
@@ -40,7 +40,7 @@ def memory() -> KVStore:
 
 
 def build(kv_store: KVStore, **fields: Any) -> Python:
-    return Python(Python.Config.model_validate(fields), None, kv_store, Inline(Inline.Config()))
+    return Python(Python.Config.model_validate(fields), None, kv_store, StoredSkills(StoredSkills.Config(), kv_store))
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ import pytest_asyncio
 
 from apis.tool_runtime import ToolCall, ToolResult
 from providers.kv_store.memory import Memory
-from providers.skills.inline import Inline
+from providers.skills.kv import StoredSkills
 from providers.tool_runtime.python.provider import Python
 from tests.providers.tool_runtime.python.python_abuses import ABUSES
 from tests.providers.tool_runtime.python.python_escapes import ESCAPES, MARK, PRELUDE
@@ -98,7 +98,8 @@ def host() -> Iterator[Host]:
 @asynccontextmanager
 async def started(**fields: Any) -> AsyncGenerator[Python]:
     config = Python.Config.model_validate({"timeout_s": 2, "cpu_s": 1, "memory_mib": 128, **fields})
-    python = Python(config, None, Memory(Memory.Config()), Inline(Inline.Config()))
+    store = Memory(Memory.Config())
+    python = Python(config, None, store, StoredSkills(StoredSkills.Config(), store))
     await python.start()
     try:
         yield python

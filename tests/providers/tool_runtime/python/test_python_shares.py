@@ -11,7 +11,7 @@ from apis.errors import Overloaded, ToolFailed
 from apis.fair_share import FairShare, Tenants
 from apis.tool_runtime import ToolCall
 from providers.kv_store.memory import Memory
-from providers.skills.inline import Inline
+from providers.skills.kv import StoredSkills
 from providers.tool_runtime.python.messages import SessionFailure
 from providers.tool_runtime.python.provider import Python
 from providers.tool_runtime.python.session import PythonSession
@@ -40,8 +40,9 @@ async def use_once(pool: PythonSessionPool, tenant: str, name: str) -> None:
 async def test_a_tenant_whose_programs_fill_its_share_takes_no_container_from_another(tmp_path: Path) -> None:
     """S6: programs of one tenant neither end another's idle container nor keep it from a new one."""
     config = Python.Config.model_validate({"max_sessions": 4})
+    store = Memory(Memory.Config())
     python = Python(
-        config, None, Memory(Memory.Config()), Inline(Inline.Config()), Tenants(frozenset({"loud", "quiet"}))
+        config, None, store, StoredSkills(StoredSkills.Config(), store), Tenants(frozenset({"loud", "quiet"}))
     )
     await python.start()
     try:

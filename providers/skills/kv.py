@@ -1,0 +1,234 @@
+"""StoredSkills: skills of requests, and those that tenants have stored in the stack's own KVStore."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from openai.types import Skill
+from openai.types.skills import SkillVersion
+from pydantic import Field
+
+from apis.errors import InvalidRequest, NotFound, Overloaded
+from apis.provider import Provider
+from apis.skills.bundle import SkillBundle, SkillFile
+from apis.skills.skills import SkillListParams, Skills
+from apis.storage.keys import new_id_key
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.pages import Page, first_page, page_after
+from apis.storage.records import decode_record, encode_record
+from apis.wire.tools import InlineSkill, SkillReference, SkillSource
+from providers.skills.archives import read_files, read_inline
+from providers.skills.bundle import MAX_BUNDLE_BYTES, MAX_FILES, read_bundle
+from providers.skills.records import (
+    StoredSkill,
+    StoredVersion,
+    archive_key,
+    count_key,
+    is_skill_id,
+    skill_key,
+    skill_not_found,
+    version_not_found,
+)
+
+_MAX_ATTEMPTS: Final = 50
+
+
+class StoredSkills(Skills):
+    """Skills shared by all workers that share the store. A version appears in the same write as its archive, and goes
+    in the same write."""
+
+    class Config(Provider.Config):
+        """Bounds of the skills of one tenant, and of the versions of one skill, each of 8 MiB at most."""
+
+        max_tenant_skills: int = Field(default=200, ge=1, le=100_000)
+        max_versions: int = Field(default=50, ge=1, le=1000)
+
+    def __init__(self, config: Config, kv_store: KVStore) -> None:
+        self.now: Callable[[], float] = time.time
+        self.max_bundle_bytes = MAX_BUNDLE_BYTES
+        self.max_files = MAX_FILES
+        self._config = config
+        self._kv = kv_store
+
+    async def load(self, sources: Sequence[SkillSource], *, tenant: str) -> Sequence[SkillBundle]:
+        bundles: dict[str, SkillBundle] = {}
+        available_bytes, available_files = MAX_BUNDLE_BYTES, MAX_FILES
+        for index, source in enumerate(sources):
+            param = f"skills[{index}]"
+            bundle = await self._load_one(source, param, tenant)
+            if bundle.name in bundles:
+                message = f"Two skills are named '{bundle.name}'."
+                named = f"{param}.name" if isinstance(source, InlineSkill) else f"{param}.skill_id"
+                raise InvalidRequest(message, param=named, code="invalid_value")
+            available_bytes -= sum(len(file.data) for file in bundle.files)
+            available_files -= len(bundle.files)
+            if available_bytes < 0 or available_files < 0:
+                message = f"All skills together have {MAX_FILES} files and {MAX_BUNDLE_BYTES >> 20} MiB at most."
+                raise InvalidRequest(message, param=param, code="invalid_value")
+            bundles[bundle.name] = bundle
+        return list(bundles.values())
+
+    async def create(self, files: Sequence[SkillFile], *, tenant: str) -> Skill:
+        await self._kv.require_room(tenant)
+        archive, bundle = await asyncio.to_thread(read_files, files)
+        skill_id = f"skill_{new_id_key()}"
+        version = self._new_version(1, bundle)
+        skill = StoredSkill(version.created_at, 1, 2, [version])
+        puts = [
+            Put(skill_key(tenant, skill_id), encode_record(skill), expect=ABSENT),
+            Put(archive_key(tenant, skill_id, 1), archive),
+        ]
+        for _ in range(_MAX_ATTEMPTS):
+            count, count_version = await self._load_count(tenant)
+            if count >= self._config.max_tenant_skills:
+                message = f"You have {count} skills already (`skills.max_tenant_skills`). Delete some first."
+                raise InvalidRequest(message, param="files", code="storage_quota_exceeded")
+            put_count = Put(count_key(tenant), encode_record(count + 1), expect=count_version)
+            if await self._kv.write([*puts, put_count]) is not None:
+                return skill.to_wire(skill_id)
+        raise _too_many_changes()
+
+    async def list(self, params: SkillListParams, *, tenant: str) -> Page[Skill]:
+        if params.after and not is_skill_id(params.after):
+            raise InvalidRequest("There is no skill with this id.", param="after", code="invalid_value")
+        last = skill_key(tenant, params.after) if params.after else ""
+        is_reverse = params.order == "desc"
+        after, before = ("", last) if is_reverse else (last, "")
+        entries = await self._kv.scan(
+            skill_key(tenant, ""), after=after, before=before, limit=params.limit + 1, reverse=is_reverse
+        )
+        skills = [decode_record(entry, StoredSkill).to_wire(key.rpartition("/")[2]) for key, entry in entries]
+        return first_page(skills, params.limit)
+
+    async def get(self, skill_id: str, *, tenant: str) -> Skill:
+        return (await self._load_skill(skill_id, tenant))[0].to_wire(skill_id)
+
+    async def set_default(self, skill_id: str, version: str, *, tenant: str) -> Skill:
+        for _ in range(_MAX_ATTEMPTS):
+            skill, entry_version = await self._load_skill(skill_id, tenant)
+            chosen = skill.find(version)
+            if chosen is None:
+                message = f"The skill has no version '{version}'."
+                raise InvalidRequest(message, param="default_version", code="invalid_value")
+            skill.default_number = chosen.number
+            if await self._kv.write([_put_skill(tenant, skill_id, skill, entry_version)]) is not None:
+                return skill.to_wire(skill_id)
+        raise _too_many_changes()
+
+    async def delete(self, skill_id: str, *, tenant: str) -> None:
+        for _ in range(_MAX_ATTEMPTS):
+            skill, entry_version = await self._load_skill(skill_id, tenant)
+            if await self._delete_skill(skill_id, skill, entry_version, tenant):
+                return
+        raise _too_many_changes()
+
+    async def create_version(
+        self, skill_id: str, files: Sequence[SkillFile], *, is_default: bool, tenant: str
+    ) -> SkillVersion:
+        await self._load_skill(skill_id, tenant)
+        await self._kv.require_room(tenant)
+        archive, bundle = await asyncio.to_thread(read_files, files)
+        for _ in range(_MAX_ATTEMPTS):
+            skill, entry_version = await self._load_skill(skill_id, tenant)
+            if len(skill.versions) >= self._config.max_versions:
+                message = f"The skill has {len(skill.versions)} versions already (`skills.max_versions`). Delete some."
+                raise InvalidRequest(message, param="files", code="storage_quota_exceeded")
+            version = self._new_version(skill.next_number, bundle)
+            skill.versions.append(version)
+            skill.next_number += 1
+            if is_default:
+                skill.default_number = version.number
+            put_archive = Put(archive_key(tenant, skill_id, version.number), archive)
+            if await self._kv.write([_put_skill(tenant, skill_id, skill, entry_version), put_archive]) is not None:
+                return version.to_wire(skill_id)
+        raise _too_many_changes()
+
+    async def list_versions(self, skill_id: str, params: SkillListParams, *, tenant: str) -> Page[SkillVersion]:
+        skill, _ = await self._load_skill(skill_id, tenant)
+        versions = [version.to_wire(skill_id) for version in skill.versions]
+        ordered = versions if params.order == "asc" else versions[::-1]
+        return page_after(ordered, params, lambda version: version.id, "The skill has no version with this id.")
+
+    async def get_version(self, skill_id: str, version: str, *, tenant: str) -> SkillVersion:
+        skill, _ = await self._load_skill(skill_id, tenant)
+        return _require_version(skill, version).to_wire(skill_id)
+
+    async def delete_version(self, skill_id: str, version: str, *, tenant: str) -> SkillVersion:
+        for _ in range(_MAX_ATTEMPTS):
+            skill, entry_version = await self._load_skill(skill_id, tenant)
+            deleted = _require_version(skill, version)
+            if len(skill.versions) == 1:
+                if await self._delete_skill(skill_id, skill, entry_version, tenant):
+                    return deleted.to_wire(skill_id)
+                continue
+            if deleted.number == skill.default_number:
+                message = "The default version cannot be deleted: make another one the default first."
+                raise InvalidRequest(message, param="version", code="invalid_value")
+            skill.versions.remove(deleted)
+            ops: list[Op] = [
+                _put_skill(tenant, skill_id, skill, entry_version),
+                Delete(archive_key(tenant, skill_id, deleted.number)),
+            ]
+            if await self._kv.write(ops) is not None:
+                return deleted.to_wire(skill_id)
+        raise _too_many_changes()
+
+    async def read_archive(self, skill_id: str, version: str | None, *, tenant: str) -> bytes:
+        skill, _ = await self._load_skill(skill_id, tenant)
+        number = _require_version(skill, version).number
+        entry = await self._kv.get(archive_key(tenant, skill_id, number))
+        if entry is None:  # deleted meanwhile
+            raise version_not_found(str(number))
+        return entry.value
+
+    async def _load_one(self, source: SkillSource, param: str, tenant: str) -> SkillBundle:
+        if isinstance(source, SkillReference):
+            try:
+                archive = await self.read_archive(source.skill_id, source.version, tenant=tenant)
+            except NotFound as exc:
+                exc.param = f"{param}.{exc.param}"
+                raise
+            return await asyncio.to_thread(read_bundle, archive)
+        bundle = await asyncio.to_thread(read_inline, source, f"{param}.source.data")
+        if bundle.name != source.name:
+            message = f"The archive is the skill '{bundle.name}', as its SKILL.md says, not '{source.name:.64}'."
+            raise InvalidRequest(message, param=f"{param}.name", code="invalid_value")
+        return SkillBundle(bundle.name, source.description, bundle.files)
+
+    def _new_version(self, number: int, bundle: SkillBundle) -> StoredVersion:
+        return StoredVersion(number, f"skillver_{new_id_key()}", int(self.now()), bundle.name, bundle.description)
+
+    async def _load_skill(self, skill_id: str, tenant: str) -> tuple[StoredSkill, int]:
+        entry = await self._kv.get(skill_key(tenant, skill_id)) if is_skill_id(skill_id) else None
+        if entry is None:
+            raise skill_not_found(skill_id)
+        return decode_record(entry, StoredSkill), entry.version
+
+    async def _load_count(self, tenant: str) -> tuple[int, int]:
+        entry = await self._kv.get(count_key(tenant))
+        return (0, ABSENT) if entry is None else (decode_record(entry, int), entry.version)
+
+    async def _delete_skill(self, skill_id: str, skill: StoredSkill, entry_version: int, tenant: str) -> bool:
+        count, count_version = await self._load_count(tenant)
+        ops: list[Op] = [
+            Delete(skill_key(tenant, skill_id), entry_version),
+            Put(count_key(tenant), encode_record(max(0, count - 1)), expect=count_version),
+            *(Delete(archive_key(tenant, skill_id, version.number)) for version in skill.versions),
+        ]
+        return await self._kv.write(ops) is not None
+
+
+def _put_skill(tenant: str, skill_id: str, skill: StoredSkill, expect: int) -> Put:
+    return Put(skill_key(tenant, skill_id), encode_record(skill), expect=expect)
+
+
+def _require_version(skill: StoredSkill, version: str | None) -> StoredVersion:
+    stored = skill.find(version)
+    if stored is None:
+        raise version_not_found(str(version))
+    return stored
+
+
+def _too_many_changes() -> Overloaded:
+    return Overloaded("Too many of your skills change at once. Try again.")

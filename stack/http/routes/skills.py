@@ -1,0 +1,118 @@
+"""/v1/skills: folders of instructions and scripts, in numbered versions, for the containers of the shell."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.skills.bundle import SkillFile
+from apis.skills.skills import CreateSkillVersion, SkillListParams, Skills, UpdateSkill
+from stack.http.answers import deleted_response, model_response, page_response, value_response
+from stack.http.context import HttpContext, Route, Services, require_section
+from stack.http.parsing import to_invalid_request
+from stack.http.uploads import open_uploads, read_model, read_query
+
+_BOOLEANS: Final = {"true": True, "false": False}
+_DOWNLOAD_HEADERS: Final = {
+    "content-disposition": 'attachment; filename="skill.zip"',
+    "x-content-type-options": "nosniff",
+}
+
+
+async def create_skill(http: Request, context: HttpContext, services: Services) -> Response:
+    skills = _require_skills(services)
+    files, _ = await _read_files(http, context, services)
+    return model_response(await skills.create(files, tenant=context.tenant))
+
+
+async def list_skills(http: Request, context: HttpContext, services: Services) -> Response:
+    params = read_query(http, SkillListParams)
+    return page_response(await _require_skills(services).list(params, tenant=context.tenant))
+
+
+async def get_skill(http: Request, context: HttpContext, services: Services) -> Response:
+    return model_response(await _require_skills(services).get(http.path_params["skill_id"], tenant=context.tenant))
+
+
+async def update_skill(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, UpdateSkill)
+    skill = await _require_skills(services).set_default(
+        http.path_params["skill_id"], request.default_version, tenant=context.tenant
+    )
+    return model_response(skill)
+
+
+async def delete_skill(http: Request, context: HttpContext, services: Services) -> Response:
+    skill_id = http.path_params["skill_id"]
+    await _require_skills(services).delete(skill_id, tenant=context.tenant)
+    return deleted_response(skill_id, "skill.deleted")
+
+
+async def get_skill_content(http: Request, context: HttpContext, services: Services) -> Response:
+    archive = await _require_skills(services).read_archive(
+        http.path_params["skill_id"], http.path_params.get("version"), tenant=context.tenant
+    )
+    return Response(archive, headers=_DOWNLOAD_HEADERS, media_type="application/zip")
+
+
+async def create_skill_version(http: Request, context: HttpContext, services: Services) -> Response:
+    skills = _require_skills(services)
+    files, fields = await _read_files(http, context, services)
+    try:
+        request = CreateSkillVersion.model_validate({key: _BOOLEANS.get(value, value) for key, value in fields.items()})
+    except ValidationError as exc:
+        raise to_invalid_request(exc.errors(include_url=False)[0], fields) from None
+    version = await skills.create_version(
+        http.path_params["skill_id"], files, is_default=request.default, tenant=context.tenant
+    )
+    return model_response(version)
+
+
+async def list_skill_versions(http: Request, context: HttpContext, services: Services) -> Response:
+    params = read_query(http, SkillListParams)
+    skill_id = http.path_params["skill_id"]
+    return page_response(await _require_skills(services).list_versions(skill_id, params, tenant=context.tenant))
+
+
+async def get_skill_version(http: Request, context: HttpContext, services: Services) -> Response:
+    skill_id, version = http.path_params["skill_id"], http.path_params["version"]
+    return model_response(await _require_skills(services).get_version(skill_id, version, tenant=context.tenant))
+
+
+async def delete_skill_version(http: Request, context: HttpContext, services: Services) -> Response:
+    skill_id, version = http.path_params["skill_id"], http.path_params["version"]
+    deleted = await _require_skills(services).delete_version(skill_id, version, tenant=context.tenant)
+    fields = {"id": deleted.id, "object": "skill.version.deleted", "deleted": True, "version": deleted.version}
+    return value_response(fields)
+
+
+SKILL_ROUTES: Final = (
+    Route("POST", "/skills", create_skill, form=BaseModel, file_field="files"),
+    Route("GET", "/skills", list_skills, query=SkillListParams),
+    Route("GET", "/skills/{skill_id}", get_skill),
+    Route("POST", "/skills/{skill_id}", update_skill, body=UpdateSkill),
+    Route("DELETE", "/skills/{skill_id}", delete_skill),
+    Route("GET", "/skills/{skill_id}/content", get_skill_content),
+    Route("POST", "/skills/{skill_id}/versions", create_skill_version, form=CreateSkillVersion, file_field="files"),
+    Route("GET", "/skills/{skill_id}/versions", list_skill_versions, query=SkillListParams),
+    Route("GET", "/skills/{skill_id}/versions/{version}", get_skill_version),
+    Route("DELETE", "/skills/{skill_id}/versions/{version}", delete_skill_version),
+    Route("GET", "/skills/{skill_id}/versions/{version}/content", get_skill_content),
+)
+
+
+def _require_skills(services: Services) -> Skills:
+    return require_section(services.stack.skills, "keeps no skills", "skills")
+
+
+async def _read_files(
+    http: Request, context: HttpContext, services: Services
+) -> tuple[Sequence[SkillFile], dict[str, str]]:
+    """Return the files of the form, and its other fields. The files are counted as a body is: they are in memory."""
+    skills = _require_skills(services)
+    async with open_uploads(http, skills.max_bundle_bytes, skills.max_files + 1, field="files") as (uploads, fields):
+        size_bytes = sum(upload.size or 0 for upload in uploads)
+        services.shares.cover_body(context.body_places, size_bytes, context.tenant)
+        return [SkillFile(upload.filename or "", await upload.read()) for upload in uploads], fields
