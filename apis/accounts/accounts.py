@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from apis.accounts.charges import Meter
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT, Limiter, RateLimit
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
@@ -119,8 +120,12 @@ class Accounts(Provider, ABC):
         """Return the directory of projects and keys, None where they can only be changed in the run config."""
         return None
 
+    def meter(self) -> Meter | None:
+        """Return the meter of requests, None where neither limits nor usage are counted."""
+        return None
+
     def limiter(self) -> Limiter | None:
-        """Return the counter of limited requests, None where no caller has limits."""
+        """Return the limits of projects, None where no caller has limits."""
         return None
 
     def usage_log(self) -> UsageLog | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
+from openai.types.responses import Response
 from pydantic import Field
 
 from apis.wire.base import Wire
@@ -13,6 +14,9 @@ from apis.wire.base import Wire
 HOUR_S: Final = 3600
 MAX_BUCKETS: Final[Mapping[str, int]] = {"1h": 168, "1d": 31}
 """The most buckets of one page, by their width."""
+_HOSTED_CALLS: Final = frozenset(
+    {"code_interpreter_call", "file_search_call", "image_generation_call", "mcp_call", "web_search_call"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class UsageCounts:
     reasoning_tokens: int = 0
     tool_calls: dict[str, int] = field(default_factory=dict[str, int])
     """Calls of hosted tools by the type of their item, such as `web_search_call`."""
+    cost: int = 0
+    """The price of all of it when it was counted, in NANOS of the currency."""
 
     def plus(self, other: Self) -> Self:
         """Return the sums of both."""
@@ -36,16 +42,21 @@ class UsageCounts:
             self.output_tokens + other.output_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             dict(Counter(self.tool_calls) + Counter(other.tool_calls)),
+            self.cost + other.cost,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSubject:
-    """Who used which model; empty fields stand for all of them."""
+    """Who used which model, and how; empty fields stand for all of them. `category` is `embeddings`, or empty for all
+    requests that generate."""
 
     project_id: str = ""
     key_id: str = ""
     model: str = ""
+    category: str = ""
+    service_tier: str = ""
+    is_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,33 @@ class UsageQuery(Wire):
         )
 
 
+def count_hosted_calls(response: Response) -> dict[str, int]:
+    """Return the numbers of calls of hosted tools by the type of their item. A shell that runs at the client's side is
+    none of the server's."""
+    counter: Counter[str] = Counter()
+    for item in response.output:
+        if item.type in _HOSTED_CALLS or (
+            item.type == "shell_call" and item.environment is not None and item.environment.type != "local"
+        ):
+            counter[item.type] += 1
+    return dict(counter)
+
+
+def count_response(response: Response) -> UsageCounts:
+    """Return the usage of one response that has ended."""
+    usage = response.usage
+    if usage is None:
+        return UsageCounts()
+    return UsageCounts(
+        1,
+        usage.input_tokens,
+        usage.input_tokens_details.cached_tokens,
+        usage.output_tokens,
+        usage.output_tokens_details.reasoning_tokens,
+        count_hosted_calls(response),
+    )
+
+
 def sum_by_group(entries: Iterable[UsageEntry], query: UsageQuery) -> dict[UsageSubject, UsageCounts]:
     """Return the sums of the entries that the query admits, by its groups."""
     sums: dict[UsageSubject, UsageCounts] = {}
@@ -98,12 +136,9 @@ def sum_by_group(entries: Iterable[UsageEntry], query: UsageQuery) -> dict[Usage
 
 
 class UsageLog(ABC):
-    """Sums of what was used, in the store: shared by all workers, and lost of a killed process for a second at most."""
-
-    @abstractmethod
-    def add(self, subject: UsageSubject, counts: UsageCounts) -> None:
-        """Add to the sums of this hour. Returns at once; the store is written within a second."""
+    """Sums of what was used, in the store, shared by all workers; `Meter` adds to them."""
 
     @abstractmethod
     async def read(self, start_time: int, end_time: int) -> list[UsageEntry]:
-        """Return the entries of the hours from `start_time` on and before `end_time`, oldest first."""
+        """Return the entries of the hours from `start_time` on and before `end_time`, oldest first. They include every
+        response that was stored before the call."""

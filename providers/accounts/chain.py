@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from apis.accounts.accounts import Accounts, Caller
+from apis.accounts.charges import Meter
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import Limiter
 from apis.accounts.usage import UsageLog
@@ -33,6 +34,10 @@ class ChainedAccounts(Accounts):
     def directory(self) -> AccountDirectory | None:
         """Return the directory of the first provider that has one."""
         return next((own for provider in self._providers if (own := provider.directory())), None)
+
+    def meter(self) -> Meter | None:
+        """Return the meter of the first provider that has one, for the callers of all."""
+        return next((own for provider in self._providers if (own := provider.meter())), None)
 
     def limiter(self) -> Limiter | None:
         """Return the limiter of the first provider that has one."""

@@ -46,3 +46,8 @@ def usage_key(hour: int | None, subject: str, process_name: str) -> str:
 def last_use_key(key_id: str) -> str:
     """Return the key of the time at which an API key was last used; the value is seconds of Unix time."""
     return f"{ROOT}/last_uses/{key_id}"
+
+
+def heartbeat_key(process_name: str) -> str:
+    """Return the key that exists while a process renews it: the guard of the reservations of its requests."""
+    return f"{ROOT}/heartbeats/{process_name}"

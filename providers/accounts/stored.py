@@ -16,7 +16,9 @@ from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.storage.records import decode_record, reading_stored
 from providers.accounts.directory import StoredDirectory
 from providers.accounts.key_cache import KeyCache
+from providers.accounts.ledger import StoredLedger
 from providers.accounts.limiter import StoredLimiter, read_limits
+from providers.accounts.prices import ModelPrice, Prices
 from providers.accounts.records import SALT_KEY, digest_reference_key, last_use_key, limits_key, project_key
 from providers.accounts.usage_log import StoredUsageLog
 
@@ -32,16 +34,20 @@ class StoredAccounts(Accounts):
     stored as a hash, may expire and be bound to scopes, and is refused everywhere within a second once revoked."""
 
     class Config(Provider.Config):
-        """`usage_retention_days` is how long the sums of each hour are stored."""
+        """`usage_retention_days` is how long the sums of each hour are stored. `prices` are those of a million tokens
+        by model, in `currency`."""
 
         usage_retention_days: float = Field(default=400, gt=0)
+        prices: dict[str, ModelPrice] = Field(default_factory=dict[str, ModelPrice])
+        currency: str = Field(default="usd", pattern=r"^[a-z]{3}$")
 
     def __init__(self, config: Config, kv_store: KVStore) -> None:
         self._kv = kv_store
         self._cache = KeyCache(self._read_caller)
         self._directory = StoredDirectory(kv_store)
         self._limiter = StoredLimiter(kv_store)
-        self._usage_log = StoredUsageLog(kv_store, config.usage_retention_days)
+        self._ledger = StoredLedger(kv_store, Prices(config.prices), config.usage_retention_days * 86_400)
+        self._usage_log = StoredUsageLog(kv_store, self._ledger)
         self._salt_secret: bytes | None = None
         self._uses_written_at: dict[str, float] = {}
 
@@ -52,11 +58,11 @@ class StoredAccounts(Accounts):
         if entry is None:
             raise StorageCorrupt
         self._salt_secret = entry.value
+        self._ledger.start()
 
     async def close(self) -> None:
         await self._cache.close()
-        await self._limiter.close()
-        await self._usage_log.close()
+        await self._ledger.close()
 
     async def authenticate(self, key: bytes) -> Caller | None:
         if not key:
@@ -66,6 +72,9 @@ class StoredAccounts(Accounts):
 
     def directory(self) -> StoredDirectory:
         return self._directory
+
+    def meter(self) -> StoredLedger:
+        return self._ledger
 
     def limiter(self) -> StoredLimiter:
         return self._limiter

@@ -12,6 +12,7 @@ from typing import Any
 
 from openai.types.responses import Response
 
+from apis.accounts.charges import Charge
 from apis.documents.fetcher import Fetcher
 from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
@@ -116,9 +117,15 @@ class Loop(Responses):
         await self._streams.close()
 
     async def create(
-        self, request: CreateResponse, *, tenant: str, response_id: str | None = None
+        self,
+        request: CreateResponse,
+        *,
+        tenant: str,
+        response_id: str | None = None,
+        charge: Charge | None = None,
     ) -> AsyncGenerator[ResponseEventBatch]:
         pending = await self._prepare_new(request, tenant, self._preparer.new_ids(response_id))
+        pending = pending.charged_to(charge)
         view = self._views.of_create(request)
         if request.background:
             async with pending.lock or nullcontext(), aclosing(self._background.create(pending)) as logged_batches:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from apis.accounts.accounts import NO_CALLER, Caller
-from apis.accounts.limits import Reservation
+from apis.accounts.charges import Charge
 from apis.errors import Unsupported
 from apis.fair_share import Place
 from stack.build import Stack
@@ -45,8 +45,10 @@ class HttpContext:
     """The sender, its key and that key's rights; as `tenant`, unknown until the edge has authenticated the request."""
     authenticate_again: Callable[[], Awaitable[Caller]] | None = None
     """Returns the caller of a WebSocket's key as it is now, or raises Unauthorized; None where no key is needed."""
-    reservation: Reservation | None = None
-    """Tokens that the request has reserved under its limits; the edge settles it when the request is over."""
+    charge: Charge | None = None
+    """The charge of a request that reaches a model; the edge ends it when the request is over."""
+    is_batch_line: bool = False
+    """True for a request of a batch, which has no connection."""
     response_id: str | None = None
     """The id that a create of a response has to use; None lets the route choose one."""
     body_places: list[Place] = field(default_factory=list[Place])

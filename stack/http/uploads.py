@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from apis.errors import InvalidRequest, PayloadTooLarge
 from apis.wire.field_rows import refused_fields
-from stack.http.access.metering import reserve_tokens
+from stack.http.access.metering import open_charge
 from stack.http.access.privileges import require_request
 from stack.http.context import get_context, get_services
 from stack.http.parsing import ModelT, read_request, to_invalid_request
@@ -85,7 +85,9 @@ async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> Mo
     body = await read_body(http, max_bytes)
     request = await _parse_granted(http, body, model)
     context, accounts = get_context(http.scope), get_services(http.scope).stack.accounts
-    context.reservation = await reserve_tokens(accounts, context.caller, request, len(body))
+    context.charge = await open_charge(
+        accounts, context.caller, request, len(body), is_batch=context.is_batch_line
+    )
     return request
 
 

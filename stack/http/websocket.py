@@ -14,7 +14,7 @@ from openai.types.responses import ResponseStreamEvent
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from apis.accounts.limits import Reservation
+from apis.accounts.charges import Charge
 from apis.errors import (
     InvalidRequest,
     NotFound,
@@ -29,7 +29,7 @@ from apis.errors import (
 from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
-from stack.http.access.metering import reserve_tokens, settle_tokens
+from stack.http.access.metering import end_charge, open_charge
 from stack.http.access.privileges import require_request
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
@@ -103,7 +103,7 @@ class _SocketHandler:
         self._tenant = context.tenant
         self._caller = context.caller
         self._authenticate_again = context.authenticate_again
-        self._reserve_tokens = partial(reserve_tokens, services.stack.accounts)
+        self._open_charge = partial(open_charge, services.stack.accounts)
         self._shares = services.shares
         self._add_salt = services.cache_salts.add_salt
         self._dialect: ApiDialect = dialect
@@ -221,14 +221,17 @@ class _SocketHandler:
         record = RequestRecord(self._request_id, WEBSOCKET, _PATHS[0])
         record.status = 200
         events: Sequence[ResponseStreamEvent] = ()
-        reservation: Reservation | None = None
+        charge: Charge | None = None
         try:
             request, generate = await _parse_create(create_message)
             require_request(self._caller, request)
-            reservation = await self._reserve_tokens(self._caller, request, create_message.size_bytes)
+            charge = await self._open_charge(self._caller, request, create_message.size_bytes)
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
             created = self._session.create(
-                self._add_salt(request, self._tenant), stream_id=create_message.stream_id, generate=generate
+                self._add_salt(request, self._tenant),
+                stream_id=create_message.stream_id,
+                generate=generate,
+                charge=charge,
             )
             record.expect_response()
             async with aclosing(created) as batches:
@@ -261,8 +264,8 @@ class _SocketHandler:
             _release(create_message.places)
             del self._running_tasks[create_message.stream_id]
             self._finish_response(record)
-            if reservation is not None:
-                settle_tokens(reservation, record)
+            if charge is not None:
+                end_charge(charge, record)
             self._start_queued()
 
     def _log_bug(self, exc: Exception) -> StackError:

@@ -109,7 +109,9 @@ class BackgroundResponses:
             msgspec.Raw(pending.conversation.input_items_to_json(pending.ids)),
             pending.ids.item_id_count,
             pending.created_at,
+            charge=None if pending.charge is None else pending.charge.record,
         )
+        charge_ops = pending.charge.adopt_ops(ref.run_key) if pending.charge is not None else ()
         response = pending.build_initial_response("queued")
         queued = ResponseQueuedEvent(type="response.queued", response=response, sequence_number=0)
         first_events = [ResponseCreatedEvent(type="response.created", response=response, sequence_number=0), queued]
@@ -125,13 +127,15 @@ class BackgroundResponses:
             try:
                 async with hand_over_lock(pending.lock) as lock_ops:
                     claimed_run = await self._runs.add(
-                        *(ref, priority, stored_request, [log_op, *lock_ops]),
+                        *(ref, priority, stored_request, [log_op, *lock_ops, *charge_ops]),
                         is_portable=is_portable,
                         start_now=place is not None,
                     )
             except LeaseLost:
                 assert pending.lock is not None  # ids are random: only the lock's write can fail
                 raise await pending.lock.lost_error() from None
+            if pending.charge is not None:
+                pending.charge.confirm_adoption()
             if claimed_run is not None:
                 self._executor.add_local(ref, pending)
                 self._workers.start_run(claimed_run, place)

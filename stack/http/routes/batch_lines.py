@@ -15,7 +15,7 @@ from apis.accounts.accounts import Caller
 from apis.batches.batches import LineAnswer
 from apis.errors import ConversationLocked, NotFound, StackError, error_to_body, internal_error
 from apis.telemetry import REQUEST_ID, TRACE_HEADERS
-from stack.http.access.metering import log_usage
+from stack.http.access.metering import end_charge
 from stack.http.context import Handler, HttpContext, Services, set_context
 from stack.http.request_record import RequestRecord
 from stack.http.routes.chat import create_chat_completion
@@ -52,7 +52,7 @@ class RouteLineExecutor:
         record = RequestRecord(f"req_{secrets.token_hex(16)}", "POST", _ROUTE)
         REQUEST_ID.set(record.id)
         TRACE_HEADERS.set({})
-        context = HttpContext(record, self._services.metrics.count_request, {}, tenant=tenant, response_id=response_id)
+        context = HttpContext(record, self._services.metrics.count_request, {}, tenant=tenant, caller=Caller(tenant), response_id=response_id, is_batch_line=True)
         try:
             answer = await self._load_earlier(endpoint, record.id, context)
             if answer is None:
@@ -74,7 +74,8 @@ class RouteLineExecutor:
                 place.release()
             record.status = record.status or 499
             context.finish_request(record)
-            log_usage(self._services.stack.accounts, Caller(tenant), record)
+            if context.charge is not None:
+                end_charge(context.charge, record)
         return answer
 
     async def _load_earlier(self, endpoint: str, request_id: str, context: HttpContext) -> LineAnswer | None:

@@ -10,11 +10,13 @@ from openai import AsyncOpenAI, PermissionDeniedError, RateLimitError
 from openai.types.admin.organization.projects import ProjectRateLimit
 
 from apis.accounts.accounts import MAX_KEY_AGE_S, Caller
+from apis.accounts.charges import Amounts, Demand
 from apis.accounts.limits import RateLimit
 from apis.errors import QuotaExceeded, RateLimited, TokenRateLimited
 from apis.storage.records import decode_record
 from providers.accounts.counters import UseCounter, Windows
-from providers.accounts.limiter import StoredLimiter
+from providers.accounts.ledger import StoredLedger
+from providers.accounts.prices import Prices
 from providers.kv_store.memory import Memory
 from stack.http.routes.table import API_ROUTES
 from tests.stack.http.raw import ask, bearer, check_error
@@ -180,12 +182,12 @@ async def count_tokens(served: Served, project_id: str) -> int:
 
 async def test_two_workers_admit_exactly_as_many_requests_as_the_limit() -> None:
     store = Memory(Memory.Config())
-    workers = [StoredLimiter(store), StoredLimiter(store)]
+    workers = [StoredLedger(store, Prices({}), 1e6), StoredLedger(store, Prices({}), 1e6)]
     limits = {"*": RateLimit(day_requests=40), "scripted": RateLimit(day_tokens=3000)}
 
     async def attempt(number: int) -> bool:
         try:
-            await workers[number % 2].reserve("p", limits, 50)
+            await workers[number % 2].open_charge(("p", "k"), limits, Demand(output_tokens=50))
         except RateLimited:
             return False
         return True
@@ -193,27 +195,30 @@ async def test_two_workers_admit_exactly_as_many_requests_as_the_limit() -> None
     admitted = await asyncio.gather(*(attempt(number) for number in range(120)))
     assert sum(admitted) == 40
     with pytest.raises(RateLimited):
-        await workers[0].reserve("p", {"*": limits["*"]}, 1)
+        await workers[0].open_charge(("p", "k"), {"*": limits["*"]}, Demand(output_tokens=1))
     # a refusal under one limit counts under none of the others
-    await workers[1].reserve("p", {"scripted": limits["scripted"]}, 1000)
+    await workers[1].open_charge(("p", "k"), {"scripted": limits["scripted"]}, Demand(output_tokens=1000))
     with pytest.raises(TokenRateLimited):
-        await workers[1].reserve("p", {"scripted": limits["scripted"]}, 1)
+        await workers[1].open_charge(("p", "k"), {"scripted": limits["scripted"]}, Demand(output_tokens=1))
+    for worker in workers:
+        await worker.close()
 
 
 def test_a_window_ends_and_a_late_settlement_touches_no_later_one() -> None:
     november = Windows.at(1_795_391_999)
     december = Windows.at(1_796_083_200)
-    counter = UseCounter(november).add(1, 100)
-    later = counter.advance(december).add(1, 10)
+    counter = UseCounter(november).begin(Amounts(100), is_background=False)
+    part, reserved = counter.reserve("*", Amounts(100)), Amounts(100)
+    later = counter.advance(december).begin(Amounts(10), is_background=False)
     assert (later.minute_tokens, later.day_tokens, later.month_tokens) == (10, 10, 10)
-    assert later.settle(-100, november) == later
+    assert later.settle(part, Amounts(), reserved) == later
     assert later.advance(november) == later
     next_minute = counter.advance(Windows(november.minute + 1, november.day, november.month))
-    settled = next_minute.settle(-60, november)
+    settled = next_minute.settle(part, Amounts(40), reserved)
     assert (settled.minute_tokens, settled.day_tokens, settled.month_tokens) == (0, 40, 40)
     with pytest.raises(QuotaExceeded):
-        settled.require_room(RateLimit(month_tokens=50), 11, "p")
-    settled.require_room(RateLimit(month_tokens=50), 10, "p")
+        settled.require_room(RateLimit(month_tokens=50), Amounts(11), "p", is_background=False)
+    settled.require_room(RateLimit(month_tokens=50), Amounts(10), "p", is_background=False)
 
 
 def test_limits_apply_by_project_key_and_model() -> None:
