@@ -116,6 +116,11 @@ class Accounts(Provider, ABC):
     async def authenticate(self, key: bytes) -> Caller | None:
         """Return the caller whose key this is, None if no one has it. Raises StoreUnavailable."""
 
+    @abstractmethod
+    async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
+        """Return the caller with the key of this id, for work that is done after its request has ended; None if the
+        key was revoked or has expired. Raises StoreUnavailable."""
+
     def directory(self) -> AccountDirectory | None:
         """Return the directory of projects and keys, None where they can only be changed in the run config."""
         return None

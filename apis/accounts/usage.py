@@ -68,16 +68,20 @@ class UsageEntry:
     counts: UsageCounts
 
 
+UsageGroup = Literal["project_id", "api_key_id", "model", "batch", "service_tier"]
+
+
 class UsageQuery(Wire):
     """Query of the usage in a range of time. Buckets begin at whole hours or days (UTC)."""
 
     start_time: int = Field(ge=0, le=2**40, strict=False)
     end_time: int | None = Field(default=None, ge=0, le=2**40, strict=False)
     bucket_width: Literal["1h", "1d"] = "1d"
-    group_by: list[Literal["project_id", "api_key_id", "model"]] = Field(default=[], max_length=3)
+    group_by: list[UsageGroup] = Field(default=[], max_length=5)
     project_ids: list[str] = Field(default=[], max_length=1000)
     api_key_ids: list[str] = Field(default=[], max_length=1000)
     models: list[str] = Field(default=[], max_length=1000)
+    batch: bool | None = Field(default=None, strict=False)
     limit: int | None = Field(default=None, ge=1, le=168)
     page: str | None = Field(default=None, max_length=20, pattern=r"^\d+$")
 
@@ -87,6 +91,7 @@ class UsageQuery(Wire):
             (not self.project_ids or subject.project_id in self.project_ids)
             and (not self.api_key_ids or subject.key_id in self.api_key_ids)
             and (not self.models or subject.model in self.models)
+            and self.batch in (None, subject.is_batch)
         )
 
     def group(self, subject: UsageSubject) -> UsageSubject:
@@ -95,6 +100,8 @@ class UsageQuery(Wire):
             subject.project_id if "project_id" in self.group_by else "",
             subject.key_id if "api_key_id" in self.group_by else "",
             subject.model if "model" in self.group_by else "",
+            service_tier=subject.service_tier if "service_tier" in self.group_by else "",
+            is_batch=subject.is_batch and "batch" in self.group_by,
         )
 
 

@@ -31,6 +31,12 @@ class ChainedAccounts(Accounts):
                 return caller
         return None
 
+    async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
+        for provider in self._providers:
+            if (caller := await provider.find_caller(project_id, key_id)) is not None:
+                return caller
+        return None
+
     def directory(self) -> AccountDirectory | None:
         """Return the directory of the first provider that has one."""
         return next((own for provider in self._providers if (own := provider.directory())), None)

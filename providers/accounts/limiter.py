@@ -55,4 +55,3 @@ def _apply(limit: RateLimit, update: UpdateRateLimit) -> RateLimit:
     sent: dict[str, int | None] = {field: getattr(update, name) for name, field in LIMIT_FIELDS.items()}
     changes = {field: None if value >= NO_LIMIT else value for field, value in sent.items() if value is not None}
     return replace(limit, **changes)
-

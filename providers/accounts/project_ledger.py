@@ -44,8 +44,9 @@ _RETRY_S: Final = 0.5
 _FLUSH_TIMEOUT_S: Final = 2.0
 _MAX_ROUND: Final = 200
 """Requests and ends of one write."""
-_COLLECT_INTERVAL_S: Final = 0.1
-"""Seconds between two looks in vain at the ends of other processes because a request would be refused."""
+_REST_FACTOR: Final = 4
+"""A look in vain at the ends of other processes, because a request would be refused, is followed by a pause of this
+many times its duration."""
 _MAX_COLLECTED: Final = 1000
 
 UsageRow = tuple[int, UsageSubject]
@@ -121,7 +122,7 @@ class ProjectLedger:
         self._usage: dict[UsageRow, UsageCounts] = {}
         self._unsure: _UnsureEnds | None = None
         self._flushes: list[asyncio.Future[None]] = []
-        self._collected_at = 0.0
+        self._next_collection_at = 0.0
         self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -308,7 +309,8 @@ class ProjectLedger:
 
     async def _collect_own(self, ends: list[PendingEnd]) -> None:
         """Add to `ends` those that other processes have stored, and the reservations that have become void."""
-        if time.monotonic() - self._collected_at < _COLLECT_INTERVAL_S:
+        began_at = time.monotonic()
+        if began_at < self._next_collection_at:
             return
         rows = await self._kv.scan(f"{CHARGES_PREFIX}{self._project_id}/", limit=_MAX_COLLECTED)
         known = {end.record.id for end in ends}
@@ -316,7 +318,8 @@ class ProjectLedger:
             [row for row in rows if row[0].split("/")[-2] not in known], await find_void_guards(self._kv, rows)
         )
         if not self._ends:
-            self._collected_at = time.monotonic()
+            now = time.monotonic()
+            self._next_collection_at = now + _REST_FACTOR * (now - began_at)
         ends += self._ends
         self._ends = []
 

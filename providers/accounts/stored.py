@@ -12,6 +12,7 @@ from apis.accounts.directory import Project, StoredKey
 from apis.accounts.scopes import ADMIN_SCOPE, Grant, parse_project_scopes
 from apis.errors import StorageCorrupt, StoreUnavailable
 from apis.provider import Provider
+from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.storage.records import decode_record, reading_stored
 from providers.accounts.directory import StoredDirectory
@@ -19,7 +20,14 @@ from providers.accounts.key_cache import KeyCache
 from providers.accounts.ledger import StoredLedger
 from providers.accounts.limiter import StoredLimiter, read_limits
 from providers.accounts.prices import ModelPrice, Prices
-from providers.accounts.records import SALT_KEY, digest_reference_key, last_use_key, limits_key, project_key
+from providers.accounts.records import (
+    SALT_KEY,
+    digest_reference_key,
+    last_use_key,
+    limits_key,
+    project_key,
+    stored_key_key,
+)
 from providers.accounts.usage_log import StoredUsageLog
 
 _log = logging.getLogger(__name__)
@@ -49,6 +57,7 @@ class StoredAccounts(Accounts):
         self._ledger = StoredLedger(kv_store, Prices(config.prices), config.usage_retention_days * 86_400)
         self._usage_log = StoredUsageLog(kv_store, self._ledger)
         self._salt_secret: bytes | None = None
+        self._digests: dict[tuple[str, str], bytes] = {}
         self._uses_written_at: dict[str, float] = {}
 
     async def start(self) -> None:
@@ -68,6 +77,20 @@ class StoredAccounts(Accounts):
         if not key:
             return None
         caller = await self._cache.load(digest_key(key))
+        return None if caller is None or caller.has_expired else caller
+
+    async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
+        if not (is_safe_id(project_id) and is_safe_id(key_id)):
+            return None
+        digest = self._digests.get((project_id, key_id))
+        if digest is None:
+            entry = await self._kv.get(stored_key_key(project_id, key_id))
+            if entry is None:
+                return None
+            if len(self._digests) >= _MAX_USES:
+                self._digests.clear()
+            digest = self._digests[project_id, key_id] = bytes.fromhex(decode_record(entry, StoredKey).digest)
+        caller = await self._cache.load(digest)
         return None if caller is None or caller.has_expired else caller
 
     def directory(self) -> StoredDirectory:

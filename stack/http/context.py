@@ -57,6 +57,11 @@ class HttpContext:
     """The id of the conversation, vector store or container that the request has created."""
 
     @property
+    def is_over_limit(self) -> bool:
+        """True of a request that was refused under the limits of its key, before any work."""
+        return bool(self.caller.limits) and self.charge is None
+
+    @property
     def is_administrator(self) -> bool:
         """True if the sender may see and manage what belongs to no single tenant."""
         return self.caller.is_administrator

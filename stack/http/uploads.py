@@ -85,9 +85,7 @@ async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> Mo
     body = await read_body(http, max_bytes)
     request = await _parse_granted(http, body, model)
     context, accounts = get_context(http.scope), get_services(http.scope).stack.accounts
-    context.charge = await open_charge(
-        accounts, context.caller, request, len(body), is_batch=context.is_batch_line
-    )
+    context.charge = await open_charge(accounts, context.caller, request, len(body), is_batch=context.is_batch_line)
     return request
 
 

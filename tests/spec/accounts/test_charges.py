@@ -142,9 +142,8 @@ async def test_a_write_that_raised_and_happened_is_counted_once(monkeypatch: pyt
             raise StoreUnavailable("The answer was lost.")
         return versions
 
-    charges: list[Charge] = []
-    for _ in range(6):
-        charges.append(await ledger.open_charge(CALLER, LIMITS | {"org/model": RateLimit()}, Demand("", 0, 50)))
+    limits = LIMITS | {"org/model": RateLimit()}
+    charges = [await ledger.open_charge(CALLER, limits, Demand("", 0, 50)) for _ in range(6)]
     monkeypatch.setattr(store, "write", write_and_fail)
     monkeypatch.setattr("providers.accounts.project_ledger._RETRY_S", 0.01)
     for charge in charges[:4]:
@@ -191,17 +190,17 @@ async def test_workers_that_count_at_once_agree_with_the_sum_of_the_parts() -> N
     store = Memory(Memory.Config())
     ledgers = [new_ledger(store) for _ in range(4)]
     limits = {"*": RateLimit(month_tokens=3000)}
-    admitted = refused = 0
+    admitted: list[int] = []
+    refused: list[int] = []
 
     async def work(number: int) -> None:
-        nonlocal admitted, refused
         ledger = ledgers[number % 4]
         try:
             charge = await ledger.open_charge(CALLER, limits, Demand("", 0, 100))
         except RateLimited:
-            refused += 1
+            refused.append(number)
             return
-        admitted += 1
+        admitted.append(number)
         if number % 3:
             await store_end(store, charge)
             if number % 3 == 1:
@@ -210,19 +209,19 @@ async def test_workers_that_count_at_once_agree_with_the_sum_of_the_parts() -> N
             charge.end(USE)
 
     for first in range(0, 400, 8):
-        refused = 0
+        refused.clear()
         await asyncio.gather(*(work(number) for number in range(first, first + 8)))
         await asyncio.gather(*(ledger.settle_all() for ledger in ledgers))
-        if refused == 8:
+        if len(refused) == 8:
             break
     await asyncio.gather(*(ledger.settle_all() for ledger in ledgers))
     for ledger in ledgers:
         await ledger.close()
-    assert (await sum_usage(store)).requests == admitted
+    assert (await sum_usage(store)).requests == len(admitted)
     counter = await read_counter(store)
-    assert (counter.month_tokens, counter.concurrent_responses) == (42 * admitted, 0)
+    assert (counter.month_tokens, counter.concurrent_responses) == (42 * len(admitted), 0)
     # of 3000 tokens, no more is unused than one reservation
-    assert refused == 8
+    assert len(refused) == 8
     assert 3000 - 100 < counter.month_tokens <= 3000
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, PermissionDeniedError, RateLimitError
+from openai import AsyncOpenAI, RateLimitError
 from openai.types.admin.organization.projects import ProjectRateLimit
 
 from apis.accounts.accounts import MAX_KEY_AGE_S, Caller
@@ -227,11 +227,3 @@ def test_limits_apply_by_project_key_and_model() -> None:
     assert caller.find_limits("m").keys() == {"*", "m", "key:k"}
     assert caller.find_limits(None).keys() == {"*", "key:k"}
     assert Caller("p", "k").find_limits("m") == {}
-
-
-async def test_a_project_with_limits_creates_no_batches(served: Served, projects: Any) -> None:
-    """Requests in a file are executed later, without their key: its limits would not hold."""
-    client, _ = await new_client(served, projects, max_requests_per_1_minute=100)
-    async with client:
-        with pytest.raises(PermissionDeniedError, match="not counted under limits"):
-            await client.batches.create(input_file_id="file-1", endpoint="/v1/responses", completion_window="24h")

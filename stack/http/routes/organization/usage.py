@@ -48,11 +48,11 @@ USAGE_ROUTES: Final = (Route("GET", "/organization/usage/completions", list_comp
 def _bucket_to_json(start: int, width_s: int, entries: list[UsageEntry], query: UsageQuery) -> JsonObject:
     end = start + width_s
     sums = sum_by_group((entry for entry in entries if start <= entry.start_time < end), query)
-    results = [_result_to_json(group, counts) for group, counts in sums.items()]
+    results = [_result_to_json(group, counts, query) for group, counts in sums.items()]
     return {"object": "bucket", "start_time": start, "end_time": end, "results": results}
 
 
-def _result_to_json(group: UsageSubject, counts: UsageCounts) -> JsonObject:
+def _result_to_json(group: UsageSubject, counts: UsageCounts, query: UsageQuery) -> JsonObject:
     """Return an `organization.usage.completions.result`. The last two fields are extensions."""
     return {
         "object": "organization.usage.completions.result",
@@ -64,8 +64,8 @@ def _result_to_json(group: UsageSubject, counts: UsageCounts) -> JsonObject:
         "api_key_id": group.key_id or None,
         "model": group.model or None,
         "user_id": None,
-        "batch": None,
-        "service_tier": None,
+        "batch": group.is_batch if "batch" in query.group_by else None,
+        "service_tier": group.service_tier or None,
         "output_reasoning_tokens": counts.reasoning_tokens,
         "tool_calls": counts.tool_calls,
     }
