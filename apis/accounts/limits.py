@@ -16,6 +16,8 @@ KEY_SUBJECT_PREFIX: Final = "key:"
 """Before the id of a key, the subject of that key's requests; any other subject is a model."""
 NO_LIMIT: Final = 1_000_000_000
 """Number that stands for no limit where OpenAI's objects require one."""
+NO_BYTES_LIMIT: Final = 2**53
+"""Number of bytes that stands for no limit."""
 NANOS: Final = 1_000_000_000
 """Parts of one unit of the currency in which costs are counted, so that sums are exact."""
 
@@ -23,7 +25,7 @@ NANOS: Final = 1_000_000_000
 @dataclass(frozen=True, slots=True)
 class RateLimit:
     """The most of one subject in a minute, day or month of the clock (UTC), and of responses at a time; None is no
-    bound. `month_cost` is in NANOS of the currency."""
+    bound. `month_cost` is in NANOS of the currency; `stored_bytes` are of the whole project only."""
 
     minute_requests: int | None = None
     minute_tokens: int | None = None
@@ -33,6 +35,7 @@ class RateLimit:
     day_tool_calls: int | None = None
     concurrent_responses: int | None = None
     background_responses: int | None = None
+    stored_bytes: int | None = None
     month_cost: int | None = None
 
 
@@ -45,12 +48,18 @@ LIMIT_FIELDS: Final[Mapping[str, str]] = {
     "max_tool_calls_per_1_day": "day_tool_calls",
     "max_concurrent_responses": "concurrent_responses",
     "max_background_responses": "background_responses",
+    "max_stored_bytes": "stored_bytes",
 }
 """The fields of RateLimit by their names in the API; money has objects of its own."""
 
 
+def unbounded_value(field: str) -> int:
+    """Return the number that stands for no bound of a field of RateLimit."""
+    return NO_BYTES_LIMIT if field == "stored_bytes" else NO_LIMIT
+
+
 class UpdateRateLimit(Wire):
-    """Body that sets a limit; absent fields stay as they are. The last five are extensions of OpenAI's API."""
+    """Body that sets a limit; absent fields stay as they are. The last six are extensions of OpenAI's API."""
 
     max_requests_per_1_minute: int | None = Field(default=None, ge=0, le=NO_LIMIT)
     max_tokens_per_1_minute: int | None = Field(default=None, ge=0, le=NO_LIMIT)
@@ -60,6 +69,7 @@ class UpdateRateLimit(Wire):
     max_tool_calls_per_1_day: int | None = Field(default=None, ge=0, le=NO_LIMIT)
     max_concurrent_responses: int | None = Field(default=None, ge=0, le=NO_LIMIT)
     max_background_responses: int | None = Field(default=None, ge=0, le=NO_LIMIT)
+    max_stored_bytes: int | None = Field(default=None, ge=0, le=NO_BYTES_LIMIT)
 
 
 class RateLimitPage(AccountPage):

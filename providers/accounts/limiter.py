@@ -3,7 +3,14 @@
 from dataclasses import replace
 from typing import Final
 
-from apis.accounts.limits import LIMIT_FIELDS, NO_LIMIT, Limiter, RateLimit, UpdateRateLimit
+from apis.accounts.limits import (
+    LIMIT_FIELDS,
+    WHOLE_PROJECT,
+    Limiter,
+    RateLimit,
+    UpdateRateLimit,
+    unbounded_value,
+)
 from apis.errors import InvalidRequest, NotFound, Overloaded
 from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
@@ -27,6 +34,8 @@ class StoredLimiter(Limiter):
     async def set_limit(self, project_id: str, subject: str, update: UpdateRateLimit) -> RateLimit:
         if not is_safe_id(subject):
             raise InvalidRequest("A limit is for '*', a model or 'key:KEY_ID'.", param="rate_limit_id")
+        if update.max_stored_bytes is not None and subject != WHOLE_PROJECT:
+            raise InvalidRequest("Stored bytes are limited for a whole project: 'rl-*'.", param="max_stored_bytes")
         for _ in range(_ATTEMPTS):
             entry, key = await self._load(project_id)
             limits = read_limits(entry)
@@ -53,5 +62,7 @@ def read_limits(entry: Entry | None) -> LimitTable:
 
 def _apply(limit: RateLimit, update: UpdateRateLimit) -> RateLimit:
     sent: dict[str, int | None] = {field: getattr(update, name) for name, field in LIMIT_FIELDS.items()}
-    changes = {field: None if value >= NO_LIMIT else value for field, value in sent.items() if value is not None}
+    changes = {
+        field: None if value >= unbounded_value(field) else value for field, value in sent.items() if value is not None
+    }
     return replace(limit, **changes)

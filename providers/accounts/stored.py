@@ -9,6 +9,7 @@ from pydantic import Field
 
 from apis.accounts.accounts import ADMIN_TENANT, Accounts, Caller, digest_key
 from apis.accounts.directory import Project, StoredKey
+from apis.accounts.limits import WHOLE_PROJECT
 from apis.accounts.scopes import ADMIN_SCOPE, Grant, parse_project_scopes
 from apis.errors import StorageCorrupt, StoreUnavailable
 from apis.provider import Provider
@@ -120,7 +121,10 @@ class StoredAccounts(Accounts):
             return None
         with reading_stored(record_key):
             key = decode_record(key_entry, StoredKey)
-        caller = Caller(project_id, key.id, _to_grant(key), key.expires_at, read_limits(limits_entry))
+        limits = read_limits(limits_entry)
+        caller = Caller(project_id, key.id, _to_grant(key), key.expires_at, limits)
+        whole = limits.get(WHOLE_PROJECT)
+        self._kv.bound_tenant(project_id, None if whole is None else whole.stored_bytes)
         if project_id != ADMIN_TENANT and not (project_entry and _is_active(decode_record(project_entry, Project))):
             return None
         if not caller.has_expired:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, RateLimitError
+from openai import AsyncOpenAI, BadRequestError, RateLimitError
 from openai.types.admin.organization.projects import ProjectRateLimit
 
 from apis.accounts.accounts import MAX_KEY_AGE_S, Caller
@@ -23,7 +23,7 @@ from tests.stack.http.raw import ask, bearer, check_error
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked
 from tests.support.sdk.websockets import talking
-from tests.support.servers.serving import Served, serving
+from tests.support.servers.serving import Served, scripted, serving
 
 ROOT = {"key": "sk-root", "tenant": "operator", "admin": True}
 CHAINED: dict[str, Any] = {
@@ -146,6 +146,66 @@ async def test_a_budget_that_is_used_up_is_insufficient_quota(served: Served, pr
         async with asyncio.timeout(MAX_KEY_AGE_S + 1):
             while await is_refused(client):
                 pass
+
+
+async def test_responses_at_a_time_are_limited_also_those_on_a_websocket() -> None:
+    slow = scripted([{"text": ["a", "b"]}, {"wait_s": 30}])
+    async with serving(slow, more=CHAINED, server={"api_keys": [ROOT]}) as served:
+        projects = served.client.with_options(admin_api_key="sk-root").admin.organization.projects
+        client, project_id = await new_client(served, projects, max_concurrent_responses=2)
+        async with client:
+            streams = [await client.responses.create(model="scripted", input="hi", stream=True) for _ in range(2)]
+            for call in (
+                client.responses.create(model="scripted", input="hi"),
+                client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "hi"}]),
+            ):
+                with pytest.raises(RateLimitError, match="max_concurrent_responses") as refusal:
+                    await call
+                assert refusal.value.code == "rate_limit_exceeded"
+            async with talking(served, client) as talk:
+                assert (await talk.refused()).status == 429
+            assert len(asked(served)) == 2
+            await streams[0].close()
+            async with asyncio.timeout(5):
+                while await read_running(served, project_id) != 1:  # noqa: ASYNC110 - the store sets no event
+                    await asyncio.sleep(0.02)
+            streams[0] = await client.responses.create(model="scripted", input="hi", stream=True)
+            for stream in streams:
+                await stream.close()
+
+
+async def read_running(served: Served, project_id: str) -> int:
+    ((_, entry),) = await served.stack.kv_store.scan(f"/accounts/counters/{project_id}/")
+    return decode_record(entry, UseCounter).concurrent_responses
+
+
+async def test_calls_of_hosted_tools_are_limited_by_the_day() -> None:
+    turns = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"text": "found"}]]
+    search = {"provider": "tests.support.servers.worker_processes:Search", "slow_s": 0}
+    async with serving(scripted(*turns), more=CHAINED, server={"api_keys": [ROOT]}, tool_runtime=search) as served:
+        projects = served.client.with_options(admin_api_key="sk-root").admin.organization.projects
+        client, _ = await new_client(served, projects, max_tool_calls_per_1_day=1)
+        async with client:
+            tools: Any = [{"type": "web_search"}]
+            response = await client.responses.create(model="scripted", input="hi", tools=tools)
+            assert response.output[0].type == "web_search_call"
+            with pytest.raises(RateLimitError, match="tool calls per day"):
+                await client.responses.create(model="scripted", input="hi", tools=tools)
+            function: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+            await client.responses.create(model="scripted", input="hi", tools=[function])
+
+
+async def test_stored_bytes_of_a_project_are_limited(served: Served, projects: Any) -> None:
+    client, project_id = await new_client(served, projects, max_stored_bytes=5000)
+    async with client:
+        await client.responses.create(model="scripted", input="x" * 6000)
+        error = await eventually_refused(lambda: client.responses.create(model="scripted", input="hello"))
+        assert (error.code, "max_stored_bytes" in error.message) == ("insufficient_quota", True)
+        await client.responses.create(model="scripted", input="hello", store=False)
+        with pytest.raises(BadRequestError, match="whole project"):
+            await projects.rate_limits.update_rate_limit(
+                "rl-scripted", project_id=project_id, extra_body={"max_stored_bytes": 1}
+            )
 
 
 async def test_one_key_of_a_project_can_be_limited(served: Served, projects: Any) -> None:
