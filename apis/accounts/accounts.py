@@ -9,8 +9,9 @@ from typing import Final
 
 from apis.accounts.charges import Meter
 from apis.accounts.directory import AccountDirectory
-from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT, Limiter, RateLimit
+from apis.accounts.limits import KEY_SUBJECT_PREFIX, ORGANIZATION, WHOLE_PROJECT, Limiter, RateLimit
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
+from apis.accounts.spending import SpendLimits
 from apis.accounts.usage import UsageLog
 from apis.errors import PermissionDenied
 from apis.provider import Provider
@@ -33,13 +34,13 @@ class Caller:
     grant: Grant = field(default_factory=Grant)
     expires_at: float | None = None
     limits: Mapping[str, RateLimit] = field(default_factory=dict[str, RateLimit])
-    """The limits of the project by subject: WHOLE_PROJECT, `key:KEY_ID` or a model."""
+    """The limits of the project by subject: WHOLE_PROJECT, `key:KEY_ID` or a model; and that of all projects."""
 
     def find_limits(self, model: str | None) -> Mapping[str, RateLimit]:
         """Return the limits that apply to a request for the model, by subject."""
         if not self.limits:
             return {}
-        subjects = (WHOLE_PROJECT, f"{KEY_SUBJECT_PREFIX}{self.key_id}", model or "")
+        subjects = (ORGANIZATION, WHOLE_PROJECT, f"{KEY_SUBJECT_PREFIX}{self.key_id}", model or "")
         return {subject: self.limits[subject] for subject in subjects if subject in self.limits}
 
     @property
@@ -133,9 +134,17 @@ class Accounts(Provider, ABC):
         """Return the limits of projects, None where no caller has limits."""
         return None
 
+    def spend_limits(self) -> SpendLimits | None:
+        """Return the limits of spending, None where nothing has a price."""
+        return None
+
     def usage_log(self) -> UsageLog | None:
         """Return the log of what callers use, None where it is not stored."""
         return None
+
+    def currency(self) -> str:
+        """Return the currency of the prices: three lower-case letters of ISO 4217."""
+        return "usd"
 
     def cache_salt_secret(self) -> bytes | None:
         """Return a secret that all workers share and no client knows, None where the tenants are those of the run

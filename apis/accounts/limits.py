@@ -14,6 +14,8 @@ WHOLE_PROJECT: Final = "*"
 """Subject of the limit of all of a project's requests together."""
 KEY_SUBJECT_PREFIX: Final = "key:"
 """Before the id of a key, the subject of that key's requests; any other subject is a model."""
+ORGANIZATION: Final = "@organization"
+"""Subject of the limit of all projects together, which is of money only."""
 NO_LIMIT: Final = 1_000_000_000
 """Number that stands for no limit where OpenAI's objects require one."""
 NO_BYTES_LIMIT: Final = 2**53

@@ -14,9 +14,8 @@ from apis.wire.base import Wire
 HOUR_S: Final = 3600
 MAX_BUCKETS: Final[Mapping[str, int]] = {"1h": 168, "1d": 31}
 """The most buckets of one page, by their width."""
-_HOSTED_CALLS: Final = frozenset(
-    {"code_interpreter_call", "file_search_call", "image_generation_call", "mcp_call", "web_search_call"}
-)
+_HOSTED_CALLS: Final = frozenset({"code_interpreter_call", "file_search_call", "mcp_call", "web_search_call"})
+COSTS_MAX_BUCKETS: Final = 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,8 @@ class UsageCounts:
     reasoning_tokens: int = 0
     tool_calls: dict[str, int] = field(default_factory=dict[str, int])
     """Calls of hosted tools by the type of their item, such as `web_search_call`."""
+    tool_requests: dict[str, int] = field(default_factory=dict[str, int])
+    """Requests with at least one such call, by the type of the item."""
     cost: int = 0
     """The price of all of it when it was counted, in NANOS of the currency."""
 
@@ -42,6 +43,7 @@ class UsageCounts:
             self.output_tokens + other.output_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             dict(Counter(self.tool_calls) + Counter(other.tool_calls)),
+            dict(Counter(self.tool_requests) + Counter(other.tool_requests)),
             self.cost + other.cost,
         )
 
@@ -105,16 +107,65 @@ class UsageQuery(Wire):
         )
 
 
+class ImagesUsageQuery(UsageQuery):
+    """Query of the usage of generated images."""
+
+
+class WebSearchUsageQuery(UsageQuery):
+    """Query of the usage of web searches."""
+
+
+class FileSearchUsageQuery(UsageQuery):
+    """Query of the usage of file searches."""
+
+
+class CostsQuery(Wire):
+    """Query of the costs in a range of time; a line item is a model."""
+
+    start_time: int = Field(ge=0, le=2**40, strict=False)
+    end_time: int | None = Field(default=None, ge=0, le=2**40, strict=False)
+    bucket_width: Literal["1d"] = "1d"
+    group_by: list[Literal["project_id", "api_key_id", "line_item"]] = Field(default=[], max_length=3)
+    project_ids: list[str] = Field(default=[], max_length=1000)
+    api_key_ids: list[str] = Field(default=[], max_length=1000)
+    line_items: list[str] = Field(default=[], max_length=1000)
+    limit: int | None = Field(default=None, ge=1, le=COSTS_MAX_BUCKETS)
+    page: str | None = Field(default=None, max_length=20, pattern=r"^\d+$")
+
+    def to_usage_query(self) -> UsageQuery:
+        """Return the query of the usage that these are the costs of."""
+        groups = ["model" if group == "line_item" else group for group in self.group_by]
+        return UsageQuery.model_validate(
+            {
+                "start_time": self.start_time,
+                "group_by": groups,
+                "project_ids": self.project_ids,
+                "api_key_ids": self.api_key_ids,
+                "models": self.line_items,
+            }
+        )
+
+
 def count_hosted_calls(response: Response) -> dict[str, int]:
     """Return the numbers of calls of hosted tools by the type of their item. A shell that runs at the client's side is
-    none of the server's."""
+    none of the server's, and an image that was not generated is none."""
     counter: Counter[str] = Counter()
     for item in response.output:
-        if item.type in _HOSTED_CALLS or (
-            item.type == "shell_call" and item.environment is not None and item.environment.type != "local"
-        ):
-            counter[item.type] += 1
-    return dict(counter)
+        match item.type:
+            case "shell_call":
+                is_hosted = item.environment is not None and item.environment.type != "local"
+            case "image_generation_call":
+                is_hosted = item.status == "completed"
+            case _:
+                is_hosted = item.type in _HOSTED_CALLS
+        counter[item.type] += is_hosted
+    return dict(+counter)
+
+
+def count_one_request(tokens: tuple[int, int, int, int], tool_calls: Mapping[str, int]) -> UsageCounts:
+    """Return the usage of one request: tokens of the input, those of it that were cached, tokens of the output, and
+    those of it that are reasoning."""
+    return UsageCounts(1, *tokens, dict(tool_calls), dict.fromkeys(tool_calls, 1))
 
 
 def count_response(response: Response) -> UsageCounts:
@@ -122,14 +173,13 @@ def count_response(response: Response) -> UsageCounts:
     usage = response.usage
     if usage is None:
         return UsageCounts()
-    return UsageCounts(
-        1,
+    tokens = (
         usage.input_tokens,
         usage.input_tokens_details.cached_tokens,
         usage.output_tokens,
         usage.output_tokens_details.reasoning_tokens,
-        count_hosted_calls(response),
     )
+    return count_one_request(tokens, count_hosted_calls(response))
 
 
 def sum_by_group(entries: Iterable[UsageEntry], query: UsageQuery) -> dict[UsageSubject, UsageCounts]:

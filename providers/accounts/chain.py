@@ -9,6 +9,7 @@ from apis.accounts.accounts import Accounts, Caller
 from apis.accounts.charges import Meter
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import Limiter
+from apis.accounts.spending import SpendLimits
 from apis.accounts.usage import UsageLog
 from apis.provider import Provider
 
@@ -49,9 +50,18 @@ class ChainedAccounts(Accounts):
         """Return the limiter of the first provider that has one."""
         return next((own for provider in self._providers if (own := provider.limiter())), None)
 
+    def spend_limits(self) -> SpendLimits | None:
+        """Return the limits of the first provider that has them."""
+        return next((own for provider in self._providers if (own := provider.spend_limits())), None)
+
     def usage_log(self) -> UsageLog | None:
         """Return the log of the first provider that has one, for the callers of all."""
         return next((own for provider in self._providers if (own := provider.usage_log())), None)
+
+    def currency(self) -> str:
+        """Return the currency of the first provider that counts usage."""
+        counting = (provider for provider in self._providers if provider.usage_log() is not None)
+        return next((provider.currency() for provider in counting), super().currency())
 
     def cache_salt_secret(self) -> bytes | None:
         """Return the secret of the first provider that has one."""

@@ -5,6 +5,7 @@ from typing import Final
 
 from apis.accounts.limits import (
     LIMIT_FIELDS,
+    ORGANIZATION,
     WHOLE_PROJECT,
     Limiter,
     RateLimit,
@@ -32,7 +33,7 @@ class StoredLimiter(Limiter):
         return read_limits((await self._load(project_id))[0])
 
     async def set_limit(self, project_id: str, subject: str, update: UpdateRateLimit) -> RateLimit:
-        if not is_safe_id(subject):
+        if not is_safe_id(subject) or subject == ORGANIZATION:
             raise InvalidRequest("A limit is for '*', a model or 'key:KEY_ID'.", param="rate_limit_id")
         if update.max_stored_bytes is not None and subject != WHOLE_PROJECT:
             raise InvalidRequest("Stored bytes are limited for a whole project: 'rl-*'.", param="max_stored_bytes")

@@ -22,21 +22,21 @@ from apis.accounts.charges import (
     Demand,
     OpenCharge,
 )
-from apis.accounts.limits import RateLimit
+from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT, RateLimit
 from apis.accounts.usage import HOUR_S, UsageCounts, UsageEntry, UsageSubject
 from apis.errors import Overloaded, StackError
-from apis.storage.keys import id_to_key_part, new_id_key
+from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.counters import UseCounter, Windows, cap_amounts
 from providers.accounts.prices import Prices
-from providers.accounts.records import counter_key, usage_key
+from providers.accounts.records import find_counter_key, usage_key
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS: Final = 200
 _MAX_PAUSE_S: Final = 0.02
 """Longest pause before another attempt, after another process has written the same counter."""
-_COUNTER_TTL_S: Final = 32 * 24 * 3600.0
+COUNTER_TTL_S: Final = 32 * 24 * 3600.0
 _END_DELAY_S: Final = 0.05
 """Seconds for which ends wait for others, or for the next request, to share a write."""
 _RETRY_S: Final = 0.5
@@ -288,7 +288,7 @@ class ProjectLedger:
         keys = [
             *charge_keys,
             *(self._usage_key(row) for row in missing_rows),
-            *(counter_key(self._project_id, id_to_key_part(subject)) for subject in missing),
+            *(find_counter_key(self._project_id, subject) for subject in missing),
         ]
         if not keys:
             return
@@ -335,8 +335,8 @@ class ProjectLedger:
                 continue
             self._plan_request(request, counters, round_)
         for subject, counter in round_.counters.items():
-            key = counter_key(self._project_id, id_to_key_part(subject))
-            round_.ops.append(Put(key, encode_record(counter), _COUNTER_TTL_S, self._counters[subject][1]))
+            key = find_counter_key(self._project_id, subject)
+            round_.ops.append(Put(key, encode_record(counter), COUNTER_TTL_S, self._counters[subject][1]))
         for row, counts in round_.usage.items():
             entry = UsageEntry(row[0] * HOUR_S, row[1], counts)
             round_.ops.append(Put(self._usage_key(row), encode_record(entry), self._usage_ttl_s))
@@ -462,4 +462,6 @@ def _fail(requests: Sequence[ChargeRequest], error: StackError) -> None:
 
 
 def _subject_name(project_id: str, subject: str) -> str:
-    return f"project {project_id}" if subject == "*" else f"{subject} in project {project_id}"
+    if subject == ORGANIZATION:
+        return "all projects together"
+    return f"project {project_id}" if subject == WHOLE_PROJECT else f"{subject} in project {project_id}"

@@ -2,7 +2,12 @@
 
 from typing import Final
 
+from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT
+from apis.storage.keys import id_to_key_part
+
 ROOT: Final = "/accounts"
+ORGANIZATION_ID: Final = ".organization"
+"""Stands for a project in the keys of the limits of all projects together. No project has its name."""
 SALT_KEY: Final = f"{ROOT}/cache_salt_secret"
 
 
@@ -34,6 +39,13 @@ def limits_key(project_id: str) -> str:
 def counter_key(project_id: str, subject: str) -> str:
     """Return the key of the counter of one subject's requests and tokens."""
     return f"{ROOT}/counters/{project_id}/{subject}"
+
+
+def find_counter_key(project_id: str, subject: str) -> str:
+    """Return the key of the counter of a limit of a project, its keys or its models, or of all projects together."""
+    if subject == ORGANIZATION:
+        return counter_key(ORGANIZATION_ID, WHOLE_PROJECT)
+    return counter_key(project_id, id_to_key_part(subject))
 
 
 def usage_key(hour: int | None, subject: str, process_name: str) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from apis.accounts.accounts import ADMIN_TENANT, Accounts, Caller, digest_key
 from apis.accounts.directory import Project, StoredKey
-from apis.accounts.limits import WHOLE_PROJECT
+from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT
 from apis.accounts.scopes import ADMIN_SCOPE, Grant, parse_project_scopes
 from apis.errors import StorageCorrupt, StoreUnavailable
 from apis.provider import Provider
@@ -22,6 +22,7 @@ from providers.accounts.ledger import StoredLedger
 from providers.accounts.limiter import StoredLimiter, read_limits
 from providers.accounts.prices import ModelPrice, Prices
 from providers.accounts.records import (
+    ORGANIZATION_ID,
     SALT_KEY,
     digest_reference_key,
     last_use_key,
@@ -29,6 +30,7 @@ from providers.accounts.records import (
     project_key,
     stored_key_key,
 )
+from providers.accounts.spending import StoredSpendLimits
 from providers.accounts.usage_log import StoredUsageLog
 
 _log = logging.getLogger(__name__)
@@ -55,8 +57,10 @@ class StoredAccounts(Accounts):
         self._cache = KeyCache(self._read_caller)
         self._directory = StoredDirectory(kv_store)
         self._limiter = StoredLimiter(kv_store)
+        self._currency = config.currency
         self._ledger = StoredLedger(kv_store, Prices(config.prices), config.usage_retention_days * 86_400)
         self._usage_log = StoredUsageLog(kv_store, self._ledger)
+        self._spend_limits = StoredSpendLimits(kv_store, self._limiter, self._usage_log)
         self._salt_secret: bytes | None = None
         self._digests: dict[tuple[str, str], bytes] = {}
         self._uses_written_at: dict[str, float] = {}
@@ -103,8 +107,14 @@ class StoredAccounts(Accounts):
     def limiter(self) -> StoredLimiter:
         return self._limiter
 
+    def spend_limits(self) -> StoredSpendLimits:
+        return self._spend_limits
+
     def usage_log(self) -> StoredUsageLog:
         return self._usage_log
+
+    def currency(self) -> str:
+        return self._currency
 
     def cache_salt_secret(self) -> bytes | None:
         return self._salt_secret
@@ -115,15 +125,17 @@ class StoredAccounts(Accounts):
             return None
         record_key = reference.value.decode()
         project_id = record_key.split("/")[-2]
-        names = (record_key, project_key(project_id), limits_key(project_id))
-        key_entry, project_entry, limits_entry = await self._kv.get_many(names)
+        names = (record_key, project_key(project_id), limits_key(project_id), limits_key(ORGANIZATION_ID))
+        key_entry, project_entry, limits_entry, organization_entry = await self._kv.get_many(names)
         if key_entry is None:
             return None
         with reading_stored(record_key):
             key = decode_record(key_entry, StoredKey)
         limits = read_limits(limits_entry)
         caller = Caller(project_id, key.id, _to_grant(key), key.expires_at, limits)
-        whole = limits.get(WHOLE_PROJECT)
+        whole, of_all = limits.get(WHOLE_PROJECT), read_limits(organization_entry).get(WHOLE_PROJECT)
+        if of_all is not None and of_all.month_cost is not None:
+            limits[ORGANIZATION] = of_all
         self._kv.bound_tenant(project_id, None if whole is None else whole.stored_bytes)
         if project_id != ADMIN_TENANT and not (project_entry and _is_active(decode_record(project_entry, Project))):
             return None

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from apis.accounts.accounts import CLIENT_TOOLS, Accounts, Caller
 from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Use
-from apis.accounts.usage import UsageCounts
+from apis.accounts.usage import count_one_request
 from stack.http.request_record import RequestRecord
 
 _BYTES_PER_TOKEN: Final = 4
@@ -34,7 +34,8 @@ def end_charge(charge: Charge, record: RequestRecord) -> None:
     worked."""
     if record.tokens is not None:
         tokens = record.tokens
-        counts = UsageCounts(1, tokens.input, tokens.cached, tokens.output, tokens.reasoning, dict(record.tool_calls))
+        token_counts = (tokens.input, tokens.cached, tokens.output, tokens.reasoning)
+        counts = count_one_request(token_counts, record.tool_calls)
         charge.end(Use(record.model, counts, category=record.usage_category, service_tier=record.service_tier))
     elif record.status >= 400 or record.outcome == "failed":
         charge.end(RELEASED_USE)

@@ -14,6 +14,7 @@ from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.organization.keys import KEY_ROUTES
 from stack.http.routes.organization.projects import PROJECT_ROUTES
 from stack.http.routes.organization.rate_limits import RATE_LIMIT_ROUTES
+from stack.http.routes.organization.spending import SPENDING_ROUTES
 from stack.http.routes.organization.usage import USAGE_ROUTES
 from stack.http.routes.overview import OVERVIEW_ROUTES
 from stack.http.routes.response_details import RESPONSE_DETAIL_ROUTES
@@ -40,6 +41,7 @@ API_ROUTES: Final = (
     *KEY_ROUTES,
     *RATE_LIMIT_ROUTES,
     *USAGE_ROUTES,
+    *SPENDING_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
 EXTENSION_ROUTES: Final = (*LISTING_ROUTES, *RESPONSE_DETAIL_ROUTES, *OVERVIEW_ROUTES, *TRACE_ROUTES)
