@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from apis.errors import ConfigError
 from apis.provider import Provider
 from providers import PROVIDERS
-from stack.config import HttpServerConfig
+from stack.server_config import HttpServerConfig
 from stack.wiring import load_provider_class
 
 _INDENT: Final = " " * 6

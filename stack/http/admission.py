@@ -21,8 +21,8 @@ from apis.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from stack.config import HttpServerConfig
 from stack.http.routes.absences import absence_message
+from stack.server_config import HttpServerConfig
 
 UPLOAD_PATHS: Final = re.compile(r"(?:/v1)?/(?:files|uploads/[^/]+/parts)")
 FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")

@@ -7,7 +7,7 @@ from typing import TypeVar
 from apis.chat import TENANT_SALT_PREFIX, ChatRequest
 from apis.completions.completion import CompletionRequest
 from apis.responses import CompactConversation, CreateResponse
-from stack.config import HttpServerConfig
+from stack.server_config import HttpServerConfig
 
 RequestT = TypeVar("RequestT", ChatRequest, CompactConversation, CompletionRequest, CreateResponse)
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from apis.errors import Overloaded, RateLimited
 from apis.fair_share import FairShare, Place
-from stack.config import HttpServerConfig
+from stack.server_config import HttpServerConfig
 
 _PLACE_BYTES: Final = 1024 * 1024
 """Bytes of a body that one place of its share covers."""

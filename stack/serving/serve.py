@@ -19,10 +19,10 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from apis.errors import ConfigError, Overloaded
-from stack.config import HttpServerConfig
 from stack.http.answers import error_response
 from stack.http.edge import PROBE_PATHS
 from stack.http.peer import get_peer
+from stack.server_config import HttpServerConfig
 from stack.serving.connection import HttpServerConnection
 from stack.serving.open_connections import OpenConnections
 from stack.serving.socket_connection import WebSocketServerConnection

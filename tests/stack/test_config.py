@@ -8,7 +8,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from apis.errors import ConfigError
-from stack.config import HttpServerConfig, StackConfig, find_config, is_loopback, load_config
+from stack.config import StackConfig, find_config, is_loopback, load_config
+from stack.server_config import HttpServerConfig
 
 BODY = "inference: {provider: vllm}\nkv_store: {provider: memory}\n"
 

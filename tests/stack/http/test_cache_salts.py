@@ -8,8 +8,8 @@ from openai import AsyncOpenAI
 from apis.chat import TENANT_SALT_PREFIX, ChatRequest, Message
 from apis.errors import Unsupported
 from providers.inference.chat_completions.body import ChatDialect, request_to_body
-from stack.config import HttpServerConfig
 from stack.http.cache_salts import CacheSalts
+from stack.server_config import HttpServerConfig
 from tests.support.sdk.requests import asked
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, serving

@@ -14,8 +14,8 @@ from websockets.exceptions import InvalidStatus
 
 from apis.errors import Overloaded, RateLimited
 from apis.fair_share import Place
-from stack.config import HttpServerConfig
 from stack.http.shares import RequestShares
+from stack.server_config import HttpServerConfig
 from stack.serving import open_connections
 from stack.serving.connection import HttpServerConnection
 from stack.serving.open_connections import OpenConnections, TrackedPeer

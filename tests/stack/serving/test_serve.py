@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from apis.errors import ConfigError
-from stack.config import HttpServerConfig
+from stack.server_config import HttpServerConfig
 from stack.serving.connection import HttpServerConnection
 from stack.serving.serve import bind_listener, listener_url
 
