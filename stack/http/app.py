@@ -16,6 +16,7 @@ from starlette.routing import WebSocketRoute
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
 from stack.console.files import Console
+from stack.http.access.admission_queue import AdmissionQueue
 from stack.http.cache_salts import CacheSalts
 from stack.http.context import Endpoint, Route, Services
 from stack.http.edge import Edge
@@ -104,6 +105,7 @@ def _build_services(stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Rou
         CacheSalts(config, stack.accounts.cache_salt_secret()),
         routes,
         RequestShares(config),
+        AdmissionQueue(config, several_tenants=stack.config.has_several_tenants),
         StoreProbe(stack.kv_store),
     )
 

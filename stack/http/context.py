@@ -15,6 +15,7 @@ from apis.accounts.charges import Charge
 from apis.errors import Unsupported
 from apis.fair_share import Place
 from stack.build import Stack
+from stack.http.access.admission_queue import AdmissionQueue
 from stack.http.answers import client_disconnected_response
 from stack.http.cache_salts import CacheSalts
 from stack.http.metrics import Metrics
@@ -52,7 +53,7 @@ class HttpContext:
     response_id: str | None = None
     """The id that a create of a response has to use; None lets the route choose one."""
     body_places: list[Place] = field(default_factory=list[Place])
-    """Places that the request's body holds until the request is over."""
+    """Places that the request, or its body, holds until the request is over."""
     created_id: str = ""
     """The id of the conversation, vector store or container that the request has created."""
 
@@ -93,6 +94,7 @@ class Services:
     routes: tuple[tuple[str, "Route"], ...]
     """The routes by their full paths, those with and without /v1 once."""
     shares: RequestShares
+    admission: AdmissionQueue
     store_probe: StoreProbe
 
     @property

@@ -105,6 +105,7 @@ class _SocketHandler:
         self._authenticate_again = context.authenticate_again
         self._open_charge = partial(open_charge, services.stack.accounts)
         self._shares = services.shares
+        self._admission = services.admission
         self._add_salt = services.cache_salts.add_salt
         self._dialect: ApiDialect = dialect
         self._max_bytes = config.max_body_bytes
@@ -226,6 +227,7 @@ class _SocketHandler:
             request, generate = await _parse_create(create_message)
             require_request(self._caller, request)
             charge = await self._open_charge(self._caller, request, create_message.size_bytes)
+            create_message.places.append(await self._admission.enter(self._tenant, request))
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
             created = self._session.create(
                 self._add_salt(request, self._tenant),
