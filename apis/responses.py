@@ -271,12 +271,7 @@ class Session(ABC):
 
     @abstractmethod
     def create(
-        self,
-        request: CreateResponse,
-        *,
-        stream_id: str = "",
-        generate: bool = True,
-        charge: Charge | None = None,
+        self, request: CreateResponse, *, stream_id: str = "", generate: bool = True, charge: Charge | None = None
     ) -> AsyncGenerator[Sequence[ResponseStreamEvent]]:
         """Create a response as `Responses.create` does, never in the background; several may run at a time. Without
         `generate` no model is called: the response holds its input for later responses to continue. Raises
@@ -308,12 +303,7 @@ class Responses(Provider, ABC):
 
     @abstractmethod
     def create(
-        self,
-        request: CreateResponse,
-        *,
-        tenant: str,
-        response_id: str | None = None,
-        charge: Charge | None = None,
+        self, request: CreateResponse, *, tenant: str, response_id: str | None = None, charge: Charge | None = None
     ) -> AsyncGenerator[ResponseEventBatch]:
         """Create a response, under a new id or one from the caller (`apis.storage.keys.new_response_id`), and yield its
         events in batches that became ready together; the laws of the stream hold for all. Without `stream` in the

@@ -14,8 +14,9 @@ from apis.accounts.limits import RateLimit
 from apis.errors import StackError
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Entry, KVStore
+from providers.accounts.ledger_round import PendingEnd, RoundPlanner
 from providers.accounts.prices import Prices
-from providers.accounts.project_ledger import PendingEnd, ProjectLedger, find_void_guards
+from providers.accounts.project_ledger import ProjectLedger, find_void_guards
 from providers.accounts.records import heartbeat_key
 
 _log = logging.getLogger(__name__)
@@ -91,9 +92,8 @@ class StoredLedger(Meter):
         if ledger is None:
             if len(self._projects) >= _MAX_PROJECTS:
                 self._projects = {name: each for name, each in self._projects.items() if not each.is_idle}
-            ledger = self._projects[project_id] = ProjectLedger(
-                *(self._kv, project_id, self._process_name, self._guard_key, self._prices, self._usage_ttl_s)
-            )
+            planner = RoundPlanner(project_id, self._process_name, self._guard_key, self._prices, self._usage_ttl_s)
+            ledger = self._projects[project_id] = ProjectLedger(self._kv, planner)
         return ledger
 
     async def _ensure_heartbeat(self) -> None:

@@ -5,13 +5,12 @@ counter has changed since it was read; only other processes can be in the way.
 """
 
 import asyncio
-import hashlib
 import logging
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from apis.accounts.charges import (
@@ -22,21 +21,26 @@ from apis.accounts.charges import (
     Demand,
     OpenCharge,
 )
-from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT, RateLimit
-from apis.accounts.usage import HOUR_S, UsageCounts, UsageEntry, UsageSubject
+from apis.accounts.limits import RateLimit
+from apis.accounts.usage import HOUR_S, UsageCounts, UsageEntry
 from apis.errors import Overloaded, StackError
-from apis.storage.keys import new_id_key
-from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
-from apis.storage.records import decode_record, encode_record
-from providers.accounts.counters import UseCounter, Windows, cap_amounts
-from providers.accounts.prices import Prices
+from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
+from apis.storage.records import decode_record
+from providers.accounts.counters import UseCounter, Windows
+from providers.accounts.ledger_round import (
+    ChargeRequest,
+    LedgerRound,
+    PendingEnd,
+    RoundPlanner,
+    UsageRow,
+    find_usage_row,
+)
 from providers.accounts.records import find_counter_key, usage_key
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS: Final = 200
 _MAX_PAUSE_S: Final = 0.02
 """Longest pause before another attempt, after another process has written the same counter."""
-COUNTER_TTL_S: Final = 32 * 24 * 3600.0
 _END_DELAY_S: Final = 0.05
 """Seconds for which ends wait for others, or for the next request, to share a write."""
 _RETRY_S: Final = 0.5
@@ -49,39 +53,6 @@ _REST_FACTOR: Final = 4
 many times its duration."""
 _MAX_COLLECTED: Final = 1000
 
-UsageRow = tuple[int, UsageSubject]
-
-
-@dataclass(slots=True, eq=False)
-class ChargeRequest:
-    """One request that waits to be admitted. `result` is its record and counters' headers, and the version of its
-    stored reservation."""
-
-    key_id: str
-    limits: Mapping[str, RateLimit]
-    demand: Demand
-    amounts: Amounts
-    result: "asyncio.Future[tuple[ChargeRecord, dict[str, str], int]]"
-
-
-@dataclass(slots=True, eq=False)
-class PendingEnd:
-    """An end to be counted. `open_version` is that of its reservation, None if unknown. `end_version` is that of the
-    stored end, None if unknown, where `is_stored` or `may_be_stored`."""
-
-    end: ChargeEnd | None
-    record: ChargeRecord
-    open_version: int | None = None
-    end_version: int | None = None
-    is_stored: bool = False
-    may_be_stored: bool = False
-
-    @property
-    def is_known(self) -> bool:
-        """True if nothing of it has to be read before it is counted."""
-        has_open = self.open_version is not None or not self.record.parts
-        return has_open and not self.may_be_stored and (not self.is_stored or self.end_version is not None)
-
 
 @dataclass(frozen=True, slots=True)
 class _UnsureEnds:
@@ -91,31 +62,13 @@ class _UnsureEnds:
     usage_put: Put | None
 
 
-@dataclass(slots=True)
-class _Round:
-    """The changes of one write."""
-
-    ops: list[Op]
-    counters: dict[str, UseCounter]
-    usage: dict[UsageRow, UsageCounts]
-    admitted: list[tuple[ChargeRequest, ChargeRecord, dict[str, str], int]]
-    refused: list[tuple[ChargeRequest, StackError]]
-    deleted_keys: set[str]
-
-
 class ProjectLedger:
-    """Admits the requests of one project and counts their ends. `process_name` is in the keys of the usage rows that
-    this process alone writes; `guard_key` guards its reservations."""
+    """Admits the requests of one project and counts their ends."""
 
-    def __init__(
-        self, kv: KVStore, project_id: str, process_name: str, guard_key: str, prices: Prices, usage_ttl_s: float
-    ) -> None:
+    def __init__(self, kv: KVStore, planner: RoundPlanner) -> None:
         self._kv = kv
-        self._project_id = project_id
-        self._process_name = process_name
-        self._guard_key = guard_key
-        self._prices = prices
-        self._usage_ttl_s = usage_ttl_s
+        self._planner = planner
+        self._project_id = planner.project_id
         self._requests: list[ChargeRequest] = []
         self._ends: list[PendingEnd] = []
         self._counters: dict[str, tuple[UseCounter, int]] = {}
@@ -136,7 +89,9 @@ class ProjectLedger:
     ) -> tuple[ChargeRecord, dict[str, str], int]:
         """Return the record of an admitted request, its headers and the version of its reservation. Raises RateLimited,
         QuotaExceeded, StoreUnavailable and Overloaded."""
-        amounts = Amounts(demand.input_tokens + demand.output_tokens, demand.tool_calls, self._prices.estimate(demand))
+        amounts = Amounts(
+            demand.input_tokens + demand.output_tokens, demand.tool_calls, self._planner.prices.estimate(demand)
+        )
         result = asyncio.get_running_loop().create_future()
         request = ChargeRequest(key_id, limits, demand, amounts, result)
         self._requests.append(request)
@@ -232,7 +187,7 @@ class ProjectLedger:
         has_collected = False
         for _ in range(_ATTEMPTS):
             await self._load(requests, ends)
-            round_ = self._plan(requests, ends)
+            round_ = self._planner.plan(requests, ends, self._counters, self._usage)
             if round_.refused and not has_collected:
                 has_collected = True
                 self._counters.clear()
@@ -246,7 +201,7 @@ class ProjectLedger:
             await asyncio.sleep(random.uniform(0, _MAX_PAUSE_S))  # noqa: S311 - no secret
         raise Overloaded("Too many requests of this project arrive at the same time.", retry_after_s=1)
 
-    async def _write(self, round_: _Round, ends: list[PendingEnd]) -> list[int] | None:
+    async def _write(self, round_: LedgerRound, ends: list[PendingEnd]) -> list[int] | None:
         """Write a round. One that raises may have happened: what it wrote of the usage shows that later."""
         usage_prefix = usage_key(None, "", "")
         puts = [op for op in round_.ops if isinstance(op, Put)]
@@ -280,14 +235,14 @@ class ProjectLedger:
         """Read what is not in memory, and remove the ends that others have counted."""
         unknown = [end for end in ends if not end.is_known]
         charge_keys = [key for end in unknown for key in (end.record.open_key, end.record.end_key)]
-        rows = {_usage_row(end.end) for end in ends if end.end is not None and end.end.counts.requests}
+        rows = {find_usage_row(end.end) for end in ends if end.end is not None and end.end.counts.requests}
         missing_rows = [row for row in rows if row not in self._usage]
         subjects = {subject for request in requests for subject in request.limits}
         subjects |= {part.subject for end in ends for part in end.record.parts}
         missing = [subject for subject in subjects if subject not in self._counters]
         keys = [
             *charge_keys,
-            *(self._usage_key(row) for row in missing_rows),
+            *(self._planner.usage_key(row) for row in missing_rows),
             *(find_counter_key(self._project_id, subject) for subject in missing),
         ]
         if not keys:
@@ -296,7 +251,7 @@ class ProjectLedger:
         for index, end in enumerate(unknown):
             if not _take_versions(end, entries[2 * index], entries[2 * index + 1]):
                 ends.remove(end)
-        late_rows = {_usage_row(end.end) for end in unknown if end.end is not None} - rows
+        late_rows = {find_usage_row(end.end) for end in unknown if end.end is not None} - rows
         rest = entries[len(charge_keys) :]
         for row, entry in zip(missing_rows, rest[: len(missing_rows)], strict=True):
             self._usage[row] = UsageCounts() if entry is None else decode_record(entry, UsageEntry).counts
@@ -323,77 +278,7 @@ class ProjectLedger:
         ends += self._ends
         self._ends = []
 
-    def _plan(self, requests: Sequence[ChargeRequest], ends: Sequence[PendingEnd]) -> _Round:
-        """Return the changes, ends first: they make room."""
-        now = Windows.at(time.time())
-        counters = {subject: counter.advance(now) for subject, (counter, _) in self._counters.items()}
-        round_ = _Round([], {}, {}, [], [], set())
-        for end in ends:
-            self._plan_end(end, counters, round_)
-        for request in requests:
-            if request.result.done():
-                continue
-            self._plan_request(request, counters, round_)
-        for subject, counter in round_.counters.items():
-            key = find_counter_key(self._project_id, subject)
-            round_.ops.append(Put(key, encode_record(counter), COUNTER_TTL_S, self._counters[subject][1]))
-        for row, counts in round_.usage.items():
-            entry = UsageEntry(row[0] * HOUR_S, row[1], counts)
-            round_.ops.append(Put(self._usage_key(row), encode_record(entry), self._usage_ttl_s))
-        return round_
-
-    def _plan_end(self, pending: PendingEnd, counters: dict[str, UseCounter], round_: _Round) -> None:
-        end = pending.end
-        assert end is not None  # `_load` has read it
-        counts = end.counts
-        is_open = bool(pending.open_version) and bool(end.record.parts)
-        deletes = [Delete(pending.record.end_key, pending.end_version)] if pending.end_version else []
-        if is_open:
-            deletes.append(Delete(pending.record.open_key, pending.open_version))
-        if round_.deleted_keys.intersection(delete.key for delete in deletes):
-            return  # the same end twice
-        round_.deleted_keys.update(delete.key for delete in deletes)
-        round_.ops += deletes
-        if counts.requests:
-            counts = replace(counts, cost=self._prices.cost_of(end.subject.model, counts))
-            row = _usage_row(end)
-            round_.usage[row] = round_.usage.get(row, self._usage[row]).plus(counts)
-        used = Amounts(counts.input_tokens + counts.output_tokens, sum(counts.tool_calls.values()), counts.cost)
-        for part in end.record.parts:
-            counter = counters[part.subject]
-            if is_open:
-                counter = counter.end(is_background=end.record.is_background)
-            reserved = part.amounts if is_open else Amounts()
-            spent = _larger(used, part.amounts) if end.uses_reserved else used
-            counters[part.subject] = round_.counters[part.subject] = counter.settle(part, spent, reserved)
-
-    def _plan_request(self, request: ChargeRequest, counters: dict[str, UseCounter], round_: _Round) -> None:
-        is_background = request.demand.is_background
-        wanted = {subject: cap_amounts(limit, request.amounts) for subject, limit in request.limits.items()}
-        try:
-            for subject, limit in request.limits.items():
-                name = _subject_name(self._project_id, subject)
-                counters[subject].require_room(limit, wanted[subject], name, is_background=is_background)
-        except StackError as exc:
-            round_.refused.append((request, exc))
-            return
-        headers: dict[str, str] = {}
-        for subject, limit in request.limits.items():
-            counters[subject] = counters[subject].begin(wanted[subject], is_background=is_background)
-            round_.counters[subject] = counters[subject]
-            _merge_headers(headers, counters[subject].headers(limit))
-        record = ChargeRecord(
-            new_id_key(),
-            self._project_id,
-            request.key_id,
-            tuple(counters[subject].reserve(subject, amounts) for subject, amounts in wanted.items()),
-            is_background,
-            request.demand.is_batch,
-        )
-        round_.admitted.append((request, record, headers, len(round_.ops)))
-        round_.ops.append(OpenCharge(record, self._guard_key).to_put())
-
-    def _commit(self, round_: _Round, versions: Sequence[int]) -> None:
+    def _commit(self, round_: LedgerRound, versions: Sequence[int]) -> None:
         first_counter = len(round_.ops) - len(round_.usage) - len(round_.counters)
         for index, (subject, counter) in enumerate(round_.counters.items(), first_counter):
             self._counters[subject] = (counter, versions[index])
@@ -407,14 +292,6 @@ class ProjectLedger:
         for request, error in round_.refused:
             if not request.result.done():
                 request.result.set_exception(error)
-
-    def _usage_key(self, row: UsageRow) -> str:
-        hour, subject = row
-        names = [subject.project_id, subject.key_id, subject.model]
-        if subject.category or subject.service_tier or subject.is_batch:
-            names += [subject.category, subject.service_tier, str(subject.is_batch)]
-        digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:24]
-        return usage_key(hour, digest, self._process_name)
 
 
 async def find_void_guards(kv: KVStore, rows: Sequence[tuple[str, Entry]]) -> set[str]:
@@ -437,31 +314,7 @@ def _take_versions(pending: PendingEnd, open_entry: Entry | None, end_entry: Ent
     return True
 
 
-def _usage_row(end: ChargeEnd) -> UsageRow:
-    return end.ended_at // HOUR_S, end.subject
-
-
-def _larger(used: Amounts, reserved: Amounts) -> Amounts:
-    return Amounts(
-        max(used.tokens, reserved.tokens), max(used.tool_calls, reserved.tool_calls), max(used.cost, reserved.cost)
-    )
-
-
-def _merge_headers(headers: dict[str, str], own: Mapping[str, str]) -> None:
-    """Replace the headers of each unit by those of a limit with a smaller rest."""
-    for unit in ("requests", "tokens"):
-        rest = f"x-ratelimit-remaining-{unit}"
-        if rest in own and (rest not in headers or int(own[rest]) < int(headers[rest])):
-            headers |= {name: value for name, value in own.items() if name.endswith(unit)}
-
-
 def _fail(requests: Sequence[ChargeRequest], error: StackError) -> None:
     for request in requests:
         if not request.result.done():
             request.result.set_exception(error)
-
-
-def _subject_name(project_id: str, subject: str) -> str:
-    if subject == ORGANIZATION:
-        return "all projects together"
-    return f"project {project_id}" if subject == WHOLE_PROJECT else f"{subject} in project {project_id}"

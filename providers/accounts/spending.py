@@ -13,8 +13,8 @@ from apis.errors import NotFound, Overloaded
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record, encode_record, scan_all
 from providers.accounts.counters import UseCounter, Windows
+from providers.accounts.ledger_round import COUNTER_TTL_S
 from providers.accounts.limiter import StoredLimiter, read_limits
-from providers.accounts.project_ledger import COUNTER_TTL_S
 from providers.accounts.records import ORGANIZATION_ID, find_counter_key, limits_key
 
 _ATTEMPTS: Final = 200

@@ -12,7 +12,6 @@ from typing import Any
 
 from openai.types.responses import Response
 
-from apis.accounts.charges import Charge
 from apis.documents.fetcher import Fetcher
 from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
@@ -22,6 +21,7 @@ from apis.fair_share import ONE_TENANT, Tenants
 from apis.inference import Inference
 from apis.media.image_generator import ImageGenerator
 from apis.responses import (
+    Charge,
     CompactConversation,
     CompactedConversation,
     CreateResponse,
@@ -117,12 +117,7 @@ class Loop(Responses):
         await self._streams.close()
 
     async def create(
-        self,
-        request: CreateResponse,
-        *,
-        tenant: str,
-        response_id: str | None = None,
-        charge: Charge | None = None,
+        self, request: CreateResponse, *, tenant: str, response_id: str | None = None, charge: Charge | None = None
     ) -> AsyncGenerator[ResponseEventBatch]:
         pending = await self._prepare_new(request, tenant, self._preparer.new_ids(response_id))
         pending = pending.charged_to(charge)

@@ -75,12 +75,7 @@ class LoopSession(Session):
         self._session_history = _SessionHistory(factory.history, factory.cache, tenant, f"{id(self)}/")
 
     async def create(
-        self,
-        request: CreateResponse,
-        *,
-        stream_id: str = "",
-        generate: bool = True,
-        charge: Charge | None = None,
+        self, request: CreateResponse, *, stream_id: str = "", generate: bool = True, charge: Charge | None = None
     ) -> AsyncGenerator[EventBatch]:
         previous_id = request.previous_response_id
         if previous_id is not None and request.store is not False and self._session_history.has_response(previous_id):

@@ -120,8 +120,7 @@ class Edge:
                 place.release()
             end_request_span(span, scope, record)
             self._finish_request(record, scope)
-            if context.charge is not None:
-                end_charge(context.charge, record)
+            end_charge(context.charge, record)
 
     async def _respond(self, context: HttpContext, scope: Scope, receive: Receive, send: Send) -> None:
         record = context.request_record

@@ -224,8 +224,7 @@ class _SocketHandler:
         events: Sequence[ResponseStreamEvent] = ()
         charge: Charge | None = None
         try:
-            request, generate = await _parse_create(create_message)
-            require_request(self._caller, request)
+            request, generate = await self._parse_granted(create_message)
             charge = await self._open_charge(self._caller, request, create_message.size_bytes)
             create_message.places.append(await self._admission.enter(self._tenant, request))
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
@@ -266,9 +265,13 @@ class _SocketHandler:
             _release(create_message.places)
             del self._running_tasks[create_message.stream_id]
             self._finish_response(record)
-            if charge is not None:
-                end_charge(charge, record)
+            end_charge(charge, record)
             self._start_queued()
+
+    async def _parse_granted(self, create_message: _CreateMessage) -> tuple[CreateResponse, bool]:
+        request, generate = await _parse_create(create_message)
+        require_request(self._caller, request)
+        return request, generate
 
     def _log_bug(self, exc: Exception) -> StackError:
         _log.error("a response on the WebSocket of request %s failed on a bug", self._request_id, exc_info=exc)

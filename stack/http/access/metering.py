@@ -28,10 +28,12 @@ async def open_charge(
     return await meter.open_charge((caller.tenant, caller.key_id), limits, demand)
 
 
-def end_charge(charge: Charge, record: RequestRecord) -> None:
+def end_charge(charge: Charge | None, record: RequestRecord) -> None:
     """Count what the record of a request says that it has used, unless the response that it created was stored with
     its usage. A failed request gets back what it has reserved. One whose client left does not, because its model has
     worked."""
+    if charge is None:
+        return
     if record.tokens is not None:
         tokens = record.tokens
         token_counts = (tokens.input, tokens.cached, tokens.output, tokens.reasoning)

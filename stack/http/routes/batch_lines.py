@@ -94,8 +94,7 @@ class RouteLineExecutor:
                 place.release()
             record.status = record.status or 499
             context.finish_request(record)
-            if context.charge is not None:
-                end_charge(context.charge, record)
+            end_charge(context.charge, record)
         return answer
 
     async def _find_caller(self, owner: BatchOwner) -> Caller | None:

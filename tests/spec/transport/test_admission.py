@@ -30,7 +30,7 @@ async def busy(wait_s: float, **server: Any) -> AsyncGenerator[tuple[Served, Asy
 
 
 async def ask(client: AsyncOpenAI, text: str, **fields: Any) -> str:
-    response = await client.responses.create(model="scripted", input=text, store=False, **fields)
+    response: Any = await client.responses.create(model="scripted", input=text, store=False, **fields)
     return response.output_text
 
 
