@@ -76,6 +76,7 @@ class ProjectLedger:
         self._unsure: _UnsureEnds | None = None
         self._flushes: list[asyncio.Future[None]] = []
         self._next_collection_at = 0.0
+        self._next_ends_at = 0.0
         self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -156,7 +157,7 @@ class ProjectLedger:
             if len(self._ends) <= _MAX_ROUND:
                 flushes, self._flushes = self._flushes, []
             try:
-                await self._run_round(requests)
+                await self._run_round(requests, is_flush=bool(flushes))
             except StackError as exc:
                 _fail(requests, exc)
                 self._counters.clear()
@@ -171,9 +172,14 @@ class ProjectLedger:
             flushed.cancel()
         self._flushes.clear()
 
-    async def _run_round(self, requests: list[ChargeRequest]) -> None:
+    async def _run_round(self, requests: list[ChargeRequest], *, is_flush: bool) -> None:
         ends = await self._resolve_unsure()
-        room = _MAX_ROUND - len(ends)
+        # ends have to be read before they are counted: requests do not wait for that each time
+        now = time.monotonic()
+        is_due = is_flush or not requests or now >= self._next_ends_at or len(self._ends) >= _MAX_ROUND
+        if is_due:
+            self._next_ends_at = now + _END_DELAY_S
+        room = _MAX_ROUND - len(ends) if is_due else 0
         ends, self._ends = [*ends, *self._ends[:room]], self._ends[room:]
         try:
             await self._write_round(requests, ends)
@@ -191,6 +197,8 @@ class ProjectLedger:
             if round_.refused and not has_collected:
                 has_collected = True
                 self._counters.clear()
+                ends += self._ends
+                self._ends = []
                 await self._collect_own(ends)  # what others have counted or released since may make room
                 continue
             versions = await self._write(round_, ends) if round_.ops else []
