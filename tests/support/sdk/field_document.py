@@ -14,6 +14,9 @@ _COMPACT = {
     "CreateProject": "project: ",
     "UpdateRateLimit": "rate limit: ",
     "UsageQuery": "usage: ",
+    "ImagesUsageQuery": "usage.images: ",
+    "WebSearchUsageQuery": "usage.web_search_calls: ",
+    "FileSearchUsageQuery": "usage.file_search_calls: ",
     "UpdateServiceAccount": "service account: ",
 }
 
