@@ -7,7 +7,6 @@ Each stage takes the complete result of the one before and returns a complete va
 
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -106,22 +105,14 @@ class ResponsePreparer:
         if request.store is not False and created_at is None:
             await self._kv.require_room(tenant)
         lock = await self._conversations.acquire_lock(request, ids.response_id, tenant=tenant)
-        async with AsyncExitStack() as on_error:
+        created_at = int(time.time()) if created_at is None else created_at
+        source = history_source or self._conversations.history
+        try:
+            return await self._prepare(request, _Origin(tenant, ids, created_at, source, resume_point, lock))
+        except BaseException:
             if lock is not None:
-                on_error.push_async_callback(lock.release)
-            pending = await self._prepare(
-                request,
-                _Origin(
-                    tenant,
-                    ids,
-                    int(time.time()) if created_at is None else created_at,
-                    history_source or self._conversations.history,
-                    resume_point,
-                    lock,
-                ),
-            )
-            on_error.pop_all()
-        return pending
+                await lock.release()
+            raise
 
     async def prepare_unlocked(self, request: CreateResponse, tenant: str) -> PendingResponse:
         """Return a response that will not run: to count its tokens, or to compact its conversation."""

@@ -86,8 +86,8 @@ def _collect_routes(config: StackConfig) -> list[tuple[str, str, Route]]:
     server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
     api_routes = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES)
     return [
+        *((f"{prefix}{route.path}", f"/v1{route.path}", route) for prefix in ("/v1", "") for route in api_routes),
         *((route.path, route.path, route) for route in server_routes),
-        *((f"{prefix}{route.path}", f"/v1{route.path}", route) for route in api_routes for prefix in ("/v1", "")),
     ]
 
 

@@ -126,7 +126,7 @@ class Idempotency:
         http = Request(scope, receive)
         request = await _read_keyed_request(http, route, key, await read_body(http, stack.config.server.max_body_bytes))
         try:
-            result = await run_while_connected(receive, _claim_or_wait(stack, request))
+            result = await run_while_connected(scope, receive, _claim_or_wait(stack, request))
         except ClientDisconnected:
             await client_disconnected_response()(scope, receive, send)
             return

@@ -1,5 +1,6 @@
 """Peer: the TCP connection of a request, as the layers above the protocol see it."""
 
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from starlette.types import Scope
@@ -20,6 +21,15 @@ class Peer(Protocol):
     def write_body(self, body: bytes) -> bool:
         """Write a part of the body of the response that is being sent, without waiting; return true if the client is
         ready for more. It is for a response without a declared length, whose start was sent with the ASGI `send`."""
+        ...
+
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
+        """Call `on_disconnect` once when the client's connection is lost, at once if it is lost already. One request at
+        a time watches the connection."""
+        ...
+
+    def stop_watching(self) -> None:
+        """Forget the callback of `watch`."""
         ...
 
     def abort(self) -> None:

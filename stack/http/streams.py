@@ -40,20 +40,18 @@ class ClientDisconnected(Exception):
     """The client closed its connection before it had its response."""
 
 
-async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+async def run_while_connected(scope: Scope, receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Return the result of `work`; cancel it and raise ClientDisconnected when the client closes its connection."""
     task = asyncio.current_task()
     assert task is not None  # a running coroutine is in a task
     disconnected = False
 
-    def cancel_work(watcher: asyncio.Task[None]) -> None:
+    def cancel_work() -> None:
         nonlocal disconnected
-        if not watcher.cancelled():
-            disconnected = True
-            task.cancel()
+        disconnected = True
+        task.cancel()
 
-    watcher = asyncio.create_task(_wait_for_disconnect(receive))
-    watcher.add_done_callback(cancel_work)
+    stop_watching = _watch_connection(scope, receive, cancel_work)
     try:
         return await work
     except asyncio.CancelledError:
@@ -61,13 +59,28 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, Result
             raise ClientDisconnected from None
         raise
     finally:
-        watcher.remove_done_callback(cancel_work)
+        stop_watching()
+
+
+def _watch_connection(scope: Scope, receive: Receive, on_disconnect: Callable[[], None]) -> Callable[[], None]:
+    """Call `on_disconnect` when the client closes its connection, until the returned function is called. Our own
+    server calls it without a task that waits for that."""
+    peer = get_peer(scope)
+    if peer is not None:
+        peer.watch(on_disconnect)
+        return peer.stop_watching
+
+    async def wait_for_disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        on_disconnect()
+
+    watcher = asyncio.create_task(wait_for_disconnect())
+
+    def stop() -> None:
         watcher.cancel()
 
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    return stop
 
 
 class StreamMonitor:
@@ -167,7 +180,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await run_while_connected(receive, self._run(send, get_peer(scope)))
+            await run_while_connected(scope, receive, self._run(send, get_peer(scope)))
         except ClientDisconnected:
             _log.info("a client left its stream early")
 

@@ -99,7 +99,7 @@ async def _admit(http: Request, request: BaseModel) -> None:
         return
     place = admission.try_enter(context.tenant)
     if place is None:
-        place = await run_while_connected(http.receive, admission.enter(context.tenant, request))
+        place = await run_while_connected(http.scope, http.receive, admission.enter(context.tenant, request))
     context.body_places.append(place)
 
 

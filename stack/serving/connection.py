@@ -1,6 +1,7 @@
 """uvicorn's HTTP/1.1 connection, with bounds on how slowly and how much a client may send."""
 
 import asyncio
+import math
 import socket
 from typing import Any, ClassVar, Final
 
@@ -17,6 +18,8 @@ _SLICE_BYTES: Final = 4096
 _MAX_PIPELINED: Final = 16
 """Parsed requests that wait for the responses before them; more stay unparsed, and then unread."""
 _MAX_HEADERS: Final = 256
+_MAX_HELD_BYTES: Final = 16 * 1024
+"""Bytes of a response that wait for the end of the loop's turn; more are written at once."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CHECK_INTERVALS_S: Final = (0.02, 0.1, 0.5, 1.0)
 """Pauses between the checks of a half-closed connection; the last one repeats."""
@@ -68,6 +71,7 @@ class HttpServerConnection(HttpToolsProtocol):
         "_head_bytes",
         "_in_head",
         "_stall_timer",
+        "_timer",
         "_unparsed",
         "peer",
     )
@@ -81,7 +85,8 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline = math.inf
+        self._timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._in_head = True
         self._head_bytes = 0
@@ -114,6 +119,9 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._cancel_stall()
         self._unset_keepalive_if_required()
         self._unparsed.clear()
@@ -212,6 +220,7 @@ class HttpServerConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        self._active_cycle.transport.flush()
         super().on_response_complete()
         if self._flow.held and not self.transport.is_closing():
             self._parse_held()
@@ -222,6 +231,7 @@ class HttpServerConnection(HttpToolsProtocol):
         if cycle.disconnected or cycle.response_complete:
             return False
         if cycle.scope["method"] != "HEAD":
+            cycle.transport.flush()
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if cycle.chunked_encoding else body)
         return not self._flow.write_paused
 
@@ -249,6 +259,7 @@ class HttpServerConnection(HttpToolsProtocol):
         if not active.response_started:
             self.transport.write(_CONTINUE)
         elif active.chunked_encoding:
+            active.transport.flush()
             self.transport.write(b"0")
         self.loop.call_later(_CHECK_INTERVALS_S[0], self._check_half_closed, 1)
 
@@ -299,13 +310,28 @@ class HttpServerConnection(HttpToolsProtocol):
         )
 
     def _start_timer(self, seconds: float) -> None:
-        self._stop_timer()
-        self._deadline = self.loop.call_later(seconds, self._expire)
+        """Let the client be late in `seconds`. One timer serves all requests of the connection, because one for each
+        head and body costs as much as parsing them: it ends no later than the deadline, and then waits for the rest."""
+        self._deadline = deadline = self.loop.time() + seconds
+        if self._timer is None or self._timer.when() > deadline:
+            self._set_timer(deadline)
 
     def _stop_timer(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        self._deadline = math.inf
+
+    def _set_timer(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._deadline == math.inf or self.transport.is_closing():
+            return
+        if self.loop.time() < self._deadline:
+            self._set_timer(self._deadline)
+        else:
+            self._expire()
 
     def _expire(self) -> None:
         if self._flow.held:
@@ -318,36 +344,39 @@ class HttpServerConnection(HttpToolsProtocol):
 
 
 class _ResponseTransport:
-    """Transport of one response: its head leaves together with the body that follows at once, in one system call."""
+    """Transport of one response: what is written in one turn of the event loop leaves in one system call."""
 
-    __slots__ = ("_head", "_loop", "_transport")
+    __slots__ = ("_held", "_loop", "_transport")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._head: bytes | None = None
+        self._held = b""
 
     def write(self, data: bytes) -> None:
-        if self._head is None:
-            self._head = data
-            self._loop.call_soon(self._flush)
-        elif self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head + data)
+        if not self._held:
+            if len(data) <= _MAX_HELD_BYTES:
+                self._held = data
+                self._loop.call_soon(self.flush)
+            else:
+                self._transport.write(data)
         else:
-            self._transport.write(data)
+            self._held += data
+            if len(self._held) > _MAX_HELD_BYTES:
+                self.flush()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.close()
 
-    def _flush(self) -> None:
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head)
+    def flush(self) -> None:
+        """Write what is held."""
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held)
 
 
 def _ignore() -> None:

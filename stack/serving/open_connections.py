@@ -1,5 +1,6 @@
 """OpenConnections: bounds on the connections of one process, above all on those that have not authenticated."""
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -35,7 +36,7 @@ class TrackedConnection(Protocol):
 class TrackedPeer(Peer):
     """One open connection and its state in the registry."""
 
-    __slots__ = ("_registry", "address", "connection", "is_admitted", "opened_at")
+    __slots__ = ("_on_disconnect", "_registry", "address", "connection", "is_admitted", "opened_at")
 
     def __init__(self, registry: "OpenConnections", connection: TrackedConnection, address: str, now: float) -> None:
         self._registry = registry
@@ -43,6 +44,7 @@ class TrackedPeer(Peer):
         self.address = address
         self.opened_at = now
         self.is_admitted = False
+        self._on_disconnect: Callable[[], None] | None = None
 
     def admit(self) -> None:
         if not self.is_admitted:
@@ -51,6 +53,15 @@ class TrackedPeer(Peer):
 
     def write_body(self, body: bytes) -> bool:
         return self.connection is not None and self.connection.write_body(body)
+
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
+        if self.connection is None:
+            on_disconnect()
+        else:
+            self._on_disconnect = on_disconnect
+
+    def stop_watching(self) -> None:
+        self._on_disconnect = None
 
     def abort(self) -> None:
         if self.connection is not None:
@@ -61,6 +72,9 @@ class TrackedPeer(Peer):
         if self.connection is not None:
             self.connection = None
             self._registry.forget(self)
+            on_disconnect, self._on_disconnect = self._on_disconnect, None
+            if on_disconnect is not None:
+                on_disconnect()
 
 
 class OpenConnections:

@@ -91,5 +91,6 @@ async def test_cost_of_keys_limits_and_usage(tmp_path: Path, unused_tcp_port: in
                 best[name] = min(costs)
     print(
         f"\n{'stored' if stored else 'not stored'}: {best['open']:.3f} ms of CPU without accounts, "
-        f"{best['keys'] - best['open']:+.3f} ms with keys and usage, {best['limits'] - best['open']:+.3f} ms with limits"
+        f"{best['keys'] - best['open']:+.3f} ms with keys and usage, "
+        f"{best['limits'] - best['open']:+.3f} ms with limits"
     )

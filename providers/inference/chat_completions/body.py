@@ -89,7 +89,8 @@ def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
     if dialect.engine == "openai":
         refuse_engine_options(request)
     body = _build_prompt(request, dialect)
-    for name in COPIED_FIELDS:
+    set_fields = request.model_fields_set
+    for name in [name for name in COPIED_FIELDS if name in set_fields]:
         value = getattr(request, name)
         if value is None:
             continue

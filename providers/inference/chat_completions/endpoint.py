@@ -270,8 +270,8 @@ class ChatCompletions:
         head = self._headers + headers_to_bytes({**TRACE_HEADERS.get(), **headers})
         url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE_PATH else self.base_url}{path}"
         try:
-            async with asyncio.timeout_at(min(now() + limits.headers_s, first_token_deadline)):
-                return await self._http.send(method, url, head, body, limits.connect_s)
+            deadline = min(now() + limits.headers_s, first_token_deadline)
+            return await self._http.send(method, url, head, body, limits.connect_s, deadline)
         except HttpConnectTimeout as exc:
             limit = f"connect_timeout_s ({limits.connect_s:g} s)"
             raise ConnectTimeout(f"The {self._server} could not be reached within {limit}.") from exc

@@ -13,6 +13,8 @@ _MAX_DIGITS: Final = 32
 
 def parse_count(value: object) -> int:
     """Return a count between 0 and MAX_COUNT; 0 for anything that is not a number."""
+    if type(value) is int and 0 <= value <= MAX_COUNT:
+        return value
     if isinstance(value, str) and len(value) <= _MAX_DIGITS:
         try:
             value = float(value)

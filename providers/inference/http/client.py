@@ -48,13 +48,19 @@ class HttpClient:
         self._is_closed = False
 
     async def send(
-        self, method: str, url: str, headers: bytes, body: bytes | None, connect_timeout_s: float
+        self,
+        method: str,
+        url: str,
+        headers: bytes,
+        body: bytes | None,
+        connect_timeout_s: float,
+        deadline: float = math.inf,
     ) -> HttpConnection:
         """Send a request and return its connection once status and headers have arrived; the caller must `release` it.
         `headers` are complete lines.
 
-        Raises HttpConnectTimeout, ProxyError and HttpError. The only time limit is `connect_timeout_s`, for a new
-        connection.
+        Raises HttpConnectTimeout where a new connection takes longer than `connect_timeout_s`, TimeoutError at the
+        loop time `deadline`, ProxyError and HttpError.
         """
         origin, host, target = parse_url(url)
         proxy = None if origin.tls else self.find_proxy(origin)
@@ -63,13 +69,16 @@ class HttpClient:
         length = b"" if body is None else b"Content-Length: %d\r\n" % len(body)
         close = b"" if self._idle_s else b"Connection: close\r\n"
         head = b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%b%b\r\n" % (method.encode(), target, host, headers, length, close)
-        connection = self._take_idle_connection(origin) or await self._connect(origin, connect_timeout_s)
+        connection = self._take_idle_connection(origin)
+        if connection is None:
+            async with asyncio.timeout_at(deadline):
+                connection = await self._connect(origin, connect_timeout_s)
         try:
-            await connection.send_request(head, body or b"")
+            await connection.send_request(head, body or b"", deadline)
             del body
             while not connection.status:
                 connection.raise_if_failed()
-                await connection.wait_for_data(math.inf)
+                await connection.wait_for_data(deadline)
             if proxy is not None and connection.status == 407:
                 raise ProxyError.for_status(proxy, 407)
         except BaseException:

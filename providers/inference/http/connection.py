@@ -84,11 +84,12 @@ class HttpConnection(asyncio.Protocol):
         self._failure: HttpError | None = None
         self._buffered_bytes = self._non_body_bytes = self._body_chunk_count = 0
         self._chunks.clear()
-        self._stop_timer()
+        self._deadline = math.inf  # the timer stays: the next response may need none of its own
         self._resume_reading()
 
-    async def send_request(self, head: bytes, body: bytes) -> None:
-        """Send a request. Returns early when the server responds before it has received all of it. Raises HttpError."""
+    async def send_request(self, head: bytes, body: bytes, deadline: float = math.inf) -> None:
+        """Send a request. Returns early when the server responds before it has received all of it. Raises HttpError,
+        and TimeoutError at the loop time `deadline`."""
         self.is_complete = self.is_ready = False
         if len(body) <= WRITE_CHUNK_BYTES:
             self._transport.write(head + body)
@@ -96,7 +97,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(head)
             for start in range(0, len(body), WRITE_CHUNK_BYTES):
                 while self._drain_waiter is not None:
-                    await self._drain_waiter
+                    async with asyncio.timeout_at(deadline):
+                        await self._drain_waiter
                 self.raise_if_failed()
                 if self.status:
                     return
@@ -177,6 +179,8 @@ class HttpConnection(asyncio.Protocol):
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
+        if self._deadline == math.inf:
+            return
         if self._loop.time() < self._deadline:
             self._timer_at = self._deadline
             self._timer = self._loop.call_at(self._deadline, self._on_timer)
@@ -248,6 +252,7 @@ class HttpConnection(asyncio.Protocol):
             self.is_complete = self.is_ready = True
         self.is_closing = True
         self.is_reusable = False
+        self._stop_timer()
         self._fail("The connection broke.")
         self.resume_writing()
         self._on_closed(self)

@@ -52,7 +52,8 @@ def build_chat(
         raise InvalidRequest("The input holds nothing to tell a model.", param="input", code="invalid_value")
     tools = toolbox.offered_tools()
     wants_logprobs = "message.output_text.logprobs" in (request.include or ()) or bool(request.top_logprobs)
-    fields: dict[str, Any] = {name: getattr(request, name) for name in _SHARED_FIELDS}
+    set_fields = request.model_fields_set
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _SHARED_FIELDS if name in set_fields}
     fields |= {
         "messages": messages,
         "cache_root": cache_root or None,

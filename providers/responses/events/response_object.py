@@ -12,8 +12,10 @@ from openai.types.responses.response import (
     ToolUsageImageGenInputTokensDetails,
     ToolUsageWebSearch,
 )
+from openai.types.responses.response_text_config import ResponseTextConfig
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from openai.types.responses.tool import Mcp
+from openai.types.shared import Reasoning, ResponseFormatText
 
 from apis.deltas import Usage
 from apis.errors import StackError
@@ -30,7 +32,7 @@ from apis.wire.tools import (
     WebSearchTool,
 )
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.events.unvalidated import unvalidated
+from providers.responses.events.unvalidated import add_extra, copy_with, unvalidated
 
 _CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
 _RANKED_TIERS: Final = {"flex": "flex", "fast": "priority", "priority": "priority", "ultrafast": "ultrafast"}
@@ -41,6 +43,13 @@ _NO_IMAGES: Final = ToolUsageImageGen(
     output_tokens=0,
     total_tokens=0,
 )
+_ECHOED_OBJECTS: Final = frozenset(
+    ("access_programs", "conversation", "image", "prompt", "prompt_cache_options", "reasoning", "text", "tools")
+)
+"""Fields of a request whose echo is an object, which has to be validated."""
+_NO_REASONING: Final = Reasoning(effort=None, summary=None)
+_PLAIN_TEXT: Final = ResponseTextConfig(format=ResponseFormatText(type="text"), verbosity="medium")
+_build_response = unvalidated(Response)
 _build_usage = unvalidated(ResponseUsage)
 _build_input_details = unvalidated(InputTokensDetails)
 _build_output_details = unvalidated(OutputTokensDetails)
@@ -55,52 +64,64 @@ def begin_response(
     request: CreateResponse, response_id: str, created_at: int, status: ResponseStatus = "in_progress"
 ) -> Response:
     """Return a response without output, with every field set to its value or default."""
+    fields: dict[str, Any] = {
+        "id": response_id,
+        "object": "response",
+        "created_at": created_at,
+        "status": status,
+        "completed_at": None,
+        "background": request.background is True,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": request.metadata or {},
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "prompt_cache_retention": request.prompt_cache_retention,
+        "safety_identifier": request.safety_identifier,
+        "service_tier": _used_tier(request),
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "truncation": request.truncation or "disabled",
+        "usage": None,
+        "user": request.user,
+    }
+    extra = {  # which the SDK's class does not declare
+        "presence_penalty": request.presence_penalty or 0.0,
+        "frequency_penalty": request.frequency_penalty or 0.0,
+        "store": request.store is not False,
+    }
+    if _ECHOED_OBJECTS.isdisjoint(request.model_fields_set) and isinstance(request.tool_choice, str | None):
+        choice = request.tool_choice or "auto"
+        response = _build_response(**fields, reasoning=_NO_REASONING, text=_PLAIN_TEXT, tool_choice=choice, tools=[])
+        add_extra(response, extra)
+        return response
+    return Response.model_validate({**fields, **extra, **_echo_objects(request)})
+
+
+def _echo_objects(request: CreateResponse) -> dict[str, Any]:
+    """Return the fields of the response that are objects, for validation."""
     text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
     reasoning = request.reasoning
-    return Response.model_validate(
-        {
-            "id": response_id,
-            "object": "response",
-            "created_at": created_at,
-            "status": status,
-            "completed_at": None,
-            **({"conversation": {"id": request.conversation_id}} if request.conversation_id else {}),
-            "background": request.background is True,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "max_tool_calls": request.max_tool_calls,
-            "metadata": request.metadata or {},
-            "model": request.model,
-            "output": [],
-            "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "presence_penalty": request.presence_penalty or 0.0,
-            "frequency_penalty": request.frequency_penalty or 0.0,
-            "previous_response_id": request.previous_response_id,
-            "prompt_cache_key": request.prompt_cache_key,
-            "prompt_cache_retention": request.prompt_cache_retention,
-            **_echo_options(request),
-            "reasoning": {
-                "effort": reasoning.effort if reasoning else None,
-                "summary": reasoning.summary if reasoning else None,
-                **({"context": reasoning.context} if reasoning and reasoning.context else {}),
-                **({"mode": reasoning.mode} if reasoning and reasoning.mode else {}),
-            },
-            "safety_identifier": request.safety_identifier,
-            "service_tier": _used_tier(request),
-            "store": request.store is not False,
-            "temperature": 1.0 if request.temperature is None else request.temperature,
-            "text": {"format": _echo_format(text.get("format")), "verbosity": text.get("verbosity") or "medium"},
-            "tool_choice": _echo_choice(request),
-            "tools": [_echo_tool(tool) for tool in request.tools or ()],
-            "top_logprobs": request.top_logprobs or 0,
-            "top_p": 1.0 if request.top_p is None else request.top_p,
-            "truncation": request.truncation or "disabled",
-            "usage": None,
-            "user": request.user,
-        }
-    )
+    return {
+        **({"conversation": {"id": request.conversation_id}} if request.conversation_id else {}),
+        **_echo_options(request),
+        "reasoning": {
+            "effort": reasoning.effort if reasoning else None,
+            "summary": reasoning.summary if reasoning else None,
+            **({"context": reasoning.context} if reasoning and reasoning.context else {}),
+            **({"mode": reasoning.mode} if reasoning and reasoning.mode else {}),
+        },
+        "text": {"format": _echo_format(text.get("format")), "verbosity": text.get("verbosity") or "medium"},
+        "tool_choice": _echo_choice(request),
+        "tools": [_echo_tool(tool) for tool in request.tools or ()],
+    }
 
 
 def end_response(
@@ -113,8 +134,9 @@ def end_response(
     error: ResponseError | None = None,
 ) -> Response:
     """Return the response in its final state; it has its usage in every state."""
-    return response.model_copy(
-        update={
+    return copy_with(
+        response,
+        {
             "status": status,
             "output": [*output],
             "usage": usage_to_wire(usage),
@@ -122,7 +144,7 @@ def end_response(
             "completed_at": int(time.time()) if status == "completed" else None,
             "incomplete_details": IncompleteDetails(reason=reason) if reason else None,
             "error": error,
-        }
+        },
     )
 
 

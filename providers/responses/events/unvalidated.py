@@ -4,7 +4,7 @@ Validation is most of the time that such a model takes: an item's event tries ev
 and plain dicts that must become models, are validated by the constructor as ever.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel
@@ -29,14 +29,26 @@ def build_unvalidated(kind: type[ModelT], fields: dict[str, Any], names: set[str
     return model
 
 
+def add_extra(model: BaseModel, extra: dict[str, Any]) -> None:
+    """Give the model, which has none yet, the fields that its class does not declare."""
+    _set_extra(model, extra)
+    model.model_fields_set.update(extra)
+
+
+def copy_with(model: ModelT, changes: Mapping[str, Any]) -> ModelT:
+    """Return a copy of the model with other values of some of its declared fields, which are not validated."""
+    copy = build_unvalidated(type(model), {**vars(model), **changes}, {*model.model_fields_set, *changes})
+    _set_extra(copy, model.model_extra)
+    return copy
+
+
 def unvalidated(kind: Callable[P, ModelT]) -> Callable[P, ModelT]:
     """Return a constructor of a model class that takes the same keyword arguments, none of them extra, and validates
     nothing."""
     model_class = cast(type[ModelT], kind)
-    defaults = [(name, field.default) for name, field in model_class.model_fields.items()]
+    defaults = {name: field.default for name, field in model_class.model_fields.items()}
 
     def build(*_: P.args, **fields: P.kwargs) -> ModelT:
-        values = {name: fields.get(name, default) for name, default in defaults}
-        return build_unvalidated(model_class, values, set(fields))
+        return build_unvalidated(model_class, {**defaults, **fields}, set(fields))
 
     return build

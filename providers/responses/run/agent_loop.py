@@ -117,11 +117,8 @@ class AgentLoop:
         state = self.state
         while True:
             self._output.turn = state.turn
-            async with aclosing(self._run_calls_before_turn()) as batches:
-                async for events in batches:
-                    yield events
-            if self._compaction is not None:
-                async with aclosing(self._compact(self._compaction)) as batches:
+            if self._toolbox.typed_tools or self._compaction is not None:
+                async with aclosing(self._prepare_turn()) as batches:
                     async for events in batches:
                         yield events
             policy = (
@@ -150,6 +147,16 @@ class AgentLoop:
             state.turn += 1
             self._emit_checkpoint(state.turn)
             self.chat = self._next_chat()
+
+    async def _prepare_turn(self) -> AsyncGenerator[EventBatch]:
+        """Run the calls of tools before the model's turn, and compact a chat that is too long; `chat` is then ready."""
+        async with aclosing(self._run_calls_before_turn()) as batches:
+            async for events in batches:
+                yield events
+        if self._compaction is not None:
+            async with aclosing(self._compact(self._compaction)) as batches:
+                async for events in batches:
+                    yield events
 
     async def _place_matched_calls(self, turn: TurnStream) -> EventBatch:
         """Match the inputs of custom tools with their grammars, and return the events of these calls."""

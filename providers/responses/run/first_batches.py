@@ -1,7 +1,8 @@
 """FirstBatches: the beginning of a streamed response, read early so that a refusal is an HTTP error and no stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import sys
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Final, Self
 
 from openai.types.responses import ResponseOutputItemAddedEvent, ResponseOutputItemDoneEvent, ResponseStreamEvent
@@ -29,13 +30,19 @@ class FirstBatches:
         self._read: list[EventBatch] = []
         self._is_over = False
         self._attempts = CallAttempts()
+        self._waiter = asyncio.get_running_loop().create_future()
         token = CALL_ATTEMPTS.set(self._attempts)
-        self._task = asyncio.create_task(self._read_batches())
+        self._task = _start(self._read_batches())
         CALL_ATTEMPTS.reset(token)
 
     async def __aenter__(self) -> Self:
         try:
-            await asyncio.wait({self._task}, timeout=_EARLY_FAILURE_WAIT_S)
+            if not self._task.done():
+                timer = asyncio.get_running_loop().call_later(_EARLY_FAILURE_WAIT_S, self._wake)
+                try:
+                    await self._waiter
+                finally:
+                    timer.cancel()
             if self._attempts.has_failed and not self._task.done():
                 await self._wait_for_next_attempt()
             if self._task.done():
@@ -64,17 +71,31 @@ class FirstBatches:
         finally:
             accepted.cancel()
 
+    def _wake(self) -> None:
+        if not self._waiter.done():
+            self._waiter.set_result(None)
+
     async def _read_batches(self) -> None:
-        async for events in self._batches:
-            if events:
-                self._read.append(events)
-            if self._is_over or not (self._awaits_tool_lists and all(map(_is_unlisted_event, events))):
-                return
+        try:
+            async for events in self._batches:
+                if events:
+                    self._read.append(events)
+                if self._is_over or not (self._awaits_tool_lists and all(map(_is_unlisted_event, events))):
+                    return
+        finally:
+            self._wake()  # in this step of the task, not one turn of the loop after its end
 
     async def _stop(self) -> None:
         if not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task})
+
+
+def _start(reading: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    """Return a task of the coroutine, which has begun already where Python can do that: from 3.12 on."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(reading, loop=asyncio.get_running_loop(), eager_start=True)
+    return asyncio.create_task(reading)
 
 
 def _is_unlisted_event(event: ResponseStreamEvent) -> bool:

@@ -30,6 +30,7 @@ from apis.wire.items import ITEM_LIST_ADAPTER, items_to_json
 from providers.responses.events.ids import is_response_id, response_id_of
 from providers.responses.events.response_object import response_from_json
 from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.events.unvalidated import copy_with
 from providers.responses.store.chain_tree import ChainTree, load_chain_tree
 from providers.responses.store.conversation_items import find_conversation_item, history_too_large_error
 from providers.responses.store.history_cache import (
@@ -111,7 +112,7 @@ class History:
         """Store a finished response after `history`; False if a condition in its `extra_ops` did not hold, and nothing
         was stored. Raises StoredValueTooLarge."""
         response = finished_response.response
-        response_json = sdk_model_to_json(response.model_copy(update={"output": []}))
+        response_json = sdk_model_to_json(copy_with(response, {"output": []}))
         preview = first_words(response)
         turn = StoredTurn(
             response.id,

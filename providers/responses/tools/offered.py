@@ -125,6 +125,8 @@ class OfferedTools:
 
     def offered_tools(self, *, include_hosted: bool = True) -> list[ChatTool]:
         """Return the model's tools: the client's, then the typed ones, without those that run here if so requested."""
+        if not self.typed_tools:
+            return [*self._client_tools]
         typed_tools = (tool for tool in self.typed_tools if include_hosted or not tool.is_hosted)
         loaded = {name for tool in self.typed_tools for name in tool.loaded_names}
         loaded_tools = (tool for tool in self._deferred_tools if tool.name in loaded)

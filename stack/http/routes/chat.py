@@ -81,7 +81,7 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
         chunks = builder.stream_chunks(batches, wants_usage=wants_usage)
         return EventStream(chunks, encode_chunks, services.monitor, context.request_record)
-    completion = await run_while_connected(http.receive, builder.build_completion(batches))
+    completion = await run_while_connected(http.scope, http.receive, builder.build_completion(batches))
     return json_response(sdk_model_to_json(completion))
 
 

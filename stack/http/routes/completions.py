@@ -48,7 +48,7 @@ async def create_completion(http: Request, context: HttpContext, services: Servi
     batches = services.stack.inference.complete(salted)
     if request.stream:
         return EventStream(builder.stream_chunks(batches), encode_chunks, services.monitor, context.request_record)
-    completion = await run_while_connected(http.receive, builder.build_completion(batches))
+    completion = await run_while_connected(http.scope, http.receive, builder.build_completion(batches))
     return json_response(orjson.dumps(completion))
 
 

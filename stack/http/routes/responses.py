@@ -53,7 +53,7 @@ async def create_response(http: Request, context: HttpContext, services: Service
     if request.stream:
         obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
         return _stream_events(http, services, batches, record, obfuscate=obfuscate, creates_response=True)
-    response = await run_while_connected(http.receive, _read_final_response(batches, record))
+    response = await run_while_connected(http.scope, http.receive, _read_final_response(batches, record))
     return _respond(http, services, response)
 
 
@@ -70,7 +70,7 @@ async def compact_conversation(http: Request, context: HttpContext, services: Se
     request = await read_metered(http, services.max_body_bytes, CompactConversation)
     salted = services.cache_salts.add_salt(request, context.tenant)
     compaction = services.stack.responses.compact(salted, tenant=context.tenant)
-    compacted = await run_while_connected(http.receive, compaction)
+    compacted = await run_while_connected(http.scope, http.receive, compaction)
     usage = compacted.usage
     context.request_record.record_usage(
         request.model,

@@ -57,7 +57,7 @@ async def delete_store(http: Request, context: HttpContext, services: Services) 
 async def search_store(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, SearchStores)
     search = _require_vector_stores(services).search([http.path_params["store_id"]], request, tenant=context.tenant)
-    results = await run_while_connected(http.receive, search)
+    results = await run_while_connected(http.scope, http.receive, search)
     return single_page_response("vector_store.search_results.page", results, search_query=list(request.queries))
 
 

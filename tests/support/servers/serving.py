@@ -105,6 +105,12 @@ class _RecordingPeer(Peer):
         self._record(body)
         return self._peer.write_body(body)
 
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
+        self._peer.watch(on_disconnect)
+
+    def stop_watching(self) -> None:
+        self._peer.stop_watching()
+
     def abort(self) -> None:
         self._peer.abort()
 
