@@ -1,6 +1,7 @@
 """Limits and usage while workers are killed: `python -m pytest -m long tests/conformance/test_limit_kills.py`.
 
-STACK_KILL_SEED sets what is drawn; the seed is printed. The short form is tests/spec/accounts/test_charges.py.
+STACK_KILL_TRIALS says how many workers are killed (12 by default), STACK_KILL_SEED what is drawn; the seed is printed.
+The short form is tests/spec/accounts/test_charges.py.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from tests.support.servers.worker_processes import Workers, worker_processes
 SEED = int(os.environ.get("STACK_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)
 LIMIT_TOKENS = 8000
 CLIENTS = 6
-KILLS = 12
+KILLS = int(os.environ.get("STACK_KILL_TRIALS", "12"))
 MORE: dict[str, Any] = {
     "inference": {"provider": "scripted", "turns": [[{"wait_s": 0.02}, {"text": ["word "] * 9}]]},
     "server": {"log_level": "warning", "api_keys": [{"key": "sk-root", "tenant": "operator", "admin": True}]},
