@@ -192,7 +192,8 @@ class Meter(ABC):
     """Counts requests, tokens and money under limits, and usage, in the store: each step is atomic for all limits of a
     request and for all workers.
 
-    Promises (tests/spec/accounts): no limit is ever passed by more than was reserved; a reservation of a process that
+    Promises (tests/spec/accounts): no limit is passed by reserving; where more is used than was reserved, that counts
+    within a fraction of a second after the end; a reservation of a process that
     was killed is released within seconds; the usage of a stored response is stored in the step that stores it, and
     counted once.
     """

@@ -25,7 +25,7 @@ from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
 from stack.http.routes.batch_lines import RouteLineExecutor
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
-from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, STORED_COMPLETION_ROUTES
+from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES, STORED_COMPLETION_ROUTES
 from stack.http.shares import RequestShares
 from stack.http.streams import StreamMonitor
 from stack.http.websocket import WebSocketEndpoint
@@ -35,8 +35,9 @@ from stack.telemetry.setup import observe_inference, running_telemetry
 def create_app(config: StackConfig) -> Starlette:
     """Return the app of one run config; its lifespan opens the stack and closes it."""
     metrics, routes = Metrics(), _collect_routes(config)
+    undescribed = (*STORED_COMPLETION_ROUTES, *REFUSED_ROUTES)
     described = tuple(
-        (path, route) for path, template, route in routes if path == template and route not in STORED_COMPLETION_ROUTES
+        (path, route) for path, template, route in routes if path == template and route not in undescribed
     )
 
     @asynccontextmanager
@@ -84,7 +85,7 @@ def create_app(config: StackConfig) -> Starlette:
 def _collect_routes(config: StackConfig) -> list[tuple[str, str, Route]]:
     """Return the path, the template for the metrics, and the route, of all routes."""
     server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
-    api_routes = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES)
+    api_routes = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES, *REFUSED_ROUTES)
     return [
         *((f"{prefix}{route.path}", f"/v1{route.path}", route) for prefix in ("/v1", "") for route in api_routes),
         *((route.path, route.path, route) for route in server_routes),

@@ -9,6 +9,7 @@ import os
 import random
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,8 @@ async def sum_stored(client: AsyncOpenAI) -> tuple[int, int]:
     count = tokens = 0
     after: str | None = None
     while True:
-        query = {"limit": 100, **({"after": after} if after else {})}
-        page: Any = await retry(lambda query=query: client.get("/responses", cast_to=object, options={"params": query}))
+        query: dict[str, object] = {"limit": 100, **({"after": after} if after else {})}
+        page: Any = await retry(partial(client.get, "/responses", cast_to=object, options={"params": query}))
         for row in page["data"]:
             response = await retry(lambda row=row: client.responses.retrieve(row["id"]))
             assert response.status in ("completed", "failed"), response.status

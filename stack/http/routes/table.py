@@ -14,8 +14,8 @@ from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.organization.keys import KEY_ROUTES
 from stack.http.routes.organization.projects import PROJECT_ROUTES
 from stack.http.routes.organization.rate_limits import RATE_LIMIT_ROUTES
-from stack.http.routes.organization.spending import SPENDING_ROUTES
-from stack.http.routes.organization.usage import USAGE_ROUTES
+from stack.http.routes.organization.spending import REFUSED_ALERT_ROUTES, SPENDING_ROUTES
+from stack.http.routes.organization.usage import REFUSED_USAGE_ROUTES, USAGE_ROUTES
 from stack.http.routes.overview import OVERVIEW_ROUTES
 from stack.http.routes.response_details import RESPONSE_DETAIL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
@@ -23,7 +23,7 @@ from stack.http.routes.traces import TRACE_ROUTES
 from stack.http.routes.uploads import UPLOAD_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
 
-__all__ = ["API_ROUTES", "EXTENSION_ROUTES", "STORED_COMPLETION_ROUTES"]
+__all__ = ["API_ROUTES", "EXTENSION_ROUTES", "REFUSED_ROUTES", "STORED_COMPLETION_ROUTES"]
 
 API_ROUTES: Final = (
     *RESPONSE_ROUTES,
@@ -46,3 +46,5 @@ API_ROUTES: Final = (
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
 EXTENSION_ROUTES: Final = (*LISTING_ROUTES, *RESPONSE_DETAIL_ROUTES, *OVERVIEW_ROUTES, *TRACE_ROUTES)
 """Routes that OpenAI's API does not have."""
+REFUSED_ROUTES: Final = (*REFUSED_USAGE_ROUTES, *REFUSED_ALERT_ROUTES)
+"""Routes of OpenAI's API that answer with the reason why they are not offered; no document describes them."""

@@ -30,8 +30,8 @@ async def busy(wait_s: float, **server: Any) -> AsyncGenerator[tuple[Served, Asy
 
 
 async def ask(client: AsyncOpenAI, text: str, **fields: Any) -> str:
-    response: Any = await client.responses.create(model="scripted", input=text, store=False, **fields)
-    return response.output_text
+    responses: Any = client.responses
+    return str((await responses.create(model="scripted", input=text, store=False, **fields)).output_text)
 
 
 async def wait_for_waiting(served: Served, count: int) -> None:

@@ -54,6 +54,8 @@ SPENDING_ROUTES: Final = (
     *(Route("GET", path, get_spend_limit) for path in _PATHS),
     *(Route("POST", path, set_spend_limit, body=UpdateSpendLimit) for path in _PATHS),
     *(Route("DELETE", path, delete_spend_limit) for path in _PATHS),
+)
+REFUSED_ALERT_ROUTES: Final = (
     *(Route(method, path, refuse_spend_alert) for path in _ALERT_PATHS for method in ("GET", "POST")),
     *(
         Route(method, f"{path}/{{alert_id}}", refuse_spend_alert)

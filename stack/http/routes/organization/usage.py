@@ -193,7 +193,9 @@ USAGE_ROUTES: Final = (
         for name, kind in _KINDS.items()
     ),
     Route("GET", "/organization/costs", list_costs, query=CostsQuery),
-    *(Route("GET", f"/organization/usage/{name}", _refuse(name, why)) for name, why in _UNCOUNTED.items()),
+)
+REFUSED_USAGE_ROUTES: Final = tuple(
+    Route("GET", f"/organization/usage/{name}", _refuse(name, reason)) for name, reason in _UNCOUNTED.items()
 )
 
 
