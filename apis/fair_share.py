@@ -55,18 +55,34 @@ class Place:
         self.release()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """A request that waits for a place."""
+
+    place: "asyncio.Future[Place]"
+    rank: int
+
+
 @dataclass(slots=True)
 class _TenantUse:
     used: int = 0
     last_turn: int = 0
-    waiters: deque["asyncio.Future[Place]"] = field(default_factory=deque["asyncio.Future[Place]"])
+    waiters: "deque[_Waiter]" = field(default_factory=deque[_Waiter])
+
+    def insert(self, waiter: "_Waiter") -> None:
+        """Add a waiting request after those of its rank and of smaller ones."""
+        position = len(self.waiters)
+        while position and self.waiters[position - 1].rank > waiter.rank:
+            position -= 1
+        self.waiters.insert(position, waiter)
 
 
 class FairShare:
     """Admits tenants to `places` places.
 
     A free place goes to the waiting tenant that uses the fewest places; among equals, to the one that was served the
-    longest time ago; within a tenant, to the request that came first. So with N tenants waiting, each gets at least
+    longest time ago; within a tenant, to the request of the smallest rank that came first. Requests of a rank above 0
+    wait for all others, of every tenant. So with N tenants waiting, each gets at least
     one of N places that become free, however many requests another tenant has.
 
     - `tenant_places`: places that one tenant may use at a time where there are several tenants, default half of them.
@@ -146,8 +162,8 @@ class FairShare:
         idle_place.release()
         return self.try_acquire(tenant)
 
-    async def acquire(self, tenant: str) -> Place:
-        """Return a place as soon as it is the tenant's turn.
+    async def acquire(self, tenant: str, *, rank: int = 0) -> Place:
+        """Return a place as soon as it is the tenant's turn. Among its waiting requests, smaller ranks come first.
 
         Raises RateLimited if too many requests of the tenant wait already. A caller that is cancelled leaves the queue.
         """
@@ -160,13 +176,13 @@ class FairShare:
                 f"Too many {self._resource} wait already: at most {self._tenant_waiting} at a time.",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        waiter: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
-        use.waiters.append(waiter)
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), rank)
+        use.insert(waiter)
         try:
-            return await waiter
+            return await waiter.place
         except BaseException:
-            if waiter.done() and not waiter.cancelled():
-                waiter.result().release()  # the place came in the same moment as the cancellation
+            if waiter.place.done() and not waiter.place.cancelled():
+                waiter.place.result().release()  # the place came in the same moment as the cancellation
             elif waiter in use.waiters:
                 use.waiters.remove(waiter)
                 self._forget_idle(tenant)
@@ -199,18 +215,18 @@ class FairShare:
     def _serve_waiting(self) -> None:
         while self._used < self._places:
             candidates = [
-                (use.used, use.last_turn, tenant)
+                (use.waiters[0].rank > 0, use.used, use.last_turn, tenant)
                 for tenant, use in self._tenants.items()
                 if use.waiters and use.used < self._tenant_limit
             ]
             if not candidates:
                 return
-            tenant = min(candidates)[2]
+            tenant = min(candidates)[-1]
             waiter = self._tenants[tenant].waiters.popleft()
-            if waiter.done():
+            if waiter.place.done():
                 self._forget_idle(tenant)  # its caller was cancelled
             else:
-                waiter.set_result(self._take_place(tenant))
+                waiter.place.set_result(self._take_place(tenant))
 
     def _forget_idle(self, tenant: str) -> None:
         use = self._tenants.get(tenant)

@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from apis.accounts.charges import Charge
 from apis.batches.spare_capacity import SpareCapacity
 from apis.chat import Sampling
 from apis.conversations import Conversations, ItemInclude, contains_text
@@ -263,7 +264,7 @@ class Session(ABC):
 
     @abstractmethod
     def create(
-        self, request: CreateResponse, *, stream_id: str = "", generate: bool = True
+        self, request: CreateResponse, *, stream_id: str = "", generate: bool = True, charge: Charge | None = None
     ) -> AsyncGenerator[Sequence[ResponseStreamEvent]]:
         """Create a response as `Responses.create` does, never in the background; several may run at a time. Without
         `generate` no model is called: the response holds its input for later responses to continue. Raises
@@ -300,7 +301,7 @@ class Responses(Provider, ABC):
 
     @abstractmethod
     def create(
-        self, request: CreateResponse, *, tenant: str, response_id: str | None = None
+        self, request: CreateResponse, *, tenant: str, response_id: str | None = None, charge: Charge | None = None
     ) -> AsyncGenerator[ResponseEventBatch]:
         """Create a response, under a new id or one from the caller (`apis.storage.keys.new_response_id`), and yield its
         events in batches that became ready together; the laws of the stream hold for all. Without `stream` in the
@@ -309,7 +310,8 @@ class Responses(Provider, ABC):
         Raises InvalidRequest, NotFound or StoreUnavailable before the first event. Later a failure appears twice: as
         the terminal `response.failed`, then as the StackError that caused it, so that no caller that drains the stream
         can mistake it for an answer. The terminal event of a stored response is in the store before it is yielded.
-        Closing the generator early stops the generation and stores the output so far as `cancelled`.
+        Closing the generator early stops the generation and stores the output so far as `cancelled`. A stored response
+        ends the `charge` in the step that stores it; a background response takes the charge along.
 
         A `background` response continues without the generator. With `stream` the events are those of `follow` from the
         first one; without, the only event is `response.queued`. Raises RateLimited if too many responses wait.

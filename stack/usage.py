@@ -1,4 +1,4 @@
-"""The command `stack usage`: tokens, requests and tool calls by day, project, key and model, from the store."""
+"""The command `stack usage`: tokens, requests, tool calls and costs by day, project, key and model, from the store."""
 
 import asyncio
 import csv
@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from apis.accounts.limits import NANOS
 from apis.accounts.usage import UsageEntry, UsageQuery, UsageSubject, sum_by_group
 from stack.keys import LoadedConfig, load_accounts_config, open_accounts, require_directory
 
 _DAY_S: Final = 86_400
 _COLUMNS: Final = (
     *("day", "project", "key", "model", "requests", "input_tokens", "cached_tokens", "output_tokens"),
-    *("reasoning_tokens", "tool_calls"),
+    *("reasoning_tokens", "tool_calls", "category", "service_tier", "batch", "cost"),
 )
 
 
@@ -42,20 +43,24 @@ async def _read(loaded: LoadedConfig, days: int) -> list[UsageEntry]:
 
 
 def _rows(entries: Sequence[UsageEntry]) -> Iterator[tuple[str, ...]]:
-    query = UsageQuery(start_time=0, group_by=["project_id", "api_key_id", "model"])
-    for day in sorted({entry.start_time // _DAY_S for entry in entries}):
-        sums = sum_by_group((entry for entry in entries if entry.start_time // _DAY_S == day), query)
+    query = UsageQuery(start_time=0, group_by=["project_id", "api_key_id", "model", "batch", "service_tier"])
+    groups = {(entry.start_time // _DAY_S, entry.subject.category) for entry in entries}
+    for day, category in sorted(groups):
+        own = (each for each in entries if (each.start_time // _DAY_S, each.subject.category) == (day, category))
+        sums = sum_by_group(own, query)
         date = datetime.fromtimestamp(day * _DAY_S, UTC).strftime("%Y-%m-%d")
         for subject in sorted(sums, key=_sort_key):
             counts = sums[subject]
             numbers = (counts.requests, counts.input_tokens, counts.cached_tokens, counts.output_tokens)
             tools = " ".join(f"{name}={count}" for name, count in sorted(counts.tool_calls.items()))
             names = (subject.project_id, subject.key_id, subject.model)
-            yield (date, *names, *map(str, numbers), str(counts.reasoning_tokens), tools)
+            way = (category or "completions", subject.service_tier, "yes" if subject.is_batch else "no")
+            cost = f"{counts.cost / NANOS:.9f}"
+            yield (date, *names, *map(str, numbers), str(counts.reasoning_tokens), tools, *way, cost)
 
 
-def _sort_key(subject: UsageSubject) -> tuple[str, str, str]:
-    return subject.project_id, subject.key_id, subject.model
+def _sort_key(subject: UsageSubject) -> tuple[str, str, str, str, bool]:
+    return subject.project_id, subject.key_id, subject.model, subject.service_tier, subject.is_batch
 
 
 def _guard_cells(row: Sequence[str]) -> list[str]:

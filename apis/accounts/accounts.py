@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from apis.accounts.administration import Administration
+from apis.accounts.charges import Meter
 from apis.accounts.directory import AccountDirectory
-from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT, Limiter, RateLimit
+from apis.accounts.limits import KEY_SUBJECT_PREFIX, ORGANIZATION, WHOLE_PROJECT, Limiter, RateLimit
 from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
+from apis.accounts.spending import SpendLimits
 from apis.accounts.usage import UsageLog
 from apis.errors import PermissionDenied
 from apis.provider import Provider
@@ -34,14 +36,14 @@ class Caller:
     grant: Grant = field(default_factory=Grant)
     expires_at: float | None = None
     limits: Mapping[str, RateLimit] = field(default_factory=dict[str, RateLimit])
-    """The limits of the project by subject: WHOLE_PROJECT, `key:KEY_ID` or a model."""
+    """The limits of the project by subject: WHOLE_PROJECT, `key:KEY_ID` or a model; and that of all projects."""
     settings: ProjectSettings = OPEN_SETTINGS
 
     def find_limits(self, model: str | None) -> Mapping[str, RateLimit]:
         """Return the limits that apply to a request for the model, by subject."""
         if not self.limits:
             return {}
-        subjects = (WHOLE_PROJECT, f"{KEY_SUBJECT_PREFIX}{self.key_id}", model or "")
+        subjects = (ORGANIZATION, WHOLE_PROJECT, f"{KEY_SUBJECT_PREFIX}{self.key_id}", model or "")
         return {subject: self.limits[subject] for subject in subjects if subject in self.limits}
 
     @property
@@ -118,12 +120,25 @@ class Accounts(Provider, ABC):
     async def authenticate(self, key: bytes) -> Caller | None:
         """Return the caller whose key this is, None if no one has it. Raises StoreUnavailable."""
 
+    @abstractmethod
+    async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
+        """Return the caller with the key of this id, for work that is done after its request has ended; None if the
+        key was revoked or has expired. Raises StoreUnavailable."""
+
     def directory(self) -> AccountDirectory | None:
         """Return the directory of projects and keys, None where they can only be changed in the run config."""
         return None
 
+    def meter(self) -> Meter | None:
+        """Return the meter of requests, None where neither limits nor usage are counted."""
+        return None
+
     def limiter(self) -> Limiter | None:
-        """Return the counter of limited requests, None where no caller has limits."""
+        """Return the limits of projects, None where no caller has limits."""
+        return None
+
+    def spend_limits(self) -> SpendLimits | None:
+        """Return the limits of spending, None where nothing has a price."""
         return None
 
     def usage_log(self) -> UsageLog | None:
@@ -133,6 +148,10 @@ class Accounts(Provider, ABC):
     def administration(self) -> Administration | None:
         """Return the log of acts and the settings of projects, None where nothing is administered."""
         return None
+
+    def currency(self) -> str:
+        """Return the currency of the prices: three lower-case letters of ISO 4217."""
+        return "usd"
 
     def cache_salt_secret(self) -> bytes | None:
         """Return a secret that all workers share and no client knows, None where the tenants are those of the run

@@ -1,4 +1,4 @@
-"""Limits: how many requests and tokens a project, one of its keys or one of its models may use in a time."""
+"""Limits: how much a project, one of its keys or one of its models may use in a time, and at a time."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,19 +14,31 @@ WHOLE_PROJECT: Final = "*"
 """Subject of the limit of all of a project's requests together."""
 KEY_SUBJECT_PREFIX: Final = "key:"
 """Before the id of a key, the subject of that key's requests; any other subject is a model."""
+ORGANIZATION: Final = "@organization"
+"""Subject of the limit of all projects together, which is of money only."""
 NO_LIMIT: Final = 1_000_000_000
 """Number that stands for no limit where OpenAI's objects require one."""
+NO_BYTES_LIMIT: Final = 2**53
+"""Number of bytes that stands for no limit."""
+NANOS: Final = 1_000_000_000
+"""Parts of one unit of the currency in which costs are counted, so that sums are exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """The most requests and tokens of one subject in a minute, day or month of the clock (UTC); None is no bound."""
+    """The most of one subject in a minute, day or month of the clock (UTC), and of responses at a time; None is no
+    bound. `month_cost` is in NANOS of the currency; `stored_bytes` are of the whole project only."""
 
     minute_requests: int | None = None
     minute_tokens: int | None = None
     day_requests: int | None = None
     day_tokens: int | None = None
     month_tokens: int | None = None
+    day_tool_calls: int | None = None
+    concurrent_responses: int | None = None
+    background_responses: int | None = None
+    stored_bytes: int | None = None
+    month_cost: int | None = None
 
 
 LIMIT_FIELDS: Final[Mapping[str, str]] = {
@@ -35,18 +47,31 @@ LIMIT_FIELDS: Final[Mapping[str, str]] = {
     "max_requests_per_1_day": "day_requests",
     "max_tokens_per_1_day": "day_tokens",
     "max_tokens_per_1_month": "month_tokens",
+    "max_tool_calls_per_1_day": "day_tool_calls",
+    "max_concurrent_responses": "concurrent_responses",
+    "max_background_responses": "background_responses",
+    "max_stored_bytes": "stored_bytes",
 }
-"""The fields of RateLimit by their names in the API."""
+"""The fields of RateLimit by their names in the API; money has objects of its own."""
+
+
+def unbounded_value(field: str) -> int:
+    """Return the number that stands for no bound of a field of RateLimit."""
+    return NO_BYTES_LIMIT if field == "stored_bytes" else NO_LIMIT
 
 
 class UpdateRateLimit(Wire):
-    """Body that sets a limit; absent fields stay as they are. The last two are extensions of OpenAI's API."""
+    """Body that sets a limit; absent fields stay as they are. The last six are extensions of OpenAI's API."""
 
     max_requests_per_1_minute: int | None = Field(default=None, ge=0, le=NO_LIMIT)
     max_tokens_per_1_minute: int | None = Field(default=None, ge=0, le=NO_LIMIT)
     max_requests_per_1_day: int | None = Field(default=None, ge=0, le=NO_LIMIT)
     max_tokens_per_1_day: int | None = Field(default=None, ge=0, le=NO_LIMIT)
     max_tokens_per_1_month: int | None = Field(default=None, ge=0, le=NO_LIMIT)
+    max_tool_calls_per_1_day: int | None = Field(default=None, ge=0, le=NO_LIMIT)
+    max_concurrent_responses: int | None = Field(default=None, ge=0, le=NO_LIMIT)
+    max_background_responses: int | None = Field(default=None, ge=0, le=NO_LIMIT)
+    max_stored_bytes: int | None = Field(default=None, ge=0, le=NO_BYTES_LIMIT)
 
 
 class RateLimitPage(AccountPage):
@@ -56,30 +81,8 @@ class RateLimitPage(AccountPage):
     before: str | None = Field(default=None, max_length=256)
 
 
-class Reservation(ABC):
-    """Tokens that a request may use, taken from all limits that apply to it before it begins."""
-
-    @property
-    @abstractmethod
-    def headers(self) -> Mapping[str, str]:
-        """The `x-ratelimit-*` headers of the limit with the smallest remaining share."""
-
-    @abstractmethod
-    def settle(self, tokens: int) -> None:
-        """Replace the reserved tokens by those that were used. Returns at once; the store is written soon after. A
-        reservation that is never settled counts in full."""
-
-
 class Limiter(ABC):
-    """Counts requests and tokens in the store, in one atomic step for all limits of a request and all workers."""
-
-    @abstractmethod
-    async def reserve(self, project_id: str, limits: Mapping[str, RateLimit], requested_tokens: int) -> Reservation:
-        """Count one request and reserve tokens under each of `limits`, by subject. Where a limit of tokens is smaller
-        than `requested_tokens`, all of it is reserved.
-
-        Raises RateLimited or QuotaExceeded, with nothing counted, and StoreUnavailable.
-        """
+    """The limits of projects, in the store. `Meter` counts under them."""
 
     @abstractmethod
     async def list_limits(self, project_id: str) -> Mapping[str, RateLimit]:

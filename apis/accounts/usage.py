@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
+from openai.types.responses import Response
 from pydantic import Field
 
 from apis.wire.base import Wire
@@ -13,6 +14,8 @@ from apis.wire.base import Wire
 HOUR_S: Final = 3600
 MAX_BUCKETS: Final[Mapping[str, int]] = {"1h": 168, "1d": 31}
 """The most buckets of one page, by their width."""
+_HOSTED_CALLS: Final = frozenset({"code_interpreter_call", "file_search_call", "mcp_call", "web_search_call"})
+COSTS_MAX_BUCKETS: Final = 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,10 @@ class UsageCounts:
     reasoning_tokens: int = 0
     tool_calls: dict[str, int] = field(default_factory=dict[str, int])
     """Calls of hosted tools by the type of their item, such as `web_search_call`."""
+    tool_requests: dict[str, int] = field(default_factory=dict[str, int])
+    """Requests with at least one such call, by the type of the item."""
+    cost: int = 0
+    """The price of all of it when it was counted, in NANOS of the currency."""
 
     def plus(self, other: Self) -> Self:
         """Return the sums of both."""
@@ -36,16 +43,22 @@ class UsageCounts:
             self.output_tokens + other.output_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             dict(Counter(self.tool_calls) + Counter(other.tool_calls)),
+            dict(Counter(self.tool_requests) + Counter(other.tool_requests)),
+            self.cost + other.cost,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSubject:
-    """Who used which model; empty fields stand for all of them."""
+    """Who used which model, and how; empty fields stand for all of them. `category` is `embeddings`, or empty for all
+    requests that generate."""
 
     project_id: str = ""
     key_id: str = ""
     model: str = ""
+    category: str = ""
+    service_tier: str = ""
+    is_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +70,20 @@ class UsageEntry:
     counts: UsageCounts
 
 
+UsageGroup = Literal["project_id", "api_key_id", "model", "batch", "service_tier"]
+
+
 class UsageQuery(Wire):
     """Query of the usage in a range of time. Buckets begin at whole hours or days (UTC)."""
 
     start_time: int = Field(ge=0, le=2**40, strict=False)
     end_time: int | None = Field(default=None, ge=0, le=2**40, strict=False)
     bucket_width: Literal["1h", "1d"] = "1d"
-    group_by: list[Literal["project_id", "api_key_id", "model"]] = Field(default=[], max_length=3)
+    group_by: list[UsageGroup] = Field(default=[], max_length=5)
     project_ids: list[str] = Field(default=[], max_length=1000)
     api_key_ids: list[str] = Field(default=[], max_length=1000)
     models: list[str] = Field(default=[], max_length=1000)
+    batch: bool | None = Field(default=None, strict=False)
     limit: int | None = Field(default=None, ge=1, le=168)
     page: str | None = Field(default=None, max_length=20, pattern=r"^\d+$")
 
@@ -80,6 +97,7 @@ class UsageQuery(Wire):
             (not self.project_ids or subject.project_id in self.project_ids)
             and (not self.api_key_ids or subject.key_id in self.api_key_ids)
             and (not self.models or subject.model in self.models)
+            and self.batch in (None, subject.is_batch)
         )
 
     def group(self, subject: UsageSubject) -> UsageSubject:
@@ -88,7 +106,84 @@ class UsageQuery(Wire):
             subject.project_id if "project_id" in self.group_by else "",
             subject.key_id if "api_key_id" in self.group_by else "",
             subject.model if "model" in self.group_by else "",
+            service_tier=subject.service_tier if "service_tier" in self.group_by else "",
+            is_batch=subject.is_batch and "batch" in self.group_by,
         )
+
+
+class ImagesUsageQuery(UsageQuery):
+    """Query of the usage of generated images."""
+
+
+class WebSearchUsageQuery(UsageQuery):
+    """Query of the usage of web searches."""
+
+
+class FileSearchUsageQuery(UsageQuery):
+    """Query of the usage of file searches."""
+
+
+class CostsQuery(Wire):
+    """Query of the costs in a range of time; a line item is a model."""
+
+    start_time: int = Field(ge=0, le=2**40, strict=False)
+    end_time: int | None = Field(default=None, ge=0, le=2**40, strict=False)
+    bucket_width: Literal["1d"] = "1d"
+    group_by: list[Literal["project_id", "api_key_id", "line_item"]] = Field(default=[], max_length=3)
+    project_ids: list[str] = Field(default=[], max_length=1000)
+    api_key_ids: list[str] = Field(default=[], max_length=1000)
+    line_items: list[str] = Field(default=[], max_length=1000)
+    limit: int | None = Field(default=None, ge=1, le=COSTS_MAX_BUCKETS)
+    page: str | None = Field(default=None, max_length=20, pattern=r"^\d+$")
+
+    def to_usage_query(self) -> UsageQuery:
+        """Return the query of the usage that these are the costs of."""
+        groups = ["model" if group == "line_item" else group for group in self.group_by]
+        return UsageQuery.model_validate(
+            {
+                "start_time": self.start_time,
+                "group_by": groups,
+                "project_ids": self.project_ids,
+                "api_key_ids": self.api_key_ids,
+                "models": self.line_items,
+            }
+        )
+
+
+def count_hosted_calls(response: Response) -> dict[str, int]:
+    """Return the numbers of calls of hosted tools by the type of their item. A shell that runs at the client's side is
+    none of the server's, and an image that was not generated is none."""
+    counter: Counter[str] = Counter()
+    for item in response.output:
+        match item.type:
+            case "shell_call":
+                is_hosted = item.environment is not None and item.environment.type != "local"
+            case "image_generation_call":
+                is_hosted = item.status == "completed"
+            case _:
+                is_hosted = item.type in _HOSTED_CALLS
+        counter[item.type] += is_hosted
+    return dict(+counter)
+
+
+def count_one_request(tokens: tuple[int, int, int, int], tool_calls: Mapping[str, int]) -> UsageCounts:
+    """Return the usage of one request: tokens of the input, those of it that were cached, tokens of the output, and
+    those of it that are reasoning."""
+    return UsageCounts(1, *tokens, dict(tool_calls), dict.fromkeys(tool_calls, 1))
+
+
+def count_response(response: Response) -> UsageCounts:
+    """Return the usage of one response that has ended."""
+    usage = response.usage
+    if usage is None:
+        return UsageCounts()
+    tokens = (
+        usage.input_tokens,
+        usage.input_tokens_details.cached_tokens,
+        usage.output_tokens,
+        usage.output_tokens_details.reasoning_tokens,
+    )
+    return count_one_request(tokens, count_hosted_calls(response))
 
 
 def sum_by_group(entries: Iterable[UsageEntry], query: UsageQuery) -> dict[UsageSubject, UsageCounts]:
@@ -102,12 +197,9 @@ def sum_by_group(entries: Iterable[UsageEntry], query: UsageQuery) -> dict[Usage
 
 
 class UsageLog(ABC):
-    """Sums of what was used, in the store: shared by all workers, and lost of a killed process for a second at most."""
-
-    @abstractmethod
-    def add(self, subject: UsageSubject, counts: UsageCounts) -> None:
-        """Add to the sums of this hour. Returns at once; the store is written within a second."""
+    """Sums of what was used, in the store, shared by all workers; `Meter` adds to them."""
 
     @abstractmethod
     async def read(self, start_time: int, end_time: int) -> list[UsageEntry]:
-        """Return the entries of the hours from `start_time` on and before `end_time`, oldest first."""
+        """Return the entries of the hours from `start_time` on and before `end_time`, oldest first. They include every
+        response that was stored before the call."""

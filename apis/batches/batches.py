@@ -50,21 +50,36 @@ class BatchListParams(Wire):
 @dataclass(frozen=True, slots=True)
 class LineAnswer:
     """The answer to one request of a batch: the status that HTTP would have, the id of the request, and the JSON body.
-    Another attempt may have another answer if `is_transient`, after `retry_after_s` where that is known."""
+    Another attempt may have another answer if `is_transient`, after `retry_after_s` where that is known. With
+    `is_limited` the line waits for room under the limits of its key, which is no failed attempt."""
 
     status: int
     request_id: str
     body: bytes
     is_transient: bool = False
     retry_after_s: float | None = None
+    is_limited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOwner:
+    """The tenant of a batch, and the id of the key that created it, under whose rights and limits its lines are
+    executed; empty where no key was needed."""
+
+    tenant: str
+    key_id: str = ""
 
 
 class LineExecutor(Protocol):
     """Executes one request of a batch as the route of its endpoint does."""
 
-    async def execute(self, endpoint: str, body: bytes, *, tenant: str, response_id: str) -> LineAnswer:
+    async def execute(self, endpoint: str, body: bytes, *, owner: BatchOwner, response_id: str) -> LineAnswer:
         """Return the answer; an error is one, too. A response has the id `response_id`, and one that is stored under it
         already is returned without another call of the model. Raises StoreUnavailable: the line has no result yet."""
+        ...
+
+    async def may_execute(self, owner: BatchOwner) -> bool:
+        """Return false once the key of the batch was revoked or has expired. Raises StoreUnavailable."""
         ...
 
     def interactive_requests(self) -> int:
@@ -83,9 +98,9 @@ class Batches(Provider, ABC):
     """
 
     @abstractmethod
-    async def create(self, request: CreateBatch, *, tenant: str) -> Batch:
-        """Queue a batch; its file is validated afterwards. Raises InvalidRequest for a file that cannot be one, and
-        RateLimited if too many batches of the tenant have not ended."""
+    async def create(self, request: CreateBatch, *, tenant: str, key_id: str = "") -> Batch:
+        """Queue a batch of the key with this id; its file is validated afterwards. Raises InvalidRequest for a file
+        that cannot be one, and RateLimited if too many batches of the tenant have not ended."""
 
     @abstractmethod
     async def get(self, batch_id: str, *, tenant: str) -> Batch:

@@ -18,6 +18,7 @@ MAX_VALUE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of the largest value; a larger one is refused before anything is written."""
 STORED_OVERHEAD_BYTES: Final = 64
 """Bytes that a store may add to a value, at most: a scan with `max_bytes` counts them."""
+_UNBOUNDED_BYTES: Final = 2**62
 MEASURE_ROWS: Final = 10_000
 """Entries that one call of `measure` counts: some 10 ms of the store's time."""
 
@@ -152,8 +153,15 @@ class KVStore(Provider, ABC):
         if self.quota is not None:
             self.quota.add((op.key, len(op.value)) for op in ops if isinstance(op, Put))
 
+    def bound_tenant(self, tenant: str, max_bytes: int | None) -> None:
+        """Set a tenant's own bound of bytes in this process; None removes it."""
+        if self.quota is None and max_bytes is not None:
+            self.quota = StorageQuota(lambda prefix, after: self.measure(prefix, after=after), _UNBOUNDED_BYTES)
+        if self.quota is not None:
+            self.quota.bound(tenant, max_bytes)
+
     async def require_room(self, tenant: str) -> None:
-        """Raise InvalidRequest with the code `storage_quota_exceeded` if the tenant has stored more than it may. To be
-        called before work whose result will be stored."""
+        """Raise InvalidRequest with the code `storage_quota_exceeded` if the tenant has stored more than it may, or
+        QuotaExceeded where its own bound is the smaller one. To be called before work whose result will be stored."""
         if self.quota is not None:
             await self.quota.require_room(tenant)

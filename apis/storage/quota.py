@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from apis.errors import InvalidRequest, StackError
+from apis.errors import InvalidRequest, QuotaExceeded, StackError
 
 _WRITTEN_SHARE: Final = 1 / 16
 """Share of the quota that this process writes for a tenant until it measures the store again."""
@@ -23,11 +23,13 @@ _MIN_REFUSAL_S: Final = 1.0
 
 @dataclass(slots=True)
 class _TenantBytes:
-    """`measured_bytes` is None until the first measurement has ended; `written_bytes` is what came after its start."""
+    """`measured_bytes` is None until the first measurement has ended; `written_bytes` is what came after its start.
+    `bound_bytes` is the tenant's own bound, where it has one."""
 
     measured_bytes: int | None = None
     written_bytes: int = 0
     refused_until: float = 0.0
+    bound_bytes: int | None = None
     measurement: "asyncio.Task[None] | None" = None
 
     @property
@@ -52,19 +54,34 @@ class StorageQuota:
             if usage is not None:
                 usage.written_bytes += size + len(key)
 
+    def bound(self, tenant: str, max_bytes: int | None) -> None:
+        """Set the tenant's own bound, which may be below the one of all; None removes it."""
+        usage = self._tenants.get(tenant)
+        if usage is None and max_bytes is not None:
+            usage = self._tenants[tenant] = _TenantBytes()
+        if usage is not None and usage.bound_bytes != max_bytes:
+            usage.bound_bytes, usage.refused_until = max_bytes, 0.0
+
     async def require_room(self, tenant: str) -> None:
-        """Raise InvalidRequest if the tenant has stored more than the quota, by a measurement that is seconds old."""
+        """Raise InvalidRequest if the tenant has stored more than the quota, or QuotaExceeded if more than its own
+        bound, by a measurement that is seconds old."""
         usage = self._tenants.get(tenant)
         if usage is None:
             usage = self._tenants[tenant] = _TenantBytes()
-        if usage.total_bytes >= self._max_bytes and time.monotonic() >= usage.refused_until:
+        max_bytes = self._max_bytes if usage.bound_bytes is None else min(self._max_bytes, usage.bound_bytes)
+        if usage.total_bytes >= max_bytes and time.monotonic() >= usage.refused_until:
             if usage.measurement is not None:  # it may have counted the writes since its start twice
                 await asyncio.shield(usage.measurement)
-            if usage.total_bytes >= self._max_bytes:
+            if usage.total_bytes >= max_bytes:
                 await asyncio.shield(self._start_measurement(tenant, usage))
-        elif usage.measured_bytes is None or usage.written_bytes > self._max_bytes * _WRITTEN_SHARE:
+        elif usage.measured_bytes is None or usage.written_bytes > max_bytes * _WRITTEN_SHARE:
             self._start_measurement(tenant, usage)
-        if usage.total_bytes >= self._max_bytes:
+        if usage.total_bytes >= max_bytes:
+            if max_bytes < self._max_bytes:
+                raise QuotaExceeded(
+                    f"This project has stored {usage.total_bytes} bytes, and {max_bytes} are allowed "
+                    "(`max_stored_bytes`). Delete responses, conversations or files, or send `store: false`."
+                )
             raise InvalidRequest(
                 f"You have stored {usage.total_bytes} bytes, and {self._max_bytes} are allowed "
                 "(`kv_store.max_tenant_bytes`). Delete responses, conversations or files, or send `store: false`.",
@@ -99,7 +116,7 @@ class StorageQuota:
             usage.measured_bytes = total
             usage.written_bytes -= written_before
             now = time.monotonic()
-            if total >= self._max_bytes:
+            if total >= min(self._max_bytes, usage.bound_bytes or self._max_bytes):
                 usage.refused_until = now + max(_MIN_REFUSAL_S, 10 * (now - started_at))
         except StackError:
             pass  # during an outage of the store the sum stays as it is; the next request starts a measurement

@@ -43,6 +43,11 @@ _CALLED_BY = (
     *("FunctionCallItem", "FunctionCallOutput", "CustomToolCallItem", "CustomToolCallOutput", "ShellCallItem"),
     *("ShellCallOutput", "ApplyPatchCallItem", "ApplyPatchCallOutput"),
 )
+_NO_USERS = "Usage is by project, key and model: there are no users here."
+_USAGE = ("UsageQuery", "ImagesUsageQuery", "WebSearchUsageQuery", "FileSearchUsageQuery")
+_PLAIN_IMAGES = "Images are counted by project, key and model."
+_ONE_LEVEL = "All searches here are of one level."
+_SEVERAL_STORES = "A search may be of several stores."
 _PROJECTS = ("CreateProject", "UpdateProject")
 _CHAT_NAMES: Final = {
     "messages": "input",
@@ -208,15 +213,21 @@ FIELD_ROWS: Final = (
         FieldRow(name, ("UpdateRateLimit",), "refused", "Limits here are of requests and tokens.")
         for name in ("batch_1_day_max_input_tokens", "max_audio_megabytes_per_1_minute", "max_images_per_1_minute")
     ),
+    FieldRow("user_ids", _USAGE, "refused", _NO_USERS),
     *(
-        FieldRow(name, ("UsageQuery",), "refused", "Usage is by project, key and model.")
-        for name in ("batch", "user_ids")
+        FieldRow("group_by", (*_USAGE, "CostsQuery"), "refused", _NO_USERS, value=value)
+        for value in ("user_id", "api_source")
     ),
+    *(FieldRow(name, ("ImagesUsageQuery",), "refused", _PLAIN_IMAGES) for name in ("sizes", "sources")),
     *(
-        FieldRow("group_by", ("UsageQuery",), "refused", "Usage is by project, key and model.", value=value)
-        for value in ("user_id", "batch", "service_tier", "api_source")
+        FieldRow("group_by", ("ImagesUsageQuery",), "refused", _PLAIN_IMAGES, value=value)
+        for value in ("size", "source")
     ),
-    FieldRow("bucket_width", ("UsageQuery",), "refused", "The finest sums are those of hours.", value="1m"),
+    FieldRow("context_levels", ("WebSearchUsageQuery",), "refused", _ONE_LEVEL),
+    FieldRow("group_by", ("WebSearchUsageQuery",), "refused", _ONE_LEVEL, value="context_level"),
+    FieldRow("vector_store_ids", ("FileSearchUsageQuery",), "refused", _SEVERAL_STORES),
+    FieldRow("group_by", ("FileSearchUsageQuery",), "refused", _SEVERAL_STORES, value="vector_store_id"),
+    FieldRow("bucket_width", _USAGE, "refused", "The finest sums are those of hours.", value="1m"),
     *(
         FieldRow("retention_type", ("UpdateDataRetention",), "refused", "No abuse is monitored here.", value=value)
         for value in (

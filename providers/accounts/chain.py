@@ -7,8 +7,10 @@ from pydantic import Field
 
 from apis.accounts.accounts import Accounts, Caller
 from apis.accounts.administration import Administration
+from apis.accounts.charges import Meter
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import Limiter
+from apis.accounts.spending import SpendLimits
 from apis.accounts.usage import UsageLog
 from apis.provider import Provider
 
@@ -31,13 +33,27 @@ class ChainedAccounts(Accounts):
                 return caller
         return None
 
+    async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
+        for provider in self._providers:
+            if (caller := await provider.find_caller(project_id, key_id)) is not None:
+                return caller
+        return None
+
     def directory(self) -> AccountDirectory | None:
         """Return the directory of the first provider that has one."""
         return next((own for provider in self._providers if (own := provider.directory())), None)
 
+    def meter(self) -> Meter | None:
+        """Return the meter of the first provider that has one, for the callers of all."""
+        return next((own for provider in self._providers if (own := provider.meter())), None)
+
     def limiter(self) -> Limiter | None:
         """Return the limiter of the first provider that has one."""
         return next((own for provider in self._providers if (own := provider.limiter())), None)
+
+    def spend_limits(self) -> SpendLimits | None:
+        """Return the limits of the first provider that has them."""
+        return next((own for provider in self._providers if (own := provider.spend_limits())), None)
 
     def usage_log(self) -> UsageLog | None:
         """Return the log of the first provider that has one, for the callers of all."""
@@ -46,6 +62,11 @@ class ChainedAccounts(Accounts):
     def administration(self) -> Administration | None:
         """Return that of the first provider that has one."""
         return next((own for provider in self._providers if (own := provider.administration())), None)
+
+    def currency(self) -> str:
+        """Return the currency of the first provider that counts usage."""
+        counting = (provider for provider in self._providers if provider.usage_log() is not None)
+        return next((provider.currency() for provider in counting), super().currency())
 
     def cache_salt_secret(self) -> bytes | None:
         """Return the secret of the first provider that has one."""

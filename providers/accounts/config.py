@@ -16,3 +16,7 @@ class ConfigAccounts(Accounts):
 
     async def authenticate(self, key: bytes) -> Caller | None:
         return self._callers.get(digest_key(key))
+
+    async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
+        callers = self._callers.values()
+        return next((each for each in callers if (each.tenant, each.key_id) == (project_id, key_id)), None)

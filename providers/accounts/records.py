@@ -2,7 +2,12 @@
 
 from typing import Final
 
+from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT
+from apis.storage.keys import id_to_key_part
+
 ROOT: Final = "/accounts"
+ORGANIZATION_ID: Final = ".organization"
+"""Stands for a project in the keys of the limits of all projects together. No project has its name."""
 SALT_KEY: Final = f"{ROOT}/cache_salt_secret"
 
 
@@ -46,6 +51,13 @@ def counter_key(project_id: str, subject: str) -> str:
     return f"{ROOT}/counters/{project_id}/{subject}"
 
 
+def find_counter_key(project_id: str, subject: str) -> str:
+    """Return the key of the counter of a limit of a project, its keys or its models, or of all projects together."""
+    if subject == ORGANIZATION:
+        return counter_key(ORGANIZATION_ID, WHOLE_PROJECT)
+    return counter_key(project_id, id_to_key_part(subject))
+
+
 def usage_key(hour: int | None, subject: str, process_name: str) -> str:
     """Return the key of what one process counted for a subject in an hour (since 1970), ordered by the hour; with None
     and empty names, the prefix of all."""
@@ -61,3 +73,8 @@ def last_use_key(key_id: str) -> str:
 def audit_key(record_id: str) -> str:
     """Return the key of a record of the audit log, ordered by time; with an empty id, the prefix of all."""
     return f"{ROOT}/audit/{record_id}"
+
+
+def heartbeat_key(process_name: str) -> str:
+    """Return the key that exists while a process renews it: the guard of the reservations of its requests."""
+    return f"{ROOT}/heartbeats/{process_name}"

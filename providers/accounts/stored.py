@@ -8,11 +8,12 @@ from apis.accounts.accounts import ADMIN_TENANT, Caller, digest_key
 from apis.accounts.directory import StoredKey
 from apis.accounts.scopes import ADMIN_SCOPE, Grant, parse_project_scopes
 from apis.errors import StoreUnavailable
+from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import KVStore
 from apis.storage.records import decode_record, reading_stored
 from providers.accounts.key_cache import KeyCache
 from providers.accounts.projects import StoredProjects, StoredProjectsConfig, project_record_keys, read_project
-from providers.accounts.records import digest_reference_key, last_use_key
+from providers.accounts.records import digest_reference_key, last_use_key, stored_key_key
 
 _log = logging.getLogger(__name__)
 _USE_INTERVAL_S: Final = 300.0
@@ -30,6 +31,7 @@ class StoredAccounts(StoredProjects):
     def __init__(self, config: StoredProjectsConfig, kv_store: KVStore) -> None:
         super().__init__(config, kv_store)
         self._cache = KeyCache(self._read_caller)
+        self._digests: dict[tuple[str, str], bytes] = {}
         self._uses_written_at: dict[str, float] = {}
 
     async def close(self) -> None:
@@ -40,6 +42,20 @@ class StoredAccounts(StoredProjects):
         if not key:
             return None
         caller = await self._cache.load(digest_key(key))
+        return None if caller is None or caller.has_expired else caller
+
+    async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
+        if not (is_safe_id(project_id) and is_safe_id(key_id)):
+            return None
+        digest = self._digests.get((project_id, key_id))
+        if digest is None:
+            entry = await self._kv.get(stored_key_key(project_id, key_id))
+            if entry is None:
+                return None
+            if len(self._digests) >= _MAX_USES:
+                self._digests.clear()
+            digest = self._digests[project_id, key_id] = bytes.fromhex(decode_record(entry, StoredKey).digest)
+        caller = await self._cache.load(digest)
         return None if caller is None or caller.has_expired else caller
 
     async def _read_caller(self, digest: bytes) -> Caller | None:
@@ -54,6 +70,7 @@ class StoredAccounts(StoredProjects):
         with reading_stored(record_key):
             key = decode_record(key_entry, StoredKey)
         project = read_project(project_id, project_entries)
+        self._bound_stored_bytes(project)
         if project_id != ADMIN_TENANT and not project.is_active:
             return None
         caller = project.build_caller(key.id, _to_grant(key), key.expires_at)

@@ -15,22 +15,32 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from apis.batches.batches import LineAnswer, LineExecutor
+from apis.batches.batches import BatchOwner, LineAnswer, LineExecutor
 from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import InvalidRequest, StorageCorrupt, StoredValueTooLarge
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record
-from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord
+from providers.batches.records import (
+    KEY_REVOKED,
+    KEY_REVOKED_MESSAGE,
+    BatchRef,
+    BatchState,
+    BlockCounts,
+    BlockRecord,
+)
 from providers.batches.validation import decode_body, decode_line, splice_fields
 
 _log = logging.getLogger(__name__)
 
-StopReason = Literal["", "batch_cancelled", "batch_expired", "worker_lost", "storage_corrupt", "drain"]
+StopReason = Literal[
+    "", "batch_cancelled", "batch_expired", "api_key_revoked", "worker_lost", "storage_corrupt", "drain"
+]
 ABANDON_MESSAGES: Final[Mapping[str, str]] = {
     "batch_expired": "This request could not be executed before the completion window expired.",
     "batch_cancelled": "This request was not executed because the batch was cancelled.",
+    KEY_REVOKED: f"This request was not executed. {KEY_REVOKED_MESSAGE}",
     "storage_corrupt": "This request cannot be read from the store any more: it is damaged.",
     "worker_lost": "The processes that executed this request ended before it was done, each time.",
 }
@@ -104,9 +114,13 @@ class LineGate:
         """Wait until it is the turn of a line of the tenant, which is executed while the context is entered."""
         return self._capacity.admit(tenant)
 
-    async def execute(self, endpoint: str, body: bytes, tenant: str, response_id: str) -> LineAnswer:
+    async def execute(self, endpoint: str, body: bytes, owner: BatchOwner, response_id: str) -> LineAnswer:
         """Return the answer to an admitted line."""
-        return await self._executor.execute(endpoint, body, tenant=tenant, response_id=response_id)
+        return await self._executor.execute(endpoint, body, owner=owner, response_id=response_id)
+
+    async def may_execute(self, owner: BatchOwner) -> bool:
+        """Return false if the lines of this owner must not be executed any more."""
+        return await self._executor.may_execute(owner)
 
 
 async def claim_block(
@@ -223,19 +237,21 @@ class BlockExecution:
         if engine_priority is not None and claim.batch.endpoint != "/v1/embeddings":
             fields = decode_body(body)
             body = body if fields.priority is not None else splice_fields(body, {"priority": engine_priority})
-        tenant = claim.ref.tenant
-        for attempt in range(1, self._limits.max_attempts + 1):
-            async with self._gate.admit(tenant):
+        owner = BatchOwner(claim.ref.tenant, claim.batch.key_id)
+        attempt = 0
+        while True:
+            async with self._gate.admit(owner.tenant):
                 self._running.add(number)
-                response_id = self._response_id(number, attempt)
-                answer = await self._gate.execute(claim.batch.endpoint, body, tenant, response_id)
+                response_id = self._response_id(number, attempt + 1)
+                answer = await self._gate.execute(claim.batch.endpoint, body, owner, response_id)
             self._running.discard(number)
-            if not answer.is_transient or attempt == self._limits.max_attempts:
+            attempt += not answer.is_limited
+            if not answer.is_limited and (not answer.is_transient or attempt == self._limits.max_attempts):
                 await self._store_answer(number, line, answer)
                 return
             if self._stop_reason == "drain":
                 return
-            delay_s = min(_MAX_RETRY_DELAY_S, self._limits.retry_s * 2 ** (attempt - 1))
+            delay_s = min(_MAX_RETRY_DELAY_S, self._limits.retry_s * 2 ** max(0, attempt - 1))
             await asyncio.sleep(max(answer.retry_after_s or 0, delay_s) * random.uniform(0.5, 1))  # noqa: S311 - spreads attempts, not a secret
 
     def _response_id(self, number: int, attempt: int) -> str:
@@ -295,6 +311,8 @@ class BlockExecution:
 
 def abandon_reason(batch: BatchState) -> StopReason:
     """Return why the lines of the batch that have no result are not executed."""
+    if any(error.code == KEY_REVOKED for error in batch.errors):
+        return KEY_REVOKED
     return "batch_cancelled" if batch.status == "cancelling" else "batch_expired"
 
 

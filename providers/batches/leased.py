@@ -114,7 +114,7 @@ class LeasedBatches(Batches):
         if self._workers is not None:
             await self._workers.close()
 
-    async def create(self, request: CreateBatch, *, tenant: str) -> Batch:
+    async def create(self, request: CreateBatch, *, tenant: str, key_id: str = "") -> Batch:
         try:
             file = await self._files.get(request.input_file_id, tenant=tenant)
         except NotFound as exc:
@@ -139,6 +139,7 @@ class LeasedBatches(Batches):
             now + window_s,
             metadata=request.metadata,
             output_life_s=request.output_expires_after.seconds if request.output_expires_after else None,
+            key_id=key_id,
         )
         ref = new_batch_ref(tenant)
         await self._kv.write([ref.put(record, ABSENT), Put(ref.active_key, b"")])

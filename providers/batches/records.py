@@ -37,6 +37,10 @@ RETENTION_S: Final = 30 * 86_400.0
 """Seconds for which a batch can be retrieved after its creation, beyond its window."""
 
 
+KEY_REVOKED: Final = "api_key_revoked"
+KEY_REVOKED_MESSAGE: Final = "The API key that created this batch was revoked or has expired."
+
+
 class LineError(msgspec.Struct, omit_defaults=True):
     """A fault of the input file. `line` is counted from 1."""
 
@@ -79,7 +83,7 @@ class BlockRecord(msgspec.Struct, omit_defaults=True):
 
 class BatchState(msgspec.Struct, omit_defaults=True):
     """The state of a batch. Times are seconds since the epoch. `counts` are final once the batch is finalizing;
-    `is_expiring` says that its window has passed."""
+    `is_expiring` says that its window has passed; `key_id` is the key that created it."""
 
     input_file_id: str
     endpoint: str
@@ -97,11 +101,20 @@ class BatchState(msgspec.Struct, omit_defaults=True):
     output_file_id: str | None = None
     error_file_id: str | None = None
     is_expiring: bool = False
+    key_id: str = ""
 
     def enter(self, status: BatchStatus) -> None:
         """Change the status and set the time of it."""
         self.status = status
         self.times[f"{status}_at"] = int(time.time())
+
+    def revoke(self) -> bool:
+        """Begin to end a batch whose key is no longer valid. Returns false if it is not in progress."""
+        if self.status != "in_progress":
+            return False
+        self.errors = [*self.errors, LineError(KEY_REVOKED, KEY_REVOKED_MESSAGE)]
+        self.enter("cancelling")
+        return True
 
     @property
     def abandons_lines(self) -> bool:

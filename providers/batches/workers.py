@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from apis.batches.batches import BatchOwner
 from apis.errors import StackError
 from apis.fair_share import FairShare, Place
 from apis.storage.kv_store import Entry, KVStore
@@ -133,6 +134,8 @@ class BatchWorkers:
             return
         if record.status == "in_progress" and not record.is_expiring and time.time() > record.expires_at:
             record = await self._control.change(ref, _begin_expiry) or record
+        if record.status == "in_progress" and not await self._gate.may_execute(BatchOwner(ref.tenant, record.key_id)):
+            record = await self._control.change(ref, BatchState.revoke) or record
         if record.abandons_lines:
             for execution in self._executions.values():
                 if execution.ref == ref:

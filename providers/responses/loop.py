@@ -21,6 +21,7 @@ from apis.fair_share import ONE_TENANT, Tenants
 from apis.inference import Inference
 from apis.media.image_generator import ImageGenerator
 from apis.responses import (
+    Charge,
     CompactConversation,
     CompactedConversation,
     CreateResponse,
@@ -126,9 +127,10 @@ class Loop(Responses):
         await self._streams.close()
 
     async def create(
-        self, request: CreateResponse, *, tenant: str, response_id: str | None = None
+        self, request: CreateResponse, *, tenant: str, response_id: str | None = None, charge: Charge | None = None
     ) -> AsyncGenerator[ResponseEventBatch]:
         pending = await self._prepare_new(request, tenant, self._preparer.new_ids(response_id))
+        pending = pending.charged_to(charge)
         view = self._views.of_create(request)
         if request.background:
             async with pending.lock or nullcontext(), aclosing(self._background.create(pending)) as logged_batches:

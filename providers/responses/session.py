@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 from openai.types.responses import Response, ResponseCompletedEvent, ResponseIncompleteEvent
 
+from apis.accounts.charges import Charge
 from apis.errors import InvalidRequest
 from apis.events import EventBatch
 from apis.responses import CreateResponse, Session
@@ -74,7 +75,7 @@ class LoopSession(Session):
         self._session_history = _SessionHistory(factory.history, factory.cache, tenant, f"{id(self)}/")
 
     async def create(
-        self, request: CreateResponse, *, stream_id: str = "", generate: bool = True
+        self, request: CreateResponse, *, stream_id: str = "", generate: bool = True, charge: Charge | None = None
     ) -> AsyncGenerator[EventBatch]:
         previous_id = request.previous_response_id
         if previous_id is not None and request.store is not False and self._session_history.has_response(previous_id):
@@ -84,6 +85,7 @@ class LoopSession(Session):
             )
             raise InvalidRequest(message, param="store", code="invalid_value")
         pending = await self._prepare(request, self._tenant, ResponseIds(), history_source=self._session_history)
+        pending = pending.charged_to(charge)
         is_input_only = not generate or request.is_prewarm
         stream = self._streams.stream_input_only if is_input_only else self._streams.stream
         live_view = LiveEventView(self._views.of_create(request))

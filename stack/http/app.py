@@ -18,6 +18,7 @@ from apis.fair_share import FairShare
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
 from stack.console.files import Console
+from stack.http.access.admission_queue import AdmissionQueue
 from stack.http.cache_salts import CacheSalts
 from stack.http.context import Endpoint, Route, Services
 from stack.http.edge import Edge
@@ -26,7 +27,7 @@ from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
 from stack.http.routes.batch_lines import RouteLineExecutor
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
-from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, STORED_COMPLETION_ROUTES
+from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES, STORED_COMPLETION_ROUTES
 from stack.http.shares import RequestShares
 from stack.http.streams import StreamMonitor
 from stack.http.websocket import WebSocketEndpoint
@@ -40,8 +41,9 @@ _DEFERRED_PLACES: Final = 32
 def create_app(config: StackConfig) -> Starlette:
     """Return the app of one run config; its lifespan opens the stack and closes it."""
     metrics, routes = Metrics(), _collect_routes(config)
+    undescribed = (*STORED_COMPLETION_ROUTES, *REFUSED_ROUTES)
     described = tuple(
-        (path, route) for path, template, route in routes if path == template and route not in STORED_COMPLETION_ROUTES
+        (path, route) for path, template, route in routes if path == template and route not in undescribed
     )
 
     @asynccontextmanager
@@ -90,7 +92,7 @@ def create_app(config: StackConfig) -> Starlette:
 def _collect_routes(config: StackConfig) -> list[tuple[str, str, Route]]:
     """Return the path, the template for the metrics, and the route, of all routes."""
     server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
-    api_routes = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES)
+    api_routes = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES, *REFUSED_ROUTES)
     return [
         *((f"{prefix}{route.path}", f"/v1{route.path}", route) for prefix in ("/v1", "") for route in api_routes),
         *((route.path, route.path, route) for route in server_routes),
@@ -119,6 +121,7 @@ def _build_services(stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Rou
         CacheSalts(config, stack.accounts.cache_salt_secret()),
         routes,
         RequestShares(config),
+        AdmissionQueue(config, several_tenants=stack.config.has_several_tenants),
         StoreProbe(stack.kv_store),
     )
 

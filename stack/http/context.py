@@ -11,10 +11,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from apis.accounts.accounts import NO_CALLER, Caller
-from apis.accounts.limits import Reservation
+from apis.accounts.charges import Charge
 from apis.errors import Unsupported
 from apis.fair_share import Place
 from stack.build import Stack
+from stack.http.access.admission_queue import AdmissionQueue
 from stack.http.answers import client_disconnected_response
 from stack.http.cache_salts import CacheSalts
 from stack.http.metrics import Metrics
@@ -45,14 +46,21 @@ class HttpContext:
     """The sender, its key and that key's rights; as `tenant`, unknown until the edge has authenticated the request."""
     authenticate_again: Callable[[], Awaitable[Caller]] | None = None
     """Returns the caller of a WebSocket's key as it is now, or raises Unauthorized; None where no key is needed."""
-    reservation: Reservation | None = None
-    """Tokens that the request has reserved under its limits; the edge settles it when the request is over."""
+    charge: Charge | None = None
+    """The charge of a request that reaches a model; the edge ends it when the request is over."""
+    is_batch_line: bool = False
+    """True for a request of a batch, which has no connection."""
     response_id: str | None = None
     """The id that a create of a response has to use; None lets the route choose one."""
     body_places: list[Place] = field(default_factory=list[Place])
-    """Places that the request's body holds until the request is over."""
+    """Places that the request, or its body, holds until the request is over."""
     created_id: str = ""
     """The id of the conversation, vector store or container that the request has created."""
+
+    @property
+    def is_over_limit(self) -> bool:
+        """True of a request that was refused under the limits of its key, before any work."""
+        return bool(self.caller.limits) and self.charge is None
 
     @property
     def is_administrator(self) -> bool:
@@ -86,6 +94,7 @@ class Services:
     routes: tuple[tuple[str, "Route"], ...]
     """The routes by their full paths, those with and without /v1 once."""
     shares: RequestShares
+    admission: AdmissionQueue
     store_probe: StoreProbe
 
     @property

@@ -24,7 +24,7 @@ from apis.errors import (
 )
 from apis.telemetry import NO_SPAN, REQUEST_ID, TRACE_HEADERS, current_span
 from stack.config import StackConfig
-from stack.http.access.metering import log_usage, settle_tokens
+from stack.http.access.metering import end_charge
 from stack.http.access.privileges import require_privilege
 from stack.http.admission import (
     CorsPolicy,
@@ -99,8 +99,8 @@ class Edge:
                 record.first_byte_s = record.elapsed_s()
                 response_headers = MutableHeaders(scope=message)
                 response_headers["x-request-id"] = record.id
-                if context.reservation is not None:
-                    response_headers.update(context.reservation.headers)
+                if context.charge is not None:
+                    response_headers.update(context.charge.headers)
                 if self._cors is not None:
                     self._cors.add_headers(response_headers, Headers(scope=scope).get("origin"))
             elif (text := message.get("text")) is not None:
@@ -120,8 +120,7 @@ class Edge:
                 place.release()
             end_request_span(span, scope, record)
             self._finish_request(record, scope)
-            if context.reservation is not None:
-                settle_tokens(context.reservation, record)
+            end_charge(context.charge, record)
 
     async def _respond(self, context: HttpContext, scope: Scope, receive: Receive, send: Send) -> None:
         record = context.request_record
@@ -166,10 +165,6 @@ class Edge:
         """Count and log a request that is over."""
         request_record.status = request_record.status or 499
         self._metrics.count_request(request_record)
-        if self._requires_keys and request_record.tokens is not None:
-            services = scope["app"].state.services
-            if services is not None:
-                log_usage(services.stack.accounts, get_context(scope).caller, request_record)
         if not self._logs_access or (request_record.status < 400 and scope["path"] in PROBE_PATHS):
             return
         if _access_log.isEnabledFor(logging.INFO):

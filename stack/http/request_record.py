@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from apis.accounts.usage import count_hosted_calls
 from apis.deltas import Usage
 from apis.errors import StackError
 from apis.events import LoggedEvent
@@ -19,9 +20,6 @@ WEBSOCKET: Final = "WEBSOCKET"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", WEBSOCKET})
 _OUTCOMES: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "queued"})
 _NO_CALLS: Final[Mapping[str, int]] = MappingProxyType({})
-_HOSTED_CALLS: Final = frozenset(
-    {"code_interpreter_call", "file_search_call", "image_generation_call", "mcp_call", "web_search_call"}
-)
 _NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
 
 _TRACEPARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -81,10 +79,12 @@ class RequestRecord:
         "response_id",
         "route",
         "sent_bytes",
+        "service_tier",
         "status",
         "tenant",
         "tokens",
         "tool_calls",
+        "usage_category",
     )
 
     def __init__(self, request_id: str, method: str, route: str) -> None:
@@ -96,6 +96,7 @@ class RequestRecord:
         self.is_stream = False
         self.first_byte_s = self.first_output_s = math.nan
         self.client_request_id = self.model = self.response_id = self.outcome = ""
+        self.service_tier = self.usage_category = ""
         self.tenant = self.code = self.param = self._expected_response_id = ""
         self.tokens: TokenCounts | None = None
         self.tool_calls: Mapping[str, int] = _NO_CALLS
@@ -131,7 +132,8 @@ class RequestRecord:
         if response.status in _OUTCOMES:
             self.outcome = response.status
         if (usage := response.usage) is not None:
-            self.tool_calls = Counter(item.type for item in response.output if item.type in _HOSTED_CALLS)
+            self.tool_calls = Counter(count_hosted_calls(response))
+            self.service_tier = response.service_tier or ""
             self.tokens = TokenCounts(
                 usage.input_tokens,
                 usage.input_tokens_details.cached_tokens,
@@ -139,9 +141,9 @@ class RequestRecord:
                 usage.output_tokens_details.reasoning_tokens,
             )
 
-    def record_usage(self, model: str, usage: Usage) -> None:
-        """Record the tokens that the request's chat completion has used."""
-        self.model = model
+    def record_usage(self, model: str, usage: Usage, *, category: str = "") -> None:
+        """Record the tokens that the request has used, other than by a response; `category` is that of UsageSubject."""
+        self.model, self.usage_category = model, category
         self.tokens = TokenCounts(usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
 
     def log_fields(self) -> dict[str, Any]:

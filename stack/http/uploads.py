@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from apis.errors import InvalidRequest, PayloadTooLarge, PermissionDenied
 from apis.wire.field_rows import refused_fields
-from stack.http.access.metering import reserve_tokens
+from stack.http.access.metering import open_charge
 from stack.http.access.privileges import apply_settings, require_request
 from stack.http.context import get_context, get_services
 from stack.http.parsing import ModelT, read_request, to_invalid_request
+from stack.http.streams import run_while_connected
 
 _CHUNK_BYTES: Final = 256 * 1024
 _MAX_FORM_BYTES: Final = 64 * 1024
@@ -82,13 +83,26 @@ async def read_granted(http: Request, max_bytes: int, model: type[ModelT]) -> Mo
 
 
 async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
-    """Return the body as a request that a model will answer, after it was counted under the limits of its key. Raises
-    RateLimited, and what `read_granted` raises."""
+    """Return the body as a request that a model will answer, after it was counted under the limits of its key and
+    admitted to the models. Raises RateLimited, Overloaded, and what `read_granted` raises."""
     body = await read_body(http, max_bytes)
     request = await _parse_granted(http, body, model)
     context, accounts = get_context(http.scope), get_services(http.scope).stack.accounts
-    context.reservation = await reserve_tokens(accounts, context.caller, request, len(body))
+    context.charge = await open_charge(accounts, context.caller, request, len(body), is_batch=context.is_batch_line)
+    await _admit(http, request)
     return request
+
+
+async def _admit(http: Request, request: BaseModel) -> None:
+    """Wait for a place among the requests that models answer. Lines of batches and background responses have places of
+    their own."""
+    context, admission = get_context(http.scope), get_services(http.scope).admission
+    if context.is_batch_line or getattr(request, "background", None):
+        return
+    place = admission.try_enter(context.tenant)
+    if place is None:
+        place = await run_while_connected(http.scope, http.receive, admission.enter(context.tenant, request))
+    context.body_places.append(place)
 
 
 async def _parse_granted(http: Request, body: bytes, model: type[ModelT]) -> ModelT:

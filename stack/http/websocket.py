@@ -15,7 +15,7 @@ from openai.types.responses import ResponseStreamEvent
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from apis.accounts.limits import Reservation
+from apis.accounts.charges import Charge
 from apis.errors import (
     InvalidRequest,
     NotFound,
@@ -30,7 +30,7 @@ from apis.errors import (
 from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
-from stack.http.access.metering import reserve_tokens, settle_tokens
+from stack.http.access.metering import end_charge, open_charge
 from stack.http.access.privileges import apply_settings, require_request
 from stack.http.admission import unauthorized_error
 from stack.http.context import HttpContext, Services, get_context, get_services
@@ -105,8 +105,9 @@ class _SocketHandler:
         self._tenant = context.tenant
         self._caller = context.caller
         self._authenticate_again = context.authenticate_again
-        self._reserve_tokens = partial(reserve_tokens, services.stack.accounts)
+        self._open_charge = partial(open_charge, services.stack.accounts)
         self._shares = services.shares
+        self._admission = services.admission
         self._add_salt = services.cache_salts.add_salt
         self._dialect: ApiDialect = dialect
         self._max_bytes = config.max_body_bytes
@@ -229,15 +230,17 @@ class _SocketHandler:
         record = RequestRecord(self._request_id, WEBSOCKET, _PATHS[0])
         record.status = 200
         events: Sequence[ResponseStreamEvent] = ()
-        reservation: Reservation | None = None
+        charge: Charge | None = None
         try:
-            request, generate = await _parse_create(create_message)
-            require_request(self._caller, request)
-            request = apply_settings(self._caller, request)
-            reservation = await self._reserve_tokens(self._caller, request, create_message.size_bytes)
+            request, generate = await self._parse_granted(create_message)
+            charge = await self._open_charge(self._caller, request, create_message.size_bytes)
+            create_message.places.append(await self._admission.enter(self._tenant, request))
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
             created = self._session.create(
-                self._add_salt(request, self._tenant), stream_id=create_message.stream_id, generate=generate
+                self._add_salt(request, self._tenant),
+                stream_id=create_message.stream_id,
+                generate=generate,
+                charge=charge,
             )
             record.expect_response()
             async with aclosing(created) as batches:
@@ -270,9 +273,13 @@ class _SocketHandler:
             _release(create_message.places)
             del self._running_tasks[create_message.stream_id]
             self._finish_response(record)
-            if reservation is not None:
-                settle_tokens(reservation, record)
+            end_charge(charge, record)
             self._start_queued()
+
+    async def _parse_granted(self, create_message: _CreateMessage) -> tuple[CreateResponse, bool]:
+        request, generate = await _parse_create(create_message)
+        require_request(self._caller, request)
+        return apply_settings(self._caller, request), generate
 
     def _log_bug(self, exc: Exception) -> StackError:
         _log.error("a response on the WebSocket of request %s failed on a bug", self._request_id, exc_info=exc)

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from apis.accounts.directory import CreateProject, UpdateProject, UpdateServiceAccount
 from apis.accounts.limits import UpdateRateLimit
 from apis.accounts.project_settings import UpdateDataRetention, UpdateServiceTierSettings
-from apis.accounts.usage import UsageQuery
+from apis.accounts.usage import CostsQuery, FileSearchUsageQuery, ImagesUsageQuery, UsageQuery, WebSearchUsageQuery
 from apis.batches.batches import CreateBatch
 from apis.errors import InvalidRequest, Unsupported
 from apis.responses import CreateResponse
@@ -27,6 +27,10 @@ ROOTS = (
     UsageQuery,
     UpdateDataRetention,
     UpdateServiceTierSettings,
+    ImagesUsageQuery,
+    WebSearchUsageQuery,
+    FileSearchUsageQuery,
+    CostsQuery,
 )
 MODELS = {model.__name__: model for root in ROOTS for model in list_models(root)}
 WHOLE_FIELDS = [row for row in FIELD_ROWS if row.handling in ("refused", "moved") and row.value is None]

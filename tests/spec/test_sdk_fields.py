@@ -37,7 +37,14 @@ from apis.accounts.project_settings import (
     UpdateModelPermissions,
     UpdateServiceTierSettings,
 )
-from apis.accounts.usage import UsageQuery
+from apis.accounts.spending import UpdateSpendLimit
+from apis.accounts.usage import (
+    CostsQuery,
+    FileSearchUsageQuery,
+    ImagesUsageQuery,
+    UsageQuery,
+    WebSearchUsageQuery,
+)
 from apis.batches.batches import BatchListParams, CreateBatch
 from apis.containers import ContainerListParams, CopyFile, CreateContainer
 from apis.conversations import AddItems, CreateConversation, ItemInclude, ItemListParams, UpdateConversation
@@ -171,6 +178,16 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
         (UpdateRateLimit,),
     ),
     "GET /organization/usage/completions": (organization.UsageCompletionsParams, (UsageQuery,)),
+    "GET /organization/usage/embeddings": (organization.UsageEmbeddingsParams, (UsageQuery,)),
+    "GET /organization/usage/images": (organization.UsageImagesParams, (ImagesUsageQuery,)),
+    "GET /organization/usage/web_search_calls": (organization.UsageWebSearchCallsParams, (WebSearchUsageQuery,)),
+    "GET /organization/usage/file_search_calls": (organization.UsageFileSearchCallsParams, (FileSearchUsageQuery,)),
+    "GET /organization/costs": (organization.UsageCostsParams, (CostsQuery,)),
+    "POST /organization/spend_limit": (organization.SpendLimitUpdateParams, (UpdateSpendLimit,)),
+    "POST /organization/projects/{project_id}/spend_limit": (
+        projects.SpendLimitUpdateParams,
+        (UpdateSpendLimit,),
+    ),
     "POST /organization/admin_api_keys": (organization.AdminAPIKeyCreateParams, (CreateAdminKey,)),
     "GET /organization/admin_api_keys": (organization.AdminAPIKeyListParams, (AdminKeyPage,)),
     "POST /embeddings": (types.EmbeddingCreateParams, (EmbeddingRequest,)),

@@ -83,6 +83,10 @@ class OpenIDAccounts(StoredProjects):
             return None
         return await self._find_caller(verified.identity)
 
+    async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
+        """Return None: the rights of a person are in the token of each request, and end with it."""
+        return None
+
     async def _verify(self, key: bytes) -> _VerifiedToken | None:
         """Return the token whose signature and claims are right, None if it is none of this issuer. Raises
         TokenRefused and StoreUnavailable."""
@@ -133,6 +137,7 @@ class OpenIDAccounts(StoredProjects):
     async def _read_project(self, project_id: bytes) -> ProjectState | None:
         name = project_id.decode()
         project = read_project(name, await self._kv.get_many(project_record_keys(name)))
+        self._bound_stored_bytes(project)
         is_absent = project.project is None and not self._config.require_project
         return project if is_absent or project.is_active else None
 

@@ -118,13 +118,15 @@ class BackgroundResponses:
             try:
                 async with hand_over_lock(pending.lock) as lock_ops:
                     claimed_run = await self._runs.add(
-                        *(ref, run.rank, run.stored_request, [run.log_op, *lock_ops]),
+                        *(ref, run.rank, run.stored_request, [run.log_op, *lock_ops, *run.charge_ops]),
                         is_portable=run.is_portable,
                         start_now=place is not None,
                     )
             except LeaseLost:
                 assert pending.lock is not None  # ids are random: only the lock's write can fail
                 raise await pending.lock.lost_error() from None
+            if pending.charge is not None:
+                pending.charge.confirm_adoption()
             if claimed_run is not None:
                 self._executor.add_local(ref, pending)
                 self._workers.start_run(claimed_run, place)

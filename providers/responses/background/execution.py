@@ -8,11 +8,13 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from openai.types.responses import Response
 
+from apis.accounts.charges import RELEASED_USE, build_end
 from apis.errors import (
     InvalidRequest,
     RateLimited,
@@ -49,7 +51,12 @@ from providers.responses.run.checkpoint import (
     load_checkpoints,
     usage_from_log,
 )
-from providers.responses.run.pending_response import PendingResponse, PrepareResponse, bug_to_error
+from providers.responses.run.pending_response import (
+    PendingResponse,
+    PrepareResponse,
+    bug_to_error,
+    use_of_response,
+)
 from providers.responses.run.response_span import (
     ResponseSpan,
     background_run,
@@ -371,8 +378,14 @@ class RunExecutor:
     async def _store_final(
         self, claimed_run: ClaimedRun, finished_response: FinishedResponse, history: LoadedHistory
     ) -> None:
-        """Store the final response together with the end of its run. Raises LeaseLost. An outage of the store is
-        waited out for as long as the lease can live."""
+        """Store the final response together with the end of its run and its usage. Raises LeaseLost. An outage of the
+        store is waited out for as long as the lease can live."""
+        charge = claimed_run.stored_request.charge
+        if charge is not None:
+            response = finished_response.response
+            was_never_executed = response.status == "cancelled" and claimed_run.run.attempts == 1
+            end = build_end(charge, RELEASED_USE if was_never_executed else use_of_response(response))
+            finished_response = replace(finished_response, extra_ops=[*finished_response.extra_ops, end.to_put()])
         deadline = time.monotonic() + self._config.lease_s
         while True:
             try:

@@ -1,12 +1,13 @@
 """NewRun: a response that is to run in the background, as it is added to the store."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 from openai.types.responses import ResponseCreatedEvent, ResponseQueuedEvent
 
 from apis.responses import CreateResponse
-from apis.storage.kv_store import Put
+from apis.storage.kv_store import Op, Put
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.ranks import Rank, request_rank
 from providers.responses.background.runs import ResponseRef, StoredRequest
@@ -16,14 +17,15 @@ from providers.responses.run.response_stream import assign_sequence_numbers
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """The rank and the stored request of a response, its queued event, and the write of its first events. One that is
-    not `is_portable` holds what is not stored."""
+    """The rank and the stored request of a response, its queued event, the write of its first events, and those that
+    hand its charge over. One that is not `is_portable` holds what is not stored."""
 
     ref: ResponseRef
     rank: Rank
     stored_request: StoredRequest
     queued_event: ResponseQueuedEvent
     log_op: Put
+    charge_ops: Sequence[Op]
     is_portable: bool
 
 
@@ -36,6 +38,7 @@ def build_new_run(pending: PendingResponse, event_log: EventLog) -> NewRun:
         msgspec.Raw(pending.conversation.input_items_to_json(pending.ids)),
         pending.ids.item_id_count,
         pending.created_at,
+        charge=None if pending.charge is None else pending.charge.record,
     )
     response = pending.build_initial_response("queued")
     queued = ResponseQueuedEvent(type="response.queued", response=response, sequence_number=0)
@@ -50,5 +53,6 @@ def build_new_run(pending: PendingResponse, event_log: EventLog) -> NewRun:
         queued,
         # the events after them come when the run has begun, at the end of its window at the latest
         replace(log_op, ttl_s=event_log.ttl_s + rank.window_s),
+        () if pending.charge is None else pending.charge.adopt_ops(ref.run_key),
         CreateResponse.model_validate_json(request_json) == request,
     )

@@ -25,6 +25,7 @@ from typing import Literal
 
 import msgspec
 
+from apis.accounts.charges import ChargeRecord
 from apis.errors import RateLimited, StackError, StorageCorrupt
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
@@ -71,13 +72,14 @@ class RunRecord(
 
 class StoredRequest(msgspec.Struct, rename={"input_items": "given", "item_id_count": "ids"}):
     """The request, its input items as they are listed, and the number of item ids that those use. `trace` holds the
-    trace headers of the request that created it, with which each worker goes on."""
+    trace headers of the request that created it, with which each worker goes on, and `charge` what it has reserved."""
 
     request: msgspec.Raw
     input_items: msgspec.Raw
     item_id_count: int
     created_at: int
     trace: dict[str, str] = {}
+    charge: ChargeRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,8 +233,8 @@ def _echo_options(request: CreateResponse) -> dict[str, Any]:
 
 
 def _used_tier(request: CreateResponse) -> str:
-    """Return the tier that the response is served in: only background responses are ranked by it."""
-    return _RANKED_TIERS.get(request.service_tier or "", "default") if request.background else "default"
+    """Return the tier that the response is served in, by which it is ranked where it has to wait."""
+    return _RANKED_TIERS.get(request.service_tier or "", "default")
 
 
 def _echo_format(text_format: dict[str, Any] | None) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from openai.types.responses import Response, ResponseError
 from openai.types.responses.response import InputTransformation
 
+from apis.accounts.charges import Charge, Use
+from apis.accounts.usage import count_response
 from apis.deltas import Usage
 from apis.errors import StackError, internal_error
 from apis.responses import CreateResponse
@@ -40,7 +42,7 @@ class PendingResponse:
     """A response that is prepared and not at its end. `lock` is held on the conversation that it adds to;
     `input_transformations` are the items of its input that no model sees; `comparison` is that of its prompt with the
     one of an earlier response, where the request names one; `prefill` lets the model's engine cache its prompt, and
-    returns the tokens of it."""
+    returns the tokens of it; `charge` is what its request has reserved."""
 
     request: CreateResponse
     tenant: str
@@ -53,6 +55,11 @@ class PendingResponse:
     lock: ConversationLock | None = None
     comparison: PromptComparison | None = None
     prefill: Callable[[], Awaitable[Usage]] | None = None
+    charge: Charge | None = None
+
+    def charged_to(self, charge: Charge | None) -> "PendingResponse":
+        """Return the response with the charge that its end is counted under."""
+        return self if charge is None else replace(self, charge=charge)
 
     @property
     def previous_history(self) -> LoadedHistory:
@@ -107,15 +114,22 @@ class PendingResponse:
         if self.request.store is False:
             return False
         input_json = self.conversation.input_items_to_json(self.ids)
+        conversation_ops = await self.build_conversation_ops(response, input_json)
+        charge, stored = self.charge, False
+        charge_ops = charge.end_ops(use_of_response(response)) if charge is not None else ()
         finished = FinishedResponse(
             response,
             input_json,
             self.agent_loop.state.tool_results,
-            await self.build_conversation_ops(response, input_json),
+            [*conversation_ops, *charge_ops],
             self.conversation.root,
         )
-        with store_span():
-            stored = await history.save(finished, tenant=self.tenant, history=self.previous_history)
+        try:
+            with store_span():
+                stored = await history.save(finished, tenant=self.tenant, history=self.previous_history)
+        finally:
+            if charge is not None:
+                charge.confirm(is_stored=stored)
         if not stored and self.lock is not None:
             raise await self.lock.lost_error()
         return stored
@@ -130,6 +144,13 @@ class PendingResponse:
             return ()
         tool_results = {**self.conversation.tool_results, **self.agent_loop.state.tool_results}
         return await self.lock.build_append_and_release_ops(input_json, items_to_json(response.output), tool_results)
+
+
+def use_of_response(response: Response) -> Use:
+    """Return what a response that has ended has used. One that was cancelled has used at least what it has reserved: a
+    model has worked for it, whose tokens are known in part."""
+    is_unknown = response.status == "cancelled"
+    return Use(response.model, count_response(response), is_unknown, service_tier=response.service_tier or "")
 
 
 class PrepareResponse(Protocol):

@@ -1,49 +1,62 @@
-"""Metering: the tokens that a request reserves under the limits of its key, and those that it has used in the end."""
+"""Metering: what a request reserves under the limits of its key, and the usage with which it ends."""
 
-from typing import Final
+from typing import Final, cast
 
 from pydantic import BaseModel
 
-from apis.accounts.accounts import Accounts, Caller
-from apis.accounts.limits import Reservation
-from apis.accounts.usage import UsageCounts, UsageSubject
+from apis.accounts.accounts import CLIENT_TOOLS, Accounts, Caller
+from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Use
+from apis.accounts.usage import count_one_request
 from stack.http.request_record import RequestRecord
 
 _BYTES_PER_TOKEN: Final = 4
 _DEFAULT_OUTPUT_TOKENS: Final = 1024
 """Tokens that are reserved for an output whose length the request does not bound."""
+_CLIENT_RUN_TOOLS: Final = CLIENT_TOOLS | {"local_shell", "apply_patch", "computer_use_preview", "computer"}
 
 
-async def reserve_tokens(accounts: Accounts, caller: Caller, request: BaseModel, body_bytes: int) -> Reservation | None:
-    """Count the request and reserve its tokens under all limits that apply, if any does. Raises RateLimited."""
-    limits = caller.find_limits(getattr(request, "model", None))
-    limiter = accounts.limiter() if limits else None
-    if limiter is None:
+async def open_charge(
+    accounts: Accounts, caller: Caller, request: BaseModel, body_bytes: int, *, is_batch: bool = False
+) -> Charge | None:
+    """Count the request and reserve what it may use under all limits that apply. Returns None where nothing is counted.
+    Raises RateLimited."""
+    meter = accounts.meter()
+    if meter is None:
         return None
-    return await limiter.reserve(caller.tenant, limits, _estimate_tokens(request, body_bytes))
+    limits = caller.find_limits(getattr(request, "model", None))
+    demand = _estimate(request, body_bytes, is_batch=is_batch) if limits else Demand(is_batch=is_batch)
+    return await meter.open_charge((caller.tenant, caller.key_id), limits, demand)
 
 
-def settle_tokens(reservation: Reservation, record: RequestRecord) -> None:
-    """Replace the reserved tokens by those of the request's record. A failed request gets them back. One whose client
-    left keeps them, because its model has worked; so does a background response, which ends later."""
-    if record.tokens is not None:
-        reservation.settle(record.tokens.input + record.tokens.output)
-    elif record.status >= 400 or record.outcome == "failed":
-        reservation.settle(0)
-
-
-def log_usage(accounts: Accounts, caller: Caller, record: RequestRecord) -> None:
-    """Add the tokens and tool calls of a request, or of a response on a WebSocket, to the usage of its caller."""
-    usage_log, tokens = accounts.usage_log(), record.tokens
-    if usage_log is None or tokens is None:
+def end_charge(charge: Charge | None, record: RequestRecord) -> None:
+    """Count what the record of a request says that it has used, unless the response that it created was stored with
+    its usage. A failed request gets back what it has reserved. One whose client left does not, because its model has
+    worked."""
+    if charge is None:
         return
-    counts = UsageCounts(1, tokens.input, tokens.cached, tokens.output, tokens.reasoning, dict(record.tool_calls))
-    usage_log.add(UsageSubject(caller.tenant, caller.key_id, record.model), counts)
+    if record.tokens is not None:
+        tokens = record.tokens
+        token_counts = (tokens.input, tokens.cached, tokens.output, tokens.reasoning)
+        counts = count_one_request(token_counts, record.tool_calls)
+        charge.end(Use(record.model, counts, category=record.usage_category, service_tier=record.service_tier))
+    elif record.status >= 400 or record.outcome == "failed":
+        charge.end(RELEASED_USE)
+    else:
+        charge.end(UNKNOWN_USE)
 
 
-def _estimate_tokens(request: BaseModel, body_bytes: int) -> int:
+def _estimate(request: BaseModel, body_bytes: int, *, is_batch: bool) -> Demand:
     output = 0
     for name in ("max_output_tokens", "max_completion_tokens", "max_tokens"):
         if name in type(request).model_fields:
             output = getattr(request, name) or output or _DEFAULT_OUTPUT_TOKENS
-    return body_bytes // _BYTES_PER_TOKEN + output
+    tools = cast("list[object]", getattr(request, "tools", None) or [])
+    has_hosted_tools = any(getattr(tool, "type", "function") not in _CLIENT_RUN_TOOLS for tool in tools)
+    return Demand(
+        getattr(request, "model", None) or "",
+        body_bytes // _BYTES_PER_TOKEN,
+        output,
+        int(has_hosted_tools),
+        bool(getattr(request, "background", None)),
+        is_batch,
+    )

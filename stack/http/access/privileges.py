@@ -103,17 +103,6 @@ def apply_settings(caller: Caller, request: RequestT) -> RequestT:
     return request.model_copy(update=changes) if changes else request
 
 
-def require_free_key(caller: Caller, resource: str) -> None:
-    """Raise PermissionDenied if the caller's key or project is bound to models or tools, or has limits: requests in a
-    file are executed later, without their key."""
-    if caller.grant.models is not None or caller.grant.tools is not None:
-        raise PermissionDenied(f"{resource} are for keys that are not bound to models or tools.", code="missing_scope")
-    if not caller.settings.are_open:
-        raise PermissionDenied(f"{resource} are for projects without permissions of models, tools and service tiers.")
-    if caller.limits:
-        raise PermissionDenied(f"{resource} are not counted under limits, and this project has limits.")
-
-
 def _require_tools(caller: Caller, owner: object, prefix: str) -> None:
     """Check the tools of a request, or those that one of its items loads."""
     tools: Sequence[object] = getattr(owner, "tools", None) or ()

@@ -10,7 +10,6 @@ _NO_PERSONS: Final = (
     "The server knows no persons: the keys of a project belong to its service accounts, and the scopes of a key are "
     "its rights."
 )
-_NO_MONEY: Final = "The limits of projects, keys and models are of requests and tokens: set rate_limits."
 _STORE: Final = "All that is stored lies in the store of this server, encrypted by the store's own means."
 ABSENT_RESOURCES: Final[Mapping[str, str]] = {
     "agents": "An agent runs where its client is, by responses and conversations.",
@@ -36,10 +35,6 @@ ABSENT_RESOURCES: Final[Mapping[str, str]] = {
 
 
 ABSENT_ADMINISTRATION: Final[Mapping[str, str]] = {
-    "costs": _NO_MONEY,
-    "spend_alerts": _NO_MONEY,
-    "spend_limit": _NO_MONEY,
-    "usage": "Usage here is that of 'completions', with the calls of tools in it.",
     "certificates": "A proxy in front of the server checks client certificates.",
     "data_retention": "Set `responses.retention_days` in the run config, or the data_retention of a project.",
     "external_keys": _STORE,

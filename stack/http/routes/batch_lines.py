@@ -12,10 +12,20 @@ from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from apis.accounts.accounts import Caller
-from apis.batches.batches import LineAnswer
-from apis.errors import ConversationLocked, NotFound, StackError, StoreUnavailable, error_to_body, internal_error
+from apis.batches.batches import BatchOwner, LineAnswer
+from apis.errors import (
+    ConversationLocked,
+    NotFound,
+    QuotaExceeded,
+    RateLimited,
+    StackError,
+    StoreUnavailable,
+    Unauthorized,
+    error_to_body,
+    internal_error,
+)
 from apis.telemetry import REQUEST_ID, TRACE_HEADERS
-from stack.http.access.metering import log_usage
+from stack.http.access.metering import end_charge
 from stack.http.context import Handler, HttpContext, Services, set_context
 from stack.http.request_record import RequestRecord
 from stack.http.routes.chat import create_chat_completion
@@ -48,12 +58,22 @@ class RouteLineExecutor:
     def interactive_requests(self) -> int:
         return self._services.metrics.requests_in_flight
 
-    async def execute(self, endpoint: str, body: bytes, *, tenant: str, response_id: str) -> LineAnswer:
+    async def may_execute(self, owner: BatchOwner) -> bool:
+        return await self._find_caller(owner) is not None
+
+    async def execute(self, endpoint: str, body: bytes, *, owner: BatchOwner, response_id: str) -> LineAnswer:
         record = RequestRecord(f"req_{secrets.token_hex(16)}", "POST", _ROUTE)
         REQUEST_ID.set(record.id)
         TRACE_HEADERS.set({})
-        context = HttpContext(record, self._services.metrics.count_request, {}, tenant=tenant, response_id=response_id)
+        count_request = self._services.metrics.count_request
+        context = HttpContext(
+            record, count_request, {}, tenant=owner.tenant, response_id=response_id, is_batch_line=True
+        )
         try:
+            caller = await self._find_caller(owner)
+            if caller is None:
+                raise Unauthorized("The API key that created this batch was revoked or has expired.")
+            context.caller = caller
             answer = await self._load_earlier(endpoint, record.id, context)
             if answer is None:
                 answer = await self._handle(endpoint, body, context)
@@ -66,9 +86,10 @@ class RouteLineExecutor:
             record.record_error(exc)
             record.status = exc.status
             is_busy = exc.status in _TRANSIENT_STATUSES or isinstance(exc, ConversationLocked)
-            is_transient = is_busy and not exc.repeats_work
+            is_transient = is_busy and not exc.repeats_work and not isinstance(exc, QuotaExceeded)
+            is_limited = is_transient and isinstance(exc, RateLimited) and context.is_over_limit
             error_body = orjson.dumps(error_to_body(exc))
-            answer = LineAnswer(exc.status, record.id, error_body, is_transient, exc.retry_after_s)
+            answer = LineAnswer(exc.status, record.id, error_body, is_transient, exc.retry_after_s, is_limited)
         except Exception:  # noqa: BLE001 - the outer edge of a request without a connection: the line says that it failed
             _log.exception("a request of a batch, %s, failed on a bug", record.id)
             record.status = 500
@@ -78,8 +99,14 @@ class RouteLineExecutor:
                 place.release()
             record.status = record.status or 499
             context.finish_request(record)
-            log_usage(self._services.stack.accounts, Caller(tenant), record)
+            end_charge(context.charge, record)
         return answer
+
+    async def _find_caller(self, owner: BatchOwner) -> Caller | None:
+        """Return the caller with the rights and limits that the key of a batch has now; None if it is not valid."""
+        if not owner.key_id or not self._services.stack.config.requires_keys:
+            return Caller(owner.tenant)
+        return await self._services.stack.accounts.find_caller(owner.tenant, owner.key_id)
 
     async def _load_earlier(self, endpoint: str, request_id: str, context: HttpContext) -> LineAnswer | None:
         """Return the response that a worker stored before it ended, without its answer to the line."""

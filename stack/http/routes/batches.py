@@ -6,16 +6,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.batches.batches import Batches, BatchListParams, CreateBatch
-from stack.http.access.privileges import require_free_key
+from apis.errors import PermissionDenied
 from stack.http.answers import model_response, page_response
 from stack.http.context import HttpContext, Route, Services, require_section
-from stack.http.uploads import read_model, read_query
+from stack.http.parsing import read_request
+from stack.http.uploads import read_body, read_query
 
 
 async def create_batch(http: Request, context: HttpContext, services: Services) -> Response:
-    require_free_key(context.caller, "Batches")
-    request = await read_model(http, services.max_body_bytes, CreateBatch)
-    return model_response(await _require_batches(services).create(request, tenant=context.tenant))
+    # what the key may use is checked for each line, when it is executed
+    request = await read_request(await read_body(http, services.max_body_bytes), CreateBatch)
+    key_id, accounts = context.caller.key_id, services.stack.accounts
+    if context.caller.expires_at is not None and await accounts.find_caller(context.tenant, key_id) is None:
+        raise PermissionDenied(
+            "The lines of a batch are executed later with the rights of their key, which a token has not: create "
+            "batches with a stored key of the project."
+        )
+    batches = _require_batches(services)
+    return model_response(await batches.create(request, tenant=context.tenant, key_id=key_id))
 
 
 async def list_batches(http: Request, context: HttpContext, services: Services) -> Response:

@@ -9,6 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from apis.deltas import Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from stack.http.answers import json_response
 from stack.http.context import HttpContext, Route, Services
@@ -23,6 +24,8 @@ async def create_embeddings(http: Request, context: HttpContext, services: Servi
     request = await read_metered(http, services.max_body_bytes, EmbeddingRequest)
     embedding = services.stack.inference.embed(request, tenant=context.tenant)
     embeddings = await run_while_connected(http.scope, http.receive, embedding)
+    usage = Usage(input_tokens=embeddings.input_tokens)
+    context.request_record.record_usage(request.model, usage, category="embeddings")
     if sum(map(len, embeddings.vectors)) > _MAX_INLINE_NUMBERS:
         return json_response(await asyncio.to_thread(_embeddings_to_json, request, embeddings))
     return json_response(_embeddings_to_json(request, embeddings))

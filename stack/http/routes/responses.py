@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.conversations import ItemInclude
+from apis.deltas import Usage
 from apis.errors import InvalidRequest, NotFound
 from apis.live_batch import LiveBatch
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
@@ -44,7 +45,10 @@ async def create_response(http: Request, context: HttpContext, services: Service
     record = context.request_record
     record.expect_response(response_id)
     batches = services.stack.responses.create(
-        services.cache_salts.add_salt(request, context.tenant), tenant=context.tenant, response_id=response_id
+        services.cache_salts.add_salt(request, context.tenant),
+        tenant=context.tenant,
+        response_id=response_id,
+        charge=context.charge,
     )
     if request.stream:
         obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
@@ -67,6 +71,16 @@ async def compact_conversation(http: Request, context: HttpContext, services: Se
     salted = services.cache_salts.add_salt(request, context.tenant)
     compaction = services.stack.responses.compact(salted, tenant=context.tenant)
     compacted = await run_while_connected(http.scope, http.receive, compaction)
+    usage = compacted.usage
+    context.request_record.record_usage(
+        request.model,
+        Usage(
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cached_tokens=usage.input_tokens_details.cached_tokens,
+            reasoning_tokens=usage.output_tokens_details.reasoning_tokens,
+        ),
+    )
     return value_response(compacted.model_dump(mode="json", exclude_none=True))
 
 

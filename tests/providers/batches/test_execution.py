@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from apis.batches.batches import MAX_LINES, LineAnswer
+from apis.batches.batches import MAX_LINES, BatchOwner, LineAnswer
 from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import InvalidRequest, StoreUnavailable
 from apis.fair_share import FairShare
@@ -37,10 +37,13 @@ class Executor:
     wait_s: float = 0.0
     answer: Callable[[int], LineAnswer] = lambda _: LineAnswer(200, "req", b'{"ok": true}')
 
-    async def execute(self, endpoint: str, body: bytes, *, tenant: str, response_id: str) -> LineAnswer:
+    async def may_execute(self, owner: BatchOwner) -> bool:
+        return bool(owner.tenant)
+
+    async def execute(self, endpoint: str, body: bytes, *, owner: BatchOwner, response_id: str) -> LineAnswer:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
-        self.executed.append((tenant, {**json.loads(body), "id": response_id}))
+        self.executed.append((owner.tenant, {**json.loads(body), "id": response_id}))
         try:
             await asyncio.sleep(self.wait_s)
         finally:

@@ -11,8 +11,8 @@ from openai import APIStatusError, AsyncOpenAI
 from openai._resource import AsyncAPIResource
 
 from stack.http.routes.absences import ABSENT_ADMINISTRATION, ABSENT_RESOURCES
-from tests.spec.accounts.test_administration import CHAINED, ROOT
 from tests.support.servers.serving import serving
+from tests.support.tenants.accounts import CHAINED, ROOT
 
 VALUES: Final[dict[str, Any]] = {
     "start_time": 1,

@@ -17,8 +17,8 @@ from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.directory import StoredDirectory
 from providers.kv_store.memory import Memory
 from stack.keys import KeyRequest, create, load_accounts_config, open_accounts, revoke
-from tests.spec.accounts.test_administration import CHAINED, ROOT
 from tests.support.servers.serving import Served, serving
+from tests.support.tenants.accounts import CHAINED, ROOT
 
 ADMINISTERED: dict[str, Any] = {"more": CHAINED, "server": {"api_keys": [ROOT]}}
 

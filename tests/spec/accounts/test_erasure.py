@@ -13,13 +13,13 @@ from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundEr
 
 from apis.storage.kv_store import KVStore
 from stack.retention.sweeper import RetentionSweeper
-from tests.spec.accounts.test_administration import CHAINED, ROOT
 from tests.spec.accounts.test_stored_keys import say
 from tests.support.sdk.answer_shapes import Script
 from tests.support.sdk.batch_files import batch_line, create_batch, wait_for_end
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
+from tests.support.tenants.accounts import CHAINED, ROOT
 
 WORD = "aardvark7391"
 KEPT = ("/accounts/audit/", "/accounts/usage/", "/accounts/deleted/")

@@ -5,23 +5,25 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, PermissionDeniedError, RateLimitError
+from openai import AsyncOpenAI, BadRequestError, RateLimitError
 from openai.types.admin.organization.projects import ProjectRateLimit
 
 from apis.accounts.accounts import MAX_KEY_AGE_S, Caller
+from apis.accounts.charges import Amounts, Demand
 from apis.accounts.limits import RateLimit
 from apis.errors import QuotaExceeded, RateLimited, TokenRateLimited
 from apis.storage.records import decode_record
-from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.counters import UseCounter, Windows
-from providers.accounts.limiter import StoredLimiter
+from providers.accounts.ledger import StoredLedger
+from providers.accounts.prices import Prices
 from providers.kv_store.memory import Memory
 from stack.http.routes.table import API_ROUTES
 from tests.stack.http.raw import ask, bearer, check_error
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked
 from tests.support.sdk.websockets import talking
-from tests.support.servers.serving import Served
+from tests.support.servers.serving import Served, scripted, serving
+from tests.support.tenants.accounts import CHAINED, ROOT
 
 
 @pytest.fixture
@@ -132,6 +134,66 @@ async def test_a_budget_that_is_used_up_is_insufficient_quota(served: Served, pr
                 pass
 
 
+async def test_responses_at_a_time_are_limited_also_those_on_a_websocket() -> None:
+    slow = scripted([{"text": ["a", "b"]}, {"wait_s": 30}])
+    async with serving(slow, more=CHAINED, server={"api_keys": [ROOT]}) as served:
+        projects = served.client.with_options(admin_api_key="sk-root").admin.organization.projects
+        client, project_id = await new_client(served, projects, max_concurrent_responses=2)
+        async with client:
+            streams = [await client.responses.create(model="scripted", input="hi", stream=True) for _ in range(2)]
+            for call in (
+                client.responses.create(model="scripted", input="hi"),
+                client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "hi"}]),
+            ):
+                with pytest.raises(RateLimitError, match="max_concurrent_responses") as refusal:
+                    await call
+                assert refusal.value.code == "rate_limit_exceeded"
+            async with talking(served, client) as talk:
+                assert (await talk.refused()).status == 429
+            assert len(asked(served)) == 2
+            await streams[0].close()
+            async with asyncio.timeout(5):
+                while await read_running(served, project_id) != 1:  # noqa: ASYNC110 - the store sets no event
+                    await asyncio.sleep(0.02)
+            streams[0] = await client.responses.create(model="scripted", input="hi", stream=True)
+            for stream in streams:
+                await stream.close()
+
+
+async def read_running(served: Served, project_id: str) -> int:
+    ((_, entry),) = await served.stack.kv_store.scan(f"/accounts/counters/{project_id}/")
+    return decode_record(entry, UseCounter).concurrent_responses
+
+
+async def test_calls_of_hosted_tools_are_limited_by_the_day() -> None:
+    turns = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"text": "found"}]]
+    search = {"provider": "tests.support.servers.worker_processes:Search", "slow_s": 0}
+    async with serving(scripted(*turns), more=CHAINED, server={"api_keys": [ROOT]}, tool_runtime=search) as served:
+        projects = served.client.with_options(admin_api_key="sk-root").admin.organization.projects
+        client, _ = await new_client(served, projects, max_tool_calls_per_1_day=1)
+        async with client:
+            tools: Any = [{"type": "web_search"}]
+            response = await client.responses.create(model="scripted", input="hi", tools=tools)
+            assert response.output[0].type == "web_search_call"
+            with pytest.raises(RateLimitError, match="tool calls per day"):
+                await client.responses.create(model="scripted", input="hi", tools=tools)
+            function: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+            await client.responses.create(model="scripted", input="hi", tools=[function])
+
+
+async def test_stored_bytes_of_a_project_are_limited(served: Served, projects: Any) -> None:
+    client, project_id = await new_client(served, projects, max_stored_bytes=5000)
+    async with client:
+        await client.responses.create(model="scripted", input="x" * 6000)
+        error = await eventually_refused(lambda: client.responses.create(model="scripted", input="hello"))
+        assert (error.code, "max_stored_bytes" in error.message) == ("insufficient_quota", True)
+        await client.responses.create(model="scripted", input="hello", store=False)
+        with pytest.raises(BadRequestError, match="whole project"):
+            await projects.rate_limits.update_rate_limit(
+                "rl-scripted", project_id=project_id, extra_body={"max_stored_bytes": 1}
+            )
+
+
 async def test_one_key_of_a_project_can_be_limited(served: Served, projects: Any) -> None:
     client, project_id = await new_client(served, projects)
     (key,) = [key async for key in projects.api_keys.list(project_id)]
@@ -166,12 +228,12 @@ async def count_tokens(served: Served, project_id: str) -> int:
 
 async def test_two_workers_admit_exactly_as_many_requests_as_the_limit() -> None:
     store = Memory(Memory.Config())
-    workers = [StoredLimiter(store, StoredAuditLog(store, 1)), StoredLimiter(store, StoredAuditLog(store, 1))]
+    workers = [StoredLedger(store, Prices({}), 1e6), StoredLedger(store, Prices({}), 1e6)]
     limits = {"*": RateLimit(day_requests=40), "scripted": RateLimit(day_tokens=3000)}
 
     async def attempt(number: int) -> bool:
         try:
-            await workers[number % 2].reserve("p", limits, 50)
+            await workers[number % 2].open_charge(("p", "k"), limits, Demand(output_tokens=50))
         except RateLimited:
             return False
         return True
@@ -179,27 +241,30 @@ async def test_two_workers_admit_exactly_as_many_requests_as_the_limit() -> None
     admitted = await asyncio.gather(*(attempt(number) for number in range(120)))
     assert sum(admitted) == 40
     with pytest.raises(RateLimited):
-        await workers[0].reserve("p", {"*": limits["*"]}, 1)
+        await workers[0].open_charge(("p", "k"), {"*": limits["*"]}, Demand(output_tokens=1))
     # a refusal under one limit counts under none of the others
-    await workers[1].reserve("p", {"scripted": limits["scripted"]}, 1000)
+    await workers[1].open_charge(("p", "k"), {"scripted": limits["scripted"]}, Demand(output_tokens=1000))
     with pytest.raises(TokenRateLimited):
-        await workers[1].reserve("p", {"scripted": limits["scripted"]}, 1)
+        await workers[1].open_charge(("p", "k"), {"scripted": limits["scripted"]}, Demand(output_tokens=1))
+    for worker in workers:
+        await worker.close()
 
 
 def test_a_window_ends_and_a_late_settlement_touches_no_later_one() -> None:
     november = Windows.at(1_795_391_999)
     december = Windows.at(1_796_083_200)
-    counter = UseCounter(november).add(1, 100)
-    later = counter.advance(december).add(1, 10)
+    counter = UseCounter(november).begin(Amounts(100), is_background=False)
+    part, reserved = counter.reserve("*", Amounts(100)), Amounts(100)
+    later = counter.advance(december).begin(Amounts(10), is_background=False)
     assert (later.minute_tokens, later.day_tokens, later.month_tokens) == (10, 10, 10)
-    assert later.settle(-100, november) == later
+    assert later.settle(part, Amounts(), reserved) == later
     assert later.advance(november) == later
     next_minute = counter.advance(Windows(november.minute + 1, november.day, november.month))
-    settled = next_minute.settle(-60, november)
+    settled = next_minute.settle(part, Amounts(40), reserved)
     assert (settled.minute_tokens, settled.day_tokens, settled.month_tokens) == (0, 40, 40)
     with pytest.raises(QuotaExceeded):
-        settled.require_room(RateLimit(month_tokens=50), 11, "p")
-    settled.require_room(RateLimit(month_tokens=50), 10, "p")
+        settled.require_room(RateLimit(month_tokens=50), Amounts(11), "p", is_background=False)
+    settled.require_room(RateLimit(month_tokens=50), Amounts(10), "p", is_background=False)
 
 
 def test_limits_apply_by_project_key_and_model() -> None:
@@ -208,11 +273,3 @@ def test_limits_apply_by_project_key_and_model() -> None:
     assert caller.find_limits("m").keys() == {"*", "m", "key:k"}
     assert caller.find_limits(None).keys() == {"*", "key:k"}
     assert Caller("p", "k").find_limits("m") == {}
-
-
-async def test_a_project_with_limits_creates_no_batches(served: Served, projects: Any) -> None:
-    """Requests in a file are executed later, without their key: its limits would not hold."""
-    client, _ = await new_client(served, projects, max_requests_per_1_minute=100)
-    async with client:
-        with pytest.raises(PermissionDeniedError, match="not counted under limits"):
-            await client.batches.create(input_file_id="file-1", endpoint="/v1/responses", completion_window="24h")

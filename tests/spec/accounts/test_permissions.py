@@ -16,11 +16,12 @@ from openai.types.admin.organization.projects import (
 )
 
 from apis.accounts.accounts import MAX_KEY_AGE_S
-from tests.spec.accounts.test_administration import CHAINED, ROOT, assert_complete
+from tests.spec.accounts.test_administration import assert_complete
 from tests.spec.accounts.test_stored_keys import say
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, serving
+from tests.support.tenants.accounts import CHAINED, ROOT
 
 
 @dataclass

@@ -229,12 +229,3 @@ async def test_the_privilege_matrix_of_every_route_and_scope_holds() -> None:
                 assert answer.status == 200
         unknown = await ask(served.url, b"", method="GET", path="/v1/novelty", headers=bearer(values["files"]))
         assert unknown.status == 403
-
-
-async def test_a_key_for_some_models_creates_no_batches() -> None:
-    """Requests in a file are executed later, without their key: its scopes would not hold."""
-    async with serving(more=STORED) as served:
-        bound = await new_key(served, "alpha", "model:scripted")
-        async with sdk_client(served.url, bound.value) as client:
-            with pytest.raises(PermissionDeniedError, match="not bound to models"):
-                await client.batches.create(input_file_id="file-1", endpoint="/v1/responses", completion_window="24h")

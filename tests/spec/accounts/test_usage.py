@@ -1,19 +1,19 @@
 """Usage by project, key, model and hour, as the SDK's `usage.completions` reads it."""
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
-from openai import BadRequestError
+from openai import BadRequestError, RateLimitError
 from openai.types.admin.organization import UsageCompletionsResponse
 
-from apis.accounts.usage import HOUR_S, UsageCounts, UsageSubject
-from apis.errors import StoreUnavailable
-from providers.accounts.usage_log import StoredUsageLog
-from providers.kv_store.memory import Memory
+from apis.storage.records import decode_record
+from providers.accounts.counters import UseCounter
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
-from tests.support.tenants.accounts import serving_accounts
+from tests.support.servers.serving import scripted, serving
+from tests.support.tenants.accounts import CHAINED, ROOT, serving_accounts
 
 
 async def test_usage_is_what_the_answers_say_on_every_way_to_a_model() -> None:
@@ -69,32 +69,51 @@ async def test_pages_of_buckets_follow_each_other() -> None:
         assert starts == [day * 86_400 for day in range(5)]
 
 
-async def test_sums_of_several_processes_add_up_and_wait_for_a_store_that_is_down(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store = Memory(Memory.Config())
-    logs = [StoredUsageLog(store, 1), StoredUsageLog(store, 1)]
-    subject = UsageSubject("p", "key/1", "org/model")
-    write = store.write
+async def test_background_responses_are_counted_by_what_they_used_when_they_end() -> None:
+    async with serving(more=CHAINED, server={"api_keys": [ROOT]}) as served:
+        organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
+        project = await organization.projects.create(name="p")
+        limits = {"max_tokens_per_1_month": 100_000, "max_background_responses": 2}
+        await organization.projects.rate_limits.update_rate_limit("rl-*", project_id=project.id, extra_body=limits)
+        account = await organization.projects.service_accounts.create(project.id, name="app")
+        total = 0
+        async with sdk_client(served.url, account.api_key.value) as client:
+            for text in ("one", "two"):
+                response = await client.responses.create(model="scripted", input=text, background=True)
+                async with asyncio.timeout(10):
+                    while response.status in ("queued", "in_progress"):
+                        await asyncio.sleep(0.02)
+                        response = await client.responses.retrieve(response.id)
+                assert response.usage is not None
+                total += response.usage.total_tokens
+        page = await organization.usage.completions(start_time=int(time.time()) - 86_400, project_ids=[project.id])
+        (result,) = [result for bucket in page.data for result in bucket.results]
+        assert (result.num_model_requests, result.input_tokens + result.output_tokens) == (2, total)
+        (entry,) = [entry for _, entry in await served.stack.kv_store.scan(f"/accounts/counters/{project.id}/")]
+        counter = decode_record(entry, UseCounter)
+        assert (counter.month_tokens, counter.background_responses) == (total, 0)
 
-    async def fail(*_: object, **__: object) -> None:
-        raise StoreUnavailable("The store is down.")
 
-    monkeypatch.setattr(store, "write", fail)
-    logs[0].add(subject, UsageCounts(1, 10, 2, 5, 1, {"web_search_call": 2}))
-    await logs[0].flush()
-    monkeypatch.setattr(store, "write", write)
-    for log in logs:
-        log.add(subject, UsageCounts(1, 1, 0, 1, 0, {"web_search_call": 1}))
-        await log.close()
-    restarted = StoredUsageLog(store, 1)
-    restarted.add(subject, UsageCounts(requests=1))
-    hour = int(time.time()) // HOUR_S * HOUR_S
-    entries = await restarted.read(hour - HOUR_S, hour + HOUR_S)
-    total = UsageCounts()
-    for entry in entries:
-        assert entry.subject == subject
-        total = total.plus(entry.counts)
-    assert total == UsageCounts(4, 12, 2, 7, 1, {"web_search_call": 4})
-    assert await restarted.read(hour + HOUR_S, hour + 2 * HOUR_S) == []
-    await restarted.close()
+async def test_a_background_response_that_is_cancelled_while_it_waits_uses_nothing() -> None:
+    background = {"max_running": 1, "max_tenant_running": 1}
+    slow = scripted([{"wait_s": 30}, {"text": "late"}])
+    async with serving(slow, more=CHAINED, server={"api_keys": [ROOT]}, responses={"background": background}) as served:
+        organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
+        project = await organization.projects.create(name="p")
+        limits = {"max_background_responses": 2}
+        await organization.projects.rate_limits.update_rate_limit("rl-*", project_id=project.id, extra_body=limits)
+        account = await organization.projects.service_accounts.create(project.id, name="app")
+        async with sdk_client(served.url, account.api_key.value) as client:
+            first = await client.responses.create(model="scripted", input="hi " * 50, background=True)
+            waiting = await client.responses.create(model="scripted", input="hi", background=True)
+            with pytest.raises(RateLimitError, match="max_background_responses"):
+                await client.responses.create(model="scripted", input="hi", background=True)
+            await client.responses.cancel(waiting.id)
+            again = await client.responses.create(model="scripted", input="hi", background=True)
+            await client.responses.cancel(again.id)
+            await organization.usage.completions(start_time=1, end_time=int(time.time()))
+            (entry,) = [entry for _, entry in await served.stack.kv_store.scan(f"/accounts/counters/{project.id}/")]
+            reserved = decode_record(entry, UseCounter)
+            assert reserved.background_responses == 1
+            assert 1024 < reserved.month_tokens < 1200  # the one that runs
+            await client.responses.cancel(first.id)

@@ -125,7 +125,7 @@ HONOURED: dict[str, tuple[Json, Json, Json]] = {
     "truncation": ({"truncation": "disabled"}, {"truncation": "disabled"}, {}),
     "top_logprobs": ({"top_logprobs": 2}, {"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
     "background off": ({"background": False}, {"background": False}, {}),
-    "service_tier": ({"service_tier": "priority"}, {"service_tier": "default"}, {"priority": None}),
+    "service_tier": ({"service_tier": "priority"}, {"service_tier": "priority"}, {"priority": None}),
     "parallel_tool_calls": (
         {"parallel_tool_calls": False, "tools": [function()]},
         {"parallel_tool_calls": False},

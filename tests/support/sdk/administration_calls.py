@@ -67,6 +67,21 @@ ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] 
     "list audit logs": lambda client: _organization(client).audit_logs.list(
         limit=3, event_types=["project.created"], effective_at={"gte": 1}
     ),
+    "list the usage of embeddings": lambda client: _organization(client).usage.embeddings(start_time=1, limit=3),
+    "list the usage of images": lambda client: _organization(client).usage.images(start_time=1, limit=3),
+    "list web searches": lambda client: _organization(client).usage.web_search_calls(start_time=1, limit=3),
+    "list file searches": lambda client: _organization(client).usage.file_search_calls(start_time=1, limit=3),
+    "list costs": lambda client: _organization(client).usage.costs(start_time=1, limit=3),
+    "read the spend limit": lambda client: _organization(client).spend_limit.retrieve(),
+    "set the spend limit": lambda client: _organization(client).spend_limit.update(
+        currency="USD", interval="month", threshold_amount=100
+    ),
+    "delete the spend limit": lambda client: _organization(client).spend_limit.delete(),
+    "read the spend limit of a project": lambda client: _projects(client).spend_limit.retrieve("proj_1"),
+    "set the spend limit of a project": lambda client: _projects(client).spend_limit.update(
+        "proj_1", currency="USD", interval="month", threshold_amount=100
+    ),
+    "delete the spend limit of a project": lambda client: _projects(client).spend_limit.delete("proj_1"),
     "create an administrator's key": lambda client: _organization(client).admin_api_keys.create(name="k"),
     "list administrators' keys": lambda client: _organization(client).admin_api_keys.list(limit=3, order="desc"),
     "retrieve an administrator's key": lambda client: _organization(client).admin_api_keys.retrieve("key_1"),

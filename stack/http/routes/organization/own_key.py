@@ -13,7 +13,7 @@ from apis.errors import Unsupported
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.routes.organization.rate_limits import limit_to_json
-from stack.http.routes.organization.usage import read_usage_page
+from stack.http.routes.organization.usage import read_completions_usage
 from stack.http.uploads import read_query
 
 
@@ -45,7 +45,7 @@ async def list_own_usage(http: Request, context: HttpContext, services: Services
             "Usage is not stored here: set `accounts: {provider: stored}` to record it.", code="not_configured"
         )
     query = read_query(http, UsageQuery).of_key(context.caller.tenant, context.caller.key_id)
-    return value_response(await read_usage_page(usage_log, query))
+    return value_response(await read_completions_usage(usage_log, query))
 
 
 OWN_KEY_ROUTES: Final = (

@@ -7,12 +7,12 @@ from starlette.responses import Response
 
 from apis.accounts.limits import (
     LIMIT_FIELDS,
-    NO_LIMIT,
     WHOLE_PROJECT,
     Limiter,
     RateLimit,
     RateLimitPage,
     UpdateRateLimit,
+    unbounded_value,
 )
 from apis.errors import InvalidRequest
 from apis.storage.pages import page_between
@@ -64,7 +64,10 @@ def _require_limiter(services: Services) -> Limiter:
 
 
 def limit_to_json(subject: str, limit: RateLimit) -> JsonObject:
-    """Return a `project.rate_limit`. The last two fields are extensions; NO_LIMIT stands for no bound."""
-    values: JsonObject = {name: getattr(limit, field) for name, field in LIMIT_FIELDS.items()}
-    bounds = {name: NO_LIMIT if value is None else value for name, value in values.items()}
+    """Return a `project.rate_limit`. The fields after OpenAI's own four are extensions, and large numbers stand for no
+    bound."""
+    values = {field: getattr(limit, field) for field in LIMIT_FIELDS.values()}
+    bounds = {
+        name: unbounded_value(field) if values[field] is None else values[field] for name, field in LIMIT_FIELDS.items()
+    }
     return {"id": f"{_ID_PREFIX}{subject}", "object": "project.rate_limit", "model": subject, **bounds}

@@ -8,10 +8,19 @@ from stack.http.routes.organization.keys import KEY_ROUTES
 from stack.http.routes.organization.permissions import PERMISSION_ROUTES
 from stack.http.routes.organization.projects import PROJECT_ROUTES
 from stack.http.routes.organization.rate_limits import RATE_LIMIT_ROUTES
+from stack.http.routes.organization.spending import SPENDING_ROUTES
 from stack.http.routes.organization.usage import USAGE_ROUTES
 
 ORGANIZATION_ROUTES: Final = with_actor(
-    (*PROJECT_ROUTES, *KEY_ROUTES, *RATE_LIMIT_ROUTES, *PERMISSION_ROUTES, *USAGE_ROUTES, *AUDIT_LOG_ROUTES)
+    (
+        *PROJECT_ROUTES,
+        *KEY_ROUTES,
+        *RATE_LIMIT_ROUTES,
+        *PERMISSION_ROUTES,
+        *USAGE_ROUTES,
+        *SPENDING_ROUTES,
+        *AUDIT_LOG_ROUTES,
+    )
 )
 """The routes of OpenAI's administration API."""
 ORGANIZATION_EXTENSION_ROUTES: Final = with_actor(ERASURE_ROUTES)

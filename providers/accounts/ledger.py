@@ -1,0 +1,142 @@
+"""StoredLedger: the meter of all projects in one process, on top of the counters and charges in the KVStore."""
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Final
+
+from apis.accounts.charges import CHARGES_PREFIX, Charge, ChargeEnd, ChargeRecord, Demand, Meter
+from apis.accounts.limits import RateLimit
+from apis.errors import StackError
+from apis.storage.keys import new_id_key
+from apis.storage.kv_store import Entry, KVStore
+from providers.accounts.ledger_round import PendingEnd, RoundPlanner
+from providers.accounts.prices import Prices
+from providers.accounts.project_ledger import ProjectLedger, find_void_guards
+from providers.accounts.records import heartbeat_key
+
+_log = logging.getLogger(__name__)
+HEARTBEAT_TTL_S: Final = 10.0
+"""Seconds after which the reservations of a killed process are void."""
+_HEARTBEAT_INTERVAL_S: Final = 3.0
+_SWEEP_INTERVAL_S: Final = 2.0
+"""Seconds between two looks for ends that no process has counted, such as those of background responses."""
+_MIN_SWEPT_AGE_S: Final = 2.0
+"""Age from which a stored end is counted by any process: the one that stored it counts it earlier."""
+_PAGE_ROWS: Final = 1000
+_MAX_PROJECTS: Final = 1000
+"""Projects whose counters stay in memory while nothing of them waits."""
+
+
+class StoredLedger(Meter):
+    """While the store is down, nothing that is limited is admitted, and ends wait in memory."""
+
+    def __init__(self, kv_store: KVStore, prices: Prices, usage_ttl_s: float) -> None:
+        self._kv = kv_store
+        self._prices = prices
+        self._usage_ttl_s = usage_ttl_s
+        self._process_name = secrets.token_hex(8)
+        self._guard_key = heartbeat_key(self._process_name)
+        self._projects: dict[str, ProjectLedger] = {}
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._heartbeat_lock = asyncio.Lock()
+        self._beat_at = -HEARTBEAT_TTL_S
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look for ends that no process has counted."""
+        self._sweeper = asyncio.create_task(self._sweep_forever())
+
+    async def close(self) -> None:
+        """Count what waits, and let go of the reservations of this process."""
+        tasks = [task for task in (self._sweeper, self._heartbeat) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for ledger in [*self._projects.values()]:
+            await ledger.close()
+
+    async def open_charge(self, caller_ids: tuple[str, str], limits: Mapping[str, RateLimit], demand: Demand) -> Charge:
+        project_id, key_id = caller_ids
+        if not limits:
+            return Charge(self, ChargeRecord(new_id_key(), project_id, key_id, is_batch=demand.is_batch), {})
+        await self._ensure_heartbeat()
+        record, headers, version = await self._find_project(project_id).reserve(key_id, limits, demand)
+        return Charge(self, record, headers, version)
+
+    def count_end(self, end: ChargeEnd, open_version: int | None, *, may_be_stored: bool) -> None:
+        if end.record.parts or end.counts.requests:
+            pending = PendingEnd(end, end.record, open_version, may_be_stored=may_be_stored)
+            self._find_project(end.record.project_id).add(pending)
+
+    def count_stored(self, record: ChargeRecord) -> None:
+        self._find_project(record.project_id).add(PendingEnd(None, record, is_stored=True))
+
+    async def settle_all(self) -> None:
+        """Count every end that is stored now."""
+        await self._sweep(min_age_s=0)
+        await self.flush_all()
+
+    async def flush_all(self) -> None:
+        """Count what waits in this process now."""
+        for ledger in [*self._projects.values()]:
+            await ledger.flush()
+
+    def _find_project(self, project_id: str) -> ProjectLedger:
+        ledger = self._projects.get(project_id)
+        if ledger is None:
+            if len(self._projects) >= _MAX_PROJECTS:
+                self._projects = {name: each for name, each in self._projects.items() if not each.is_idle}
+            planner = RoundPlanner(project_id, self._process_name, self._guard_key, self._prices, self._usage_ttl_s)
+            ledger = self._projects[project_id] = ProjectLedger(self._kv, planner)
+        return ledger
+
+    async def _ensure_heartbeat(self) -> None:
+        """Return once the guard of this process's reservations exists."""
+        if time.monotonic() - self._beat_at < HEARTBEAT_TTL_S / 2:
+            return
+        async with self._heartbeat_lock:
+            if time.monotonic() - self._beat_at >= HEARTBEAT_TTL_S / 2:
+                await self._beat()
+            if self._heartbeat is None:
+                self._heartbeat = asyncio.create_task(self._beat_forever())
+
+    async def _beat(self) -> None:
+        beat_at = time.monotonic()
+        await self._kv.put(self._guard_key, b"", ttl_s=HEARTBEAT_TTL_S, durable=False)
+        self._beat_at = beat_at
+
+    async def _beat_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT_INTERVAL_S)
+            try:
+                await self._beat()
+            except StackError as exc:
+                _log.warning("the reservations of this process cannot be renewed: %s", exc.message)
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_INTERVAL_S * random.uniform(0.75, 1.25))  # noqa: S311 - spreads the workers
+            try:
+                await self._sweep(min_age_s=_MIN_SWEPT_AGE_S)
+            except StackError as exc:
+                _log.warning("the ends of other processes are not counted yet: %s", exc.message)
+
+    async def _sweep(self, *, min_age_s: float) -> None:
+        after = ""
+        while rows := await self._kv.scan(CHARGES_PREFIX, after=after, limit=_PAGE_ROWS):
+            void_guards = await find_void_guards(self._kv, rows)
+            for project_id, group in groupby(rows, _project_of):
+                self._find_project(project_id).collect([*group], void_guards, min_age_s=min_age_s)
+            after = rows[-1][0]
+            if len(rows) < _PAGE_ROWS:
+                return
+
+
+def _project_of(row: tuple[str, Entry]) -> str:
+    return row[0].removeprefix(CHARGES_PREFIX).partition("/")[0]

@@ -1,0 +1,107 @@
+"""StoredSpendLimits: limits of money, which are counted together with all other limits of a request."""
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+
+from apis.accounts.charges import CHARGES_PREFIX, OpenCharge
+from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT, RateLimit
+from apis.accounts.spending import SpendLimit, SpendLimits
+from apis.accounts.usage import UsageLog
+from apis.errors import NotFound, Overloaded
+from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
+from apis.storage.records import decode_record, encode_record, scan_all
+from providers.accounts.audit_log import StoredAuditLog
+from providers.accounts.counters import UseCounter, Windows
+from providers.accounts.ledger_round import COUNTER_TTL_S
+from providers.accounts.limiter import StoredLimiter, read_limits
+from providers.accounts.records import ORGANIZATION_ID, find_counter_key, limits_key
+
+_ATTEMPTS: Final = 200
+
+
+class StoredSpendLimits(SpendLimits):
+    """The limit of a project is in the record of its other limits; that of all projects has a record of its own."""
+
+    def __init__(
+        self, kv_store: KVStore, limiter: StoredLimiter, usage_log: UsageLog, audit_log: StoredAuditLog
+    ) -> None:
+        self._kv = kv_store
+        self._audit = audit_log
+        self._limiter = limiter
+        self._usage_log = usage_log
+
+    async def get(self, project_id: str | None) -> SpendLimit:
+        limit = await self._load(project_id)
+        if limit is None or limit.month_cost is None:
+            raise _unset_error(project_id)
+        return SpendLimit(limit.month_cost, (await self._read_counter(project_id))[1].month_cost)
+
+    async def set(self, project_id: str | None, cost: int) -> SpendLimit:
+        await self._change(project_id, cost)
+        spent = await self._sum_month(project_id)
+        for _ in range(_ATTEMPTS):
+            entry, counter = await self._read_counter(project_id)
+            version = ABSENT if entry is None else entry.version
+            put = Put(
+                _counter_key(project_id), encode_record(replace(counter, month_cost=spent)), COUNTER_TTL_S, version
+            )
+            if await self._kv.write([put]) is not None:
+                return SpendLimit(cost, spent)
+        raise Overloaded("Too many requests are being counted. Set the limit again.", retry_after_s=1)
+
+    async def delete(self, project_id: str | None) -> None:
+        limit = await self._load(project_id)
+        if limit is None or limit.month_cost is None:
+            raise _unset_error(project_id)
+        await self._change(project_id, None)
+
+    async def _load(self, project_id: str | None) -> RateLimit | None:
+        if project_id is not None:
+            return (await self._limiter.list_limits(project_id)).get(WHOLE_PROJECT)
+        return read_limits(await self._kv.get(limits_key(ORGANIZATION_ID))).get(WHOLE_PROJECT)
+
+    async def _change(self, project_id: str | None, cost: int | None) -> None:
+        if project_id is not None:
+            await self._limiter.list_limits(project_id)  # raises NotFound
+        key = limits_key(ORGANIZATION_ID if project_id is None else project_id)
+        for _ in range(_ATTEMPTS):
+            entry = await self._kv.get(key)
+            limits = read_limits(entry)
+            limits[WHOLE_PROJECT] = replace(limits.get(WHOLE_PROJECT, RateLimit()), month_cost=cost)
+            put = Put(key, encode_record(limits), expect=ABSENT if entry is None else entry.version)
+            changes = {"changes_requested": {"max_cost_per_1_month": cost}}
+            record = self._audit.put("rate_limit.updated", "spend_limit", project_id, changes)
+            if await self._kv.write([put, record]) is not None:
+                return
+        raise Overloaded("Others are changing the same limits. Try again.", retry_after_s=1)
+
+    async def _read_counter(self, project_id: str | None) -> tuple[Entry | None, UseCounter]:
+        entry, now = await self._kv.get(_counter_key(project_id)), Windows.at(time.time())
+        return entry, UseCounter(now) if entry is None else decode_record(entry, UseCounter).advance(now)
+
+    async def _sum_month(self, project_id: str | None) -> int:
+        """Return what was spent since the month began, and what is reserved under the limit now."""
+        now = datetime.now(UTC)
+        month_start = int(now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp())
+        entries = await self._usage_log.read(month_start, int(now.timestamp()) + 3600)
+        spent = sum(entry.counts.cost for entry in entries if project_id in (None, entry.subject.project_id))
+        subject = _subject(project_id)
+        async for key, entry in scan_all(self._kv, CHARGES_PREFIX + (f"{project_id}/" if project_id else "")):
+            if key.endswith("/open"):
+                parts = decode_record(entry, OpenCharge).record.parts
+                spent += sum(part.amounts.cost for part in parts if part.subject == subject)
+        return spent
+
+
+def _subject(project_id: str | None) -> str:
+    return ORGANIZATION if project_id is None else WHOLE_PROJECT
+
+
+def _counter_key(project_id: str | None) -> str:
+    return find_counter_key(project_id or ORGANIZATION_ID, _subject(project_id))
+
+
+def _unset_error(project_id: str | None) -> NotFound:
+    return NotFound("No spend limit is set." if project_id is None else "No spend limit is set for this project.")

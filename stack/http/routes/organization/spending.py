@@ -1,0 +1,92 @@
+"""/v1/organization/spend_limit, and that of each project: the money that may be spent in a month."""
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.accounts.limits import NANOS
+from apis.accounts.spending import SpendLimit, SpendLimits, UpdateSpendLimit
+from apis.errors import InvalidRequest, Unsupported
+from stack.http.answers import value_response
+from stack.http.context import HttpContext, Route, Services
+from stack.http.routes.organization.objects import JsonObject, require_directory
+from stack.http.uploads import read_model
+
+_CENTS: Final = 100
+_PATHS: Final = ("/organization/spend_limit", "/organization/projects/{project_id}/spend_limit")
+_ALERT_PATHS: Final = ("/organization/spend_alerts", "/organization/projects/{project_id}/spend_alerts")
+
+
+async def get_spend_limit(http: Request, _context: HttpContext, services: Services) -> Response:
+    limit = await _require_limits(services).get(_project_id(http))
+    return value_response(_limit_to_json(http, services, limit))
+
+
+async def set_spend_limit(http: Request, _context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, UpdateSpendLimit)
+    currency = services.stack.accounts.currency().upper()
+    if request.currency != currency:
+        raise InvalidRequest(
+            f"The prices of this server are in {currency} (`accounts.currency`).",
+            param="currency",
+            code="invalid_value",
+        )
+    cost = request.threshold_amount * (NANOS // _CENTS)
+    limit = await _require_limits(services).set(_project_id(http), cost)
+    return value_response(_limit_to_json(http, services, limit))
+
+
+async def delete_spend_limit(http: Request, _context: HttpContext, services: Services) -> Response:
+    await _require_limits(services).delete(_project_id(http))
+    return value_response({"object": f"{_object_name(http)}.deleted", "deleted": True})
+
+
+async def refuse_spend_alert(_http: Request, _context: HttpContext, _services: Services) -> Response:
+    raise Unsupported(
+        "'spend_alerts' are not offered by this server, because it sends no e-mail: read 'costs', or set a "
+        "'spend_limit'.",
+        code="unsupported_resource",
+    )
+
+
+SPENDING_ROUTES: Final = (
+    *(Route("GET", path, get_spend_limit) for path in _PATHS),
+    *(Route("POST", path, set_spend_limit, body=UpdateSpendLimit) for path in _PATHS),
+    *(Route("DELETE", path, delete_spend_limit) for path in _PATHS),
+)
+REFUSED_ALERT_ROUTES: Final = (
+    *(Route(method, path, refuse_spend_alert) for path in _ALERT_PATHS for method in ("GET", "POST")),
+    *(
+        Route(method, f"{path}/{{alert_id}}", refuse_spend_alert)
+        for path in _ALERT_PATHS
+        for method in ("GET", "POST", "DELETE")
+    ),
+)
+
+
+def _require_limits(services: Services) -> SpendLimits:
+    require_directory(services)
+    limits = services.stack.accounts.spend_limits()
+    assert limits is not None  # a provider with a directory has them
+    return limits
+
+
+def _project_id(http: Request) -> str | None:
+    return http.path_params.get("project_id")
+
+
+def _object_name(http: Request) -> str:
+    return "organization.spend_limit" if _project_id(http) is None else "project.spend_limit"
+
+
+def _limit_to_json(http: Request, services: Services, limit: SpendLimit) -> JsonObject:
+    """Return an `organization.spend_limit` or a `project.spend_limit`. `spent_amount`, in cents, is an extension."""
+    return {
+        "object": _object_name(http),
+        "currency": services.stack.accounts.currency().upper(),
+        "interval": "month",
+        "threshold_amount": limit.cost * _CENTS // NANOS,
+        "enforcement": {"status": "enforcing" if limit.is_enforcing else "inactive"},
+        "spent_amount": limit.spent * _CENTS / NANOS,
+    }
