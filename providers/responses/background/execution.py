@@ -14,7 +14,6 @@ from typing import Final
 
 from openai.types.responses import Response
 
-from apis.accounts.charges import RELEASED_USE, build_end
 from apis.errors import (
     InvalidRequest,
     RateLimited,
@@ -24,12 +23,14 @@ from apis.errors import (
     UpstreamTimeout,
     WindowExpired,
 )
+from apis.events import INITIAL_EVENTS
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
 from providers.responses.background.runs import ClaimedRun, ResponseRef
 from providers.responses.background.stored_run import (
+    build_charge_ops,
     build_final_response,
     build_stored_response,
     encode_event_lines,
@@ -38,10 +39,7 @@ from providers.responses.background.stored_run import (
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.events.ids import ResponseIds
-from providers.responses.events.response_object import (
-    ResponseStatus,
-    error_to_failure,
-)
+from providers.responses.events.response_object import ResponseStatus, error_to_failure
 from providers.responses.run.checkpoint import (
     Checkpoint,
     ResumePoint,
@@ -51,12 +49,7 @@ from providers.responses.run.checkpoint import (
     load_checkpoints,
     usage_from_log,
 )
-from providers.responses.run.pending_response import (
-    PendingResponse,
-    PrepareResponse,
-    bug_to_error,
-    use_of_response,
-)
+from providers.responses.run.pending_response import PendingResponse, PrepareResponse, bug_to_error
 from providers.responses.run.response_span import (
     ResponseSpan,
     background_run,
@@ -72,10 +65,9 @@ from providers.responses.store.history_cache import LoadedHistory
 
 _log = logging.getLogger(__name__)
 
-_INITIAL_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 _QUEUED_EVENT_COUNT: Final = 2
 """Events in the log of a response that waits for a worker."""
-_INITIAL_EVENT_COUNT: Final = len(_INITIAL_EVENTS)
+_INITIAL_EVENT_COUNT: Final = len(INITIAL_EVENTS)
 _MAX_ATTEMPTS: Final = 3
 """Workers that may lose one response before it fails."""
 _RETRY_INTERVAL_S: Final = 0.2
@@ -226,7 +218,7 @@ class RunExecutor:
         log = await self._event_log.read_all(ref.id, tenant=ref.tenant)
         checkpoints = await load_checkpoints(self._kv, ref.tenant, ref.id)
         resume_point = find_resume_point(log, checkpoints)
-        has_output = any(event.type not in _INITIAL_EVENTS for event in log)
+        has_output = any(event.type not in INITIAL_EVENTS for event in log)
         lost_count = run.attempts - run.handover_count
         if (has_output and resume_point is None) or not run.is_portable or lost_count > _MAX_ATTEMPTS:
             return StackError(_WORKER_STOPPED_MESSAGE)
@@ -380,12 +372,9 @@ class RunExecutor:
     ) -> None:
         """Store the final response together with the end of its run and its usage. Raises LeaseLost. An outage of the
         store is waited out for as long as the lease can live."""
-        charge = claimed_run.stored_request.charge
-        if charge is not None:
-            response = finished_response.response
-            was_never_executed = response.status == "cancelled" and claimed_run.run.attempts == 1
-            end = build_end(charge, RELEASED_USE if was_never_executed else use_of_response(response))
-            finished_response = replace(finished_response, extra_ops=[*finished_response.extra_ops, end.to_put()])
+        was_executed = finished_response.response.status != "cancelled" or claimed_run.run.attempts > 1
+        charge_ops = build_charge_ops(claimed_run.stored_request, finished_response.response, was_executed=was_executed)
+        finished_response = replace(finished_response, extra_ops=[*finished_response.extra_ops, *charge_ops])
         deadline = time.monotonic() + self._config.lease_s
         while True:
             try:

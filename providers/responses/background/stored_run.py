@@ -6,8 +6,10 @@ from typing import Any
 import orjson
 from openai.types.responses import Response, ResponseError
 
+from apis.accounts.charges import RELEASED_USE, build_end
 from apis.deltas import Usage
 from apis.responses import CreateResponse
+from apis.storage.kv_store import Op
 from apis.storage.records import reading_stored
 from providers.responses.background.runs import StoredRequest
 from providers.responses.events.response_object import (
@@ -16,6 +18,7 @@ from providers.responses.events.response_object import (
     end_response,
     response_from_json,
 )
+from providers.responses.run.pending_response import use_of_response
 from providers.responses.store.history import sdk_model_to_json
 
 
@@ -30,6 +33,14 @@ def build_stored_response(response_id: str, stored_request: StoredRequest, statu
     return begin_response(
         parse_stored_request(stored_request, response_id), response_id, stored_request.created_at, status
     )
+
+
+def build_charge_ops(stored_request: StoredRequest, response: Response, *, was_executed: bool) -> list[Op]:
+    """Return the write that ends the charge of a run with its final response. One that was cancelled before a worker
+    executed it has used nothing."""
+    if stored_request.charge is None:
+        return []
+    return [build_end(stored_request.charge, use_of_response(response) if was_executed else RELEASED_USE).to_put()]
 
 
 def encode_event_lines(events: Sequence[dict[str, Any]]) -> list[bytes]:

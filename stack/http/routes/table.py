@@ -12,9 +12,11 @@ from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.organization.own_key import OWN_KEY_ROUTES
-from stack.http.routes.organization.spending import REFUSED_ALERT_ROUTES
-from stack.http.routes.organization.table import ORGANIZATION_EXTENSION_ROUTES, ORGANIZATION_ROUTES
-from stack.http.routes.organization.usage import REFUSED_USAGE_ROUTES
+from stack.http.routes.organization.table import (
+    ORGANIZATION_EXTENSION_ROUTES,
+    ORGANIZATION_ROUTES,
+    REFUSED_ORGANIZATION_ROUTES,
+)
 from stack.http.routes.overview import OVERVIEW_ROUTES
 from stack.http.routes.response_details import RESPONSE_DETAIL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
@@ -52,5 +54,5 @@ EXTENSION_ROUTES: Final = (
     *OWN_KEY_ROUTES,
 )
 """Routes that OpenAI's API does not have."""
-REFUSED_ROUTES: Final = (*REFUSED_USAGE_ROUTES, *REFUSED_ALERT_ROUTES)
+REFUSED_ROUTES: Final = REFUSED_ORGANIZATION_ROUTES
 """Routes of OpenAI's API that answer with the reason why they are not offered; no document describes them."""

@@ -70,7 +70,6 @@ async def test_model_permissions_bound_what_all_keys_of_a_project_may_use() -> N
             one.client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "hi"}]),
             one.client.embeddings.create(model="scripted", input="hi"),
             one.client.responses.input_tokens.count(model="scripted", input="hi"),
-            one.client.batches.create(input_file_id="file-1", endpoint="/v1/responses", completion_window="24h"),
         ):
             with pytest.raises(PermissionDeniedError):
                 await call

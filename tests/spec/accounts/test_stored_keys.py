@@ -13,7 +13,7 @@ from apis.errors import StoreUnavailable
 from apis.storage.kv_store import KVStore
 from stack.http.access.privileges import RESOURCE_SCOPES
 from stack.http.context import Route
-from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, STORED_COMPLETION_ROUTES
+from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES, STORED_COMPLETION_ROUTES
 from tests.stack.http.raw import ask, bearer, check_error
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
@@ -164,7 +164,7 @@ async def test_a_key_for_some_models_and_tools_uses_no_others() -> None:
                 assert (error.status, error.error.param) == (403, "model")
 
 
-ROUTES: tuple[Route, ...] = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES)
+ROUTES: tuple[Route, ...] = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES, *REFUSED_ROUTES)
 
 
 async def test_every_route_that_takes_a_model_is_closed_to_keys_for_other_models() -> None:
@@ -195,7 +195,7 @@ def admitted(route: Route, scope: str) -> bool:
             *("responses", "chat", "completions", "conversations", "containers", "embeddings"),
             *("batches", "stack", "traces", "webhook_endpoints", "webhook_event_types"),
         },
-        "files": {"files", "uploads", "vector_stores"},
+        "files": {"files", "skills", "uploads", "vector_stores"},
         "read": set[str](),
         "admin": {"organization"},
     }[scope]
