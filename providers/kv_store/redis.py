@@ -4,7 +4,6 @@ import asyncio
 import logging
 import math
 import random
-import re
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -70,7 +69,7 @@ class Redis(KVStore):
         self._batcher: Batcher[Command, Any] = Batcher(self._run_pipeline, timeout_s=self._deadline_s)
         self._is_open = False
         prefix = config.prefix.encode()
-        if config.cluster and not re.search(rb"\{[^}]+\}", prefix):
+        if config.cluster and not _has_hash_tag(prefix):
             prefix = b"{%b}" % prefix  # the hash tag that keeps the store in one slot
         self._master = RedisMaster(
             config.url.get_secret_value(),
@@ -239,3 +238,9 @@ def _answer_to_unavailable(answer: Exception) -> StoreUnavailable:
     error = StoreUnavailable(f"Redis cannot do that now: {code if code.isupper() else type(answer).__name__}.")
     error.__cause__ = answer
     return error
+
+
+def _has_hash_tag(prefix: bytes) -> bool:
+    """Return true if the part between the first braces decides the slot of all keys with this prefix."""
+    tag, closing_brace, _ = prefix.partition(b"{")[2].partition(b"}")
+    return bool(tag and closing_brace)

@@ -95,7 +95,6 @@ ABSENT_CALLS: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "/realtime": lambda client: client.realtime.client_secrets.create(),
     "/live": lambda client: client.post("/live/sessions", cast_to=dict),
     "/videos": lambda client: client.get("/videos", cast_to=dict),
-    "/skills": lambda client: client.skills.list(),
     "/evals": lambda client: client.evals.list(),
     "/fine_tuning": lambda client: client.fine_tuning.jobs.list(),
     "/decisions": lambda client: client.post("/decisions", cast_to=dict),

@@ -170,7 +170,6 @@ async def test_a_container_expires(session_log: SessionLog) -> None:
         ({"name": "a", "memory_limit": "16g"}, "memory_limit"),
         ({"name": "a", "memory_limit": "3g"}, "memory_limit"),
         ({"name": "a", "file_ids": ["file-1"]}, "file_ids"),
-        ({"name": "a", "skills": [{"type": "skill_reference", "skill_id": "s"}]}, "skills[0]"),
         ({"name": "a", "expires_after": {"anchor": "created_at", "minutes": 1}}, "expires_after.anchor"),
         ({"name": "a", "expires_after": {"anchor": "last_active_at", "minutes": 0}}, "expires_after.minutes"),
         ({"name": "a", "network_policy": {"type": "allowlist", "allowed_domains": ["a.b"]}}, "network_policy"),

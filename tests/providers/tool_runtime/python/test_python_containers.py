@@ -59,7 +59,6 @@ async def test_an_id_that_was_told_before_makes_one_container() -> None:
         ({"memory_limit": "4g"}, "memory_limit"),
         ({"network_policy": {"type": "allowlist", "allowed_domains": ["a.example"]}}, "network_policy"),
         ({"file_ids": ["file-1"]}, "file_ids"),
-        ({"skills": [{"type": "skill_reference", "skill_id": "s"}]}, "skills[0]"),
     ],
 )
 async def test_what_a_container_cannot_have_is_refused_by_name(asked: dict[str, Any], param: str) -> None:
