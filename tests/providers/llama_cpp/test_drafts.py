@@ -42,10 +42,12 @@ async def drafted_and_accepted(inference: LlamaCpp) -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("model_is_there")
-async def test_greedy_answers_are_the_same_with_drafts_by_repetition(llama: LlamaCpp) -> None:
+async def test_greedy_answers_are_the_same_with_drafts_by_repetition() -> None:
+    """Both engines are new: a prompt that is read in other batches may round the first token to another one."""
     question = f"Count:{' 1, 2, 3,' * 8}"
     fields = {"temperature": 0.0, "max_completion_tokens": 40}
-    alone = await ask(llama, question, **fields)
+    async with started() as inference:
+        alone = await ask(inference, question, **fields)
     async with started(draft_model="ngram", draft_tokens=8) as inference:
         drafted = await ask(inference, question, **fields)
         assert text_of(drafted) == text_of(alone)

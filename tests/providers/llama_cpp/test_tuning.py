@@ -16,7 +16,7 @@ from providers.inference.llama_cpp.provider import LlamaCpp
 from providers.inference.llama_cpp.tuning import tuning
 from providers.inference.llama_cpp.tuning.sample_file import write_sample
 from providers.inference.llama_cpp.tuning.tuning import Speed, Tuning, choose_tuning, threads_to_try, tune_settings
-from tests.providers.llama_cpp.asking import ask, small_config, text_of
+from tests.providers.llama_cpp.asking import ask, finish_of, small_config
 from tests.support.models.tiny_gguf import tiny_gpt_oss_gguf
 
 UNTUNED = Tuning(3, 3, DEFAULT_BATCH_TOKENS)
@@ -132,7 +132,7 @@ async def test_the_stand_in_has_the_models_first_layers_and_takes_no_room(
     inference = LlamaCpp(small_config(model_path=str(sample), model="smollm2-135m-instruct", parallel=1))
     try:
         await inference.start()
-        assert text_of(await ask(inference, max_completion_tokens=4))
+        assert finish_of(await ask(inference, max_completion_tokens=4)).usage.output_tokens
     finally:
         await inference.close()
 
