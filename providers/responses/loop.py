@@ -142,6 +142,7 @@ class Loop(Responses):
         async with aclosing(stream(pending)) as batches:
             async for events in batches:
                 yield live_view.show(events)
+                del events  # as in every generator on this way: it would be held until the next one, if that is pushed
 
     def open_session(self, *, tenant: str) -> Session:
         return self._sessions.open(tenant)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import Overloaded, StackError, error_to_body
-from apis.events import INITIAL_EVENTS, LoggedEvent
+from apis.events import INITIAL_EVENTS, TERMINAL_EVENTS, LoggedEvent
 from apis.live_batch import LiveBatch
 from stack.http.peer import Peer, get_peer
 from stack.http.request_record import RequestRecord
@@ -187,7 +187,7 @@ class EventStream(Response):
     async def _run(self, send: Send, peer: Peer | None) -> None:
         stream: _OpenStream | None = None
         async with aclosing(self._batches) as batches:
-            batch: Sequence[Any] = ()
+            is_log = False
             last = DONE_FRAME
             waits = self._creates_response
             try:
@@ -200,24 +200,32 @@ class EventStream(Response):
                     await stream.write(self._frame(batch))
                     if not waits:
                         self._request_pushes(batch, stream)
+                    if batch:
+                        is_log = self._observe_last(batch[-1])
+                    del batch
             except StackError as exc:
                 if stream is None:
                     raise
                 # the stream has already sent its own error event; the exception is for callers that drain it
                 _log.info("a stream failed: %s", exc.message)
-                if batch and isinstance(batch[-1], LoggedEvent):
+                if is_log:
                     last = b""  # a log is not done: it can be read on from another worker
             except asyncio.CancelledError:
                 if stream is None or not self._monitor.is_ending:
                     raise
-                last = b"" if batch and isinstance(batch[-1], LoggedEvent) else _SHUTDOWN_FRAME + DONE_FRAME
+                last = b"" if is_log else _SHUTDOWN_FRAME + DONE_FRAME
             finally:
                 if stream is not None:
                     self._monitor.discard(stream)
-                if self._creates_response and batch:
-                    self._request_record.observe(batch[-1])
         if stream is not None:
             await stream.write(last, more_body=False)
+
+    def _observe_last(self, event: Any) -> bool:
+        """Record the last event of a batch if it may end the stream; return true if a log stores it."""
+        is_log = isinstance(event, LoggedEvent)
+        if self._creates_response and (is_log or event.type in TERMINAL_EVENTS):
+            self._request_record.observe(event)
+        return is_log
 
     def _request_pushes(self, batch: Sequence[Any], stream: _OpenStream) -> None:
         """Let the source of a live batch push the next ones, where the connection takes them."""

@@ -71,6 +71,7 @@ class AnswerStream:
             if not self._record_progress(batch) and self._now() > self._deadline:
                 # while there is always data, no wait ends at the deadline
                 raise token_timeout_error(self._limits, has_started=self._has_started)
+            del batch
 
     @property
     def _is_too_large(self) -> bool:

@@ -184,6 +184,7 @@ class ChatCompletions:
             async with aclosing(answer.read(deadline)) as batches:
                 async for batch in batches:
                     yield batch
+                    del batch
             if not reader.was_cut:
                 await _drain_body(connection)
         finally:

@@ -198,6 +198,7 @@ class Upstreams:
                             has_output = True
                             upstream.breaker.record_success()
                         yield batch
+                        del batch
                 return
             except StackError as exc:
                 if isinstance(exc, UpstreamError) and not isinstance(exc, AnswerTooLarge):

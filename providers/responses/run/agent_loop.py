@@ -131,6 +131,7 @@ class AgentLoop:
                 async for deltas in delta_batches:
                     if events := convert_batch(deltas, turn.feed if stream_deltas else turn.feed_joined):
                         yield events
+                    del deltas, events
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
             if events := await self._place_matched_calls(turn):

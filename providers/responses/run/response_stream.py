@@ -96,12 +96,14 @@ class ResponseStreams:
                             async for events in first_batches:
                                 deadline.end_wait()
                                 yield events
+                                del events
                                 deadline.begin_wait()
                         del first_batches
                     async for events in batches:
                         deadline.end_wait()
                         begun = True
                         yield events
+                        del events
                         deadline.begin_wait()
             final = pending.build_final_response()
             await pending.store(final, self._history)
