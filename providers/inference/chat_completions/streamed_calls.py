@@ -1,6 +1,7 @@
 """Tool calls as an upstream streams them, keyed by index, as ToolCallStart and ToolArgumentsDelta."""
 
 import secrets
+from functools import cached_property
 from typing import Final
 
 from apis.chat import ChatCustomTool, ChatRequest
@@ -38,14 +39,25 @@ class StreamedCalls:
     """
 
     def __init__(self, request: ChatRequest) -> None:
-        tools = request.tools or ()
-        self._custom_names = frozenset(tool.name for tool in tools if isinstance(tool, ChatCustomTool))
-        self._tool_names = self._custom_names | {tool.name for tool in tools if not isinstance(tool, ChatCustomTool)}
-        self._used_ids = {call.id for message in request.messages for call in message.tool_calls or ()}
+        self._request = request
         self._allows_one_call = request.parallel_tool_calls is False
         self._calls_by_index: dict[int, _StreamedCall] = {}
         self._calls: list[_StreamedCall] = []
         self.size_bytes = 0
+
+    # built at the first call: most answers have none
+
+    @cached_property
+    def _custom_names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self._request.tools or () if isinstance(tool, ChatCustomTool))
+
+    @cached_property
+    def _tool_names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self._request.tools or ())
+
+    @cached_property
+    def _used_ids(self) -> set[str]:
+        return {call.id for message in self._request.messages for call in message.tool_calls or ()}
 
     def __len__(self) -> int:
         return len(self._calls)
