@@ -103,7 +103,6 @@ class ResponseStreams:
                         deadline.end_wait()
                         begun = True
                         yield events
-                        del events
                         deadline.begin_wait()
             final = pending.build_final_response()
             await pending.store(final, self._history)
@@ -116,7 +115,6 @@ class ResponseStreams:
                 yield await self._end_with_failure(pending, error)
                 raise error from exc
             if begun:
-                # the client is gone and this task is being cancelled: the write needs a task of its own
                 self._store_later(self._store_interrupted(pending))
             raise
         except (KeyboardInterrupt, SystemExit):
@@ -151,6 +149,7 @@ class ResponseStreams:
         return [*events, terminal_event(final)]
 
     def _store_later(self, storing: Coroutine[None, None, None]) -> None:
+        """Store in a task of its own, because the current one is being cancelled once its client is gone."""
         task = asyncio.create_task(storing)
         self._store_tasks.add(task)
         task.add_done_callback(self._store_tasks.discard)
