@@ -36,6 +36,6 @@ function OwnLimits({ limits, own }) {
   if (!rows.length) return html`<${Empty} title="This key has no limits." />`;
   return html`<table class="list own-limits" aria-label="Limits">
     <thead><tr><th scope="col">Of</th><th scope="col">At most</th></tr></thead>
-    <tbody>${rows.map(([subject, field, what, time, bound]) => html`<tr key=${subject + field}><td>${subjectName(subject, { [own]: "This key" })}</td><td class="tabular">${count(bound)} ${what} per ${time}</td></tr>`)}</tbody>
+    <tbody>${rows.map(([subject, field, what, time, bound]) => html`<tr key=${subject + field}><td>${subjectName(subject, { [own]: "This key" })}</td><td class="tabular">${count(bound)} ${what} ${time}</td></tr>`)}</tbody>
   </table>`;
 }

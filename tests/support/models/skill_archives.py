@@ -9,11 +9,14 @@ FRONT_MATTER = "---\nname: greeting\ndescription: Greets people.\n---\nRun greet
 
 
 def pack(*entries: tuple[str | zipfile.ZipInfo, str | bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    """A ZIP archive of these entries, in this order, repeated names included."""
+    """A ZIP archive of these entries, in this order, repeated names included; the same bytes at any time."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         for name, data in entries:
-            archive.writestr(name, data)
+            if isinstance(name, zipfile.ZipInfo):
+                archive.writestr(name, data)
+            else:
+                archive.writestr(entry(name, 0o600), data, method)
     return buffer.getvalue()
 
 

@@ -35,9 +35,9 @@ export function Limits({ project }) {
     setState((old) => ({ ...old, limits: [...old.limits.filter(({ id }) => id !== saved.id), saved] }));
     return saved;
   };
-  return html`<p class="quiet">A request counts under every limit that applies to it. An empty field is no bound. Minutes, days and months are those of the clock (UTC); a change holds within a second.</p>
+  return html`<p class="quiet">A request counts under every limit that applies to it. An empty field is no bound. Minutes, days and months are those of the clock (UTC). A change holds within a second.</p>
     <div class="scroll"><table class="list limits" aria-label="Limits">
-      <thead><tr><th scope="col">Of</th>${BOUNDS.map(([field, what, time]) => html`<th key=${field} scope="col">${what} <span class="per">per ${time}</span></th>`)}<th scope="col"><span class="hidden">Actions</span></th></tr></thead>
+      <thead><tr><th scope="col">Of</th>${BOUNDS.map(([field, what, time]) => html`<th key=${field} scope="col">${what} <span class="per">${time}</span></th>`)}<th scope="col"><span class="hidden">Actions</span></th></tr></thead>
       <tbody>${rows.map((limit) => html`<${LimitRow} key=${limit.id} limit=${limit} name=${subjectName(limit.model, names)} save=${(fields) => save(limit, fields)} />`)}</tbody>
     </table></div>
     ${free.length > 0 &&
@@ -69,8 +69,8 @@ function LimitRow({ limit, name, save }) {
   return html`<tr>
     <td><span class="subject"><b class="clip" title=${limit.model}>${name}</b> <span class="quiet small">${kindOf(limit.model) === "project" ? "" : kindOf(limit.model)}</span></span></td>
     ${BOUNDS.map(
-      ([field, what, time]) => html`<td key=${field}><label class="bound"><span class="unit">${what} per ${time}</span>
-        <input form=${form} inputmode="numeric" class="tabular" placeholder="–" aria-label="${what} per ${time} of ${name}" aria-invalid=${wrong === field} value=${texts[field]} onInput=${(event) => setTexts({ ...texts, [field]: event.target.value.trim() })} /></label></td>`,
+      ([field, what, time]) => html`<td key=${field}><label class="bound"><span class="unit">${what} ${time}</span>
+        <input form=${form} inputmode="numeric" class="tabular" placeholder="–" aria-label="${what} ${time} of ${name}" aria-invalid=${wrong === field} value=${texts[field]} onInput=${(event) => setTexts({ ...texts, [field]: event.target.value.trim() })} /></label></td>`,
     )}
     <td><form id=${form} class="row" onSubmit=${submit}>
       ${changed.length > 0 && html`<button class="primary" aria-label="Save the limits of ${name}" disabled=${Boolean(wrong)}>Save</button><button type="button" class="plain" onClick=${() => setTexts(before)}>Undo</button>`}
