@@ -6,12 +6,18 @@ import time
 from typing import Final
 
 MAX_ID_CHARS: Final = 256
+NO_ID: Final = "."
 
 
 def is_safe_id(client_id: str, max_chars: int = MAX_ID_CHARS) -> bool:
     """Return True if the id can be part of a key as it is: 1 to `max_chars` printable ASCII characters, slashes
     included."""
     return 0 < len(client_id) <= max_chars and client_id.isascii() and client_id.isprintable()
+
+
+def record_id(client_id: str, max_chars: int = MAX_ID_CHARS) -> str:
+    """Return the id that a client sent if it can be one part of a key, else NO_ID, which no record has."""
+    return client_id if is_safe_id(client_id, max_chars) and "/" not in client_id else NO_ID
 
 
 def id_to_key_part(client_id: str) -> str:

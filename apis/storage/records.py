@@ -63,7 +63,10 @@ async def scan_groups(kv: KVStore, prefix: str, *, limit: int) -> AsyncGenerator
         last_key = f"{prefix}{name}/\U0010ffff"
 
 
-async def delete_all(kv: KVStore, prefix: str, *, page_size: int = 1000, durable: bool = False) -> None:
-    """Delete all entries whose key begins with `prefix`, in batches, not in one atomic step."""
+async def delete_all(kv: KVStore, prefix: str, *, page_size: int = 1000, durable: bool = False) -> int:
+    """Delete all entries whose key begins with `prefix`, in batches, not in one atomic step; return their number."""
+    count = 0
     while rows := await kv.scan(prefix, limit=page_size, max_bytes=PAGE_BYTES):
         await kv.write([Delete(key) for key, _ in rows], durable=durable)
+        count += len(rows)
+    return count

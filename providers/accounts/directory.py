@@ -21,11 +21,12 @@ from apis.accounts.directory import (
 )
 from apis.accounts.scopes import parse_project_scopes
 from apis.errors import InvalidRequest, NotFound, Overloaded
-from apis.storage.keys import is_safe_id, new_id_key
+from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, encode_record, scan_all
 from providers.accounts.audit_log import StoredAuditLog
+from providers.accounts.project_entries import MAX_ID_CHARS, load_project
 from providers.accounts.records import (
     digest_reference_key,
     last_use_key,
@@ -35,8 +36,6 @@ from providers.accounts.records import (
 )
 
 _PROJECT_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
-_NO_ID: Final = "."
-_MAX_ID_CHARS: Final = 128
 _ATTEMPTS: Final = 8
 _SECRET_BYTES: Final = 32
 _SHOWN_CHARS: Final = 4
@@ -65,7 +64,7 @@ class StoredDirectory(AccountDirectory):
         return project
 
     async def get_project(self, project_id: str) -> Project:
-        return decode_record(await self._load_project(project_id), Project)
+        return decode_record(await load_project(self._kv, project_id), Project)
 
     async def list_projects(self, page: ProjectPage) -> Page[Project]:
         projects: list[Project] = []
@@ -78,7 +77,7 @@ class StoredDirectory(AccountDirectory):
 
     async def rename_project(self, project_id: str, name: str | None) -> Project:
         for _ in range(_ATTEMPTS):
-            entry = await self._load_project(project_id)
+            entry = await load_project(self._kv, project_id)
             project = _require_active(decode_record(entry, Project))
             if name is None:
                 return project
@@ -90,7 +89,7 @@ class StoredDirectory(AccountDirectory):
 
     async def archive_project(self, project_id: str) -> Project:
         for _ in range(_ATTEMPTS):
-            entry = await self._load_project(project_id)
+            entry = await load_project(self._kv, project_id)
             project = decode_record(entry, Project)
             if project.archived_at is not None:
                 return project
@@ -111,7 +110,7 @@ class StoredDirectory(AccountDirectory):
         return decode_record(await self._load_account(project_id, account_id), ServiceAccount)
 
     async def list_service_accounts(self, project_id: str, page: AccountPage) -> Page[ServiceAccount]:
-        await self._load_project(project_id)
+        await load_project(self._kv, project_id)
         return await self._list(service_account_key(project_id, ""), page, ServiceAccount)
 
     async def rename_service_account(self, project_id: str, account_id: str, name: str | None) -> ServiceAccount:
@@ -158,7 +157,7 @@ class StoredDirectory(AccountDirectory):
 
     async def list_keys(self, project_id: str, page: AccountPage, *, newest_first: bool = False) -> Page[StoredKey]:
         if project_id != ADMIN_TENANT:
-            await self._load_project(project_id)
+            await load_project(self._kv, project_id)
         return await self._list(stored_key_key(project_id, ""), page, StoredKey, reverse=newest_first)
 
     async def update_key(self, project_id: str, key_id: str, update: UpdateKey) -> StoredKey:
@@ -199,22 +198,16 @@ class StoredDirectory(AccountDirectory):
             self._audit.put("api_key.created", key.id, _project_of(key), {"data": {"scopes": [*key.scopes]}}),
         ]
 
-    async def _load_project(self, project_id: str) -> Entry:
-        entry = await self._kv.get(project_key(_safe(project_id)))
-        if entry is None:
-            raise NotFound(f"No project found with id '{project_id[:_MAX_ID_CHARS]}'.")
-        return entry
-
     async def _load_key(self, project_id: str, key_id: str) -> Entry:
         entry = await self._kv.get(stored_key_key(_safe(project_id), _safe(key_id)))
         if entry is None:
-            raise NotFound(f"No API key found with id '{key_id[:_MAX_ID_CHARS]}'.")
+            raise NotFound(f"No API key found with id '{key_id[:MAX_ID_CHARS]}'.")
         return entry
 
     async def _load_account(self, project_id: str, account_id: str) -> Entry:
         entry = await self._kv.get(service_account_key(_safe(project_id), _safe(account_id)))
         if entry is None:
-            raise NotFound(f"No service account found with id '{account_id[:_MAX_ID_CHARS]}'.")
+            raise NotFound(f"No service account found with id '{account_id[:MAX_ID_CHARS]}'.")
         return entry
 
     async def _replace(self, key: str, value: Project | ServiceAccount | StoredKey, entry: Entry, record: Put) -> bool:
@@ -253,8 +246,7 @@ def _project_of(key: StoredKey) -> str | None:
 
 
 def _safe(client_id: str) -> str:
-    """Return the id of a client if a record can have it, else one that no record has."""
-    return client_id if is_safe_id(client_id, _MAX_ID_CHARS) and "/" not in client_id else _NO_ID
+    return record_id(client_id, MAX_ID_CHARS)
 
 
 def _require_active(project: Project) -> Project:

@@ -2,11 +2,11 @@
 
 from apis.accounts.directory import Project, StoredKey
 from apis.accounts.erasure import TOMBSTONE_LIFE_S, ProjectErasure
-from apis.errors import InvalidRequest, NotFound
-from apis.storage.keys import is_safe_id
+from apis.errors import InvalidRequest
 from apis.storage.kv_store import Delete, KVStore, Put
 from apis.storage.records import decode_record, scan_all
 from providers.accounts.audit_log import StoredAuditLog
+from providers.accounts.project_entries import load_project
 from providers.accounts.records import (
     digest_reference_key,
     last_use_key,
@@ -34,16 +34,12 @@ class StoredProjectErasure(ProjectErasure):
         return count
 
     async def end_project(self, project_id: str) -> None:
-        key = project_key(project_id if is_safe_id(project_id) and "/" not in project_id else ".")
-        entry = await self._kv.get(key)
-        if entry is None:
-            raise NotFound(f"No project found with id '{project_id[:128]}'.")
-        project = decode_record(entry, Project)
+        project = decode_record(await load_project(self._kv, project_id), Project)
         if project.archived_at is None:
             raise InvalidRequest("Only an archived project can be deleted.", param="project_id")
         tombstone = Put(tombstone_key(project_id), b"", TOMBSTONE_LIFE_S)
         record = self._audit.put("project.deleted", project_id, project, {})
-        await self._kv.write([Delete(key), tombstone, record])
+        await self._kv.write([Delete(project_key(project_id)), tombstone, record])
 
     async def list_ended(self) -> list[str]:
         prefix = tombstone_key("")

@@ -1,7 +1,8 @@
 """StoredLimiter: the limits of projects in the KVStore."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from apis.accounts.limits import (
     LIMIT_FIELDS,
@@ -12,12 +13,13 @@ from apis.accounts.limits import (
     UpdateRateLimit,
     unbounded_value,
 )
-from apis.errors import InvalidRequest, NotFound, Overloaded
+from apis.errors import InvalidRequest, Overloaded
 from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.audit_log import StoredAuditLog
-from providers.accounts.records import limits_key, project_key
+from providers.accounts.project_entries import load_project_with
+from providers.accounts.records import ORGANIZATION_ID, limits_key
 
 _ATTEMPTS: Final = 200
 _MAX_LIMITS: Final = 1000
@@ -31,7 +33,8 @@ class StoredLimiter(Limiter):
         self._kv = kv_store
         self._audit = audit_log
 
-    async def list_limits(self, project_id: str) -> LimitTable:
+    async def list_limits(self, project_id: str | None) -> LimitTable:
+        """See `Limiter.list_limits`; None is for the limits of all projects together."""
         return read_limits((await self._load(project_id))[0])
 
     async def set_limit(self, project_id: str, subject: str, update: UpdateRateLimit) -> RateLimit:
@@ -39,25 +42,40 @@ class StoredLimiter(Limiter):
             raise InvalidRequest("A limit is for '*', a model or 'key:KEY_ID'.", param="rate_limit_id")
         if update.max_stored_bytes is not None and subject != WHOLE_PROJECT:
             raise InvalidRequest("Stored bytes are limited for a whole project: 'rl-*'.", param="max_stored_bytes")
-        for _ in range(_ATTEMPTS):
-            entry, key = await self._load(project_id)
-            limits = read_limits(entry)
+
+        def change(limits: LimitTable) -> RateLimit:
             limits[subject] = limit = _apply(limits.get(subject, RateLimit()), update)
             if len(limits) > _MAX_LIMITS:
                 raise InvalidRequest(f"A project has at most {_MAX_LIMITS} limits.", param="rate_limit_id")
-            version = ABSENT if entry is None else entry.version
-            changes = {"changes_requested": update.model_dump(exclude_none=True)}
-            record = self._audit.put("rate_limit.updated", f"rl-{subject}", project_id, changes)
-            if await self._kv.write([Put(key, encode_record(limits), expect=version), record]) is not None:
+            return limit
+
+        return await self.change_limits(project_id, change, f"rl-{subject}", update.model_dump(exclude_none=True))
+
+    async def change_limits(
+        self,
+        project_id: str | None,
+        change: Callable[[LimitTable], RateLimit],
+        resource_id: str,
+        requested: Mapping[str, Any],
+    ) -> RateLimit:
+        """Store the limits of a project, or of all projects together, as `change` leaves them, and return what it
+        returns. The audit log records what was requested of the resource. Raises NotFound and Overloaded."""
+        for _ in range(_ATTEMPTS):
+            entry, key = await self._load(project_id)
+            limits = read_limits(entry)
+            limit = change(limits)
+            put = Put(key, encode_record(limits), expect=ABSENT if entry is None else entry.version)
+            changes = {"changes_requested": {**requested}}
+            record = self._audit.put("rate_limit.updated", resource_id, project_id, changes)
+            if await self._kv.write([put, record]) is not None:
                 return limit
         raise Overloaded("Others are changing the same limits. Try again.", retry_after_s=1)
 
-    async def _load(self, project_id: str) -> tuple[Entry | None, str]:
-        name = project_id if is_safe_id(project_id) and "/" not in project_id else "."
-        project, limits = await self._kv.get_many((project_key(name), limits_key(name)))
-        if project is None:
-            raise NotFound(f"No project found with id '{project_id[:128]}'.")
-        return limits, limits_key(name)
+    async def _load(self, project_id: str | None) -> tuple[Entry | None, str]:
+        if project_id is None:
+            key = limits_key(ORGANIZATION_ID)
+            return await self._kv.get(key), key
+        return (await load_project_with(self._kv, project_id, limits_key))[1], limits_key(project_id)
 
 
 def read_limits(entry: Entry | None) -> LimitTable:

@@ -5,12 +5,12 @@ from typing import Any, Final
 
 from apis.accounts.directory import Project
 from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, ProjectSettingsStore
-from apis.errors import InvalidRequest, NotFound, Overloaded
-from apis.storage.keys import is_safe_id
+from apis.errors import InvalidRequest, Overloaded
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.audit_log import StoredAuditLog
-from providers.accounts.records import project_key, settings_key
+from providers.accounts.project_entries import load_project_with
+from providers.accounts.records import settings_key
 
 _ATTEMPTS: Final = 8
 
@@ -43,10 +43,7 @@ class StoredProjectSettings(ProjectSettingsStore):
         raise Overloaded("Others are changing the same settings. Try again.", retry_after_s=1)
 
     async def _load(self, project_id: str) -> tuple[Project, Entry | None]:
-        name = project_id if is_safe_id(project_id) and "/" not in project_id else "."
-        project, settings = await self._kv.get_many((project_key(name), settings_key(name)))
-        if project is None:
-            raise NotFound(f"No project found with id '{project_id[:128]}'.")
+        project, settings = await load_project_with(self._kv, project_id, settings_key)
         return decode_record(project, Project), settings
 
 

@@ -89,7 +89,7 @@ class StoredProjects(Accounts):
         self._currency = config.currency
         self._ledger = StoredLedger(kv_store, Prices(config.prices), config.usage_retention_days * 86_400)
         self._usage_log = StoredUsageLog(kv_store, self._ledger)
-        self._spend_limits = StoredSpendLimits(kv_store, self._limiter, self._usage_log, audit_log)
+        self._spend_limits = StoredSpendLimits(kv_store, self._limiter, self._usage_log)
         self._salt_secret: bytes | None = None
 
     async def start(self) -> None:

@@ -12,11 +12,10 @@ from apis.accounts.usage import UsageLog
 from apis.errors import NotFound, Overloaded
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record, encode_record, scan_all
-from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.counters import UseCounter, Windows
 from providers.accounts.ledger_round import COUNTER_TTL_S
-from providers.accounts.limiter import StoredLimiter, read_limits
-from providers.accounts.records import ORGANIZATION_ID, find_counter_key, limits_key
+from providers.accounts.limiter import LimitTable, StoredLimiter
+from providers.accounts.records import ORGANIZATION_ID, find_counter_key
 
 _ATTEMPTS: Final = 200
 
@@ -24,11 +23,8 @@ _ATTEMPTS: Final = 200
 class StoredSpendLimits(SpendLimits):
     """The limit of a project is in the record of its other limits; that of all projects has a record of its own."""
 
-    def __init__(
-        self, kv_store: KVStore, limiter: StoredLimiter, usage_log: UsageLog, audit_log: StoredAuditLog
-    ) -> None:
+    def __init__(self, kv_store: KVStore, limiter: StoredLimiter, usage_log: UsageLog) -> None:
         self._kv = kv_store
-        self._audit = audit_log
         self._limiter = limiter
         self._usage_log = usage_log
 
@@ -58,24 +54,14 @@ class StoredSpendLimits(SpendLimits):
         await self._change(project_id, None)
 
     async def _load(self, project_id: str | None) -> RateLimit | None:
-        if project_id is not None:
-            return (await self._limiter.list_limits(project_id)).get(WHOLE_PROJECT)
-        return read_limits(await self._kv.get(limits_key(ORGANIZATION_ID))).get(WHOLE_PROJECT)
+        return (await self._limiter.list_limits(project_id)).get(WHOLE_PROJECT)
 
     async def _change(self, project_id: str | None, cost: int | None) -> None:
-        if project_id is not None:
-            await self._limiter.list_limits(project_id)  # raises NotFound
-        key = limits_key(ORGANIZATION_ID if project_id is None else project_id)
-        for _ in range(_ATTEMPTS):
-            entry = await self._kv.get(key)
-            limits = read_limits(entry)
-            limits[WHOLE_PROJECT] = replace(limits.get(WHOLE_PROJECT, RateLimit()), month_cost=cost)
-            put = Put(key, encode_record(limits), expect=ABSENT if entry is None else entry.version)
-            changes = {"changes_requested": {"max_cost_per_1_month": cost}}
-            record = self._audit.put("rate_limit.updated", "spend_limit", project_id, changes)
-            if await self._kv.write([put, record]) is not None:
-                return
-        raise Overloaded("Others are changing the same limits. Try again.", retry_after_s=1)
+        def change(limits: LimitTable) -> RateLimit:
+            limits[WHOLE_PROJECT] = limit = replace(limits.get(WHOLE_PROJECT, RateLimit()), month_cost=cost)
+            return limit
+
+        await self._limiter.change_limits(project_id, change, "spend_limit", {"max_cost_per_1_month": cost})
 
     async def _read_counter(self, project_id: str | None) -> tuple[Entry | None, UseCounter]:
         entry, now = await self._kv.get(_counter_key(project_id)), Windows.at(time.time())

@@ -19,7 +19,7 @@ from apis.containers import ContainerListParams
 from apis.documents.vector_stores import VectorStoreListParams
 from apis.errors import InvalidRequest, NotFound, Overloaded
 from apis.storage.kv_store import Delete, KVStore
-from apis.storage.records import scan_groups
+from apis.storage.records import delete_all, scan_groups
 from stack.build import Stack
 
 _ROUNDS: Final = 5
@@ -116,14 +116,10 @@ async def _tenant_prefixes(kv: KVStore, tenant: str) -> AsyncGenerator[str]:
 
 
 async def _delete_prefix(kv: KVStore, prefix: str) -> int:
-    if not prefix.endswith(("/", "~")):
-        await kv.write([Delete(prefix)])
-        return 1
-    count = 0
-    while rows := await kv.scan(prefix, limit=_BATCH_KEYS, max_bytes=8 * 1024 * 1024):
-        await kv.write([Delete(key) for key, _ in rows])
-        count += len(rows)
-    return count
+    if prefix.endswith(("/", "~")):
+        return await delete_all(kv, prefix, page_size=_BATCH_KEYS, durable=True)
+    await kv.write([Delete(prefix)])
+    return 1
 
 
 async def _ignore_absence(deletion: Awaitable[None]) -> None:

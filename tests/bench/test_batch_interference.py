@@ -49,10 +49,10 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] * 1000
 
 
-async def test_clients_beside_a_batch(tmp_path: Path) -> None:
+async def test_clients_while_a_batch_runs(tmp_path: Path) -> None:
     store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
     alone: list[float] = []
-    beside: list[float] = []
+    during: list[float] = []
     executed = 0
     async with (
         worker_processes(tmp_path, store, workers=1, more=SECTIONS) as workers,
@@ -63,12 +63,14 @@ async def test_clients_beside_a_batch(tmp_path: Path) -> None:
             batch = await create_batch(client, [batch_line(f"{n}", store=False) for n in range(LINES)])
             while (batch := await client.batches.retrieve(batch.id)).status != "in_progress":  # noqa: ASYNC110 - a server sets no event
                 await asyncio.sleep(0.05)
-            beside += await measure_clients(workers.url)
+            during += await measure_clients(workers.url)
             batch = await client.batches.cancel(batch.id)
             while (batch := await client.batches.retrieve(batch.id)).status not in ENDED:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.1)
             executed += batch.request_counts.completed if batch.request_counts else 0
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        without, with_batch = percentile(alone, share), percentile(beside, share)
-        print(f"{name}: {without:.0f} ms alone, {with_batch:.0f} ms beside a batch, ratio {with_batch / without:.2f}")
-    print(f"{len(alone)} and {len(beside)} requests, {executed} lines executed beside them")
+        without, with_batch = percentile(alone, share), percentile(during, share)
+        print(
+            f"{name}: {without:.0f} ms alone, {with_batch:.0f} ms while a batch runs, ratio {with_batch / without:.2f}"
+        )
+    print(f"{len(alone)} and {len(during)} requests, {executed} lines executed meanwhile")

@@ -1,7 +1,7 @@
 """What the stack leaves of llama.cpp's own server: `python -m pytest tests/bench/test_llama_cpp_tax.py -m bench -s`.
 
-llama.cpp's server, with its own defaults, is used directly; another one of the same file is behind a stack, with the
-same threads and slots. Each load of some seconds goes to both, one after the other, and the figure is the median of the
+llama.cpp's server, with its own defaults, is used directly; a stack uses another one of the same file, with the same
+threads and slots. Each load of some seconds goes to both, one after the other, and the figure is the median of the
 ratios, since a shared machine is faster in one minute than in the next. Clients read bytes and no more.
 """
 
@@ -106,7 +106,7 @@ class Direct:
 
 
 class Served:
-    """The same model behind a stack."""
+    """The same model, served through a stack."""
 
     def __init__(self, url: str, pid: int) -> None:
         self.url, self.pid = url, pid

@@ -1,4 +1,4 @@
-"""Two real vLLM servers behind one stack: chains find their prefixes cached, also after a replica died and returned."""
+"""One stack with two real vLLM servers: chains find their prefixes cached, also after a replica died and returned."""
 
 import asyncio
 import sys

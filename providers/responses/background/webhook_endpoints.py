@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from apis.documents.fetcher import Fetcher
 from apis.errors import InvalidRequest, NotFound, Overloaded, RateLimited
 from apis.fair_share import FairShare
-from apis.storage.keys import is_safe_id, new_id_key
+from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, delete_all, encode_record
@@ -35,6 +35,7 @@ from providers.responses.background.webhook_sending import post_event
 from providers.responses.background.webhooks import SECRET_PREFIX, Webhook, build_event_json, webhook_queue_prefix
 
 _ATTEMPTS: Final = 8
+_MAX_ID_CHARS: Final = 128
 _SECRET_BYTES: Final = 32
 _SHOWN_CHARS: Final = 4
 _SAMPLE_IDS: Final = {"response": "resp_sample", "batch": "batch_sample"}
@@ -217,7 +218,7 @@ def _new_secret() -> str:
 
 
 def _safe(client_id: str) -> str:
-    return client_id if is_safe_id(client_id, 128) and "/" not in client_id else "."
+    return record_id(client_id, _MAX_ID_CHARS)
 
 
 def _key(tenant: str, endpoint_id: str) -> str:

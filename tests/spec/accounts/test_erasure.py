@@ -191,9 +191,9 @@ async def test_what_a_request_that_was_under_way_stores_later_is_deleted_by_the_
         await delete_project(served, project_id)
         kv = served.stack.kv_store
         await kv.put(f"{project_id}/response/resp_late", WORD.encode())
-        await kv.put("somebody/response/resp_other", WORD.encode())
+        await kv.put("other-tenant/response/resp_other", WORD.encode())
         await sweep(served)
-        assert await remnants(kv, project_id) == ["somebody/response/resp_other"]
+        assert await remnants(kv, project_id) == ["other-tenant/response/resp_other"]
 
 
 async def test_what_is_older_than_a_projects_retention_is_deleted_and_nothing_else(tmp_path: Path) -> None:
