@@ -71,7 +71,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             tokens, pause_us = (int(asked[1]), int(asked[2])) if asked else (1, 0)
             if not pause_us:
                 writer.write(HEAD + FIRST + b"".join(TOKENS[:tokens]) + _end(tokens))
-                counts.add(tokens)
+                if head.startswith(b"POST "):
+                    counts.add(tokens)
                 await writer.drain()
                 continue
             writer.write(HEAD + FIRST)
@@ -79,7 +80,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
                 await asyncio.sleep(pause_us / 1e6)
                 writer.write(token)
             writer.write(_end(tokens))
-            counts.add(tokens)
+            if head.startswith(b"POST "):
+                counts.add(tokens)
             await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()

@@ -25,8 +25,8 @@ REQUESTS = int(os.environ.get("STACK_USAGE_REQUESTS", "100000"))
 AT_ONCE = 32
 PROJECTS = 3
 LIMITS = {
-    "max_requests_per_1_minute": 10_000_000,
-    "max_tokens_per_1_month": 9_000_000_000,
+    "max_requests_per_1_minute": 1_000_000_000,
+    "max_tokens_per_1_month": 900_000_000,
     "max_concurrent_responses": 1000,
 }
 SEED = 7

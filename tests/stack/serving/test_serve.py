@@ -299,7 +299,7 @@ async def test_a_worker_that_dies_is_replaced_and_all_drain_together(tmp_path: P
 
 async def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
     async with serving(tmp_path, run={"workers": 2}) as running:
-        while len(workers := children(running)) < 2:
+        while len(workers := children(running)) < 2:  # noqa: ASYNC110 - processes set no event
             await asyncio.sleep(0.05)
         running.signal(signal.SIGKILL)
         gone, _ = await asyncio.to_thread(psutil.wait_procs, workers, timeout=BOUND_S)
