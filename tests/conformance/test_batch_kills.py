@@ -103,10 +103,8 @@ async def test_no_line_of_a_large_batch_is_lost_or_doubled(shared_store: dict[st
         before = memory_mib(workers)
         kills = await run_under_kills(workers, random.Random(SEED), LINES, TRIALS)
         after = memory_mib(workers)
-    provider, duration_s = shared_store["provider"], time.monotonic() - began_at
-    print(
-        f"{LINES} lines over {provider}, {kills} killed, nothing lost, {duration_s:.0f} s; {before} and then {after} MiB"
-    )
+    print(f"{LINES} lines over {shared_store['provider']}, {kills} killed, {time.monotonic() - began_at:.0f} s")
+    print(f"nothing lost; {before} MiB before, {after} MiB after")
 
 
 def memory_mib(workers: Workers) -> list[int]:
