@@ -9,20 +9,42 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+ROOT: Final = Path(__file__).resolve().parents[3]
 PROGRAM: Final = Path(sys.executable).with_name("oidc-provider-mock")
 
 
 @asynccontextmanager
 async def practice_provider(*people: Mapping[str, Any]) -> AsyncGenerator[str]:
     """The URL of a provider that knows these people by their claims; anyone may sign in as any of them."""
+    port = free_port()
+    options = [word for claims in people for word in ("--user-claims", json.dumps(claims))]
+    async with _running(str(PROGRAM), "--port", str(port), *options, port=port) as url:
+        yield url
+
+
+@asynccontextmanager
+async def pages_provider(
+    *people: Mapping[str, Any], life_s: float = 3600, refreshes: bool = False, denial: Mapping[str, str] | None = None
+) -> AsyncGenerator[str]:
+    """The URL of a provider at which pages may sign these people in (`pages_provider.py`). `denial` are fields of its
+    answer where a person says no."""
+    port = free_port()
+    fields = {"port": port, "people": people, "life_s": life_s, "refreshes": refreshes, "denial": denial or {}}
+    program = (sys.executable, "-W", "ignore", "-m", "tests.support.servers.pages_provider", json.dumps(fields))
+    async with _running(*program, port=port) as url:
+        yield url
+
+
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = [word for claims in people for word in ("--user-claims", json.dumps(claims))]
+        return free.getsockname()[1]
+
+
+@asynccontextmanager
+async def _running(*program: str, port: int) -> AsyncGenerator[str]:
     process = await asyncio.create_subprocess_exec(
-        *(str(PROGRAM), "--port", str(port), *options),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
+        *program, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, cwd=ROOT
     )
     try:
         async with asyncio.timeout(30):
