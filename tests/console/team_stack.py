@@ -67,7 +67,10 @@ async def team() -> AsyncGenerator[Team]:
         admin = await organization.admin_api_keys.create(name="ops")
         limits = organization.projects.rate_limits
         await limits.update_rate_limit(
-            "rl-*", project_id=desk, max_requests_per_1_minute=600, extra_body={"max_tokens_per_1_month": 50_000_000}
+            "rl-*",
+            project_id=desk,
+            max_requests_per_1_minute=600,
+            extra_body={"max_tokens_per_1_month": 50_000_000, "max_stored_bytes": 20 * 2**30},
         )
         await limits.update_rate_limit(f"rl-key:{bound.id}", project_id=desk, max_requests_per_1_day=2000)
         await _write_history(served, desk, [account.api_key.id, reader.id, bound.id])

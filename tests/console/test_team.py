@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from openai import PermissionDeniedError
+from openai import NotFoundError, PermissionDeniedError
 from playwright.async_api import Page, expect
 
 from tests.console.conftest import OpenPage
@@ -126,6 +126,45 @@ async def test_limits_of_project_key_and_model_are_set_and_lifted(open_page: Ope
         assert lifted.max_requests_per_1_day == 1_000_000_000
 
 
+async def test_stored_data_and_money_of_a_project_are_limited_in_units_that_people_use(open_page: OpenPage) -> None:
+    async with bare_team() as (served, organization):
+        project = await organization.projects.create(name="Desk")
+        limits = organization.projects.rate_limits
+        async with keyed(open_page, served.url, ROOT, "team/limits") as page:
+            data, money = (
+                page.get_by_role("textbox", name=name) for name in ("Stored data in all", "Money per month, USD")
+            )
+            for field, wrong, rule in ((data, "20 GB", "20 GiB"), (money, "12,50", "1,250.50")):
+                await field.fill(wrong)
+                await expect(page.get_by_role("alert")).to_contain_text(rule)
+                await expect(page.get_by_role("button", name="Save the limit of")).to_be_disabled()
+                await page.get_by_role("button", name="Undo").click()
+            for field, typed, shown in ((data, "1536m", "1.5 GiB"), (money, "1,250.5", "1,250.50")):
+                await field.fill(typed)
+                await page.keyboard.press("Enter")
+                await expect(field).to_have_value(shown)
+            await expect(page.get_by_text("0.00 USD are spent")).to_be_visible()
+            await page.get_by_label("background responses at a time of Whole project").fill("3")
+            await page.get_by_role("button", name="Save the limits of Whole project").click()
+            await expect(page.get_by_role("button", name="Save")).to_have_count(0)
+            (whole,) = [limit for limit in (await limits.list_rate_limits(project.id)).data if limit.model == "*"]
+            assert (whole.max_stored_bytes, whole.max_background_responses) == (3 * 2**29, 3)
+            assert (await organization.projects.spend_limit.retrieve(project.id)).threshold_amount == 125_050
+            await page.reload()
+            await expect(data).to_have_value("1.5 GiB")
+            await expect(money).to_have_value("1,250.50")
+            await expect(page.get_by_label("background responses at a time of Whole project")).to_have_value("3")
+            await expect(page.get_by_label("stored data in all of scripted")).to_have_count(0)
+            for field in (data, money):
+                await field.fill("")
+                await page.keyboard.press("Enter")
+                await expect(page.get_by_role("button", name="Save")).to_have_count(0)
+        (whole,) = [limit for limit in (await limits.list_rate_limits(project.id)).data if limit.model == "*"]
+        assert whole.max_stored_bytes == 2**53
+        with pytest.raises(NotFoundError):
+            await organization.projects.spend_limit.retrieve(project.id)
+
+
 async def test_usage_is_charted_by_model_project_and_key(open_page: OpenPage) -> None:
     async with team() as stack, keyed(open_page, stack.served.url, ROOT, "team/usage") as page:
         await expect(page.locator(".sums tbody tr")).to_have_count(2)
@@ -157,6 +196,7 @@ async def test_a_holder_sees_its_own_usage_and_limits_and_no_team(open_page: Ope
             await expect(page.locator(".sums tbody tr")).to_have_count(2)
             await expect(page.locator(".own-limits")).to_contain_text("2,000 requests per day")
             await expect(page.locator(".own-limits")).to_contain_text("50,000,000 tokens per month")
+            await expect(page.locator(".own-limits")).to_contain_text("20 GiB stored data in all")
             rail = page.get_by_role("navigation", name="Views").get_by_role("link")
             names = await rail.all_inner_texts()
             assert "Usage" in names
