@@ -100,6 +100,7 @@ function App({ problem }) {
     try {
       const key = await loadKey();
       setAccess(key);
+      refusedKey.current = null;
       setModels(mayListModels(key) ? (await get("models")).data : []);
       setError(null);
     } catch (failure) {
@@ -111,6 +112,7 @@ function App({ problem }) {
       if (refusedKey.current === readKey()) return; // asked once for a key, not again for each of its requests
       refusedKey.current = readKey();
       openKeyDialog(failedSignIn.current || refusalOf(), true);
+      failedSignIn.current = "";
     };
     addEventListener(UNAUTHORIZED, refused);
     if (problem) openKeyDialog(problem, true);
@@ -151,7 +153,6 @@ function App({ problem }) {
         setDialog(null);
         setAccess(null);
         refusedKey.current = null;
-        failedSignIn.current = "";
         setReloads(reloads + 1);
         loadModels();
       }}

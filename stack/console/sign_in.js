@@ -89,6 +89,7 @@ export function signOut() {
     return;
   }
   const url = new URL(signIn.end_session_endpoint);
+  addEventListener("pageshow", () => location.reload()); // the button Back would show what the views had in memory
   url.searchParams.set("client_id", signIn.client_id);
   url.searchParams.set("post_logout_redirect_uri", ADDRESS);
   if (idToken) url.searchParams.set("id_token_hint", idToken);

@@ -13,9 +13,11 @@ import httpx2
 import pytest
 from playwright.async_api import Page, Request, expect
 
+from stack.config import load_config
 from tests.console.conftest import OpenPage
 from tests.console.test_accessibility import findings, settle
-from tests.support.servers.practice_provider import free_port, pages_provider
+from tests.spec.accounts.test_team_recipe import CONFIG, program
+from tests.support.servers.practice_provider import free_port, pages_provider, practice_provider
 from tests.support.servers.serving import Served, serving
 
 pytestmark = pytest.mark.console
@@ -218,6 +220,10 @@ async def test_signing_out_forgets_the_token_and_ends_the_session_at_the_issuer(
         await page.get_by_role("button", name="End session").click()
         await expect(page.get_by_role("dialog")).to_contain_text("wants to know who you are")
         assert await stored(page) == {}
+        for _ in range(3):
+            await page.go_back()
+            if page.url.startswith(served.url):
+                await expect(page.get_by_role("dialog")).to_contain_text("wants to know who you are")
 
 
 async def test_a_person_without_a_role_reads_that_the_server_refuses_the_token(open_page: OpenPage) -> None:
@@ -236,6 +242,22 @@ async def test_an_access_token_that_is_no_jwt_is_not_used(open_page: OpenPage) -
         await sign_in(page, issuer)
         await expect(page.get_by_role("dialog")).to_contain_text("an access token that is no JSON Web Token")
         assert "stack.key" not in await stored(page)
+
+
+async def test_the_recipe_of_two_teams_signs_a_person_in(open_page: OpenPage) -> None:
+    async with practice_provider(program("identity_provider.py")) as issuer:
+        loaded = await asyncio.to_thread(load_config, str(CONFIG), env={"OIDC_ISSUER": issuer})
+        sections = loaded.model_dump(exclude_unset=True)
+        server = {"console": sections["server"]["console"]}
+        async with (
+            serving(more={"accounts": sections["accounts"]}, server=server) as served,
+            open_page(f"{served.url}/#/usage", other_origin=issuer) as page,
+        ):
+            directory = served.stack.accounts.directory()
+            assert directory is not None
+            await directory.create_project("red", project_id="red")
+            await sign_in(page, issuer)
+            await expect(page.locator(".key-facts")).to_contain_text("read, responses")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from collections.abc import AsyncGenerator, Mapping
@@ -10,15 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-PROGRAM: Final = Path(sys.executable).with_name("oidc-provider-mock")
 
 
 @asynccontextmanager
-async def practice_provider(*people: Mapping[str, Any]) -> AsyncGenerator[str]:
-    """The URL of a provider that knows these people by their claims; anyone may sign in as any of them."""
+async def practice_provider(program: str) -> AsyncGenerator[str]:
+    """The URL of the provider that a program of the documents starts on OIDC_PORT; anyone may sign in as any of its
+    people."""
     port = free_port()
-    options = [word for claims in people for word in ("--user-claims", json.dumps(claims))]
-    async with _running(str(PROGRAM), "--port", str(port), *options, port=port) as url:
+    async with _running(sys.executable, "-W", "ignore", "-c", program, port=port) as url:
         yield url
 
 
@@ -44,7 +44,11 @@ def free_port() -> int:
 @asynccontextmanager
 async def _running(*program: str, port: int) -> AsyncGenerator[str]:
     process = await asyncio.create_subprocess_exec(
-        *program, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, cwd=ROOT
+        *program,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd=ROOT,
+        env={**os.environ, "OIDC_PORT": str(port)},
     )
     try:
         async with asyncio.timeout(30):
