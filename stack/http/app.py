@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Final, get_args
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -76,10 +76,7 @@ def create_app(config: StackConfig) -> Starlette:
     app.state.draining = False
     app.state.services = None
     app.router.routes += [
-        *(
-            StarletteRoute(path, Endpoint(route.handler, template), methods=[route.method])
-            for path, template, route in routes
-        ),
+        *(_build_route(path, template, route) for path, template, route in routes),
         WebSocketRoute("/{path:path}", WebSocketEndpoint()),
     ]
     fixed_paths = {path: template for path, template, _ in routes if "{" not in path}
@@ -87,6 +84,12 @@ def create_app(config: StackConfig) -> Starlette:
     edge = Edge(Idempotency(app.router), config, metrics, fixed_paths)
     app.middleware_stack = Console(edge) if config.serves_console else edge
     return app
+
+
+@cache
+def _build_route(path: str, template: str, route: Route) -> StarletteRoute:
+    """Return the route for Starlette. The apps of one process share it, because its pattern is dear to compile."""
+    return StarletteRoute(path, Endpoint(route.handler, template), methods=[route.method])
 
 
 def _collect_routes(config: StackConfig) -> list[tuple[str, str, Route]]:

@@ -45,8 +45,6 @@ from stack.telemetry.http_spans import end_request_span, open_request_span
 
 _log = logging.getLogger(__name__)
 _access_log = logging.getLogger("stack.access")
-_REQUEST_ID_PREFIX: Final = secrets.token_hex(10)
-_request_numbers = itertools.count()
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 PROBE_PATHS: Final = OPEN_PATHS | {METRICS_PATH}
 """Paths that are requested all the time, also while the server drains: successful requests of them are not logged."""
@@ -76,13 +74,15 @@ class Edge:
         self._hides_metrics = has_no_key and stack_config.has_several_tenants
         self._cors = CorsPolicy(config.cors_origins) if config.cors_origins else None
         self._head_checks = HeadChecks(config, self._cors, requires_keys=self._requires_keys)
+        self._request_id_prefix = secrets.token_hex(10)
+        self._request_numbers = itertools.count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         record = RequestRecord(
-            f"req_{_REQUEST_ID_PREFIX}{next(_request_numbers):012x}",
+            f"req_{self._request_id_prefix}{next(self._request_numbers):012x}",
             scope.get("method", WEBSOCKET),
             self._fixed_routes.get(scope["path"], OTHER),
         )

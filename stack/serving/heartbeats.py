@@ -1,7 +1,7 @@
 """Heartbeats: how long the event loop of each worker has not run, as the process above the workers sees it."""
 
 import time
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import BaseContext
 from typing import Any, Final
 
 _MAX_STEP_S: Final = 1.0
@@ -14,7 +14,7 @@ class Heartbeats:
     A worker calls `beat`; the parent calls `observe` with every look at a worker that lives.
     """
 
-    def __init__(self, context: SpawnContext, count: int) -> None:
+    def __init__(self, context: BaseContext, count: int) -> None:
         self._times: Any = context.Array("d", count, lock=False)
         self._seen: dict[int, tuple[float, float]] = {}
         self._silent_s: dict[int, float] = {}

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import multiprocessing
+import multiprocessing.process
 import multiprocessing.synchronize
 import os
 import signal
@@ -11,11 +12,11 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import wait
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
 
@@ -38,7 +39,10 @@ _RESTART_INTERVAL_S = 1.0
 _SILENCE_TIMEOUT_S = 30.0
 
 _log = logging.getLogger(__name__)
-_spawn = multiprocessing.get_context("spawn")
+# A forked worker starts at once and shares the memory of the imports; elsewhere than on Linux, libraries of the system
+# may not survive a fork.
+_context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ class _SharedState:
     def others_keep_serving(self) -> bool:
         """Return true if a worker that drains now drains alone."""
         parent = multiprocessing.parent_process()
-        return parent is not None and parent.is_alive() and not self.ending_event.is_set()
+        return parent is not None and os.getppid() == parent.pid and not self.ending_event.is_set()
 
 
 def _serve(
@@ -137,11 +141,30 @@ def _run_worker(
     assert sockets  # uvicorn's own servers take None, ours do not
     # A terminal sends its Ctrl-C to the whole group; the parent alone decides what becomes of it.
     os.setpgrp()
+    _reset_signals()
     with exit_on_error():
         set_up_logging(load_config(launch.file, server=launch.server, models=launch.models).server.log_level)
         if shared_state is not None:
             share_metrics(shared_state.metrics_directory, number)
         _serve(launch, sockets[0], shared_state, number)
+
+
+@contextmanager
+def _delayed_signals() -> Generator[None]:
+    """Deliver the signals that end a process after the block. A process that is started in it receives them only after
+    it has called `_reset_signals`: before, it would have the handlers of its parent."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
+
+
+def _reset_signals() -> None:
+    for number in _ENDING_SIGNALS:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
 
 class _WorkerPool:
@@ -155,16 +178,22 @@ class _WorkerPool:
     """
 
     def __init__(self, launch: LaunchOptions, listener: socket.socket, count: int, metrics_directory: Path) -> None:
-        self._shared_state = _SharedState(_spawn.Event(), _spawn.Event(), metrics_directory, Heartbeats(_spawn, count))
+        self._shared_state = _SharedState(
+            _context.Event(), _context.Event(), metrics_directory, Heartbeats(_context, count)
+        )
         self._arguments = (launch, [listener], self._shared_state)
         self._listener = listener
         self._count = count
-        self._workers: dict[int, SpawnProcess] = {}
+        self._workers: dict[int, multiprocessing.process.BaseProcess] = {}
         self._signal_count = 0
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        if _context.get_start_method() == "fork":
+            import_from_string(self._arguments[0].app)
+            gc.collect()
+            gc.freeze()  # what the workers share is not written to by their collections
         with handle_hangup(self._on_signal):
             return self._supervise()
 
@@ -196,12 +225,13 @@ class _WorkerPool:
                 return code
 
     def _start_worker(self, number: int) -> None:
-        worker = _spawn.Process(target=_run_worker, args=(*self._arguments, number), name="stack-worker")
+        worker = _context.Process(target=_run_worker, args=(*self._arguments, number), name="stack-worker")
         self._shared_state.heartbeats.reset(number)
-        worker.start()
+        with _delayed_signals():
+            worker.start()
         self._workers[number] = worker
 
-    def _check_worker_exit(self, worker: SpawnProcess, number: int) -> int:
+    def _check_worker_exit(self, worker: multiprocessing.process.BaseProcess, number: int) -> int:
         """Return the exit code that a worker's end means for the pool; a failure to start ends the pool."""
         if self._signal_count:
             return 0

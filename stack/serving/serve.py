@@ -5,6 +5,7 @@ import faulthandler
 import gc
 import logging
 import multiprocessing
+import os
 import resource
 import signal
 import socket
@@ -52,7 +53,8 @@ class ServedApp(Protocol):
 
 
 class DrainingServer(uvicorn.Server):
-    """Drains on the first SIGTERM, SIGINT or SIGHUP and gives up waiting on the second.
+    """Drains on the first SIGTERM, SIGINT or SIGHUP, or when its parent process has ended, and gives up waiting on the
+    second signal.
 
     Draining: `app.state.draining` is true at once, which the readiness probe shows, and running requests get
     `grace_period_s` to finish. For a second the port stays open, unless other workers serve it or the server is idle;
@@ -100,15 +102,18 @@ class DrainingServer(uvicorn.Server):
         self._others_keep_serving = others_keep_serving
         self._on_beat = on_beat
         self._last_request_wait_s = _LAST_REQUEST_WAIT_S
+        parent = multiprocessing.parent_process()
+        self._parent_id = parent.pid if parent is not None else None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._open_connections.add_to(self.lifespan.state)
         await super().startup(sockets)
-        self._drain_when_parent_exits()
         self._on_listening()
 
     async def on_tick(self, counter: int) -> bool:
         self._on_beat()
+        if self._parent_id not in (None, os.getppid()) and not self.should_exit:
+            self.handle_exit(signal.SIGTERM, None)
         return await super().on_tick(counter)
 
     @contextmanager
@@ -209,18 +214,6 @@ class DrainingServer(uvicorn.Server):
         for task in draining:
             task.add_done_callback(draining.discard)
         return draining
-
-    def _drain_when_parent_exits(self) -> None:
-        parent = multiprocessing.parent_process()
-        if parent is None:
-            return
-        loop = asyncio.get_running_loop()
-
-        def orphaned() -> None:
-            loop.remove_reader(parent.sentinel)
-            self.handle_exit(signal.SIGTERM, None)
-
-        loop.add_reader(parent.sentinel, orphaned)
 
 
 def _requests(count: int) -> str:

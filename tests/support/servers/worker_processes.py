@@ -90,7 +90,7 @@ class Workers:
         workers: list[psutil.Process] = []
         for child in self.parent.children():
             with suppress(psutil.NoSuchProcess):  # one that was killed may go while it is looked at
-                if child.status() != psutil.STATUS_ZOMBIE and "spawn_main" in " ".join(child.cmdline()):
+                if child.status() != psutil.STATUS_ZOMBIE:
                     workers.append(child)
         return workers
 

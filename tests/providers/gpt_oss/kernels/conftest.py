@@ -2,9 +2,11 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, Final, cast
 
 import pytest
+import torch
 
 # Triton reads it when it is first imported, and its own functions are then what they are.
 if os.environ.setdefault("TRITON_INTERPRET", "1") == "1" and "triton" in sys.modules:
@@ -16,8 +18,19 @@ ARCHITECTURE: Final = 90
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the kernels that are compiled for another architecture as long."""
-    for item in items:
-        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if params.get("architecture", ARCHITECTURE) != ARCHITECTURE:
+    """Mark as long the kernels that are compiled for another architecture, and those that run on float32 where the same
+    test runs on bfloat16, the type of every checkpoint."""
+    kernels = [item for item in items if item.path.parent == Path(__file__).parent]
+    on_bfloat16 = {_name_without_parameters(item) for item in kernels if _parameter(item, "dtype") == torch.bfloat16}
+    for item in kernels:
+        is_repeated = _parameter(item, "dtype") == torch.float32 and _name_without_parameters(item) in on_bfloat16
+        if is_repeated or _parameter(item, "architecture") not in (None, ARCHITECTURE):
             item.add_marker(pytest.mark.long)
+
+
+def _parameter(item: pytest.Item, name: str) -> object:
+    return item.callspec.params.get(name) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+
+
+def _name_without_parameters(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]

@@ -24,7 +24,7 @@ from providers.skills.kv import StoredSkills
 from providers.tool_runtime.python.provider import Python
 from tests.providers.tool_runtime.python.python_abuses import ABUSES
 from tests.providers.tool_runtime.python.python_escapes import ESCAPES, MARK, PRELUDE
-from tests.providers.tool_runtime.python.test_python import server_processes, server_socket
+from tests.providers.tool_runtime.python.test_python import find_control_groups, server_processes, server_socket
 
 RUNS = int(os.environ.get("PYTHON_ESCAPE_RUNS", "1"))
 PROGRAMS = {**ESCAPES, **ABUSES}
@@ -113,7 +113,7 @@ async def python(host: Host) -> AsyncGenerator[Python]:
         (server,) = server_processes()
         yield python
     assert foreign_processes() <= host.before
-    assert not list(Path("/sys/fs/cgroup").glob(f"**/python-sandbox-{server.pid}-*"))
+    assert not find_control_groups(server.pid)
 
 
 def run_in(session: str, code: str) -> ToolCall:

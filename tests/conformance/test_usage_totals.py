@@ -1,0 +1,105 @@
+"""Usage against what the inference server generated.
+
+Run `python -m pytest -m long -s tests/conformance/test_usage_totals.py`. STACK_USAGE_REQUESTS says how many
+requests are sent to each store (100,000 by default).
+"""
+
+import asyncio
+import itertools
+import os
+import random
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI
+
+from tests.bench.test_cost import process
+from tests.support.servers.worker_processes import worker_processes
+
+REQUESTS = int(os.environ.get("STACK_USAGE_REQUESTS", "100000"))
+AT_ONCE = 32
+PROJECTS = 3
+LIMITS = {
+    "max_requests_per_1_minute": 1_000_000_000,
+    "max_tokens_per_1_month": 900_000_000,
+    "max_concurrent_responses": 1000,
+}
+SEED = 7
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120 + REQUESTS // 50)]
+
+
+def build_sections(port: int) -> Mapping[str, Any]:
+    return {
+        "server": {"log_level": "warning", "api_keys": [{"key": "sk-root", "tenant": "operator", "admin": True}]},
+        "inference": {"provider": "vllm", "base_url": f"http://127.0.0.1:{port}/v1"},
+        "accounts": {
+            "provider": "chain",
+            "providers": {"config": {"provider": "config"}, "stored": {"provider": "stored"}},
+        },
+    }
+
+
+async def send_requests(url: str, keys: list[str]) -> None:
+    """Send every request once, `AT_ONCE` at a time: stored and not, streamed and not, of 0 to 40 tokens."""
+    numbers = itertools.count()
+    dice = random.Random(SEED)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+
+        async def send() -> None:
+            while (number := next(numbers)) < REQUESTS:
+                tokens = dice.randrange(41)
+                body = {
+                    "model": "fake-model",
+                    "input": f"n={tokens} d=0",
+                    "store": dice.random() < 0.5,
+                    "stream": dice.random() < 0.5,
+                }
+                headers = {"authorization": f"Bearer {keys[number % len(keys)]}"}
+                async with http.post(f"{url}/v1/responses", json=body, headers=headers) as answer:
+                    content = await answer.read()
+                    assert answer.status == 200, content
+                    assert b'"status":"completed"' in content, content
+
+        await asyncio.gather(*(send() for _ in range(AT_ONCE)))
+
+
+async def test_usage_equals_what_the_inference_server_generated(
+    shared_store: dict[str, Any], tmp_path: Path, unused_tcp_port: int
+) -> None:
+    port = unused_tcp_port
+    async with (
+        process(sys.executable, str(Path(__file__).parents[1] / "bench" / "upstream.py"), str(port)),
+        worker_processes(tmp_path, shared_store, workers=4, more=build_sections(port)) as workers,
+        AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="sk-root", admin_api_key="sk-root") as root,
+    ):
+        organization: Any = root.admin.organization
+        keys: list[str] = []
+        for number in range(PROJECTS):
+            project = await organization.projects.create(name=f"p{number}")
+            await organization.projects.rate_limits.update_rate_limit("rl-*", project_id=project.id, extra_body=LIMITS)
+            account = await organization.projects.service_accounts.create(project.id, name="app")
+            keys.append(account.api_key.value)
+        await asyncio.sleep(1.5)
+        began_at = time.monotonic()
+        await send_requests(workers.url, keys)
+        duration_s = time.monotonic() - began_at
+        await asyncio.sleep(5)
+        page = await organization.usage.completions(start_time=int(time.time()) - 86_400, bucket_width="1d")
+        results = [result for bucket in page.data for result in bucket.results]
+        usage = {
+            "answers": sum(result.num_model_requests for result in results),
+            "input_tokens": sum(result.input_tokens for result in results),
+            "output_tokens": sum(result.output_tokens for result in results),
+        }
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/counts") as answer:
+            generated = await answer.json()
+    print(
+        f"\n{shared_store['provider']}: {usage} counted, {generated} generated, {REQUESTS / duration_s:.0f} requests/s"
+    )
+    assert usage == generated
+    assert usage["answers"] == REQUESTS
