@@ -15,7 +15,7 @@ from playwright.async_api import Page, Request, expect
 
 from stack.config import load_config
 from tests.console.conftest import OpenPage
-from tests.console.test_accessibility import findings, settle
+from tests.console.test_accessibility import look, settle, window_of
 from tests.spec.accounts.test_team_recipe import CONFIG, program
 from tests.support.servers.practice_provider import free_port, pages_provider, practice_provider
 from tests.support.servers.serving import Served, serving
@@ -263,32 +263,20 @@ async def test_the_recipe_of_two_teams_signs_a_person_in(open_page: OpenPage) ->
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 380])
 async def test_axe_finds_nothing_in_the_dialogs_of_sign_in(open_page: OpenPage, scheme: str, width: int) -> None:
-    window: dict[str, Any] = {
-        "viewport": {"width": width, "height": 800},
-        "color_scheme": scheme,
-        "reduced_motion": "reduce",
-    }
+    window = window_of(width, scheme)
     wrong: list[str] = []
-
-    async def look(page: Page, name: str) -> None:
-        await settle(page)
-        wrong.extend(f"{name}: {finding}" for finding in await findings(page))
-        overflow = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        if overflow > 0:
-            wrong.append(f"{name} is {overflow} px wider than the window")
-
     async with signing_in(open_page, window=window) as (page, _, issuer):
         await expect(page.get_by_role("dialog")).to_be_visible()
-        await look(page, "sign-in")
+        await look(page, "sign-in", wrong)
         await begin(page, issuer)
         await page.get_by_role("button", name="Deny").click()
         await expect(page.get_by_role("dialog")).to_be_visible()
-        await look(page, "denied")
+        await look(page, "denied", wrong)
         await page.get_by_role("button", name="Use an API key instead").click()
-        await look(page, "key")
+        await look(page, "key", wrong)
         await page.keyboard.press("Escape")
         await page.get_by_role("button", name="Key!").click()
         await sign_in(page, issuer)
         await page.get_by_role("button", name="Account").click()
-        await look(page, "signed-in")
+        await look(page, "signed-in", wrong)
     assert not wrong, "\n".join(sorted(set(wrong)))

@@ -10,7 +10,7 @@ from playwright.async_api import Page, expect
 
 from tests.console.conftest import OpenPage
 from tests.console.team_stack import ROOT, bare_team, team
-from tests.console.test_accessibility import MARK, UNREACHED, findings, settle
+from tests.console.test_accessibility import MARK, UNREACHED, look, settle, window_of
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import serving
 
@@ -230,36 +230,24 @@ async def test_a_server_without_keys_offers_neither_team_nor_usage(open_page: Op
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 380])
 async def test_axe_finds_nothing_and_every_view_of_a_team_fits(open_page: OpenPage, scheme: str, width: int) -> None:
-    window: dict[str, Any] = {
-        "viewport": {"width": width, "height": 800},
-        "color_scheme": scheme,
-        "reduced_motion": "reduce",
-    }
+    window = window_of(width, scheme)
     wrong: list[str] = []
-
-    async def look(page: Page, name: str) -> None:
-        await settle(page)
-        wrong.extend(f"{name}: {finding}" for finding in await findings(page))
-        overflow = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        if overflow > 0:
-            wrong.append(f"{name} is {overflow} px wider than the window")
-
     async with team() as stack:
         async with keyed(open_page, stack.served.url, ROOT, "team", **window) as page:
             for tab in TABS:
                 await page.goto(f"{stack.served.url}/#/team/{tab}")
-                await look(page, tab)
+                await look(page, tab, wrong)
             await page.goto(f"{stack.served.url}/#/team/keys")
             await page.get_by_role("button", name="New key").click()
-            await look(page, "new key")
+            await look(page, "new key", wrong)
             await page.get_by_label("Name", exact=True).fill("bot")
             await page.get_by_role("button", name="Create the key").click()
             await page.locator(".secret").wait_for()
-            await look(page, "secret")
+            await look(page, "secret", wrong)
         async with keyed(open_page, stack.served.url, stack.holder, "usage", **window) as page:
-            await look(page, "usage")
+            await look(page, "usage", wrong)
             await page.locator(".bar-chart .plot").hover()
-            await look(page, "usage read out")
+            await look(page, "usage read out", wrong)
     assert not wrong, "\n".join(sorted(set(wrong)))
 
 
