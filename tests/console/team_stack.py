@@ -81,7 +81,7 @@ async def team() -> AsyncGenerator[Team]:
 async def _write_history(served: Served, project: str, keys: list[str]) -> None:
     hour = int(time.time()) // HOUR_S
     puts: list[Put] = []
-    for back in range(1, 30 * 24, 3):
+    for back in range(0, 30 * 24, 3):  # from this hour, which may be the first of its day
         for number, key in enumerate(keys):
             for model, share in (("scripted", 3), ("gpt-oss-120b", 1)):
                 # busier by day than by night, so that the bars have a shape
