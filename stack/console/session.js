@@ -101,8 +101,8 @@ async function renew(session) {
     change = () => saveTokens(signIn, tokens, { before: session });
   } catch (error) {
     // refused once, it is refused for ever; the key serves until its end
-    const left = error.isFinal ? { refreshToken: undefined, problem: error.message } : { renewAt: now() + PAUSE_S };
-    change = () => sessionStorage.setItem(SESSION, JSON.stringify({ ...session, ...left }));
+    const changes = error.isFinal ? { refreshToken: undefined, problem: error.message } : { renewAt: now() + PAUSE_S };
+    change = () => sessionStorage.setItem(SESSION, JSON.stringify({ ...session, ...changes }));
   }
   if (readSession()?.refreshToken !== refreshToken) return; // signed out, or in again, meanwhile
   try {

@@ -23,6 +23,7 @@ from tests.support.servers.serving import Served, serving
 pytestmark = pytest.mark.console
 PEOPLE: Final = ({"sub": "ada", "team": "red", "role": "member"}, {"sub": "eve", "team": "red", "role": "none"})
 CLIENT: Final = "console"
+API: Final = "https://api.example.com"
 OLD_KEY: Final = "sk-old"
 CHANGE_PENDING: Final = """
 (field) => {
@@ -36,7 +37,7 @@ def accounts(issuer: str, **fields: Any) -> dict[str, Any]:
     people = {
         "provider": "oidc",
         "issuer": issuer,
-        "audience": CLIENT,
+        "audience": [CLIENT, API],
         "leeway_s": 0,
         "tenant": {"claim": "team"},
         "roles": {"claim": "role", "values": {"member": {"scopes": ["responses", "files", "read"]}}},
@@ -152,6 +153,20 @@ async def test_a_code_of_another_sign_in_is_of_no_use(open_page: OpenPage, field
         await page.get_by_role("button", name="ada", exact=True).click()
         await expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text(words)
         assert "stack.key" not in await stored(page)
+
+
+async def test_an_access_token_is_the_key_where_the_operator_says_so(open_page: OpenPage) -> None:
+    rule = {"token": "access_token", "scopes": ["openid", "email"]}
+    async with signing_in(open_page, "#/usage", rule=rule, access_audience=API) as (page, _, issuer):
+        await begin(page, issuer)
+        assert "scope=openid+email&" in page.url
+        await page.get_by_role("button", name="ada", exact=True).click()
+        await expect(page.get_by_role("heading", name="Usage")).to_be_visible()
+        await page.get_by_role("button", name="Account").click()
+        await expect(page.get_by_role("dialog")).to_contain_text("oidc:ada")
+        await page.get_by_role("button", name="Sign out").click()
+        await page.wait_for_url(f"{issuer}/oauth2/end_session*")
+        assert "id_token_hint" not in page.url
 
 
 async def test_an_issuer_that_is_down_leaves_the_page_its_keys(open_page: OpenPage) -> None:

@@ -1,7 +1,8 @@
 """An identity provider for pages: oidc-provider-mock with the parts that a public client in a browser needs.
 
 It checks PKCE (RFC 7636), lets any origin read its token endpoint (CORS), returns an ID token for a refresh token,
-which counts once, and redirects with the `state`. It is a program of its own, with its options as JSON.
+which counts once, and redirects with the `state`; its access tokens may be JWTs. It is a
+program of its own, with its options as JSON.
 """
 
 import base64
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import flask
+import jwt
 import uvicorn
 from authlib import jose
 from authlib.oauth2.rfc6749 import AuthorizationCodeGrant, RefreshTokenGrant
@@ -56,6 +58,10 @@ def build_app(options: dict[str, Any]) -> flask.Flask:
             response.headers["access-control-allow-origin"] = request.headers.get("origin", "null")
             if request.form["grant_type"] == "refresh_token" and response.status_code == 200:
                 response.set_data(json.dumps({**response.get_json(), "id_token": _renewed_id_token(life)}))
+            if options["access_audience"] and response.status_code == 200:
+                answer = response.get_json()
+                answer["access_token"] = _access_token(answer.pop("id_token"), options["access_audience"])
+                response.set_data(json.dumps(answer))
         elif request.path == "/oauth2/authorize" and response.location:
             answer = {name: values[0] for name, values in parse_qs(urlsplit(response.location).query).items()}
             if "code" in answer:
@@ -80,8 +86,18 @@ def _renewed_id_token(life: timedelta) -> str:
         "exp": int((now + life).timestamp()),
         **user.claims,
     }
-    jwt: Any = jose.jwt
-    return jwt.encode({"alg": "RS256"}, claims, storage.jwk).decode()
+    return _sign(claims)
+
+
+def _access_token(id_token: str, audience: str) -> str:
+    """An access token of the same person for another audience (RFC 9068)."""
+    claims: dict[str, Any] = jwt.decode(id_token, options={"verify_signature": False})
+    return _sign({**claims, "aud": audience})
+
+
+def _sign(claims: dict[str, Any]) -> str:
+    jose_jwt: Any = jose.jwt
+    return jose_jwt.encode({"alg": "RS256"}, claims, flask.g.oidc_provider_mock_storage.jwk).decode()
 
 
 if __name__ == "__main__":

@@ -24,12 +24,23 @@ async def practice_provider(program: str) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def pages_provider(
-    *people: Mapping[str, Any], life_s: float = 3600, refreshes: bool = False, denial: Mapping[str, str] | None = None
+    *people: Mapping[str, Any],
+    life_s: float = 3600,
+    refreshes: bool = False,
+    denial: Mapping[str, str] | None = None,
+    access_audience: str = "",
 ) -> AsyncGenerator[str]:
     """The URL of a provider at which pages may sign these people in (`pages_provider.py`). `denial` are fields of its
-    answer where a person says no."""
+    answer where a person says no. With `access_audience` it sends no ID token, and an access token that is a JWT."""
     port = free_port()
-    fields = {"port": port, "people": people, "life_s": life_s, "refreshes": refreshes, "denial": denial or {}}
+    fields = {
+        "port": port,
+        "people": people,
+        "life_s": life_s,
+        "refreshes": refreshes,
+        "denial": denial or {},
+        "access_audience": access_audience,
+    }
     program = (sys.executable, "-W", "ignore", "-m", "tests.support.servers.pages_provider", json.dumps(fields))
     async with _running(*program, port=port) as url:
         yield url
