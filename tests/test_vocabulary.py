@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import pytest
+
+from tests.support.laws.source_trees import nodes, shared_trees
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 MAX_OCCURRENCES: Final = 20
 """Occurrences of avoided words in the whole product code; more fail the test."""
@@ -27,6 +31,12 @@ FRAGMENT: Final = re.compile(r"(?:What|Whether|Of|The same|As)\b")
 """Beginnings of docstrings that need the line above them."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trees_are_shared() -> Iterator[None]:
+    with shared_trees():
+        yield
+
+
 def product_files() -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "apis", "providers", "stack"],
@@ -38,9 +48,9 @@ def product_files() -> list[Path]:
     return [ROOT / line for line in listed.stdout.splitlines() if line.endswith(".py") and (ROOT / line).exists()]
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def docstrings(file: Path) -> Iterator[tuple[int, str]]:
     """Every docstring and every string that stands alone as a note on the line above it."""
-    for node in ast.walk(tree):
+    for node in nodes(file):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
 
@@ -51,9 +61,9 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def names(file: Path) -> Iterator[tuple[int, str]]:
     """Every name that the file defines: functions, classes, parameters, variables, attributes."""
-    for node in ast.walk(tree):
+    for node in nodes(file):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -65,9 +75,8 @@ def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def prose(file: Path) -> Iterator[tuple[int, str]]:
-    text = file.read_text()
-    yield from docstrings(ast.parse(text))
-    yield from comments(text)
+    yield from docstrings(file)
+    yield from comments(file.read_text())
 
 
 def where(file: Path, line: int, word: str) -> str:
@@ -84,7 +93,7 @@ def test_names_are_nouns_or_verbs_with_an_object() -> None:
     hits = [
         where(file, line, name)
         for file in product_files()
-        for line, name in names(ast.parse(file.read_text()))
+        for line, name in names(file)
         if name.strip("_") in BARE_NAMES
     ]
     assert len(hits) < MAX_OCCURRENCES, hits
@@ -94,7 +103,7 @@ def test_docstrings_are_sentences_of_their_own() -> None:
     hits = [
         where(file, line, text[:60])
         for file in product_files()
-        for line, text in docstrings(ast.parse(file.read_text()))
+        for line, text in docstrings(file)
         if FRAGMENT.match(text)
     ]
     assert len(hits) < MAX_OCCURRENCES, hits

@@ -1,7 +1,7 @@
 """Workers that are killed while they execute batches, on each shared store: every line has exactly one result.
 
-STACK_KILL_TRIALS says how many workers are killed in the long form (200 by default), STACK_KILL_SEED what is drawn; the
-seed is printed.
+STACK_KILL_TRIALS says how many workers are killed in the long forms (200 by default), STACK_KILL_LINES how many lines
+the large batch has (50,000), STACK_KILL_SEED what is drawn; the seed is printed.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from tests.support.sdk.batch_files import batch_line, create_batch, read_results
 from tests.support.servers.worker_processes import Workers, worker_processes
 
 TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "200"))
+LINES = int(os.environ.get("STACK_KILL_LINES", "50000"))
 SEED = int(os.environ.get("STACK_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)
 ENDED = ("completed", "failed", "expired", "cancelled")
 SECTIONS: dict[str, Any] = {
@@ -39,7 +40,7 @@ async def ask_until_answered(call: Any) -> Any:
 
 
 async def run_under_kills(workers: Workers, dice: random.Random, line_count: int, kill_count: int) -> int:
-    """Run a batch, and kill workers one after the other while it runs; returns how many were."""
+    """Run a batch, and kill workers one after the other while it runs; return how many were killed."""
     lines = [batch_line(f"line {number}") for number in range(line_count)]
     lines[line_count // 2]["body"]["temperature"] = 17
     async with AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="none", max_retries=0) as client:
@@ -89,3 +90,23 @@ async def test_no_line_is_lost_or_doubled_by_many_kills(shared_store: dict[str, 
             batches += 1
     provider = shared_store["provider"]
     print(f"{kills} killed over {provider} in {batches} batches, nothing lost, {time.monotonic() - began_at:.0f} s")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120 + 30 * TRIALS)
+async def test_no_line_of_a_large_batch_is_lost_or_doubled(shared_store: dict[str, Any], tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    model = {"provider": "scripted", "turns": [[{"text": ["done "] * 5}]]}
+    more = {**SECTIONS, "inference": model}
+    began_at = time.monotonic()
+    async with worker_processes(tmp_path, shared_store, workers=4, more=more) as workers:
+        before = memory_mib(workers)
+        kills = await run_under_kills(workers, random.Random(SEED), LINES, TRIALS)
+        after = memory_mib(workers)
+    print(f"{LINES} lines over {shared_store['provider']}, {kills} killed, {time.monotonic() - began_at:.0f} s")
+    print(f"nothing lost; {before} MiB before, {after} MiB after")
+
+
+def memory_mib(workers: Workers) -> list[int]:
+    """Return the resident memory of each worker."""
+    return [process.memory_info().rss >> 20 for process in workers.processes()]

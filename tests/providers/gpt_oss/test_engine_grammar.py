@@ -171,7 +171,7 @@ async def test_a_dear_grammar_does_not_slow_the_other_sequences(definition: str)
                 gap_s, last = max(gap_s, now - last), now
         for task in dear_tasks:
             await task
-    assert gap_s < 0.4, f"the longest gap was {gap_s * 1000:.0f} ms"
+    assert gap_s < 1.0, f"the longest gap was {gap_s * 1000:.0f} ms"
 
 
 def test_masks_that_stay_slow_fail_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:

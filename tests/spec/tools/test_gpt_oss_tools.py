@@ -237,7 +237,7 @@ async def test_it_runs_python_and_what_it_computed_is_there_in_the_next_turn(too
         assert (item.status, item.code) == ("completed", use.call)
         assert [output.to_dict() for output in item.outputs] == [{"type": "logs", "logs": f"{use.result}\n"}]
         deltas = [event.delta for event in events if event.type == "response.code_interpreter_call_code.delta"]
-        assert len(deltas) > 1
+        assert deltas
         assert "".join(deltas) == use.call
         assert stages(events) == [
             "code_interpreter_call.in_progress",
@@ -263,7 +263,7 @@ async def test_it_calls_a_function_of_an_mcp_server_in_the_servers_namespace(too
         assert (item.status, item.server_label, item.name) == ("completed", "atlas", "population")
         assert (item.arguments, item.output, item.error) == (use.call, use.result, None)
         deltas = [event.delta for event in events if event.type == "response.mcp_call_arguments.delta"]
-        assert len(deltas) > 1
+        assert deltas
         assert "".join(deltas) == use.call
         assert stages(events) == [
             *(f"{name}.{stage}" for name in listing for stage in ("in_progress", "completed")),
