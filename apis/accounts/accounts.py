@@ -13,6 +13,7 @@ from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import KEY_SUBJECT_PREFIX, ORGANIZATION, WHOLE_PROJECT, Limiter, RateLimit
 from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
+from apis.accounts.sign_in import SignIn
 from apis.accounts.spending import SpendLimits
 from apis.accounts.usage import UsageLog
 from apis.errors import PermissionDenied
@@ -124,6 +125,11 @@ class Accounts(Provider, ABC):
     async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
         """Return the caller with the key of this id, for work that is done after its request has ended; None if the
         key was revoked or has expired. Raises StoreUnavailable."""
+
+    async def load_sign_in(self) -> SignIn | None:
+        """Return how people get a key in their browser, None where they cannot. It needs no key, so it holds nothing
+        that is not public. Raises StoreUnavailable while it cannot be read."""
+        return None
 
     def directory(self) -> AccountDirectory | None:
         """Return the directory of projects and keys, None where they can only be changed in the run config."""

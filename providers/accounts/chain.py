@@ -10,6 +10,7 @@ from apis.accounts.administration import Administration
 from apis.accounts.charges import Meter
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import Limiter
+from apis.accounts.sign_in import SignIn
 from apis.accounts.spending import SpendLimits
 from apis.accounts.usage import UsageLog
 from apis.provider import Provider
@@ -37,6 +38,13 @@ class ChainedAccounts(Accounts):
         for provider in self._providers:
             if (caller := await provider.find_caller(project_id, key_id)) is not None:
                 return caller
+        return None
+
+    async def load_sign_in(self) -> SignIn | None:
+        """Return that of the first provider that has one."""
+        for provider in self._providers:
+            if (sign_in := await provider.load_sign_in()) is not None:
+                return sign_in
         return None
 
     def directory(self) -> AccountDirectory | None:

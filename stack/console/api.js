@@ -1,8 +1,8 @@
 // Calls of the public HTTP API. Every view goes through here; there is no private route.
 
+import { currentKey } from "./session.js";
 import { readEvents } from "./sse.js";
 
-const KEY = "stack.key";
 const base = new URL("v1/", document.baseURI).href;
 
 /** An error of the API, with everything that helps its reader: message, code, param, status, request id. */
@@ -18,8 +18,8 @@ export class ApiError extends Error {
   }
 }
 
-export const readKey = () => sessionStorage.getItem(KEY) || "";
-export const saveKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
+/** Event of the window: the server has refused the key. */
+export const UNAUTHORIZED = "stack:unauthorized";
 export const baseUrl = base.replace(/\/$/, "");
 
 async function send(method, path, { body, form, query, signal, headers } = {}) {
@@ -29,7 +29,7 @@ async function send(method, path, { body, form, query, signal, headers } = {}) {
     else if (value !== undefined && value !== null && value !== "") url.searchParams.set(name, value);
   }
   const init = { method, signal, headers: { ...headers }, cache: "no-store" };
-  const key = readKey();
+  const key = await currentKey();
   if (key) init.headers.authorization = `Bearer ${key}`;
   if (body !== undefined) {
     init.headers["content-type"] = "application/json";
@@ -46,6 +46,7 @@ async function send(method, path, { body, form, query, signal, headers } = {}) {
   }
   if (!response.ok) {
     const requestId = response.headers.get("x-request-id");
+    if (response.status === 401) dispatchEvent(new Event(UNAUTHORIZED));
     throw new ApiError(response.status, await response.json().catch(() => null), requestId);
   }
   return response;
@@ -90,11 +91,12 @@ export async function download(path, name) {
 }
 
 /** Upload a file and report its progress from 0 to 1; fetch cannot, so this is the one use of XMLHttpRequest. */
-export function upload(path, form, onProgress) {
+export async function upload(path, form, onProgress) {
+  const key = await currentKey();
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     request.open("POST", new URL(path.replace(/^\//, ""), base));
-    if (readKey()) request.setRequestHeader("authorization", `Bearer ${readKey()}`);
+    if (key) request.setRequestHeader("authorization", `Bearer ${key}`);
     request.upload.onprogress = (event) => event.lengthComputable && onProgress(event.loaded / event.total);
     request.onerror = () => reject(new ApiError(0, { error: { message: "The upload broke off." } }));
     request.onload = () => {
@@ -104,6 +106,7 @@ export function upload(path, form, onProgress) {
       } catch {
         body = null;
       }
+      if (request.status === 401) dispatchEvent(new Event(UNAUTHORIZED));
       if (request.status < 300) resolve(body);
       else reject(new ApiError(request.status, body, request.getResponseHeader("x-request-id")));
     };

@@ -1,23 +1,32 @@
 """Console: the built-in page, static files in front of the API.
 
-Its files hold nothing secret, so they need no key; the page calls the public API with the key that its user enters.
+Its files hold nothing secret, so they need no key; the page calls the public API with the key that its user enters, or
+that an identity provider sends it. How to sign in there is in `sign_in.json`, which needs no key either.
 """
 
 import asyncio
 import gzip
 import hashlib
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+import orjson
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from apis.accounts.sign_in import SignIn
+from apis.errors import StackError
+from stack.http.answers import error_response
+from stack.http.context import Services
+
 FOLDER: Final = Path(__file__).resolve().parent
 _PREFIX: Final = "/console/"
+_PAGE: Final = "index.html"
+_SIGN_IN: Final = "sign_in.json"
 _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -25,8 +34,9 @@ _MEDIA_TYPES: Final = {
     ".svg": "image/svg+xml",
     ".json": "application/json",
 }
+_POLICY: Final = "content-security-policy"
 HEADERS: Final = {
-    "content-security-policy": (
+    _POLICY: (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types dompurify"
@@ -37,13 +47,14 @@ HEADERS: Final = {
     "cache-control": "no-cache",
     "vary": "accept-encoding",
 }
-"""Nothing but the page's own files runs or styles it, and it talks to its own origin alone."""
+"""Nothing but the page's own files runs or styles it, and it talks to its own origin alone, unless people sign in: see
+`_page_headers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
     media_type: str
-    etag: str
+    digest: str
     content: bytes
     compressed: bytes
 
@@ -61,20 +72,56 @@ class Console:
 
 
 async def _respond(scope: Scope, receive: Receive, send: Send) -> None:
-    files = await asyncio.to_thread(_load_files)
-    file = files.get(scope["path"].removeprefix(_PREFIX) if scope["path"] != "/" else "index.html")
-    if scope["method"] not in ("GET", "HEAD"):
-        response = Response(status_code=405, headers={"allow": "GET, HEAD"})
-    elif file is None:
-        response = Response("There is no such file.\n", 404, HEADERS, "text/plain; charset=utf-8")
-    else:
-        response = _file_response(file, Headers(scope=scope))
+    response = await _build_response(scope)
     await response(scope, receive, send)
 
 
-def _file_response(file: _File, request: Headers) -> Response:
-    headers = {**HEADERS, "etag": file.etag, "content-type": file.media_type}
-    if request.get("if-none-match") == file.etag:
+async def _build_response(scope: Scope) -> Response:
+    name = scope["path"].removeprefix(_PREFIX) if scope["path"] != "/" else _PAGE
+    if scope["method"] not in ("GET", "HEAD"):
+        return Response(status_code=405, headers={"allow": "GET, HEAD"})
+    if name == _SIGN_IN:
+        return await _sign_in_response(scope)
+    file = (await asyncio.to_thread(_load_files)).get(name)
+    if file is None:
+        return Response("There is no such file.\n", 404, HEADERS, "text/plain; charset=utf-8")
+    headers = await _page_headers(scope) if name == _PAGE else HEADERS
+    return _file_response(file, Headers(scope=scope), headers)
+
+
+async def _sign_in_response(scope: Scope) -> Response:
+    """Return how people sign in, null where they cannot."""
+    try:
+        sign_in = await _load_sign_in(scope)
+    except StackError as exc:
+        return error_response(exc)
+    return Response(orjson.dumps(sign_in and asdict(sign_in)), 200, HEADERS, _MEDIA_TYPES[".json"])
+
+
+async def _page_headers(scope: Scope) -> Mapping[str, str]:
+    """Return the headers of the page, which sends the code of a sign-in to the issuer's token endpoint."""
+    try:
+        sign_in = await _load_sign_in(scope)
+    except StackError:
+        return HEADERS
+    if sign_in is None:
+        return HEADERS
+    connect = f"connect-src 'self' {sign_in.token_origin};"
+    return {**HEADERS, _POLICY: HEADERS[_POLICY].replace("connect-src 'self';", connect)}
+
+
+async def _load_sign_in(scope: Scope) -> SignIn | None:
+    """Return that of the accounts, which exist while the app's lifespan lasts. Raises StoreUnavailable."""
+    services: Services | None = scope["app"].state.services
+    return None if services is None else await services.stack.accounts.load_sign_in()
+
+
+def _file_response(file: _File, request: Headers, headers: Mapping[str, str]) -> Response:
+    # a browser that has the page keeps the policy that came with it, unless the answer says that both have changed
+    policy_digest = "" if headers is HEADERS else f"-{hashlib.sha256(headers[_POLICY].encode()).hexdigest()[:8]}"
+    etag = f'"{file.digest}{policy_digest}"'
+    headers = {**headers, "etag": etag, "content-type": file.media_type}
+    if request.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)
     if "gzip" in request.get("accept-encoding", ""):
         return Response(file.compressed, headers={**headers, "content-encoding": "gzip"})
@@ -88,7 +135,7 @@ def _load_files() -> dict[str, _File]:
     for path in sorted(FOLDER.rglob("*")):
         if path.suffix in _MEDIA_TYPES:
             content = path.read_bytes()
-            etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+            digest = hashlib.sha256(content).hexdigest()[:32]
             compressed = gzip.compress(content, 9, mtime=0)
-            files[path.relative_to(FOLDER).as_posix()] = _File(_MEDIA_TYPES[path.suffix], etag, content, compressed)
+            files[path.relative_to(FOLDER).as_posix()] = _File(_MEDIA_TYPES[path.suffix], digest, content, compressed)
     return files

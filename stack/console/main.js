@@ -1,11 +1,14 @@
 // The frame of the page: rail, view of the current route, key dialog, list of shortcuts.
 
 import { UNKNOWN, loadKey, mayListModels, mayShow } from "./access.js";
-import { get, readKey, saveKey } from "./api.js";
+import { UNAUTHORIZED, get } from "./api.js";
 import { SHORTCUTS, listenToKeys } from "./keys.js";
 import { Icon } from "./parts/icons.js";
+import { KeyDialog } from "./parts/key_dialog.js";
 import { Failure } from "./parts/states.js";
 import { hashOf, useRoute } from "./route.js";
+import { readKey, readSession } from "./session.js";
+import { completeSignIn, loadSignIn, refusalOf, takeAnswer } from "./sign_in.js";
 import { html, render, useCallback, useEffect, useErrorBoundary, useRef, useState } from "./vendor/preact.js";
 import { Conversations } from "./views/conversations.js";
 import { Figures } from "./views/figures.js";
@@ -48,26 +51,9 @@ function Rail({ views, current, onKey, onTheme, needsKey }) {
       >`,
     )}
     <span class="grow"></span>
-    <button class="plain" title="API key" onClick=${onKey}><${Icon} name="key" /><span>${needsKey ? "Key!" : "Key"}</span></button>
+    <button class="plain" title=${readSession() ? "Your sign-in" : "API key"} onClick=${onKey}><${Icon} name="key" /><span>${needsKey ? "Key!" : readSession() ? "Account" : "Key"}</span></button>
     <button class="plain" title="Light or dark" onClick=${onTheme}><${Icon} name="theme" /><span>Theme</span></button>
   </nav>`;
-}
-
-function KeyDialog({ message, onSaved, onClose }) {
-  const [key, setKey] = useState(readKey());
-  const save = (event) => {
-    event.preventDefault();
-    saveKey(key.trim());
-    onSaved();
-  };
-  return html`<div class="veil" onClick=${(event) => event.target === event.currentTarget && onClose()}>
-    <form class="dialog" role="dialog" aria-modal="true" aria-labelledby="key-title" onSubmit=${save}>
-      <h2 id="key-title">API key</h2>
-      <p class="quiet">${message || "Sent with each request. It stays in this tab and is gone when the tab is closed."}</p>
-      <label>Key<input type="password" autocomplete="off" autofocus value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
-      <div class="row end"><button type="button" onClick=${onClose}>Cancel</button><button class="primary">Use this key</button></div>
-    </form>
-  </div>`;
 }
 
 function Help({ onClose }) {
@@ -98,7 +84,7 @@ function nextTheme() {
   applyTheme(dark ? "light" : "dark");
 }
 
-function App() {
+function App({ problem }) {
   const route = useRoute();
   const [models, setModels] = useState([]);
   const [access, setAccess] = useState(null);
@@ -106,19 +92,33 @@ function App() {
   const [error, setError] = useState(null);
   const [reloads, setReloads] = useState(0);
   const [broken, retry] = useErrorBoundary((bug) => console.error(bug));
+  const refusedKey = useRef(null);
+  const failedSignIn = useRef(problem);
 
+  const openKeyDialog = useCallback(async (reason, isWanted) => setDialog({ kind: "key", reason, isWanted, signIn: await loadSignIn() }), []);
   const loadModels = useCallback(async () => {
     try {
       const key = await loadKey();
       setAccess(key);
+      refusedKey.current = null;
       setModels(mayListModels(key) ? (await get("models")).data : []);
       setError(null);
     } catch (failure) {
       setError(failure);
-      if (failure.status === 401) setDialog({ kind: "key", message: "This server wants an API key." });
     }
   }, []);
-  useEffect(() => void loadModels(), []);
+  useEffect(() => {
+    const refused = () => {
+      if (refusedKey.current === readKey()) return; // asked once for a key, not again for each of its requests
+      refusedKey.current = readKey();
+      openKeyDialog(failedSignIn.current || refusalOf(), true);
+      failedSignIn.current = "";
+    };
+    addEventListener(UNAUTHORIZED, refused);
+    if (problem) openKeyDialog(problem, true);
+    loadModels();
+    return () => removeEventListener(UNAUTHORIZED, refused);
+  }, []);
   useEffect(() => listenToKeys(() => setDialog({ kind: "help" })), []);
   useEffect(() => {
     const close = (event) => event.key === "Escape" && setDialog(null);
@@ -132,8 +132,9 @@ function App() {
   useEffect(() => {
     document.title = `${route.id ? `${route.id} · ` : ""}${title} · Responses Stack`;
   }, [title, route.id]);
+  const isRefused = refusedKey.current === readKey();
   const Current = view === "responses" && route.id ? ResponseView : View;
-  return html`<${Rail} views=${views} current=${view} needsKey=${error?.status === 401} onTheme=${nextTheme} onKey=${() => setDialog({ kind: "key" })} />
+  return html`<${Rail} views=${views} current=${view} needsKey=${isRefused} onTheme=${nextTheme} onKey=${() => openKeyDialog(isRefused && refusalOf(), isRefused)} />
     <main class="view" id="main">
       ${error && html`<${Failure} error=${error} onRetry=${loadModels} />`}
       ${broken
@@ -142,11 +143,16 @@ function App() {
     </main>
     ${dialog?.kind === "key" &&
     html`<${KeyDialog}
-      message=${dialog.message}
+      key=${dialog.reason}
+      reason=${dialog.reason}
+      isWanted=${dialog.isWanted}
+      signIn=${dialog.signIn}
+      access=${access || UNKNOWN}
       onClose=${() => setDialog(null)}
       onSaved=${() => {
         setDialog(null);
         setAccess(null);
+        refusedKey.current = null;
         setReloads(reloads + 1);
         loadModels();
       }}
@@ -155,4 +161,9 @@ function App() {
 }
 
 applyTheme(localStorage.getItem("stack.theme"));
-render(html`<${App} />`, document.getElementById("app"));
+
+const root = document.getElementById("app");
+const answer = takeAnswer();
+if (answer?.pending && !answer.fields.error) render(html`<p class="wait" role="status">Signing in…</p>`, root);
+const problem = answer ? await completeSignIn(answer) : "";
+render(html`<${App} problem=${problem} />`, root);

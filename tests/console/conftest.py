@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, Route, async_playwright
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 REPORT = """
@@ -19,9 +19,10 @@ EXPECTED = "Failed to load resource"
 
 
 class OpenPage(Protocol):
-    """Opens a URL in a new window; `options` are those of Playwright's `new_context`."""
+    """Opens a URL in a new window. The page may also go to `other_origin`, whose own pages load nothing from elsewhere;
+    `options` are those of Playwright's `new_context`."""
 
-    def __call__(self, url: str, **options: Any) -> AbstractAsyncContextManager[Page]: ...
+    def __call__(self, url: str, *, other_origin: str = "", **options: Any) -> AbstractAsyncContextManager[Page]: ...
 
 
 @pytest.fixture
@@ -39,21 +40,27 @@ def open_page(browser: Browser) -> OpenPage:
     """Open a URL; what goes wrong in the page is raised when the context ends."""
 
     @asynccontextmanager
-    async def opened(url: str, **options: Any) -> AsyncGenerator[Page]:
+    async def opened(url: str, *, other_origin: str = "", **options: Any) -> AsyncGenerator[Page]:
         problems: list[str] = []
-        origin = "/".join(url.split("/")[:3])
+        own = ("/".join(url.split("/")[:3]), "data:", "blob:", *([other_origin] if other_origin else []))
+
+        async def refuse_others(route: Route) -> None:
+            await (route.continue_() if route.request.url.startswith(own) else route.abort())
 
         def on_console(message: ConsoleMessage) -> None:
             if message.type in ("error", "warning") and EXPECTED not in message.text:
                 problems.append(f"{message.type}: {message.text}")
 
         def on_request(request: Request) -> None:
-            if not request.url.startswith((origin, "data:", "blob:")):
+            is_from_other = bool(other_origin) and page.url.startswith(other_origin)
+            if not is_from_other and not request.url.startswith(own):
                 problems.append(f"left the origin: {request.url}")
 
         window: dict[str, Any] = {"viewport": {"width": 1360, "height": 860}, **options}
         context = await browser.new_context(**window)
         await context.add_init_script(REPORT)
+        if other_origin:
+            await context.route("**/*", refuse_others)
         page = await context.new_page()
         page.set_default_timeout(15_000)
         page.on("console", on_console)

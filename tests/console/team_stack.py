@@ -67,7 +67,10 @@ async def team() -> AsyncGenerator[Team]:
         admin = await organization.admin_api_keys.create(name="ops")
         limits = organization.projects.rate_limits
         await limits.update_rate_limit(
-            "rl-*", project_id=desk, max_requests_per_1_minute=600, extra_body={"max_tokens_per_1_month": 50_000_000}
+            "rl-*",
+            project_id=desk,
+            max_requests_per_1_minute=600,
+            extra_body={"max_tokens_per_1_month": 50_000_000, "max_stored_bytes": 20 * 2**30},
         )
         await limits.update_rate_limit(f"rl-key:{bound.id}", project_id=desk, max_requests_per_1_day=2000)
         await _write_history(served, desk, [account.api_key.id, reader.id, bound.id])
@@ -78,7 +81,7 @@ async def team() -> AsyncGenerator[Team]:
 async def _write_history(served: Served, project: str, keys: list[str]) -> None:
     hour = int(time.time()) // HOUR_S
     puts: list[Put] = []
-    for back in range(1, 30 * 24, 3):
+    for back in range(0, 30 * 24, 3):  # from this hour, which may be the first of its day
         for number, key in enumerate(keys):
             for model, share in (("scripted", 3), ("gpt-oss-120b", 1)):
                 # busier by day than by night, so that the bars have a shape

@@ -28,6 +28,20 @@ async def findings(page: Page) -> list[str]:
     ]
 
 
+def window_of(width: int, scheme: Any) -> dict[str, Any]:
+    """Options of a window without motion."""
+    return {"viewport": {"width": width, "height": 800}, "color_scheme": scheme, "reduced_motion": "reduce"}
+
+
+async def look(page: Page, name: str, wrong: list[str]) -> None:
+    """Append what axe-core finds wrong, and whether the page is wider than its window."""
+    await settle(page)
+    wrong.extend(f"{name}: {finding}" for finding in await findings(page))
+    overflow = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    if overflow > 0:
+        wrong.append(f"{name} is {overflow} px wider than the window")
+
+
 async def settle(page: Page) -> None:
     await expect(page.locator(".skeleton")).to_have_count(0)
     await page.wait_for_timeout(250)
@@ -37,12 +51,7 @@ async def settle(page: Page) -> None:
 @pytest.mark.parametrize("width", [1280, 380])
 async def test_axe_finds_nothing_in_any_view(open_page: OpenPage, tmp_path: Path, scheme: Any, width: int) -> None:
     wrong: list[str] = []
-    window: dict[str, Any] = {
-        "viewport": {"width": width, "height": 800},
-        "color_scheme": scheme,
-        "reduced_motion": "reduce",
-    }
-    async with seeded(tmp_path) as stack, open_page(f"{stack.served.url}/", **window) as page:
+    async with seeded(tmp_path) as stack, open_page(f"{stack.served.url}/", **window_of(width, scheme)) as page:
         for name, path in stack.views.items():
             await page.goto(f"{stack.served.url}/#/{path}")
             await settle(page)

@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from openai import PermissionDeniedError
+from openai import NotFoundError, PermissionDeniedError
 from playwright.async_api import Page, expect
 
 from tests.console.conftest import OpenPage
 from tests.console.team_stack import ROOT, bare_team, team
-from tests.console.test_accessibility import MARK, UNREACHED, findings, settle
+from tests.console.test_accessibility import MARK, UNREACHED, look, settle, window_of
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import serving
 
@@ -126,6 +126,45 @@ async def test_limits_of_project_key_and_model_are_set_and_lifted(open_page: Ope
         assert lifted.max_requests_per_1_day == 1_000_000_000
 
 
+async def test_stored_data_and_money_of_a_project_are_limited_in_units_that_people_use(open_page: OpenPage) -> None:
+    async with bare_team() as (served, organization):
+        project = await organization.projects.create(name="Desk")
+        limits = organization.projects.rate_limits
+        async with keyed(open_page, served.url, ROOT, "team/limits") as page:
+            data, money = (
+                page.get_by_role("textbox", name=name) for name in ("Stored data in all", "Money per month, USD")
+            )
+            for field, wrong, rule in ((data, "20 GB", "20 GiB"), (money, "12,50", "1,250.50")):
+                await field.fill(wrong)
+                await expect(page.get_by_role("alert")).to_contain_text(rule)
+                await expect(page.get_by_role("button", name="Save the limit of")).to_be_disabled()
+                await page.get_by_role("button", name="Undo").click()
+            for field, typed, shown in ((data, "1536m", "1.5 GiB"), (money, "1,250.5", "1,250.50")):
+                await field.fill(typed)
+                await page.keyboard.press("Enter")
+                await expect(field).to_have_value(shown)
+            await expect(page.get_by_text("0.00 USD are spent")).to_be_visible()
+            await page.get_by_label("background responses at a time of Whole project").fill("3")
+            await page.get_by_role("button", name="Save the limits of Whole project").click()
+            await expect(page.get_by_role("button", name="Save")).to_have_count(0)
+            (whole,) = [limit for limit in (await limits.list_rate_limits(project.id)).data if limit.model == "*"]
+            assert (whole.max_stored_bytes, whole.max_background_responses) == (3 * 2**29, 3)
+            assert (await organization.projects.spend_limit.retrieve(project.id)).threshold_amount == 125_050
+            await page.reload()
+            await expect(data).to_have_value("1.5 GiB")
+            await expect(money).to_have_value("1,250.50")
+            await expect(page.get_by_label("background responses at a time of Whole project")).to_have_value("3")
+            await expect(page.get_by_label("stored data in all of scripted")).to_have_count(0)
+            for field in (data, money):
+                await field.fill("")
+                await page.keyboard.press("Enter")
+                await expect(page.get_by_role("button", name="Save")).to_have_count(0)
+        (whole,) = [limit for limit in (await limits.list_rate_limits(project.id)).data if limit.model == "*"]
+        assert whole.max_stored_bytes == 2**53
+        with pytest.raises(NotFoundError):
+            await organization.projects.spend_limit.retrieve(project.id)
+
+
 async def test_usage_is_charted_by_model_project_and_key(open_page: OpenPage) -> None:
     async with team() as stack, keyed(open_page, stack.served.url, ROOT, "team/usage") as page:
         await expect(page.locator(".sums tbody tr")).to_have_count(2)
@@ -157,6 +196,7 @@ async def test_a_holder_sees_its_own_usage_and_limits_and_no_team(open_page: Ope
             await expect(page.locator(".sums tbody tr")).to_have_count(2)
             await expect(page.locator(".own-limits")).to_contain_text("2,000 requests per day")
             await expect(page.locator(".own-limits")).to_contain_text("50,000,000 tokens per month")
+            await expect(page.locator(".own-limits")).to_contain_text("20 GiB stored data in all")
             rail = page.get_by_role("navigation", name="Views").get_by_role("link")
             names = await rail.all_inner_texts()
             assert "Usage" in names
@@ -190,36 +230,24 @@ async def test_a_server_without_keys_offers_neither_team_nor_usage(open_page: Op
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 380])
 async def test_axe_finds_nothing_and_every_view_of_a_team_fits(open_page: OpenPage, scheme: str, width: int) -> None:
-    window: dict[str, Any] = {
-        "viewport": {"width": width, "height": 800},
-        "color_scheme": scheme,
-        "reduced_motion": "reduce",
-    }
+    window = window_of(width, scheme)
     wrong: list[str] = []
-
-    async def look(page: Page, name: str) -> None:
-        await settle(page)
-        wrong.extend(f"{name}: {finding}" for finding in await findings(page))
-        overflow = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        if overflow > 0:
-            wrong.append(f"{name} is {overflow} px wider than the window")
-
     async with team() as stack:
         async with keyed(open_page, stack.served.url, ROOT, "team", **window) as page:
             for tab in TABS:
                 await page.goto(f"{stack.served.url}/#/team/{tab}")
-                await look(page, tab)
+                await look(page, tab, wrong)
             await page.goto(f"{stack.served.url}/#/team/keys")
             await page.get_by_role("button", name="New key").click()
-            await look(page, "new key")
+            await look(page, "new key", wrong)
             await page.get_by_label("Name", exact=True).fill("bot")
             await page.get_by_role("button", name="Create the key").click()
             await page.locator(".secret").wait_for()
-            await look(page, "secret")
+            await look(page, "secret", wrong)
         async with keyed(open_page, stack.served.url, stack.holder, "usage", **window) as page:
-            await look(page, "usage")
+            await look(page, "usage", wrong)
             await page.locator(".bar-chart .plot").hover()
-            await look(page, "usage read out")
+            await look(page, "usage read out", wrong)
     assert not wrong, "\n".join(sorted(set(wrong)))
 
 

@@ -1,21 +1,20 @@
-"""IssuerKeys: the keys of an issuer, fetched from its JWKS, rotated as it does, in memory for a bounded time."""
+"""IssuerKeys: the keys and endpoints of an issuer, fetched again as they age, in memory for a bounded time."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, Final, cast
-from urllib.parse import urlsplit
+from typing import Any, Final
 
-from apis.documents.fetcher import Fetcher, FetchRequest
+from apis.accounts.sign_in import SignIn
+from apis.documents.fetcher import Fetcher
 from apis.errors import FetchFailed, StoreUnavailable
+from providers.accounts.oidc.discovery import IssuerDocuments, find_jwks_url, find_sign_in
 from providers.accounts.oidc.settings import OpenIDConfig
 from providers.accounts.oidc.signing_keys import KeyMembers, SigningKey, read_key_set
 
 _log = logging.getLogger(__name__)
-_MAX_DOCUMENT_BYTES: Final = 256 * 1024
-_DISCOVERY_PATH: Final = "/.well-known/openid-configuration"
+_FETCH_ERRORS: Final = (TimeoutError, FetchFailed, ValueError, RecursionError)
 
 
 class IssuerKeys:
@@ -28,7 +27,8 @@ class IssuerKeys:
 
     def __init__(self, config: OpenIDConfig, fetcher: Fetcher) -> None:
         self._config = config
-        self._fetcher = fetcher
+        self._documents = IssuerDocuments(config, fetcher)
+        self._sign_in: SignIn | None = None
         self._keys: Mapping[KeyMembers, SigningKey] = {}
         self._usable: frozenset[SigningKey] = frozenset()
         self._fetched_at: float | None = None
@@ -61,6 +61,14 @@ class IssuerKeys:
             fitting = [key for key in self._usable if key.fits(algorithm, key_id)]
         return fitting[0] if len(fitting) == 1 else None
 
+    async def load_sign_in(self) -> SignIn | None:
+        """Return how the issuer signs people in, None where the run config has no `sign_in` or the issuer has no
+        endpoints that a page can use. Raises StoreUnavailable."""
+        if self._config.sign_in is None:
+            return None
+        await self.require_fresh()
+        return self._sign_in
+
     def holds(self, key: SigningKey) -> bool:
         """Return true if the issuer still has the key."""
         return key in self._usable
@@ -85,59 +93,40 @@ class IssuerKeys:
         return float("inf") if self._fetched_at is None else time.monotonic() - self._fetched_at
 
     async def _fetch(self) -> None:
-        begun_at = time.monotonic()
+        begun_at, metadata = time.monotonic(), None
         try:
             async with asyncio.timeout(self._config.fetch_timeout_s):
-                url, is_own = await self._find_url()
-                keys = read_key_set(await self._fetch_json(url, allow_private=is_own), self._keys)
-        except TimeoutError:
-            self._log_failure(f"no answer within {self._config.fetch_timeout_s:g} s")
-        except FetchFailed as exc:
-            self._log_failure(exc.message)
-        except (ValueError, RecursionError) as exc:
-            self._log_failure(str(exc) or "its JSON is too deep")
+                url, is_own = self._config.jwks_url, True
+                if url is None:
+                    metadata = await self._documents.fetch_metadata()
+                    url, is_own = find_jwks_url(metadata, self._config.issuer)
+                keys = read_key_set(await self._documents.fetch_json(url, allow_private=is_own), self._keys)
+        except _FETCH_ERRORS as exc:
+            self._log_failure("the keys", exc)
         else:
             if keys.keys() != self._keys.keys():
                 _log.info("the issuer %s has %d usable keys", self._config.issuer, len(keys))
+            await self._fetch_sign_in(metadata)
             self._keys, self._usable, self._fetched_at = keys, frozenset(keys.values()), begun_at
 
-    def _log_failure(self, reason: str) -> None:
-        _log.warning("the keys of the issuer %s cannot be fetched: %s", self._config.issuer, reason[:500])
+    async def _fetch_sign_in(self, metadata: Mapping[str, Any] | None) -> None:
+        """Replace the endpoints of the sign-in. Keys without them admit tokens still."""
+        rule = self._config.sign_in
+        if rule is None:
+            return
+        try:
+            if metadata is None:
+                async with asyncio.timeout(self._config.fetch_timeout_s):
+                    metadata = await self._documents.fetch_metadata()
+            self._sign_in = find_sign_in(metadata, self._config, rule)
+        except _FETCH_ERRORS as exc:
+            self._log_failure("the endpoints of sign_in", exc)
 
-    async def _find_url(self) -> tuple[str, bool]:
-        """Return the URL of the JWKS, and true if the run config vouches for its host. Raises ValueError."""
-        issuer = self._config.issuer
-        if self._config.jwks_url is not None:
-            return self._config.jwks_url, True
-        document = await self._fetch_json(f"{issuer.rstrip('/')}{_DISCOVERY_PATH}", allow_private=True)
-        fields = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
-        url = fields.get("jwks_uri")
-        if fields.get("issuer") != issuer or not isinstance(url, str):
-            raise ValueError(
-                f"its {_DISCOVERY_PATH} names the issuer {str(fields.get('issuer'))[:256]!r}, not the one of the run "
-                "config, or no jwks_uri"
-            )
-        is_own = _origin(url) == _origin(issuer)
-        if not is_own and not url.startswith("https://"):
-            raise ValueError("its jwks_uri is at another origin and does not begin with https://")
-        return url, is_own
-
-    async def _fetch_json(self, url: str, *, allow_private: bool) -> object:
-        response = await self._fetcher.fetch(
-            FetchRequest(
-                url,
-                headers={"accept": "application/json"},
-                follow_redirects=False,
-                max_bytes=_MAX_DOCUMENT_BYTES,
-                timeout_s=self._config.fetch_timeout_s,
-                allow_private=allow_private,
-            )
-        )
-        if response.status != 200:
-            raise ValueError(f"{url} answered with HTTP status {response.status}")
-        return json.loads(response.body.decode())
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port
+    def _log_failure(self, what: str, error: Exception) -> None:
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {self._config.fetch_timeout_s:g} s"
+        elif isinstance(error, FetchFailed):
+            reason = error.message
+        else:
+            reason = str(error) or "its JSON is too deep"
+        _log.warning("%s of the issuer %s cannot be fetched: %s", what, self._config.issuer, reason[:500])

@@ -9,6 +9,7 @@ import jwt
 
 from apis.accounts.accounts import ADMIN_TENANT, Caller, digest_key
 from apis.accounts.limits import KEY_SUBJECT_PREFIX
+from apis.accounts.sign_in import SignIn
 from apis.documents.fetcher import Fetcher
 from apis.storage.kv_store import KVStore
 from providers.accounts.key_cache import KeyCache
@@ -86,6 +87,9 @@ class OpenIDAccounts(StoredProjects):
     async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
         """Return None: the rights of a person are in the token of each request, and end with it."""
         return None
+
+    async def load_sign_in(self) -> SignIn | None:
+        return await self._issuer_keys.load_sign_in()
 
     async def _verify(self, key: bytes) -> _VerifiedToken | None:
         """Return the token whose signature and claims are right, None if it is none of this issuer. Raises

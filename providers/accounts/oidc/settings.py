@@ -19,6 +19,8 @@ Algorithm = Literal[
 TENANT_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 """Names of tenants that a token may have: those of projects, so never ADMIN_TENANT, which begins with a dot."""
 _ADMIN: Final = "admin"
+_SCOPE_TOKEN: Final = re.compile(r"[!#-\[\]-~]{1,256}")
+"""A scope of RFC 6749, section 3.3."""
 _LOOPBACK_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -44,6 +46,12 @@ def _check_limits(limits: Mapping[str, int]) -> Mapping[str, int]:
     if unknown := limits.keys() - LIMIT_FIELDS.keys():
         raise ValueError(f"has the unknown name {min(unknown)}. The names are {', '.join(LIMIT_FIELDS)}.")
     return limits
+
+
+def _check_scope_tokens(scopes: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(_SCOPE_TOKEN.fullmatch(scope) for scope in scopes):
+        raise ValueError("must be a list of scopes, each without spaces, quotes and backslashes.")
+    return scopes
 
 
 TextList = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_to_tuple), Field(min_length=1)]
@@ -94,6 +102,26 @@ class RoleRule(_Section):
     values: dict[str, RoleRights] = Field(min_length=1)
 
 
+class SignInRule(_Section):
+    """Sign-in to the built-in page by the public client `client_id` of the issuer, which asks for `scopes`. `token` is
+    the one of its two tokens that the page sends as its key."""
+
+    client_id: str = Field(pattern=r"^[!-~]{1,256}$")
+    scopes: Annotated[TextList, AfterValidator(_check_scope_tokens)] = ("openid",)
+    token: Literal["id_token", "access_token"] = "id_token"  # noqa: S105 - the name of a token, not one
+
+    @property
+    def sends_id_token(self) -> bool:
+        """True if the key is the ID token."""
+        return self.token == "id_token"  # noqa: S105 - the name of a token, not one
+
+    @model_validator(mode="after")
+    def _require_openid(self) -> Self:
+        if self.sends_id_token and "openid" not in self.scopes:
+            raise ValueError("scopes must have openid: without it an issuer sends no ID token.")
+        return self
+
+
 class OpenIDConfig(StoredProjectsConfig):
     """Tokens of `issuer` for `audience`, signed with one of `algorithms` by a key of its JWKS, which is at `jwks_url`,
     or where the issuer's `/.well-known/openid-configuration` says. `leeway_s` is how far clocks may differ; a token
@@ -105,6 +133,8 @@ class OpenIDConfig(StoredProjectsConfig):
     The keys are fetched again after `keys_max_age_s`, and for a token whose key is unknown, but not more often than
     every `min_fetch_interval_s`. While they cannot be fetched, those in memory are used until they are
     `keys_max_stale_s` old. One fetch takes `fetch_timeout_s` at most.
+
+    With `sign_in` the built-in page signs people in.
     """
 
     issuer: str = Field(pattern=r"^https?://[!-~]+$", max_length=2048)
@@ -122,19 +152,33 @@ class OpenIDConfig(StoredProjectsConfig):
     keys_max_stale_s: float = Field(default=3600, gt=0)
     min_fetch_interval_s: float = Field(default=10, gt=0)
     fetch_timeout_s: float = Field(default=5, gt=0, le=60)
+    sign_in: SignInRule | None = None
     dangerously_allow_http: bool = False
 
     @model_validator(mode="after")
     def _check_urls(self) -> Self:
         for name, url in (("issuer", self.issuer), ("jwks_url", self.jwks_url)):
-            if url is None or self.dangerously_allow_http:
-                continue
-            parts = urlsplit(url)
-            if parts.scheme != "https" and parts.hostname not in _LOOPBACK_HOSTS:
+            if url is not None and not self.is_safe(url):
                 raise ValueError(
                     f"{name} must begin with https://, because who can change the keys on their way can be anyone. "
                     "Where the network is safe, set dangerously_allow_http: true."
                 )
+        return self
+
+    def is_safe(self, url: str) -> bool:
+        """Return true if who is between this server, or a browser, and the URL's host can change nothing, or if the
+        operator vouches for the network."""
+        parts = urlsplit(url)
+        return self.dangerously_allow_http or parts.scheme == "https" or parts.hostname in _LOOPBACK_HOSTS
+
+    @model_validator(mode="after")
+    def _check_client(self) -> Self:
+        rule = self.sign_in
+        if rule is not None and rule.sends_id_token and rule.client_id not in self.audience:
+            raise ValueError(
+                "audience has not the client id of sign_in, which is the audience of every ID token: add it, or set "
+                "sign_in.token: access_token."
+            )
         return self
 
     @model_validator(mode="after")

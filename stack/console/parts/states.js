@@ -6,7 +6,7 @@ import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { Icon } from "./icons.js";
 
 const REMEDIES = {
-  401: "Enter a valid key: the button Key in the rail.",
+  401: "Sign in, or enter a valid key: the button Key in the rail.",
   404: "It may have been deleted, or belong to another key.",
   413: "Send less, or ask the operator for a higher limit.",
   429: "Wait a moment and try again.",

@@ -18,7 +18,7 @@ const TABS = {
   administrators: [AdminKeys, null],
 };
 
-export function Team({ route }) {
+export function Team({ route, access }) {
   const { params } = route;
   const tab = TABS[route.id] ? route.id : "projects";
   const [projects, setProjects] = useState(null);
@@ -44,7 +44,7 @@ export function Team({ route }) {
           ? html`<${Skeleton} />`
           : needs === "one" && !project
             ? html`<${Empty} title="There is no project yet."><a class="button" href=${hashOf({ view: "team", id: "projects" })}>Create one</a><//>`
-            : html`<${View} key=${`${tab} ${needs ? project?.id : ""}`} project=${project} projects=${projects} params=${params} onChange=${load} />`}
+            : html`<${View} key=${`${tab} ${needs ? project?.id : ""}`} project=${project} projects=${projects} params=${params} currency=${access.currency} onChange=${load} />`}
     <//>
   </div>`;
 }

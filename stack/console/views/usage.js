@@ -1,8 +1,7 @@
 // Usage: what this key may do, its limits, and what it has used.
 
 import { get } from "../api.js";
-import { BOUNDS, boundOf, subjectName } from "../limits.js";
-import { count } from "../format.js";
+import { BOUNDS, subjectName, textOf } from "../limits.js";
 import { Empty, Id, Time } from "../parts/states.js";
 import { Choices, MEASURE_CHOICE, RANGE_CHOICE, UsageReport, rangeOf, useBuckets } from "../parts/usage_report.js";
 import { html } from "../vendor/preact.js";
@@ -32,10 +31,10 @@ function KeyFacts({ access }) {
 
 /** The bounds of each limit that applies, in words: limits are few, and most of their bounds are not set. */
 function OwnLimits({ limits, own }) {
-  const rows = limits.flatMap((limit) => BOUNDS.filter(([field]) => boundOf(limit, field) !== null).map(([field, what, time]) => [limit.model, field, what, time, boundOf(limit, field)]));
+  const rows = limits.flatMap((limit) => BOUNDS.filter((bound) => textOf(limit, bound)).map((bound) => [limit.model, ...bound, textOf(limit, bound)]));
   if (!rows.length) return html`<${Empty} title="This key has no limits." />`;
   return html`<table class="list own-limits" aria-label="Limits">
     <thead><tr><th scope="col">Of</th><th scope="col">At most</th></tr></thead>
-    <tbody>${rows.map(([subject, field, what, time, bound]) => html`<tr key=${subject + field}><td>${subjectName(subject, { [own]: "This key" })}</td><td class="tabular">${count(bound)} ${what} ${time}</td></tr>`)}</tbody>
+    <tbody>${rows.map(([subject, field, what, time, , text]) => html`<tr key=${subject + field}><td>${subjectName(subject, { [own]: "This key" })}</td><td class="tabular">${text} ${what} ${time}</td></tr>`)}</tbody>
   </table>`;
 }

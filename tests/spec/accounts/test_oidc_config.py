@@ -7,7 +7,7 @@ import pytest
 from apis.accounts.limits import RateLimit
 from providers.accounts.oidc.claims import tightest_limit
 from providers.accounts.oidc.settings import OpenIDConfig
-from tests.support.servers.issuer import oidc_section
+from tests.support.servers.issuer import AUDIENCE, oidc_section
 
 
 def test_the_tightest_limit_has_the_smallest_number_of_each_field() -> None:
@@ -36,6 +36,13 @@ def test_the_tightest_limit_has_the_smallest_number_of_each_field() -> None:
         ({"roles": {"claim": "b", "values": {"x": {"scopes": "read", "limits": {"tokens": 5}}}}}, "max_tokens"),
         ({"keys_max_stale_s": 1}, "keys_max_age_s"),
         ({"leeway_s": 3600}, "300"),
+        ({"sign_in": {}}, "client_id"),
+        ({"sign_in": {"client_id": ""}}, "client_id"),
+        ({"sign_in": {"client_id": "page"}}, "audience has not the client id"),
+        ({"sign_in": {"client_id": AUDIENCE, "scopes": ["profile"]}}, "must have openid"),
+        ({"sign_in": {"client_id": AUDIENCE, "scopes": "openid profile"}}, "list of scopes"),
+        ({"sign_in": {"client_id": AUDIENCE, "token": "refresh_token"}}, "access_token"),
+        ({"sign_in": {"client_id": AUDIENCE, "client_secret": "x"}}, "client_secret"),
     ],
 )
 def test_a_section_that_is_unsafe_or_says_nothing_is_refused(fields: dict[str, Any], problem: str) -> None:

@@ -54,6 +54,7 @@ async def test_a_key_reads_its_rights_its_limits_and_its_usage_alone() -> None:
             "expires_at": None,
             "manages_accounts": False,
             "records_usage": True,
+            "currency": "USD",
         }
         UsageCompletionsResponse.model_validate(page)
         assert response.usage is not None

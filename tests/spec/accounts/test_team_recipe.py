@@ -1,10 +1,8 @@
 """The page distributions/team, with its run config, its programs and a real identity provider."""
 
 import asyncio
-import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,15 +25,7 @@ CONFIG = ROOT / "distributions/team/teams.yaml"
 COMPOSE = ROOT / "distributions/team/compose.yaml"
 
 
-def people() -> list[dict[str, Any]]:
-    """The people of the page's command for the identity provider."""
-    words = shlex.split(named_block(PAGE, "sh", "oidc-provider-mock --port"))
-    claims = [json.loads(words[number + 1]) for number, word in enumerate(words) if word == "--user-claims"]
-    assert [each["team"] for each in claims] == ["red", "blue"]
-    return claims
-
-
-def program(name: str, url: str) -> str:
+def program(name: str, url: str = "") -> str:
     """A program of the page, for the server at the URL."""
     text = named_block(PAGE, "python", f"# {name}")
     return text.replace("http://127.0.0.1:8321", url)
@@ -47,7 +37,7 @@ async def run_program(name: str, url: str, **environment: str) -> str:
 
 
 async def sign_in(person: str, issuer: str) -> str:
-    environment = {"OIDC_ISSUER": issuer, "OIDC_CLIENT_SECRET": "any", "BROWSER": browser_of(person)}
+    environment = {"OIDC_ISSUER": issuer, "BROWSER": browser_of(person)}
     return await run_program("sign_in.py", "", **environment)
 
 
@@ -61,7 +51,7 @@ def run_here(name: str, url: str, monkeypatch: pytest.MonkeyPatch, **environment
 async def test_people_of_two_teams_sign_in_and_spend_the_budget_of_their_own_team(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with practice_provider(*people()) as issuer:
+    async with practice_provider(program("identity_provider.py")) as issuer:
         loaded = await asyncio.to_thread(load_config, str(CONFIG), env={"OIDC_ISSUER": issuer})
         config = loaded.model_dump(exclude_unset=True)
         sections = {"more": {"accounts": config["accounts"]}, "server": {"console": config["server"]["console"]}}
@@ -100,7 +90,7 @@ async def test_the_commands_of_the_page_work_as_they_stand(tmp_path: Path) -> No
     config = yaml.safe_load(CONFIG.read_text())
     (tmp_path / "teams.yaml").write_text(yaml.safe_dump({**config, "inference": {"provider": "scripted"}}))
     lines = named_block(PAGE, "sh", "stack keys create").splitlines()
-    async with practice_provider(*people()) as issuer:
+    async with practice_provider(program("identity_provider.py")) as issuer:
         environment = {"OIDC_ISSUER": issuer, "PATH": f"{STACK.parent}:{os.environ['PATH']}"}
         export, *keys, run = lines
         admin_key = (await command(f"{export}; echo $ADMIN_KEY", tmp_path, environment)).strip()

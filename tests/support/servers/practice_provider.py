@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from collections.abc import AsyncGenerator, Mapping
@@ -9,20 +10,56 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-PROGRAM: Final = Path(sys.executable).with_name("oidc-provider-mock")
+ROOT: Final = Path(__file__).resolve().parents[3]
 
 
 @asynccontextmanager
-async def practice_provider(*people: Mapping[str, Any]) -> AsyncGenerator[str]:
-    """The URL of a provider that knows these people by their claims; anyone may sign in as any of them."""
+async def practice_provider(program: str) -> AsyncGenerator[str]:
+    """The URL of the provider that a program of the documents starts on OIDC_PORT; anyone may sign in as any of its
+    people."""
+    port = free_port()
+    async with _running(sys.executable, "-W", "ignore", "-c", program, port=port) as url:
+        yield url
+
+
+@asynccontextmanager
+async def pages_provider(
+    *people: Mapping[str, Any],
+    life_s: float = 3600,
+    refreshes: bool = False,
+    denial: Mapping[str, str] | None = None,
+    access_audience: str = "",
+) -> AsyncGenerator[str]:
+    """The URL of a provider at which pages may sign these people in (`pages_provider.py`). `denial` are fields of its
+    answer where a person says no. With `access_audience` it sends no ID token, and an access token that is a JWT."""
+    port = free_port()
+    fields = {
+        "port": port,
+        "people": people,
+        "life_s": life_s,
+        "refreshes": refreshes,
+        "denial": denial or {},
+        "access_audience": access_audience,
+    }
+    program = (sys.executable, "-W", "ignore", "-m", "tests.support.servers.pages_provider", json.dumps(fields))
+    async with _running(*program, port=port) as url:
+        yield url
+
+
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = [word for claims in people for word in ("--user-claims", json.dumps(claims))]
+        return free.getsockname()[1]
+
+
+@asynccontextmanager
+async def _running(*program: str, port: int) -> AsyncGenerator[str]:
     process = await asyncio.create_subprocess_exec(
-        *(str(PROGRAM), "--port", str(port), *options),
+        *program,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
+        cwd=ROOT,
+        env={**os.environ, "OIDC_PORT": str(port)},
     )
     try:
         async with asyncio.timeout(30):

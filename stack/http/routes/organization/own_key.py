@@ -33,6 +33,7 @@ async def get_own_key(_http: Request, context: HttpContext, services: Services) 
             "limits": [limit_to_json(subject, caller.limits[subject]) for subject in _own_subjects(caller)],
             "manages_accounts": caller.is_administrator and accounts.directory() is not None,
             "records_usage": is_of_project and accounts.usage_log() is not None,
+            "currency": accounts.currency().upper(),
         }
     )
 
