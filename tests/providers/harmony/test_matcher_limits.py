@@ -75,11 +75,11 @@ BOMBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_schema_that_would_burst_is_refused_at_once(name: str) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(InvalidRequest) as caught:
         matcher(formatted(BOMBS[name]))
     assert caught.value.param == "text.format.schema"
-    assert time.monotonic() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 SLOW: dict[str, dict[str, Any]] = {
