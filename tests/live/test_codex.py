@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.spec.responses.test_gpt_oss_llama_cpp import section as llama_section
+from tests.support.models.harmony_conversations import MODEL
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import asked
 from tests.support.servers.serving import Served, scripted, serving
@@ -112,3 +114,10 @@ async def test_it_compacts_by_itself_and_here(name: str, tmp_path: Path) -> None
         last = str(asked(served)[-1].messages[-1].content)
         assert last.endswith("The summary.")
         assert "tool" not in roles(served)
+
+
+async def test_it_runs_on_gpt_oss_in_llama_cpp(tmp_path: Path) -> None:
+    """A real model: what it says of Codex's 7,000 tokens means nothing, but the turn is whole."""
+    section = await asyncio.to_thread(llama_section)
+    async with serving({**section, "models": [], "context_tokens": 65536}) as served:
+        assert "tokens used" in await codex(served, tmp_path, model=MODEL)

@@ -16,7 +16,7 @@ INSTRUCTIONS = "You answer questions about the harbour. " * 40
 USERS = 20
 TURNS = 5
 SHARE_OF_ONE_SERVER = 0.9
-"""Less than 1, because a chain leaves a replica that is busier than the others at that moment; tests/live has two vLLMs."""
+"""Less than 1, because a chain leaves a replica that is busier than the others at that moment."""
 
 Ask = Callable[[str | None, str], Awaitable[Any]]
 
