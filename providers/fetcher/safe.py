@@ -1,8 +1,6 @@
 """Safe: a Fetcher that connects only to addresses of the public internet, each checked before it connects."""
 
 import asyncio
-import functools
-import os
 import re
 import socket
 import ssl
@@ -19,6 +17,7 @@ from pydantic import AfterValidator, Field
 from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
 from apis.errors import ConfigError, FetchFailed
 from apis.imports import import_from_string
+from apis.outbound.certificates import trusted_certificates
 from apis.provider import Provider
 from providers.fetcher.addresses import AddressPolicy, HostResolver, IPNetwork
 from providers.fetcher.body import FetchLimits
@@ -75,13 +74,6 @@ class _Hop:
         )
 
 
-@functools.cache
-def _load_ssl_context(cert_file: str | None, cert_dir: str | None) -> ssl.SSLContext:
-    """Return the context that trusts the certificates of the system, or of these, which OpenSSL reads from the
-    environment. It is shared by all stacks of a process, because loading takes 20 ms."""
-    return ssl.create_default_context()
-
-
 class Safe(Fetcher):
     """Fetches over http and https. Each request has a connection of its own, to an address that was resolved and
     checked for it.
@@ -124,8 +116,8 @@ class Safe(Fetcher):
 
     async def start(self) -> None:
         try:
-            self._ssl_context = _load_ssl_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-        except (OSError, ssl.SSLError) as exc:
+            self._ssl_context = trusted_certificates()
+        except OSError as exc:
             raise ConfigError(f"the certificates to trust cannot be loaded: {exc}") from exc
         # Separate threads, so that name servers that never answer do not block other work.
         self._threads = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="resolve")

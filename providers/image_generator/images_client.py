@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -12,6 +11,7 @@ import httpx2
 
 from apis.errors import ConfigError, ToolFailed
 from apis.media.image_generator import ImageRequest, SourceImage
+from apis.outbound.certificates import trusted_certificates
 from providers.image_generator.answers import error_of_answer, parse_answer
 
 _CONNECT_TIMEOUT_S: Final = 10.0
@@ -39,7 +39,7 @@ class ImagesClient:
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
                 timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
                 limits=httpx2.Limits(keepalive_expiry=_KEEPALIVE_S),
-                verify=ssl.create_default_context(),
+                verify=trusted_certificates(),
                 proxy=proxy or None,
                 trust_env=base_url.startswith("https:"),
             )

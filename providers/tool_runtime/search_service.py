@@ -8,7 +8,6 @@ import asyncio
 import json
 import logging
 import re
-import ssl
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import httpx2
 from pydantic import ConfigDict, Field, SecretStr
 
 from apis.errors import ConfigError, ToolFailed
+from apis.outbound.certificates import trusted_certificates
 from apis.provider import Provider
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime, ToolSpec
 from providers.tool_runtime.search_results import (
@@ -114,7 +114,7 @@ class SearchService(ToolRuntime):
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
                 timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
                 limits=httpx2.Limits(keepalive_expiry=_KEEPALIVE_S),
-                verify=ssl.create_default_context(),
+                verify=trusted_certificates(),
                 proxy=proxy or None,
                 trust_env=self._config.base_url.startswith("https:"),
             )

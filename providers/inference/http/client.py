@@ -17,6 +17,7 @@ from aiohappyeyeballs import (
     start_connection,  # pyright: ignore[reportUnknownVariableType]  # of the sockets' addresses, which are of many kinds
 )
 
+from apis.outbound.certificates import trusted_certificates
 from providers.inference.http.connection import HttpConnection, HttpError
 from providers.inference.http.route import Origin, Proxy, ProxyError, ProxyRules, authority, parse_url
 
@@ -162,7 +163,7 @@ class HttpClient:
     async def _open_connection(self, origin: Origin) -> HttpConnection:
         loop = asyncio.get_running_loop()
         if origin.tls and self._ssl_context is None:
-            self._ssl_context = await asyncio.to_thread(ssl.create_default_context)
+            self._ssl_context = await asyncio.to_thread(trusted_certificates)
         proxy = self.find_proxy(origin)
         sock = await _open_socket(origin) if proxy is None else await _open_proxy_socket(proxy)
         try:
