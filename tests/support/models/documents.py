@@ -53,8 +53,22 @@ def pdf_with_a_loop_of_pages() -> bytes:
     return assembled([b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Pages /Count 1 /Kids [2 0 R 2 0 R] >>"])
 
 
+def compressed_repetition(block: bytes, count: int) -> bytes:
+    """Return `block * count` as zlib compresses it, of which only one block is compressed."""
+    compressor = zlib.compressobj(9)
+    head = compressor.compress(b"") + compressor.flush(zlib.Z_FULL_FLUSH)
+    body = compressor.compress(block) + compressor.flush(zlib.Z_FULL_FLUSH)
+    end = compressor.flush()[:-4]
+    prime, checksum = 65521, zlib.adler32(block, 0)
+    low, high = 1, 0
+    for _ in range(count):
+        high = (high + len(block) * low + (checksum >> 16)) % prime
+        low = (low + (checksum & 0xFFFF)) % prime
+    return head + body * count + end + ((high << 16) | low).to_bytes(4)
+
+
 def pdf_that_inflates(size: int) -> bytes:
-    stream = zlib.compress(b"(x) Tj " * (size // 7), 9)
+    stream = compressed_repetition(b"(x) Tj " * 2**17, size // (7 * 2**17))
     page = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Contents 4 0 R >>"
     content = b"<< /Length %d /Filter /FlateDecode >>\nstream\n%b\nendstream" % (len(stream), stream)
     return assembled(
