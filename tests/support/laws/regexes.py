@@ -2,7 +2,8 @@
 
 import ast
 import importlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ ROOT: Final = Path(__file__).parents[3]
 FOLDERS: Final = ("apis", "providers", "stack")
 SCANNING: Final = frozenset({"search", "finditer", "findall", "sub", "subn", "split", "scanner"})
 METHODS: Final = SCANNING | {"match", "fullmatch"}
+_MENTION: Final = re.compile(rf"\b(?:re|pattern|regex)\b|\.\s*(?:{'|'.join(sorted(METHODS))})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Unreadable:
 
 def find_expressions() -> tuple[list[Expression], list[Unreadable]]:
     """Return the expressions of apis/, providers/ and stack/, and those that reading the code cannot tell."""
-    trees = {path: ast.parse(path.read_text()) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
+    trees = {path: _nodes(path) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
     uses = _methods_by_name(trees)
     expressions: list[Expression] = []
     unreadable: list[Unreadable] = []
@@ -52,16 +54,22 @@ def find_expressions() -> tuple[list[Expression], list[Unreadable]]:
     return expressions, unreadable
 
 
-def _calls(tree: ast.AST) -> Iterator[tuple[ast.Call, list[str]]]:
+def _nodes(path: Path) -> Sequence[ast.AST]:
+    """Return all nodes of a file, none where not even its text names an expression or a method of one."""
+    text = path.read_text()
+    return [*ast.walk(ast.parse(text))] if _MENTION.search(text) else []
+
+
+def _calls(tree: Sequence[ast.AST]) -> Iterator[tuple[ast.Call, list[str]]]:
     """Yield each call with the names that its value is assigned to."""
     assigned: dict[ast.AST, list[str]] = {}
-    for node in ast.walk(tree):
+    for node in tree:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = [name for target in targets for name in _target_names(target)]
             values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
             assigned |= dict.fromkeys(values, names)
-    for node in ast.walk(tree):
+    for node in tree:
         if isinstance(node, ast.Call):
             yield node, assigned.get(node, [])
 
@@ -82,10 +90,10 @@ def _patterns(call: ast.Call) -> Iterator[tuple[ast.expr, str]]:
         yield from ((keyword.value, "pydantic") for keyword in call.keywords if keyword.arg in ("pattern", "regex"))
 
 
-def _methods_by_name(trees: Mapping[Path, ast.AST]) -> dict[str, set[str]]:
+def _methods_by_name(trees: Mapping[Path, Sequence[ast.AST]]) -> dict[str, set[str]]:
     uses: dict[str, set[str]] = {}
     for tree in trees.values():
-        for node in ast.walk(tree):
+        for node in tree:
             if isinstance(node, ast.Attribute) and node.attr in METHODS:
                 name = node.value
                 key = name.id if isinstance(name, ast.Name) else name.attr if isinstance(name, ast.Attribute) else ""
