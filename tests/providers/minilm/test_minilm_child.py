@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors import torch as safetensors
-from transformers import BertConfig, BertModel
+from transformers.models.bert.configuration_bert import BertConfig
+from transformers.models.bert.modeling_bert import BertModel
 
 from providers.inference.minilm.child import MAX_TOKENS, Embedder, TextTooLong, gelu, split_batches
 from tests.support.models.tiny_bert import CONFIG, write_tiny_bert

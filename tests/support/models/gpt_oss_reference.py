@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import GptOssForCausalLM
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssForCausalLM
 
 from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
 from providers.inference.gpt_oss.engine.runner import Plan, PlanRow

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - typed in part
-from transformers import GptOssConfig, GptOssForCausalLM
+from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssForCausalLM
 from transformers.utils import logging
 
 from providers.inference.harmony.vocabulary import load_vocabulary
