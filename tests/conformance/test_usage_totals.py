@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import os
 import random
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from tests.bench.test_cost import process
+from tests.support.servers.upstream_process import running_upstream
 from tests.support.servers.worker_processes import worker_processes
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of, sum_usage
 
@@ -71,7 +70,7 @@ async def test_usage_equals_what_the_inference_server_generated(
 ) -> None:
     port = unused_tcp_port
     async with (
-        process(sys.executable, str(Path(__file__).parents[1] / "bench" / "upstream.py"), str(port)),
+        running_upstream(port),
         worker_processes(tmp_path, shared_store, workers=4, more=build_sections(port)) as workers,
         AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="sk-root") as root,
     ):
