@@ -22,6 +22,8 @@ PAUSE_S: Final = 1.2
 """Seconds between two jumps; a response takes longer."""
 SECTIONS: Final[dict[str, Any]] = {
     "inference": {"provider": "scripted", "turns": [[{"text": ["a "] * 10}, {"wait_s": 1.5}, {"text": ["b "] * 10}]]},
+    # much shorter than a jump of a clock, and long enough to be renewed in time on a busy machine
+    "responses": {"provider": "loop", "background": {"lease_s": 6, "poll_s": 0.1}},
 }
 pytestmark = [
     pytest.mark.long,
