@@ -17,7 +17,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAIError, RateLimitError
 
-from providers.accounts.ledger import HEARTBEAT_TTL_S
+from providers.accounts.ledger.stored_ledger import HEARTBEAT_TTL_S
 from tests.support.servers.worker_processes import Workers, worker_processes
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of, sum_usage
 

@@ -9,12 +9,12 @@ from openai import AsyncOpenAI, BadRequestError, RateLimitError
 from openai.types.admin.organization.projects import ProjectRateLimit
 
 from apis.accounts.accounts import MAX_KEY_AGE_S, Caller
-from apis.accounts.charges import Amounts, Demand
+from apis.accounts.charges import Amounts, Demand, ReservedPart
 from apis.accounts.limits import RateLimit
 from apis.errors import QuotaExceeded, RateLimited, TokenRateLimited
 from apis.storage.records import decode_record
-from providers.accounts.counters import UseCounter, Windows
-from providers.accounts.ledger import StoredLedger
+from providers.accounts.ledger.counters import UseCounter, Windows
+from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.prices import Prices
 from providers.kv_store.memory import Memory
 from stack.http.routes.table import API_ROUTES
@@ -249,14 +249,18 @@ async def test_two_workers_admit_exactly_as_many_requests_as_the_limit() -> None
 def test_a_window_ends_and_a_late_settlement_touches_no_later_one() -> None:
     november = Windows.at(1_795_391_999)
     december = Windows.at(1_796_083_200)
-    counter = UseCounter(november).begin(Amounts(100), is_background=False)
-    part, reserved = counter.reserve("*", Amounts(100)), Amounts(100)
-    later = counter.advance(december).begin(Amounts(10), is_background=False)
+    reserved = UseCounter.reserve(november, Amounts(100), is_background=False)
+    part = ReservedPart("*", Amounts(100), november.minute, november.day, november.month)
+    assert UseCounter.of_part(part, is_background=False) == reserved
+    counter = UseCounter(november).plus(reserved)
+    later = counter.advance(december).plus(UseCounter.reserve(december, Amounts(10), is_background=False))
     assert (later.minute_tokens, later.day_tokens, later.month_tokens) == (10, 10, 10)
-    assert later.settle(part, Amounts(), reserved) == later
+    ended = later.minus(reserved).plus(UseCounter.of_use(part, Amounts(40)))
+    assert (ended.minute_tokens, ended.day_tokens, ended.month_tokens) == (10, 10, 10)
+    assert (later.concurrent_responses, ended.concurrent_responses) == (2, 1)
     assert later.advance(november) == later
     next_minute = counter.advance(Windows(november.minute + 1, november.day, november.month))
-    settled = next_minute.settle(part, Amounts(40), reserved)
+    settled = next_minute.minus(reserved).plus(UseCounter.of_use(part, Amounts(40)))
     assert (settled.minute_tokens, settled.day_tokens, settled.month_tokens) == (0, 40, 40)
     with pytest.raises(QuotaExceeded):
         settled.require_room(RateLimit(month_tokens=50), Amounts(11), "p", is_background=False)

@@ -9,7 +9,7 @@ from openai import BadRequestError, RateLimitError
 from openai.types.admin.organization import UsageCompletionsResponse
 
 from apis.storage.records import decode_record
-from providers.accounts.counters import UseCounter
+from providers.accounts.ledger.counters import UseCounter
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import scripted, serving
