@@ -127,15 +127,15 @@ class UseCounter(msgspec.Struct, frozen=True, omit_defaults=True):
             and (limit.background_responses is None or self.background_responses <= room.background_responses)
         )
 
-    def find_free(self, limit: RateLimit, wanted: "UseCounter", share: int) -> Self:
-        """Return the part of `wanted`, the sum of some requests, that the limit bounds, and of it no more than a
+    def find_free(self, limit: RateLimit, requested: "UseCounter", share: int) -> Self:
+        """Return the part of `requested`, the sum of some requests, that the limit bounds, and of it no more than a
         `share`th of what is free; nothing if that is less than one of the requests."""
         bounds = {name: most for name in _AMOUNTS if (most := getattr(limit, name)) is not None}
         free = {
-            name: max(0, min(getattr(wanted, name), (most - getattr(self, name)) // share))
+            name: max(0, min(getattr(requested, name), (most - getattr(self, name)) // share))
             for name, most in bounds.items()
         }
-        if any(amount * wanted.day_requests < getattr(wanted, name) for name, amount in free.items()):
+        if any(amount * requested.day_requests < getattr(requested, name) for name, amount in free.items()):
             free = {}
         return type(self)(self.windows, **free)
 

@@ -125,22 +125,22 @@ class LimitLease:
         for subject, counter in reserved.items():
             self.taken[subject] = self.taken[subject].plus(counter)
 
-    def held(self, record: ChargeRecord) -> Mapping[str, UseCounter]:
+    def find_taken(self, record: ChargeRecord) -> Mapping[str, UseCounter]:
         """Return what is taken by the request of a charge; nothing if its reservation is not part of this lease."""
         return self._charges.get(record.id, {}) if record.parts else {}
 
     def end(self, record: ChargeRecord, uses: dict[str, UseCounter]) -> None:
         """Replace what a request has reserved by what it has used."""
-        held = self.held(record)
-        if held:
+        counters = self.find_taken(record)
+        if counters:
             self._charges[record.id] = uses
-        for subject, counter in held.items():
+        for subject, counter in counters.items():
             if subject in self.taken:
                 self.taken[subject] = self.taken[subject].minus(counter).plus(uses[subject])
 
     def drop(self, record: ChargeRecord) -> None:
         """Remove a request that has been counted from what is taken."""
-        for subject, counter in self.held(record).items():
+        for subject, counter in self.find_taken(record).items():
             if subject in self.taken:
                 self.taken[subject] = self.taken[subject].minus(counter)
         if record.parts:
@@ -151,5 +151,5 @@ def add_recent(
     recent: dict[str, tuple[RateLimit, UseCounter]], subject: str, limit: RateLimit, reserved: UseCounter
 ) -> None:
     """Add what one request has reserved to the sum of its subject."""
-    known = recent.get(subject)
-    recent[subject] = limit, reserved if known is None else reserved.plus(known[1])
+    previous = recent.get(subject)
+    recent[subject] = limit, reserved if previous is None else reserved.plus(previous[1])

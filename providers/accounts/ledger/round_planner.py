@@ -192,11 +192,11 @@ class RoundPlanner:
             row = find_usage_row(end)
             counts = round_.usage.get(row, rows.usage[row])
             round_.usage[row] = counts.plus(msgspec.structs.replace(end.counts, cost=cost) if cost else end.counts)
-        held = rows.lease.held(end.record)
+        in_lease = rows.lease.find_taken(end.record)
         for part in end.record.parts:
             subject = part.subject
-            if subject in held:
-                round_.taken[subject] = round_.taken[subject].minus(held[subject])
+            if subject in in_lease:
+                round_.taken[subject] = round_.taken[subject].minus(in_lease[subject])
             elif is_open:
                 reservation = UseCounter.of_part(part, is_background=end.record.is_background)
                 round_.others[subject] = round_.others[subject].minus(reservation)
