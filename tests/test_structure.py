@@ -13,9 +13,10 @@ from typing import Final
 
 import pytest
 
-from tests.support.laws.source_trees import nodes, shared_trees, tree
+from tests.support.laws.source_trees import ROOT, nodes, python_files, shared_trees, tree
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+__all__ = ["shared_trees"]
+
 CODE: Final = ("apis", "providers", "stack", "configs")
 FOLDERS: Final = {"apis", "configs", "distributions", "providers", "stack", "tests"}
 ROOT_FILES: Final = {
@@ -77,27 +78,8 @@ BAD_NAMES: Final = re.compile(r"(Impl|Adapter|Mixin|Manager|Base|Utils?|Helpers?
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-
-def tracked(*folders: str) -> list[Path]:
-    """The Python files that are, or would be, part of the repository."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *(f"{each}/*.py" for each in folders)],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    return [ROOT / line for line in sorted(set(listed.stdout.splitlines())) if (ROOT / line).exists()]
-
-
-OURS: Final = tracked(*CODE)
-ALL: Final = [*OURS, *tracked("tests")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def trees_are_shared() -> Iterator[None]:
-    with shared_trees():
-        yield
+OURS: Final = python_files(*CODE)
+ALL: Final = [*OURS, *python_files("tests")]
 
 
 def functions(file: Path) -> Iterator[Function]:
@@ -180,7 +162,7 @@ def test_every_file_opens_by_saying_its_job() -> None:
 
 def test_every_interface_says_what_it_promises() -> None:
     silent: list[str] = []
-    for file in tracked("apis"):
+    for file in python_files("apis"):
         for node in tree(file).body:
             if not isinstance(node, ast.ClassDef | Function) or node.name.startswith("_"):
                 continue

@@ -3,17 +3,16 @@
 import ast
 import io
 import re
-import subprocess
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import pytest
+from tests.support.laws.source_trees import ROOT, nodes, python_files, shared_trees
 
-from tests.support.laws.source_trees import nodes, shared_trees
+__all__ = ["shared_trees"]
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+PRODUCT: Final = ("apis", "providers", "stack")
 MAX_OCCURRENCES: Final = 20
 """Occurrences of avoided words in the whole product code; more fail the test."""
 
@@ -29,23 +28,6 @@ BARE_NAMES: Final = frozenset(
 """Participles that name nothing without a noun: `tool_results`, not `told`."""
 FRAGMENT: Final = re.compile(r"(?:What|Whether|Of|The same|As)\b")
 """Beginnings of docstrings that need the line above them."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def trees_are_shared() -> Iterator[None]:
-    with shared_trees():
-        yield
-
-
-def product_files() -> list[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "apis", "providers", "stack"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    return [ROOT / line for line in listed.stdout.splitlines() if line.endswith(".py") and (ROOT / line).exists()]
 
 
 def docstrings(file: Path) -> Iterator[tuple[int, str]]:
@@ -84,7 +66,7 @@ def where(file: Path, line: int, word: str) -> str:
 
 
 def test_prose_avoids_the_words_of_the_list() -> None:
-    files = product_files()
+    files = python_files(*PRODUCT)
     hits = [where(file, line, word) for file in files for line, text in prose(file) for word in PROSE.findall(text)]
     assert len(hits) < MAX_OCCURRENCES, hits
 
@@ -92,7 +74,7 @@ def test_prose_avoids_the_words_of_the_list() -> None:
 def test_names_are_nouns_or_verbs_with_an_object() -> None:
     hits = [
         where(file, line, name)
-        for file in product_files()
+        for file in python_files(*PRODUCT)
         for line, name in names(file)
         if name.strip("_") in BARE_NAMES
     ]
@@ -102,7 +84,7 @@ def test_names_are_nouns_or_verbs_with_an_object() -> None:
 def test_docstrings_are_sentences_of_their_own() -> None:
     hits = [
         where(file, line, text[:60])
-        for file in product_files()
+        for file in python_files(*PRODUCT)
         for line, text in docstrings(file)
         if FRAGMENT.match(text)
     ]

@@ -1,11 +1,12 @@
 """Charges: what one request reserves under the limits of its caller, and the usage with which it ends.
 
-    /accounts/charges/PROJECT/ID/open   the reservation; present until it is counted as settled or released
+    /accounts/charges/PROJECT/ID/open   the reservation of a background response, until it is settled or released
     /accounts/charges/PROJECT/ID/end    the usage, written in the same step as the response; present until it is counted
 
-A reservation is valid as long as its guard, another key of the store, exists: the heartbeat of the process that
-answers, or the run of a background response. So what a killed process has reserved is released, and a background
-response that another worker resumes stays reserved and is counted once.
+The other requests of a process are reserved together, in one entry. A reservation is valid as long as its guard,
+another key of the store, exists: the heartbeat of the process that answers, or the run of a background response. So
+what a killed process has reserved is released, and a background response that another worker resumes stays reserved
+and is counted once.
 """
 
 import time
@@ -135,7 +136,17 @@ class Charge:
     (`adopt_ops`, then `confirm_adoption`), or else by `end`, when the request is over.
     """
 
-    __slots__ = ("_claimed", "_is_closed", "_is_unsure", "_late_use", "_meter", "headers", "open_version", "record")
+    __slots__ = (
+        "_claimed",
+        "_is_closed",
+        "_is_unsure",
+        "_late_use",
+        "_meter",
+        "_stored_end",
+        "headers",
+        "open_version",
+        "record",
+    )
 
     def __init__(
         self, meter: "Meter", record: ChargeRecord, headers: Mapping[str, str], open_version: int | None = None
@@ -147,6 +158,7 @@ class Charge:
         self._is_unsure = False
         self._claimed = 0
         self._late_use: Use | None = None
+        self._stored_end: ChargeEnd | None = None
         self.record = record
         self.headers = headers
         self.open_version = open_version
@@ -154,16 +166,17 @@ class Charge:
     def end_ops(self, use: Use) -> Sequence[Op]:
         """Return the write of the usage, which belongs in the write of the response; `confirm` has to follow it."""
         self._claimed += 1
-        return [build_end(self.record.without_parts() if self._is_closed else self.record, use).to_put()]
+        self._stored_end = build_end(self.record.without_parts() if self._is_closed else self.record, use)
+        return [self._stored_end.to_put()]
 
     def confirm(self, *, is_stored: bool) -> None:
         """End the charge if the write of `end_ops` has happened; otherwise it can still end in another way."""
         self._claimed -= 1
         if self._is_closed:
             return
-        if is_stored:
+        if is_stored and self._stored_end is not None:
             self._is_closed = True
-            self._meter.count_stored(self.record)
+            self._meter.count_stored(self._stored_end, self.open_version)
             return
         self._is_unsure = True  # a write that raised may have happened all the same
         if self._late_use is not None and not self._claimed:
@@ -213,5 +226,5 @@ class Meter(ABC):
         says that a write of it raised, and may have happened."""
 
     @abstractmethod
-    def count_stored(self, record: ChargeRecord) -> None:
+    def count_stored(self, end: ChargeEnd, open_version: int | None) -> None:
         """Count an end that has been stored with a response, soon after."""

@@ -1,11 +1,10 @@
 """Usage: the tokens, requests and tool calls of each project, key and model, hour by hour."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
+import msgspec
 from openai.types.responses import Response
 from pydantic import Field
 
@@ -18,8 +17,7 @@ _HOSTED_CALLS: Final = frozenset({"code_interpreter_call", "file_search_call", "
 COSTS_MAX_BUCKETS: Final = 180
 
 
-@dataclass(frozen=True, slots=True)
-class UsageCounts:
+class UsageCounts(msgspec.Struct, frozen=True):
     """Sums over requests whose tokens are known. Cached tokens are a part of the input, reasoning of the output."""
 
     requests: int = 0
@@ -27,9 +25,9 @@ class UsageCounts:
     cached_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
-    tool_calls: dict[str, int] = field(default_factory=dict[str, int])
+    tool_calls: dict[str, int] = {}
     """Calls of hosted tools by the type of their item, such as `web_search_call`."""
-    tool_requests: dict[str, int] = field(default_factory=dict[str, int])
+    tool_requests: dict[str, int] = {}
     """Requests with at least one such call, by the type of the item."""
     cost: int = 0
     """The price of all of it when it was counted, in NANOS of the currency."""
@@ -42,14 +40,13 @@ class UsageCounts:
             self.cached_tokens + other.cached_tokens,
             self.output_tokens + other.output_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
-            dict(Counter(self.tool_calls) + Counter(other.tool_calls)),
-            dict(Counter(self.tool_requests) + Counter(other.tool_requests)),
+            _add(self.tool_calls, other.tool_calls),
+            _add(self.tool_requests, other.tool_requests),
             self.cost + other.cost,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class UsageSubject:
+class UsageSubject(msgspec.Struct, frozen=True):
     """Who used which model, and how; empty fields stand for all of them. `category` is `embeddings`, or empty for all
     requests that generate."""
 
@@ -61,8 +58,7 @@ class UsageSubject:
     is_batch: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UsageEntry:
+class UsageEntry(msgspec.Struct, frozen=True):
     """The use by one subject in one hour, which begins at `start_time` (seconds of Unix time)."""
 
     start_time: int
@@ -153,7 +149,7 @@ class CostsQuery(Wire):
 def count_hosted_calls(response: Response) -> dict[str, int]:
     """Return the numbers of calls of hosted tools by the type of their item. A shell that runs at the client's side is
     none of the server's, and an image that was not generated is none."""
-    counter: Counter[str] = Counter()
+    counts: dict[str, int] = {}
     for item in response.output:
         match item.type:
             case "shell_call":
@@ -162,8 +158,9 @@ def count_hosted_calls(response: Response) -> dict[str, int]:
                 is_hosted = item.status == "completed"
             case _:
                 is_hosted = item.type in _HOSTED_CALLS
-        counter[item.type] += is_hosted
-    return dict(+counter)
+        if is_hosted:
+            counts[item.type] = counts.get(item.type, 0) + 1
+    return counts
 
 
 def count_one_request(tokens: tuple[int, int, int, int], tool_calls: Mapping[str, int]) -> UsageCounts:
@@ -194,6 +191,10 @@ def sum_by_group(entries: Iterable[UsageEntry], query: UsageQuery) -> dict[Usage
             group = query.group(entry.subject)
             sums[group] = sums.get(group, UsageCounts()).plus(entry.counts)
     return sums
+
+
+def _add(counts: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {name: counts.get(name, 0) + other.get(name, 0) for name in {**counts, **other}}
 
 
 class UsageLog(ABC):

@@ -6,6 +6,8 @@ import time
 from typing import Final
 
 MAX_ID_CHARS: Final = 256
+MAX_RECORD_ID_CHARS: Final = 128
+"""Characters of an id that the server has chosen; a longer one has no record."""
 NO_ID: Final = "."
 
 
@@ -15,9 +17,9 @@ def is_safe_id(client_id: str, max_chars: int = MAX_ID_CHARS) -> bool:
     return 0 < len(client_id) <= max_chars and client_id.isascii() and client_id.isprintable()
 
 
-def record_id(client_id: str, max_chars: int = MAX_ID_CHARS) -> str:
-    """Return the id that a client sent if it can be one part of a key, else NO_ID, which no record has."""
-    return client_id if is_safe_id(client_id, max_chars) and "/" not in client_id else NO_ID
+def record_id(client_id: str) -> str:
+    """Return the id of a record that a client sent if it can be one part of a key, else NO_ID, which no record has."""
+    return client_id if is_safe_id(client_id, MAX_RECORD_ID_CHARS) and "/" not in client_id else NO_ID
 
 
 def id_to_key_part(client_id: str) -> str:

@@ -21,12 +21,12 @@ from apis.accounts.directory import (
 )
 from apis.accounts.scopes import parse_project_scopes
 from apis.errors import InvalidRequest, NotFound, Overloaded
-from apis.storage.keys import new_id_key, record_id
+from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, encode_record, scan_all
 from providers.accounts.audit_log import StoredAuditLog
-from providers.accounts.project_entries import MAX_ID_CHARS, load_project
+from providers.accounts.project_entries import load_project
 from providers.accounts.records import (
     digest_reference_key,
     last_use_key,
@@ -68,7 +68,7 @@ class StoredDirectory(AccountDirectory):
 
     async def list_projects(self, page: ProjectPage) -> Page[Project]:
         projects: list[Project] = []
-        prefix, last_key = project_key(""), project_key(_safe(page.after)) if page.after else ""
+        prefix, last_key = project_key(""), project_key(record_id(page.after)) if page.after else ""
         while len(projects) <= page.limit and (rows := await self._kv.scan(prefix, after=last_key, limit=100)):
             last_key = rows[-1][0]
             stored = [decode_record(entry, Project) for _, entry in rows]
@@ -199,15 +199,15 @@ class StoredDirectory(AccountDirectory):
         ]
 
     async def _load_key(self, project_id: str, key_id: str) -> Entry:
-        entry = await self._kv.get(stored_key_key(_safe(project_id), _safe(key_id)))
+        entry = await self._kv.get(stored_key_key(record_id(project_id), record_id(key_id)))
         if entry is None:
-            raise NotFound(f"No API key found with id '{key_id[:MAX_ID_CHARS]}'.")
+            raise NotFound(f"No API key found with id '{key_id[:MAX_RECORD_ID_CHARS]}'.")
         return entry
 
     async def _load_account(self, project_id: str, account_id: str) -> Entry:
-        entry = await self._kv.get(service_account_key(_safe(project_id), _safe(account_id)))
+        entry = await self._kv.get(service_account_key(record_id(project_id), record_id(account_id)))
         if entry is None:
-            raise NotFound(f"No service account found with id '{account_id[:MAX_ID_CHARS]}'.")
+            raise NotFound(f"No service account found with id '{account_id[:MAX_RECORD_ID_CHARS]}'.")
         return entry
 
     async def _replace(self, key: str, value: Project | ServiceAccount | StoredKey, entry: Entry, record: Put) -> bool:
@@ -217,7 +217,7 @@ class StoredDirectory(AccountDirectory):
     async def _list(
         self, prefix: str, page: AccountPage, record_type: type[RecordT], *, reverse: bool = False
     ) -> Page[RecordT]:
-        cursor = f"{prefix}{_safe(page.after)}" if page.after else ""
+        cursor = f"{prefix}{record_id(page.after)}" if page.after else ""
         after, before = ("", cursor) if reverse else (cursor, "")
         rows = await self._kv.scan(prefix, after=after, before=before, limit=page.limit + 1, reverse=reverse)
         return first_page([decode_record(entry, record_type) for _, entry in rows], page.limit)
@@ -243,10 +243,6 @@ def _generate_key(project_id: str, account_id: str | None, options: KeyOptions) 
 
 def _project_of(key: StoredKey) -> str | None:
     return None if key.project_id == ADMIN_TENANT else key.project_id
-
-
-def _safe(client_id: str) -> str:
-    return record_id(client_id, MAX_ID_CHARS)
 
 
 def _require_active(project: Project) -> Project:

@@ -19,7 +19,7 @@ from apis.storage.records import decode_record
 from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.directory import StoredDirectory
 from providers.accounts.erasure import StoredProjectErasure
-from providers.accounts.ledger import StoredLedger
+from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.limiter import StoredLimiter, read_limits
 from providers.accounts.prices import ModelPrice, Prices
 from providers.accounts.project_settings import StoredProjectSettings, read_settings

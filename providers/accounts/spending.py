@@ -5,6 +5,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
+
 from apis.accounts.charges import CHARGES_PREFIX, OpenCharge
 from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT, RateLimit
 from apis.accounts.spending import SpendLimit, SpendLimits
@@ -12,8 +14,9 @@ from apis.accounts.usage import UsageLog
 from apis.errors import NotFound, Overloaded
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record, encode_record, scan_all
-from providers.accounts.counters import UseCounter, Windows
-from providers.accounts.ledger_round import COUNTER_TTL_S
+from providers.accounts.ledger.counters import UseCounter, Windows
+from providers.accounts.ledger.limit_lease import LEASE_SUFFIX, LeaseRecord
+from providers.accounts.ledger.round_planner import COUNTER_TTL_S
 from providers.accounts.limiter import LimitTable, StoredLimiter
 from providers.accounts.records import ORGANIZATION_ID, find_counter_key
 
@@ -40,9 +43,8 @@ class StoredSpendLimits(SpendLimits):
         for _ in range(_ATTEMPTS):
             entry, counter = await self._read_counter(project_id)
             version = ABSENT if entry is None else entry.version
-            put = Put(
-                _counter_key(project_id), encode_record(replace(counter, month_cost=spent)), COUNTER_TTL_S, version
-            )
+            record = encode_record(msgspec.structs.replace(counter, month_cost=spent))
+            put = Put(_counter_key(project_id), record, COUNTER_TTL_S, version)
             if await self._kv.write([put]) is not None:
                 return SpendLimit(cost, spent)
         raise Overloaded("Too many requests are being counted. Set the limit again.", retry_after_s=1)
@@ -73,11 +75,14 @@ class StoredSpendLimits(SpendLimits):
         month_start = int(now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp())
         entries = await self._usage_log.read(month_start, int(now.timestamp()) + 3600)
         spent = sum(entry.counts.cost for entry in entries if project_id in (None, entry.subject.project_id))
-        subject = _subject(project_id)
+        subject, windows = _subject(project_id), Windows.at(time.time())
         async for key, entry in scan_all(self._kv, CHARGES_PREFIX + (f"{project_id}/" if project_id else "")):
             if key.endswith("/open"):
                 parts = decode_record(entry, OpenCharge).record.parts
                 spent += sum(part.amounts.cost for part in parts if part.subject == subject)
+            elif key.endswith(LEASE_SUFFIX):
+                leased = decode_record(entry, LeaseRecord).amounts.get(subject)
+                spent += 0 if leased is None else leased.advance(windows).month_cost
         return spent
 
 

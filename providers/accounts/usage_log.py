@@ -5,7 +5,7 @@ from typing import Final
 from apis.accounts.usage import HOUR_S, UsageEntry, UsageLog
 from apis.storage.kv_store import KVStore
 from apis.storage.records import decode_record
-from providers.accounts.ledger import StoredLedger
+from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.records import usage_key
 
 _PAGE_ROWS: Final = 1000

@@ -9,7 +9,7 @@ import msgspec
 from apis.documents.vector_index import VectorIndex
 from apis.documents.vector_stores import AddFile, ChunkSizes, StaticChunking
 from apis.errors import NotFound, Unsupported
-from apis.storage.keys import is_safe_id
+from apis.storage.keys import MAX_RECORD_ID_CHARS, is_safe_id
 from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 
@@ -20,7 +20,6 @@ EXPIRING_PREFIX: Final = "~vs_expiring/"
 
 _TEXT_CHUNK_BYTES: Final = 256 * 1024
 _TEXT_PAGE_SIZE: Final = 16
-_MAX_ID_CHARS: Final = 128
 
 FileStatus = Literal["in_progress", "completed", "cancelled", "failed"]
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
@@ -147,7 +146,7 @@ def batch_key(tenant: str, store_id: str, batch_id: str) -> str:
 async def load_record(kv: KVStore, key: str, record_type: type[RecordT], kind_name: str) -> tuple[RecordT, int]:
     """Return the record and its version. Raises NotFound, which names the kind of object."""
     name = key.rpartition("/")[2]
-    is_safe = is_safe_id(name, _MAX_ID_CHARS)
+    is_safe = is_safe_id(name, MAX_RECORD_ID_CHARS)
     # an id with a slash in it would name a record of another kind or store
     entry = await kv.get(key) if is_safe and key.count("/") == (3 if record_type is not StoreRecord else 2) else None
     if entry is None:

@@ -88,7 +88,7 @@ def create_app(config: StackConfig) -> Starlette:
 
 @cache
 def _build_route(path: str, template: str, route: Route) -> StarletteRoute:
-    """Return the route for Starlette. The apps of one process share it, because its pattern is dear to compile."""
+    """Return the route for Starlette. The apps of one process share it, because compiling its pattern is expensive."""
     return StarletteRoute(path, Endpoint(route.handler, template), methods=[route.method])
 
 

@@ -100,7 +100,9 @@ class Edge:
                 response_headers = MutableHeaders(scope=message)
                 response_headers["x-request-id"] = record.id
                 if context.charge is not None:
-                    response_headers.update(context.charge.headers)
+                    # no response has these already, so nothing is replaced
+                    limits = context.charge.headers
+                    response_headers.raw.extend((name.encode(), limits[name].encode()) for name in limits)
                 if self._cors is not None:
                     self._cors.add_headers(response_headers, Headers(scope=scope).get("origin"))
             elif (text := message.get("text")) is not None:

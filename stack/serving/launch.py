@@ -30,7 +30,7 @@ from stack.config import find_config, load_config
 from stack.http.metrics import forget_worker, share_metrics
 from stack.serving.exit_codes import exit_on_error
 from stack.serving.heartbeats import Heartbeats
-from stack.serving.serve import bind_listener, handle_hangup, listener_url, serve, set_up_logging
+from stack.serving.serve import bind_listener, handle_hangup, has_lost_parent, listener_url, serve, set_up_logging
 from stack.wiring import load_wired_config, wiring_lines
 
 _POLL_S = 0.2
@@ -102,8 +102,7 @@ class _SharedState:
 
     def others_keep_serving(self) -> bool:
         """Return true if a worker that drains now drains alone."""
-        parent = multiprocessing.parent_process()
-        return parent is not None and os.getppid() == parent.pid and not self.ending_event.is_set()
+        return not has_lost_parent() and not self.ending_event.is_set()
 
 
 def _serve(

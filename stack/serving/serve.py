@@ -102,8 +102,6 @@ class DrainingServer(uvicorn.Server):
         self._others_keep_serving = others_keep_serving
         self._on_beat = on_beat
         self._last_request_wait_s = _LAST_REQUEST_WAIT_S
-        parent = multiprocessing.parent_process()
-        self._parent_id = parent.pid if parent is not None else None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._open_connections.add_to(self.lifespan.state)
@@ -112,7 +110,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         self._on_beat()
-        if self._parent_id not in (None, os.getppid()) and not self.should_exit:
+        if has_lost_parent() and not self.should_exit:
             self.handle_exit(signal.SIGTERM, None)
         return await super().on_tick(counter)
 
@@ -226,6 +224,12 @@ async def _wait_for(tasks: set[asyncio.Task[None]]) -> None:
         await asyncio.wait(tasks, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
     else:
         await asyncio.sleep(_POLL_S)
+
+
+def has_lost_parent() -> bool:
+    """Return true if `multiprocessing` started this process and the process that did so has ended."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and os.getppid() != parent.pid
 
 
 @contextmanager

@@ -6,12 +6,9 @@ is asserted of them, only that every answer was whole.
 
 import asyncio
 import os
-import socket
 import statistics
-import sys
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +16,9 @@ import aiohttp
 import psutil
 import pytest
 
+from tests.support.servers.ports import free_port
 from tests.support.servers.stack_process import running_stack
+from tests.support.servers.upstream_process import running_upstream
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 CONFIG = """
@@ -67,12 +66,10 @@ class Bench:
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncGenerator[Bench]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     (tmp_path / "bench.yaml").write_text(CONFIG.format(port=port))
     async with (
-        process(sys.executable, str(Path(__file__).with_name("upstream.py")), str(port)),
+        running_upstream(port),
         running_stack("bench.yaml", cwd=tmp_path) as (url, _),
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
@@ -80,16 +77,6 @@ async def bench(tmp_path: Path) -> AsyncGenerator[Bench]:
         bench = Bench(url, server, http)
         await bench.together(32, 8, 64, stream=True)
         yield bench
-
-
-@asynccontextmanager
-async def process(*command: str) -> AsyncGenerator[None]:
-    child = await asyncio.create_subprocess_exec(*command)
-    try:
-        yield
-    finally:
-        child.terminate()
-        await child.wait()
 
 
 async def test_cost_of_a_token(bench: Bench) -> None:

@@ -1,7 +1,6 @@
 """CPU of a request that is checked, limited and counted, against one of an open stack. Prints figures only."""
 
 import asyncio
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.bench.test_cost import process
 from tests.support.servers.stack_process import STACK, running_stack
+from tests.support.servers.upstream_process import running_upstream
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 REQUESTS = 600
@@ -68,7 +67,7 @@ async def test_cost_of_keys_limits_and_usage(tmp_path: Path, unused_tcp_port: in
     port = unused_tcp_port
     best: dict[str, float] = {}
     async with (
-        process(sys.executable, str(Path(__file__).with_name("upstream.py")), str(port)),
+        running_upstream(port),
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
         for name in ("open", "keys", "limits"):

@@ -2,7 +2,7 @@
 
     python tests/bench/upstream.py PORT
 
-The prompt's last `n=TOKENS d=MICROSECONDS` says what to answer. Its own cost is small beside what is measured.
+The prompt's last `n=TOKENS d=MICROSECONDS` says what to answer. Its own cost is small compared with what is measured.
 `GET /counts` returns the number of answers it has sent and their tokens.
 """
 
@@ -67,19 +67,16 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
                 continue
             length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
             body = await reader.readexactly(int(length[1])) if length else b""
-            asked = DIRECTIVE.search(body)
-            tokens, pause_us = (int(asked[1]), int(asked[2])) if asked else (1, 0)
-            if not pause_us:
+            directive = DIRECTIVE.search(body)
+            tokens, pause_us = (int(directive[1]), int(directive[2])) if directive else (1, 0)
+            if pause_us:
+                writer.write(HEAD + FIRST)
+                for token in TOKENS[:tokens]:
+                    await asyncio.sleep(pause_us / 1e6)
+                    writer.write(token)
+                writer.write(_end(tokens))
+            else:
                 writer.write(HEAD + FIRST + b"".join(TOKENS[:tokens]) + _end(tokens))
-                if head.startswith(b"POST "):
-                    counts.add(tokens)
-                await writer.drain()
-                continue
-            writer.write(HEAD + FIRST)
-            for token in TOKENS[:tokens]:
-                await asyncio.sleep(pause_us / 1e6)
-                writer.write(token)
-            writer.write(_end(tokens))
             if head.startswith(b"POST "):
                 counts.add(tokens)
             await writer.drain()

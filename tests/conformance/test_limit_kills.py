@@ -17,20 +17,18 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAIError, RateLimitError
 
-from providers.accounts.ledger import HEARTBEAT_TTL_S
+from providers.accounts.ledger.stored_ledger import HEARTBEAT_TTL_S
 from tests.support.servers.worker_processes import Workers, worker_processes
+from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of, sum_usage
 
 SEED = int(os.environ.get("STACK_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)
 LIMIT_TOKENS = 8000
 CLIENTS = 6
 KILLS = int(os.environ.get("STACK_KILL_TRIALS", "12"))
 MORE: dict[str, Any] = {
+    **CHAINED,
     "inference": {"provider": "scripted", "turns": [[{"wait_s": 0.02}, {"text": ["word "] * 9}]]},
-    "server": {"log_level": "warning", "api_keys": [{"key": "sk-root", "tenant": "operator", "admin": True}]},
-    "accounts": {
-        "provider": "chain",
-        "providers": {"config": {"provider": "config"}, "stored": {"provider": "stored"}},
-    },
+    "server": {"log_level": "warning", "api_keys": [ROOT]},
     "responses": {"provider": "loop", "background": {"lease_s": 1.5, "poll_s": 0.1, "max_tenant_running": 64}},
 }
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -113,13 +111,9 @@ async def test_a_budget_is_neither_passed_nor_wasted_and_usage_is_exact(
     dice = random.Random(SEED)
     async with worker_processes(tmp_path, shared_store, workers=4, more=MORE) as workers:
         root = AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="sk-root", max_retries=0)
-        organization: Any = root.with_options(admin_api_key="sk-root").admin.organization
-        project = await organization.projects.create(name="p")
-        await organization.projects.rate_limits.update_rate_limit(
-            "rl-*", project_id=project.id, extra_body={"max_tokens_per_1_month": LIMIT_TOKENS}
-        )
-        account = await organization.projects.service_accounts.create(project.id, name="app")
-        client = AsyncOpenAI(base_url=f"{workers.url}/v1", api_key=account.api_key.value, max_retries=0, timeout=20)
+        organization = organization_of(root)
+        project_id, key = await new_project(organization, {"max_tokens_per_1_month": LIMIT_TOKENS})
+        client = AsyncOpenAI(base_url=f"{workers.url}/v1", api_key=key, max_retries=0, timeout=20)
         await asyncio.sleep(1.5)
         spender, stopped = Spender(client, dice), asyncio.Event()
         spending = [asyncio.create_task(spender.spend(stopped)) for _ in range(CLIENTS)]
@@ -141,12 +135,11 @@ async def test_a_budget_is_neither_passed_nor_wasted_and_usage_is_exact(
         count, stored_tokens = await sum_stored(client)
         page = await retry(
             lambda: organization.usage.completions(
-                start_time=int(time.time()) - 86_400, project_ids=[project.id], bucket_width="1d"
+                start_time=int(time.time()) - 86_400, project_ids=[project_id], bucket_width="1d"
             )
         )
-        results = [result for bucket in page.data for result in bucket.results]
-        counted = sum(result.input_tokens + result.output_tokens for result in results)
-        requests = sum(result.num_model_requests for result in results)
+        requests, input_tokens, output_tokens = sum_usage(page)
+        counted = input_tokens + output_tokens
         print(
             f"\nseed {SEED}: {killed} workers killed, {count} responses used {stored_tokens} of {LIMIT_TOKENS} tokens, "
             f"{requests} counted with {counted}"

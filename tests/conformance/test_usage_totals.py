@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import os
 import random
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,9 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from tests.bench.test_cost import process
+from tests.support.servers.upstream_process import running_upstream
 from tests.support.servers.worker_processes import worker_processes
+from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of, sum_usage
 
 REQUESTS = int(os.environ.get("STACK_USAGE_REQUESTS", "100000"))
 AT_ONCE = 32
@@ -35,12 +35,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120 + REQUESTS // 50)]
 
 def build_sections(port: int) -> Mapping[str, Any]:
     return {
-        "server": {"log_level": "warning", "api_keys": [{"key": "sk-root", "tenant": "operator", "admin": True}]},
+        **CHAINED,
+        "server": {"log_level": "warning", "api_keys": [ROOT]},
         "inference": {"provider": "vllm", "base_url": f"http://127.0.0.1:{port}/v1"},
-        "accounts": {
-            "provider": "chain",
-            "providers": {"config": {"provider": "config"}, "stored": {"provider": "stored"}},
-        },
     }
 
 
@@ -73,29 +70,20 @@ async def test_usage_equals_what_the_inference_server_generated(
 ) -> None:
     port = unused_tcp_port
     async with (
-        process(sys.executable, str(Path(__file__).parents[1] / "bench" / "upstream.py"), str(port)),
+        running_upstream(port),
         worker_processes(tmp_path, shared_store, workers=4, more=build_sections(port)) as workers,
-        AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="sk-root", admin_api_key="sk-root") as root,
+        AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="sk-root") as root,
     ):
-        organization: Any = root.admin.organization
-        keys: list[str] = []
-        for number in range(PROJECTS):
-            project = await organization.projects.create(name=f"p{number}")
-            await organization.projects.rate_limits.update_rate_limit("rl-*", project_id=project.id, extra_body=LIMITS)
-            account = await organization.projects.service_accounts.create(project.id, name="app")
-            keys.append(account.api_key.value)
+        organization = organization_of(root)
+        keys = [(await new_project(organization, LIMITS))[1] for _ in range(PROJECTS)]
         await asyncio.sleep(1.5)
         began_at = time.monotonic()
         await send_requests(workers.url, keys)
         duration_s = time.monotonic() - began_at
         await asyncio.sleep(5)
         page = await organization.usage.completions(start_time=int(time.time()) - 86_400, bucket_width="1d")
-        results = [result for bucket in page.data for result in bucket.results]
-        usage = {
-            "answers": sum(result.num_model_requests for result in results),
-            "input_tokens": sum(result.input_tokens for result in results),
-            "output_tokens": sum(result.output_tokens for result in results),
-        }
+        requests, input_tokens, output_tokens = sum_usage(page)
+        usage = {"answers": requests, "input_tokens": input_tokens, "output_tokens": output_tokens}
         async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/counts") as answer:
             generated = await answer.json()
     print(

@@ -11,14 +11,9 @@ from apis.storage.kv_store import Put
 from apis.storage.records import encode_record
 from providers.accounts.records import usage_key
 from tests.support.servers.serving import Served, serving
+from tests.support.tenants.accounts import CHAINED, organization_of
 
 ROOT: Final = "sk-root-of-the-console"
-ACCOUNTS: Final[dict[str, Any]] = {
-    "accounts": {
-        "provider": "chain",
-        "providers": {"config": {"provider": "config"}, "stored": {"provider": "stored"}},
-    }
-}
 SERVER: Final[dict[str, Any]] = {
     "api_keys": [{"key": ROOT, "tenant": "operator", "admin": True}],
     "console": True,
@@ -41,8 +36,8 @@ class Team:
 @asynccontextmanager
 async def bare_team() -> AsyncGenerator[tuple[Served, Any]]:
     """Serve a stack with a root key alone; yield it with `client.admin.organization` of the SDK."""
-    async with serving(more=ACCOUNTS, server=SERVER) as served:
-        yield served, served.client.with_options(admin_api_key=ROOT).admin.organization
+    async with serving(more=CHAINED, server=SERVER) as served:
+        yield served, organization_of(served.client, ROOT)
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,17 +13,12 @@ from playwright.async_api import Page, expect
 
 from tests.console.conftest import OpenPage
 from tests.console.test_playground import ask, scripted
+from tests.support.servers.ports import free_port
 from tests.support.servers.serving import serving
 from tests.support.servers.stack_process import running_stack
 
 pytestmark = pytest.mark.console
 READ_ROWS = "rows => rows.map((row) => Number(row.firstElementChild.innerText))"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def write_config(folder: Path, *turns: list[dict[str, Any]]) -> str:

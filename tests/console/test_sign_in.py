@@ -17,7 +17,8 @@ from stack.config import load_config
 from tests.console.conftest import OpenPage
 from tests.console.test_accessibility import look, settle, window_of
 from tests.spec.accounts.test_team_recipe import CONFIG, program
-from tests.support.servers.practice_provider import free_port, pages_provider, practice_provider
+from tests.support.servers.ports import free_port
+from tests.support.servers.practice_provider import pages_provider, practice_provider
 from tests.support.servers.serving import Served, serving
 
 pytestmark = pytest.mark.console

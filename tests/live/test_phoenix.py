@@ -4,7 +4,6 @@ variable PHOENIX) shows a response with its turns and its tool."""
 import asyncio
 import os
 import shutil
-import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from playwright.async_api import async_playwright
 from tests.spec.telemetry.test_runs import DONE
 from tests.spec.tools.test_web_search import TOOL, search, searching
 from tests.support.sdk.requests import create
+from tests.support.servers.ports import free_port
 
 PHOENIX = os.environ.get("PHOENIX") or shutil.which("phoenix")
 pytestmark = [
@@ -23,12 +23,6 @@ pytestmark = [
     pytest.mark.timeout(240, func_only=True),
     pytest.mark.skipif(PHOENIX is None, reason="phoenix is not installed"),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture

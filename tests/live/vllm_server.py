@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+
+from tests.support.servers.ports import free_port
 
 VLLM: Final = "0.32.0"
 TORCH: Final = "torch==2.13.0"
@@ -139,7 +140,7 @@ class VLLMServer:
     """
 
     def __init__(self, python: Path, folder: Path, name: str, *options: str) -> None:
-        self._port = _free_port()
+        self._port = free_port()
         address = ("--host", "127.0.0.1", "--port", str(self._port))
         vllm = (str(python.with_name("vllm")), "serve", str(folder), "--served-model-name", name)
         self._command = ("nice", "-n", "10", *vllm, *options, *address)
@@ -241,9 +242,3 @@ def _environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "2",
         "VLLM_CACHE_ROOT": str(cache_dir() / "vllm-cache"),
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from apis.documents.fetcher import Fetcher
 from apis.errors import InvalidRequest, NotFound, Overloaded, RateLimited
 from apis.fair_share import FairShare
-from apis.storage.keys import new_id_key, record_id
+from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, delete_all, encode_record
@@ -35,7 +35,6 @@ from providers.responses.background.webhook_sending import post_event
 from providers.responses.background.webhooks import SECRET_PREFIX, Webhook, build_event_json, webhook_queue_prefix
 
 _ATTEMPTS: Final = 8
-_MAX_ID_CHARS: Final = 128
 _SECRET_BYTES: Final = 32
 _SHOWN_CHARS: Final = 4
 _SAMPLE_IDS: Final = {"response": "resp_sample", "batch": "batch_sample"}
@@ -106,7 +105,7 @@ class StoredWebhookEndpoints(WebhookEndpoints):
 
     async def list_endpoints(self, page: WebhookEndpointPage, *, tenant: str) -> Page[WebhookEndpoint]:
         prefix = _key(tenant, "")
-        before = f"{prefix}{_safe(page.after)}" if page.after else ""
+        before = f"{prefix}{record_id(page.after)}" if page.after else ""
         rows = await self._kv.scan(prefix, before=before, limit=page.limit + 1, reverse=True)
         return first_page([_summarize(decode_record(entry, EndpointRecord)) for _, entry in rows], page.limit)
 
@@ -190,9 +189,9 @@ class StoredWebhookEndpoints(WebhookEndpoints):
             raise InvalidRequest("The URL of a webhook begins with https://.", param="url", code="invalid_value")
 
     async def _load(self, endpoint_id: str, tenant: str) -> tuple[EndpointRecord, int]:
-        entry = await self._kv.get(_key(tenant, _safe(endpoint_id)))
+        entry = await self._kv.get(_key(tenant, record_id(endpoint_id)))
         if entry is None:
-            raise NotFound(f"No webhook endpoint found with id '{endpoint_id[:128]}'.")
+            raise NotFound(f"No webhook endpoint found with id '{endpoint_id[:MAX_RECORD_ID_CHARS]}'.")
         return decode_record(entry, EndpointRecord), entry.version
 
     async def _change(
@@ -215,10 +214,6 @@ def _summarize(record: EndpointRecord) -> WebhookEndpoint:
 
 def _new_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
-
-
-def _safe(client_id: str) -> str:
-    return record_id(client_id, _MAX_ID_CHARS)
 
 
 def _key(tenant: str, endpoint_id: str) -> str:

@@ -1,5 +1,6 @@
 """Metering: what a request reserves under the limits of its key, and the usage with which it ends."""
 
+from functools import cache
 from typing import Final, cast
 
 from pydantic import BaseModel
@@ -45,11 +46,16 @@ def end_charge(charge: Charge | None, record: RequestRecord) -> None:
         charge.end(UNKNOWN_USE)
 
 
+@cache
+def _output_bounds(request_type: type[BaseModel]) -> tuple[str, ...]:
+    names = ("max_output_tokens", "max_completion_tokens", "max_tokens")
+    return tuple(name for name in names if name in request_type.model_fields)
+
+
 def _estimate(request: BaseModel, body_bytes: int, *, is_batch: bool) -> Demand:
     output = 0
-    for name in ("max_output_tokens", "max_completion_tokens", "max_tokens"):
-        if name in type(request).model_fields:
-            output = getattr(request, name) or output or _DEFAULT_OUTPUT_TOKENS
+    for name in _output_bounds(type(request)):
+        output = getattr(request, name) or output or _DEFAULT_OUTPUT_TOKENS
     tools = cast("list[object]", getattr(request, "tools", None) or [])
     has_hosted_tools = any(getattr(tool, "type", "function") not in _CLIENT_RUN_TOOLS for tool in tools)
     return Demand(

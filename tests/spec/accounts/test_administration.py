@@ -11,12 +11,12 @@ from openai.types.admin.organization.projects import ProjectAPIKey, ProjectServi
 from apis.accounts.accounts import MAX_KEY_AGE_S
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import Served, serving
-from tests.support.tenants.accounts import ROOT
+from tests.support.tenants.accounts import ROOT, organization_of
 
 
 @pytest.fixture
 def organization(served: Served) -> Any:
-    return served.client.with_options(admin_api_key="sk-root").admin.organization
+    return organization_of(served.client)
 
 
 def assert_complete(value: Any, kind: type[Any]) -> None:
@@ -112,7 +112,7 @@ async def test_keys_of_administrators_manage_and_do_nothing_else(served: Served,
 
 async def test_a_server_whose_keys_are_in_its_run_config_says_so() -> None:
     async with serving(server={"api_keys": [ROOT]}) as served:
-        organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
+        organization = organization_of(served.client)
         with pytest.raises(BadRequestError, match=r"accounts: \{provider: stored\}"):
             await organization.projects.create(name="one")
 

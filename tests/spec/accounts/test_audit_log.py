@@ -17,14 +17,10 @@ from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.directory import StoredDirectory
 from providers.kv_store.memory import Memory
 from stack.keys import KeyRequest, create, load_accounts_config, open_accounts, revoke
-from tests.support.servers.serving import Served, serving
-from tests.support.tenants.accounts import CHAINED, ROOT
+from tests.support.servers.serving import serving
+from tests.support.tenants.accounts import CHAINED, ROOT, organization_of
 
 ADMINISTERED: dict[str, Any] = {"more": CHAINED, "server": {"api_keys": [ROOT]}}
-
-
-def organization_of(served: Served, key: str = "sk-root") -> Any:
-    return served.client.with_options(admin_api_key=key).admin.organization
 
 
 async def entries_of(organization: Any, **filters: Any) -> list[Any]:
@@ -33,9 +29,9 @@ async def entries_of(organization: Any, **filters: Any) -> list[Any]:
 
 async def test_every_act_is_recorded_with_its_actor_address_and_details() -> None:
     async with serving(**ADMINISTERED) as served:
-        organization = organization_of(served)
+        organization = organization_of(served.client)
         ops = await organization.admin_api_keys.create(name="ops")
-        own = organization_of(served, ops.value)
+        own = organization_of(served.client, ops.value)
         project = await own.projects.create(name="one")
         await own.projects.update(project.id, name="first")
         account = await own.projects.service_accounts.create(project.id, name="app")
@@ -80,7 +76,7 @@ async def test_every_act_is_recorded_with_its_actor_address_and_details() -> Non
 
 async def test_the_log_is_filtered_and_paged_in_both_directions() -> None:
     async with serving(**ADMINISTERED) as served:
-        organization = organization_of(served)
+        organization = organization_of(served.client)
         projects = [await organization.projects.create(name=f"p{number}") for number in range(3)]
         await organization.projects.archive(projects[0].id)
         every = await entries_of(organization)

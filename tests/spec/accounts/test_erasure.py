@@ -19,7 +19,7 @@ from tests.support.sdk.batch_files import batch_line, create_batch, wait_for_end
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
-from tests.support.tenants.accounts import CHAINED, ROOT
+from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of
 
 WORD = "aardvark7391"
 KEPT = ("/accounts/audit/", "/accounts/usage/", "/accounts/deleted/")
@@ -55,14 +55,7 @@ async def administered(folder: Path, *turns: Script, **more: Any) -> AsyncGenera
 
 
 def projects_of(served: Served) -> Any:
-    return served.client.with_options(admin_api_key="sk-root").admin.organization.projects
-
-
-async def new_project(served: Served) -> tuple[str, str]:
-    """Create a project with a key; return its id and the key."""
-    project = await projects_of(served).create(name="p")
-    account = await projects_of(served).service_accounts.create(project.id, name="app")
-    return project.id, account.api_key.value
+    return organization_of(served.client).projects
 
 
 async def store_one_of_everything(client: AsyncOpenAI, model: str) -> None:
@@ -103,8 +96,8 @@ def sweep(served: Served) -> Any:
 async def test_a_deleted_project_leaves_nothing_in_any_store(tmp_path: Path) -> None:
     runtime = {"provider": "python", "timeout_s": 5, **SHARED_PYTHON}
     async with administered(tmp_path, tool_runtime=runtime) as served:
-        own_id, own_key = await new_project(served)
-        other_id, other_key = await new_project(served)
+        own_id, own_key = await new_project(organization_of(served.client))
+        other_id, other_key = await new_project(organization_of(served.client))
         kv = served.stack.kv_store
         async with sdk_client(served.url, own_key) as own, sdk_client(served.url, other_key) as other:
             await store_one_of_everything(other, "scripted")
@@ -135,9 +128,7 @@ async def test_a_deleted_project_leaves_nothing_in_any_store(tmp_path: Path) -> 
             assert await say(other)
             with pytest.raises(NotFoundError):
                 await delete_project(served, own_id)
-            entries = served.client.with_options(admin_api_key="sk-root").admin.organization.audit_logs.list(
-                event_types=["project.deleted"]
-            )
+            entries = organization_of(served.client).audit_logs.list(event_types=["project.deleted"])
             assert [entry.project.id async for entry in entries if entry.project] == [own_id]
 
 
@@ -171,7 +162,7 @@ async def test_a_project_with_a_key_in_the_run_config_is_not_deleted() -> None:
 
 async def test_a_background_response_that_runs_ends_with_its_project(tmp_path: Path) -> None:
     async with administered(tmp_path, [{"text": WORD}, {"wait_s": 30}]) as served:
-        project_id, key = await new_project(served)
+        project_id, key = await new_project(organization_of(served.client))
         kv = served.stack.kv_store
         async with sdk_client(served.url, key) as client:
             running = await say(client, background=True)
@@ -186,7 +177,7 @@ async def test_a_background_response_that_runs_ends_with_its_project(tmp_path: P
 
 async def test_what_a_request_that_was_under_way_stores_later_is_deleted_by_the_next_sweep(tmp_path: Path) -> None:
     async with administered(tmp_path) as served:
-        project_id, _ = await new_project(served)
+        project_id, _ = await new_project(organization_of(served.client))
         await projects_of(served).archive(project_id)
         await delete_project(served, project_id)
         kv = served.stack.kv_store
@@ -202,7 +193,7 @@ async def test_what_is_older_than_a_projects_retention_is_deleted_and_nothing_el
         ids: dict[str, tuple[str, str, str, str]] = {}
         projects: dict[str, str] = {}
         for name in ("brief", "long", "default"):
-            projects[name], key = await new_project(served)
+            projects[name], key = await new_project(organization_of(served.client))
             clients[name] = client = sdk_client(served.url, key)
             first = await say(client)
             second = await say(client, previous_response_id=first.id)

@@ -8,10 +8,10 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from tests.spec.accounts.test_usage import CHAINED, ROOT
 from tests.support.sdk.batch_files import batch_line, create_batch, read_results, wait_for_end
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.tenants.accounts import CHAINED, ROOT, organization_of, usage_results
 
 MORE: dict[str, Any] = {
     **CHAINED,
@@ -27,7 +27,7 @@ async def key_client(
     """A stack, a client with a stored key of these limits and scopes, the administration, and the ids of its project
     and key."""
     async with serving(inference, more=MORE, server={"api_keys": [ROOT]}) as served:
-        organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
+        organization = organization_of(served.client)
         project = await organization.projects.create(name="p")
         account = await organization.projects.service_accounts.create(project.id, name="a")
         key = await organization.projects.service_accounts.api_keys.create(
@@ -51,7 +51,7 @@ async def test_lines_wait_for_their_keys_limit_and_count_as_its_usage() -> None:
         page = await organization.usage.completions(
             start_time=int(time.time()) - 86_400, project_ids=[project_id], group_by=["api_key_id", "batch"]
         )
-        (result,) = [result for bucket in page.data for result in bucket.results]
+        (result,) = usage_results(page)
         assert (result.api_key_id, result.batch, result.num_model_requests) == (key_id, True, 4)
         assert batch.usage is not None
         assert result.input_tokens + result.output_tokens == batch.usage.total_tokens

@@ -9,12 +9,12 @@ from openai import AsyncOpenAI, BadRequestError, RateLimitError
 from openai.types.admin.organization.projects import ProjectRateLimit
 
 from apis.accounts.accounts import MAX_KEY_AGE_S, Caller
-from apis.accounts.charges import Amounts, Demand
+from apis.accounts.charges import Amounts, Demand, ReservedPart
 from apis.accounts.limits import RateLimit
 from apis.errors import QuotaExceeded, RateLimited, TokenRateLimited
 from apis.storage.records import decode_record
-from providers.accounts.counters import UseCounter, Windows
-from providers.accounts.ledger import StoredLedger
+from providers.accounts.ledger.counters import UseCounter, Windows
+from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.prices import Prices
 from providers.kv_store.memory import Memory
 from stack.http.routes.table import API_ROUTES
@@ -23,20 +23,18 @@ from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, scripted, serving
-from tests.support.tenants.accounts import CHAINED, ROOT
+from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of
 
 
 @pytest.fixture
 def projects(served: Served) -> Any:
-    return served.client.with_options(admin_api_key="sk-root").admin.organization.projects
+    return organization_of(served.client).projects
 
 
-async def new_client(served: Served, projects: Any, **limits: int) -> tuple[AsyncOpenAI, str]:
+async def new_client(served: Served, **limits: int) -> tuple[AsyncOpenAI, str]:
     """A client of a new project whose limits of all requests together are these."""
-    project = await projects.create(name="p")
-    await projects.rate_limits.update_rate_limit("rl-*", project_id=project.id, extra_body=limits)
-    account = await projects.service_accounts.create(project.id, name="app")
-    return sdk_client(served.url, account.api_key.value), project.id
+    project_id, key = await new_project(organization_of(served.client), limits)
+    return sdk_client(served.url, key), project_id
 
 
 async def eventually_refused(call: Callable[[], Awaitable[Any]]) -> RateLimitError:
@@ -62,8 +60,8 @@ async def test_limits_are_listed_and_set_as_the_sdk_does(projects: Any) -> None:
     assert (slashed.model, slashed.max_requests_per_1_day) == ("org/model", 3)
 
 
-async def test_requests_beyond_the_limit_reach_no_model(served: Served, projects: Any) -> None:
-    client, _ = await new_client(served, projects, max_requests_per_1_day=3, max_requests_per_1_minute=50)
+async def test_requests_beyond_the_limit_reach_no_model(served: Served) -> None:
+    client, _ = await new_client(served, max_requests_per_1_day=3, max_requests_per_1_minute=50)
     before = len(asked(served))
     async with client:
         first = await client.responses.with_raw_response.create(model="scripted", input="hi")
@@ -90,9 +88,9 @@ async def test_requests_beyond_the_limit_reach_no_model(served: Served, projects
     assert len(asked(served)) - before == 3
 
 
-async def test_every_route_that_reaches_a_model_is_limited(served: Served, projects: Any) -> None:
+async def test_every_route_that_reaches_a_model_is_limited(served: Served) -> None:
     """Generated from the table of routes, so no new route can leave the limits out."""
-    client, _ = await new_client(served, projects, max_requests_per_1_minute=0)
+    client, _ = await new_client(served, max_requests_per_1_minute=0)
     said = [{"role": "user", "content": "hi"}]
     async with client:
         for route in API_ROUTES:
@@ -108,8 +106,8 @@ async def test_every_route_that_reaches_a_model_is_limited(served: Served, proje
     assert asked(served) == []
 
 
-async def test_tokens_are_reserved_and_settled_by_what_was_used(served: Served, projects: Any) -> None:
-    client, project_id = await new_client(served, projects, max_tokens_per_1_minute=100_000)
+async def test_tokens_are_reserved_and_settled_by_what_was_used(served: Served) -> None:
+    client, project_id = await new_client(served, max_tokens_per_1_minute=100_000)
     async with client:
         response = await client.responses.create(model="scripted", input="hello")
         assert response.usage is not None
@@ -120,7 +118,7 @@ async def test_tokens_are_reserved_and_settled_by_what_was_used(served: Served, 
 
 
 async def test_a_budget_that_is_used_up_is_insufficient_quota(served: Served, projects: Any) -> None:
-    client, project_id = await new_client(served, projects, max_tokens_per_1_month=1)
+    client, project_id = await new_client(served, max_tokens_per_1_month=1)
     async with client:
         await client.responses.create(model="scripted", input="hello")
         error = await eventually_refused(lambda: client.responses.create(model="scripted", input="hello"))
@@ -137,8 +135,7 @@ async def test_a_budget_that_is_used_up_is_insufficient_quota(served: Served, pr
 async def test_responses_at_a_time_are_limited_also_those_on_a_websocket() -> None:
     slow = scripted([{"text": ["a", "b"]}, {"wait_s": 30}])
     async with serving(slow, more=CHAINED, server={"api_keys": [ROOT]}) as served:
-        projects = served.client.with_options(admin_api_key="sk-root").admin.organization.projects
-        client, project_id = await new_client(served, projects, max_concurrent_responses=2)
+        client, project_id = await new_client(served, max_concurrent_responses=2)
         async with client:
             streams = [await client.responses.create(model="scripted", input="hi", stream=True) for _ in range(2)]
             for call in (
@@ -169,8 +166,7 @@ async def test_calls_of_hosted_tools_are_limited_by_the_day() -> None:
     turns = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"text": "found"}]]
     search = {"provider": "tests.support.servers.worker_processes:Search", "slow_s": 0}
     async with serving(scripted(*turns), more=CHAINED, server={"api_keys": [ROOT]}, tool_runtime=search) as served:
-        projects = served.client.with_options(admin_api_key="sk-root").admin.organization.projects
-        client, _ = await new_client(served, projects, max_tool_calls_per_1_day=1)
+        client, _ = await new_client(served, max_tool_calls_per_1_day=1)
         async with client:
             tools: Any = [{"type": "web_search"}]
             response = await client.responses.create(model="scripted", input="hi", tools=tools)
@@ -182,7 +178,7 @@ async def test_calls_of_hosted_tools_are_limited_by_the_day() -> None:
 
 
 async def test_stored_bytes_of_a_project_are_limited(served: Served, projects: Any) -> None:
-    client, project_id = await new_client(served, projects, max_stored_bytes=5000)
+    client, project_id = await new_client(served, max_stored_bytes=5000)
     async with client:
         await client.responses.create(model="scripted", input="x" * 6000)
         error = await eventually_refused(lambda: client.responses.create(model="scripted", input="hello"))
@@ -195,7 +191,7 @@ async def test_stored_bytes_of_a_project_are_limited(served: Served, projects: A
 
 
 async def test_one_key_of_a_project_can_be_limited(served: Served, projects: Any) -> None:
-    client, project_id = await new_client(served, projects)
+    client, project_id = await new_client(served)
     (key,) = [key async for key in projects.api_keys.list(project_id)]
     await projects.rate_limits.update_rate_limit(f"rl-key:{key.id}", project_id=project_id, max_requests_per_1_minute=0)
     other = await projects.service_accounts.create(project_id, name="other")
@@ -253,14 +249,18 @@ async def test_two_workers_admit_exactly_as_many_requests_as_the_limit() -> None
 def test_a_window_ends_and_a_late_settlement_touches_no_later_one() -> None:
     november = Windows.at(1_795_391_999)
     december = Windows.at(1_796_083_200)
-    counter = UseCounter(november).begin(Amounts(100), is_background=False)
-    part, reserved = counter.reserve("*", Amounts(100)), Amounts(100)
-    later = counter.advance(december).begin(Amounts(10), is_background=False)
+    reserved = UseCounter.reserve(november, Amounts(100), is_background=False)
+    part = ReservedPart("*", Amounts(100), november.minute, november.day, november.month)
+    assert UseCounter.of_part(part, is_background=False) == reserved
+    counter = UseCounter(november).plus(reserved)
+    later = counter.advance(december).plus(UseCounter.reserve(december, Amounts(10), is_background=False))
     assert (later.minute_tokens, later.day_tokens, later.month_tokens) == (10, 10, 10)
-    assert later.settle(part, Amounts(), reserved) == later
+    ended = later.minus(reserved).plus(UseCounter.of_use(part, Amounts(40)))
+    assert (ended.minute_tokens, ended.day_tokens, ended.month_tokens) == (10, 10, 10)
+    assert (later.concurrent_responses, ended.concurrent_responses) == (2, 1)
     assert later.advance(november) == later
     next_minute = counter.advance(Windows(november.minute + 1, november.day, november.month))
-    settled = next_minute.settle(part, Amounts(40), reserved)
+    settled = next_minute.minus(reserved).plus(UseCounter.of_use(part, Amounts(40)))
     assert (settled.minute_tokens, settled.day_tokens, settled.month_tokens) == (0, 40, 40)
     with pytest.raises(QuotaExceeded):
         settled.require_room(RateLimit(month_tokens=50), Amounts(11), "p", is_background=False)

@@ -8,9 +8,9 @@ from openai import AsyncOpenAI, BadRequestError
 from openai.types.admin.organization import UsageCompletionsResponse
 from openai.types.admin.organization.projects import ProjectRateLimit
 
-from tests.spec.accounts.test_usage import CHAINED, ROOT
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import serving
+from tests.support.tenants.accounts import CHAINED, ROOT, organization_of
 
 
 async def read(client: AsyncOpenAI, path: str, **query: Any) -> Any:
@@ -19,7 +19,7 @@ async def read(client: AsyncOpenAI, path: str, **query: Any) -> Any:
 
 async def test_a_key_reads_its_rights_its_limits_and_its_usage_alone() -> None:
     async with serving(more=CHAINED, server={"api_keys": [ROOT]}) as served:
-        organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
+        organization = organization_of(served.client)
         project = await organization.projects.create(name="p")
         account = await organization.projects.service_accounts.create(project.id, name="app")
         own = await organization.projects.service_accounts.api_keys.create(
@@ -69,7 +69,7 @@ async def test_a_key_reads_its_rights_its_limits_and_its_usage_alone() -> None:
 
 async def test_an_administrators_key_manages_and_uses_nothing() -> None:
     async with serving(more=CHAINED, server={"api_keys": [ROOT]}) as served:
-        organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
+        organization = organization_of(served.client)
         admin = await organization.admin_api_keys.create(name="ops")
         async with sdk_client(served.url, admin.value) as client:
             key = await read(client, "/stack/key")

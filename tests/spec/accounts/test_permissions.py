@@ -21,7 +21,7 @@ from tests.spec.accounts.test_stored_keys import say
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, serving
-from tests.support.tenants.accounts import CHAINED, ROOT
+from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of
 
 
 @dataclass
@@ -37,11 +37,10 @@ class Project:
 @asynccontextmanager
 async def project(**more: Any) -> AsyncGenerator[Project]:
     async with serving(more={**CHAINED, **more}, server={"api_keys": [ROOT]}) as served:
-        projects: Any = served.client.with_options(admin_api_key="sk-root").admin.organization.projects
-        created = await projects.create(name="one")
-        account = await projects.service_accounts.create(created.id, name="app")
-        async with sdk_client(served.url, account.api_key.value) as client:
-            yield Project(created.id, client, projects, served)
+        organization = organization_of(served.client)
+        project_id, key = await new_project(organization)
+        async with sdk_client(served.url, key) as client:
+            yield Project(project_id, client, organization.projects, served)
 
 
 async def until_refused(call: Any) -> PermissionDeniedError:

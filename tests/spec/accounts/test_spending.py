@@ -24,7 +24,7 @@ from tests.spec.accounts.test_limits import eventually_refused
 from tests.support.models.tiny_bert import write_tiny_bert
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import Served, scripted, serving
-from tests.support.tenants.accounts import ROOT
+from tests.support.tenants.accounts import ROOT, new_project, organization_of, usage_results
 
 USED = {"input_tokens": 1000, "cached_tokens": 400, "output_tokens": 500}
 PRICED: dict[str, Any] = {
@@ -50,13 +50,12 @@ async def served() -> AsyncGenerator[Served]:
 
 @pytest.fixture
 def organization(served: Served) -> Any:
-    return served.client.with_options(admin_api_key="sk-root").admin.organization
+    return organization_of(served.client)
 
 
 async def new_client(served: Served, organization: Any) -> tuple[AsyncOpenAI, str]:
-    project = await organization.projects.create(name="p")
-    account = await organization.projects.service_accounts.create(project.id, name="app")
-    return sdk_client(served.url, account.api_key.value), project.id
+    project_id, key = await new_project(organization)
+    return sdk_client(served.url, key), project_id
 
 
 async def test_costs_are_what_the_tokens_cost_by_project_key_and_model(served: Served, organization: Any) -> None:
@@ -138,12 +137,12 @@ async def test_each_kind_of_usage_has_true_numbers_or_is_refused_by_name(organiz
     turns = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"text": "found"}]]
     search = {"provider": "tests.support.servers.worker_processes:Search", "slow_s": 0}
     async with serving(scripted(*turns), more=PRICED, server={"api_keys": [ROOT]}, tool_runtime=search) as searching:
-        own = searching.client.with_options(admin_api_key="sk-root").admin.organization
+        own = organization_of(searching.client)
         tools: Any = [{"type": "web_search"}]
         await searching.client.responses.create(model="scripted", input="hi", tools=tools)
         page: Any = await own.usage.web_search_calls(start_time=since, group_by=["model"])
         UsageWebSearchCallsResponse.model_validate(page.to_dict())
-        (result,) = [result for bucket in page.data for result in bucket.results]
+        (result,) = usage_results(page)
         assert (result.num_requests, result.num_model_requests, result.model) == (1, 1, "scripted")
         images: Any = await own.usage.images(start_time=since)
         assert [bucket.results for bucket in images.data if bucket.results] == []
@@ -162,14 +161,14 @@ async def test_embeddings_count_apart_from_what_models_generate(tmp_path: Path) 
     minilm = {"provider": "minilm", "model_path": str(write_tiny_bert(tmp_path)), "threads": 1}
     router = {"provider": "router", "providers": {"chat": {"provider": "scripted"}, "embeddings": minilm}}
     async with serving(router, more=PRICED, server={"api_keys": [ROOT]}) as served:
-        organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
+        organization = organization_of(served.client)
         client, project_id = await new_client(served, organization)
         async with client:
             answer = await client.embeddings.create(model="all-minilm-l6-v2", input=["cat", "dog"])
         query: Any = {"start_time": int(time.time()) - 86_400, "project_ids": [project_id], "group_by": ["model"]}
         page = await organization.usage.embeddings(**query)
         UsageEmbeddingsResponse.model_validate(page.to_dict())
-        (result,) = [result for bucket in page.data for result in bucket.results]
+        (result,) = usage_results(page)
         assert (result.input_tokens, result.num_model_requests) == (answer.usage.prompt_tokens, 1)
         assert result.model == "all-minilm-l6-v2"
         generated = await organization.usage.completions(**query)

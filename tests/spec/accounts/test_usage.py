@@ -9,16 +9,16 @@ from openai import BadRequestError, RateLimitError
 from openai.types.admin.organization import UsageCompletionsResponse
 
 from apis.storage.records import decode_record
-from providers.accounts.counters import UseCounter
+from providers.accounts.ledger.counters import UseCounter
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import scripted, serving
-from tests.support.tenants.accounts import CHAINED, ROOT, serving_accounts
+from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of, serving_accounts, usage_results
 
 
 async def test_usage_is_what_the_answers_say_on_every_way_to_a_model() -> None:
     async with serving_accounts() as served:
-        organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
+        organization = organization_of(served.client)
         project = await organization.projects.create(name="p")
         account = await organization.projects.service_accounts.create(project.id, name="app")
         since = int(time.time()) // 86_400 * 86_400
@@ -37,7 +37,7 @@ async def test_usage_is_what_the_answers_say_on_every_way_to_a_model() -> None:
         await served.client.responses.create(model="scripted", input="of the operator")
         page = await organization.usage.completions(start_time=since, project_ids=[project.id])
         UsageCompletionsResponse.model_validate(page.to_dict())
-        (result,) = [result for bucket in page.data for result in bucket.results]
+        (result,) = usage_results(page)
         assert (result.num_model_requests, result.input_tokens, result.output_tokens) == (4, sum(inputs), sum(outputs))
         grouped = await organization.usage.completions(
             start_time=since, bucket_width="1h", limit=168, group_by=["project_id", "api_key_id", "model"]
@@ -58,7 +58,7 @@ async def test_usage_is_what_the_answers_say_on_every_way_to_a_model() -> None:
 
 async def test_pages_of_buckets_follow_each_other() -> None:
     async with serving_accounts() as served:
-        organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
+        organization = organization_of(served.client)
         starts: list[int] = []
         page = await organization.usage.completions(start_time=0, end_time=5 * 86_400, limit=2)
         while True:
@@ -71,13 +71,11 @@ async def test_pages_of_buckets_follow_each_other() -> None:
 
 async def test_background_responses_are_counted_by_what_they_used_when_they_end() -> None:
     async with serving(more=CHAINED, server={"api_keys": [ROOT]}) as served:
-        organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
-        project = await organization.projects.create(name="p")
+        organization = organization_of(served.client)
         limits = {"max_tokens_per_1_month": 100_000, "max_background_responses": 2}
-        await organization.projects.rate_limits.update_rate_limit("rl-*", project_id=project.id, extra_body=limits)
-        account = await organization.projects.service_accounts.create(project.id, name="app")
+        project_id, key = await new_project(organization, limits)
         total = 0
-        async with sdk_client(served.url, account.api_key.value) as client:
+        async with sdk_client(served.url, key) as client:
             for text in ("one", "two"):
                 response = await client.responses.create(model="scripted", input=text, background=True)
                 async with asyncio.timeout(10):
@@ -86,10 +84,10 @@ async def test_background_responses_are_counted_by_what_they_used_when_they_end(
                         response = await client.responses.retrieve(response.id)
                 assert response.usage is not None
                 total += response.usage.total_tokens
-        page = await organization.usage.completions(start_time=int(time.time()) - 86_400, project_ids=[project.id])
-        (result,) = [result for bucket in page.data for result in bucket.results]
+        page = await organization.usage.completions(start_time=int(time.time()) - 86_400, project_ids=[project_id])
+        (result,) = usage_results(page)
         assert (result.num_model_requests, result.input_tokens + result.output_tokens) == (2, total)
-        (entry,) = [entry for _, entry in await served.stack.kv_store.scan(f"/accounts/counters/{project.id}/")]
+        (entry,) = [entry for _, entry in await served.stack.kv_store.scan(f"/accounts/counters/{project_id}/")]
         counter = decode_record(entry, UseCounter)
         assert (counter.month_tokens, counter.background_responses) == (total, 0)
 
@@ -98,12 +96,9 @@ async def test_a_background_response_that_is_cancelled_while_it_waits_uses_nothi
     background = {"max_running": 1, "max_tenant_running": 1}
     slow = scripted([{"wait_s": 30}, {"text": "late"}])
     async with serving(slow, more=CHAINED, server={"api_keys": [ROOT]}, responses={"background": background}) as served:
-        organization: Any = served.client.with_options(admin_api_key="sk-root").admin.organization
-        project = await organization.projects.create(name="p")
-        limits = {"max_background_responses": 2}
-        await organization.projects.rate_limits.update_rate_limit("rl-*", project_id=project.id, extra_body=limits)
-        account = await organization.projects.service_accounts.create(project.id, name="app")
-        async with sdk_client(served.url, account.api_key.value) as client:
+        organization = organization_of(served.client)
+        project_id, key = await new_project(organization, {"max_background_responses": 2})
+        async with sdk_client(served.url, key) as client:
             first = await client.responses.create(model="scripted", input="hi " * 50, background=True)
             waiting = await client.responses.create(model="scripted", input="hi", background=True)
             with pytest.raises(RateLimitError, match="max_background_responses"):
@@ -112,7 +107,7 @@ async def test_a_background_response_that_is_cancelled_while_it_waits_uses_nothi
             again = await client.responses.create(model="scripted", input="hi", background=True)
             await client.responses.cancel(again.id)
             await organization.usage.completions(start_time=1, end_time=int(time.time()))
-            (entry,) = [entry for _, entry in await served.stack.kv_store.scan(f"/accounts/counters/{project.id}/")]
+            (entry,) = [entry for _, entry in await served.stack.kv_store.scan(f"/accounts/counters/{project_id}/")]
             reserved = decode_record(entry, UseCounter)
             assert reserved.background_responses == 1
             assert 1024 < reserved.month_tokens < 1200  # the one that runs

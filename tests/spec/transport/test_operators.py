@@ -20,23 +20,23 @@ async def test_the_request_id_that_the_sdk_shows_is_the_one_in_the_log(caplog: p
         response = await served.client.responses.create(model="scripted", input="hi")
         with pytest.raises(NotFoundError) as caught:
             await served.client.responses.create(model="nobody", input="hi")
-    made, refused = [json.loads(record.getMessage()) for record in caplog.records]
+    created, refused = [json.loads(record.getMessage()) for record in caplog.records]
     request_id = response._request_id  # pyright: ignore[reportPrivateUsage]  # the SDK documents it under this name
-    assert (made["request"], made["response"]) == (request_id, response.id)
+    assert (created["request"], created["response"]) == (request_id, response.id)
     assert (refused["request"], refused["error"]) == (caught.value.request_id, "model_not_found")
 
 
 @pytest.mark.timeout(400, func_only=True)
-async def test_the_local_engines_own_figures_are_told() -> None:
+async def test_the_local_engines_metrics_are_exported() -> None:
     folder = await asyncio.to_thread(tiny_gpt_oss_folder)
     options: dict[str, Any] = {"model": MODEL, "dtype": "float32", "threads": 1, "kv_memory_gib": 0.1}
     async with serving({"provider": "gpt_oss", "path": str(folder), "context_tokens": 4096, **options}) as served:
-        made = await served.client.responses.create(model=MODEL, input="hi", max_output_tokens=16)
-        told = (await ask(served.url, method="GET", path="/metrics", kind=None)).body.decode().splitlines()
-    assert made.usage is not None
-    tokens = made.usage.output_tokens
+        response = await served.client.responses.create(model=MODEL, input="hi", max_output_tokens=16)
+        metrics_lines = (await ask(served.url, method="GET", path="/metrics", kind=None)).body.decode().splitlines()
+    assert response.usage is not None
+    tokens = response.usage.output_tokens
     assert 0 < tokens <= 16
-    assert 'stack_inference_running{provider="inference"} 0.0' in told
-    assert f'stack_inference_generated_tokens{{provider="inference"}} {tokens}.0' in told
-    assert f'stack_tokens_total{{kind="output",model="{MODEL}"}} {tokens}.0' in told
-    assert f'stack_responses_total{{status="{made.status}"}} 1.0' in told
+    assert 'stack_inference_running{provider="inference"} 0.0' in metrics_lines
+    assert f'stack_inference_generated_tokens{{provider="inference"}} {tokens}.0' in metrics_lines
+    assert f'stack_tokens_total{{kind="output",model="{MODEL}"}} {tokens}.0' in metrics_lines
+    assert f'stack_responses_total{{status="{response.status}"}} 1.0' in metrics_lines

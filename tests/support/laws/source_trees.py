@@ -1,11 +1,28 @@
-"""Syntax trees of source files, each parsed once for all tests of a module that read it."""
+"""The repository's Python files and their syntax trees, each parsed once for all tests of a module that read it."""
 
 import ast
 import gc
+import subprocess
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+
+
+def python_files(*folders: str) -> list[Path]:
+    """Return the Python files below these folders that are, or would be, part of the repository."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *(f"{each}/*.py" for each in folders)],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return [ROOT / line for line in sorted(set(listed.stdout.splitlines())) if (ROOT / line).exists()]
 
 
 @cache
@@ -19,9 +36,10 @@ def nodes(file: Path) -> Sequence[ast.AST]:
     return [*ast.walk(tree(file))]
 
 
-@contextmanager
+@pytest.fixture(scope="module", autouse=True)
 def shared_trees() -> Generator[None]:
-    """Forget the trees at the end, some 300 MB. Until then the garbage collector would only walk over them."""
+    """Forget the trees, some 300 MB, after a module that imports this fixture. Until then the garbage collector would
+    only walk over them."""
     gc.disable()
     try:
         yield

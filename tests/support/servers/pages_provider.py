@@ -1,8 +1,8 @@
 """An identity provider for pages: oidc-provider-mock with the parts that a public client in a browser needs.
 
 It checks PKCE (RFC 7636), lets any origin read its token endpoint (CORS), returns an ID token for a refresh token,
-which counts once, and redirects with the `state`; its access tokens may be JWTs. It is a
-program of its own, with its options as JSON.
+which counts once, and redirects with the `state`; its access tokens may be JWTs. It is a program of its own, with its
+options as JSON.
 """
 
 import base64
@@ -48,7 +48,7 @@ def build_app(options: dict[str, Any]) -> flask.Flask:
 
     @provider.get("/calls")
     def list_calls() -> Any:
-        """What the token endpoint was sent."""
+        """Return the fields of each request to the token endpoint, with its origin."""
         return flask.jsonify(calls)
 
     @provider.after_request

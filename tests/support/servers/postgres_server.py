@@ -3,7 +3,6 @@
 import os
 import select
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Final, Self
 
 import psutil
+
+from tests.support.servers.ports import free_port
 
 START_S: Final = 20
 PASSWORD: Final = "s3cret"
@@ -31,7 +32,7 @@ class PostgresServer:
         self._folder = tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True)
         self._data = Path(self._folder.name) / "data"
         self._settings = settings
-        self._port = _free_port()
+        self._port = free_port()
         self._user = "postgres" if os.geteuid() == 0 else None
 
     def __enter__(self) -> Self:
@@ -161,9 +162,3 @@ def _path(program: str) -> str:
     if found is None:
         raise RuntimeError("These tests need a PostgreSQL server: apt-get install postgresql")
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from tests.support.servers.ports import free_port
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 
@@ -44,12 +45,6 @@ async def pages_provider(
     program = (sys.executable, "-W", "ignore", "-m", "tests.support.servers.pages_provider", json.dumps(fields))
     async with _running(*program, port=port) as url:
         yield url
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import Any, Final
 
 import httpx2
 import yaml
+
+from tests.support.servers.ports import free_port
 
 PROMETHEUS: Final = shutil.which("prometheus")
 PROMTOOL: Final = shutil.which("promtool")
@@ -47,9 +48,7 @@ async def running_prometheus(folder: Path, config: Path, target: str) -> AsyncGe
     settings["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s", "scrape_timeout": "1s"}
     settings["rule_files"] = [str(config.parent / file) for file in settings["rule_files"]]
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(settings))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         PROMETHEUS,
         f"--config.file={folder / 'prometheus.yaml'}",

@@ -14,7 +14,8 @@ from redis import Redis as Client
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from tests.support.servers.redis_server import START_S, RedisServer, free_port
+from tests.support.servers.ports import free_port
+from tests.support.servers.redis_server import START_S, RedisServer
 
 MASTER_NAME = "stack-master"
 

@@ -4,10 +4,11 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
+
+from tests.support.servers.ports import free_port
 
 START_S = 10.0
 
@@ -90,13 +91,6 @@ class RedisServer:
             if self._process.stdout is not None:
                 self._process.stdout.close()
             self._process = None
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def _read_until(process: "subprocess.Popen[bytes]", wanted: bytes) -> bytes | None:

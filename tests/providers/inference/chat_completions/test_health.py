@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -14,6 +13,7 @@ from apis.telemetry import REQUEST_ID
 from providers.inference.vllm import VLLM
 from tests.conformance.inference import drain
 from tests.providers.inference.remote import LIMITS, chat_request, started
+from tests.support.servers.ports import free_port
 from tests.support.servers.upstream_server import (
     Answer,
     UpstreamServer,
@@ -32,12 +32,6 @@ async def until(condition: Any, limit_s: float = 5) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - the condition is state of several objects
             await asyncio.sleep(0.005)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 async def fail_until_open(vllm: VLLM) -> StackError:

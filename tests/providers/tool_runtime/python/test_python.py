@@ -25,6 +25,7 @@ from providers.kv_store.memory import Memory
 from providers.skills.kv import StoredSkills
 from providers.tool_runtime.python.provider import Python
 from tests.conformance.tool_runtime import LAWS, Subject, an_endless_call_ends_in_words
+from tests.providers.tool_runtime.python.test_cgroup import find_control_groups
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
@@ -105,18 +106,13 @@ def server_socket(python: Python) -> Path:
     return python._sessions._client._path  # pyright: ignore[reportPrivateUsage] - no one else needs it
 
 
-def find_control_groups(server_id: int) -> list[str]:
-    """Return the control groups of the session server's programs. Those of other servers may go while this looks."""
-    names = (name for _, folders, _ in os.walk("/sys/fs/cgroup") for name in folders)
-    return [name for name in names if name.startswith(f"python-sandbox-{server_id}-")]
-
-
 def server_processes() -> list[psutil.Process]:
     """The session servers that this process has started, oldest first."""
     servers: list[psutil.Process] = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # or a zombie: it has ended
-            servers += [child] if "session_server" in " ".join(child.cmdline()) else []
+            if "session_server" in " ".join(child.cmdline()):
+                servers.append(child)
     return sorted(servers, key=lambda server: server.create_time())
 
 

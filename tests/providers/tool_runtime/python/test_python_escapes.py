@@ -4,15 +4,18 @@ Set PYTHON_ESCAPE_RUNS to run each of them that many times.
 """
 
 import asyncio
+import ctypes
 import os
 import re
 import shutil
+import signal
 import socket
+import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 import pytest
@@ -24,11 +27,13 @@ from providers.skills.kv import StoredSkills
 from providers.tool_runtime.python.provider import Python
 from tests.providers.tool_runtime.python.python_abuses import ABUSES
 from tests.providers.tool_runtime.python.python_escapes import ESCAPES, MARK, PRELUDE
-from tests.providers.tool_runtime.python.test_python import find_control_groups, server_processes, server_socket
+from tests.providers.tool_runtime.python.test_cgroup import find_control_groups
+from tests.providers.tool_runtime.python.test_python import server_processes, server_socket
 
 RUNS = int(os.environ.get("PYTHON_ESCAPE_RUNS", "1"))
 PROGRAMS = {**ESCAPES, **ABUSES}
 SECRET = "sk-of-the-server-0123456789"
+PR_SET_CHILD_SUBREAPER: Final = 36
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 pytestmark = [needs_bubblewrap, pytest.mark.timeout(60 + 30 * RUNS)]
@@ -44,7 +49,7 @@ class Host:
         self.abstract = socket.socket(socket.AF_UNIX)
         self.abstract.bind(f"\0canary-{os.getpid()}")
         self.abstract.listen()
-        self.before = foreign_processes()
+        self.before = descendants()
 
     def names(self, python: Python) -> dict[str, Any]:
         return {
@@ -68,30 +73,41 @@ class Host:
         self.abstract.close()
 
 
-def foreign_processes() -> set[int]:
-    """Living processes in a namespace that is not ours, but for those of a session server: tests that run at the same
-    time have one of their own, and ours has ended."""
-    own = os.readlink("/proc/self/ns/pid")
-    pids: set[int] = set()
-    for pid in psutil.pids():
-        with suppress(OSError, psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            if os.readlink(f"/proc/{pid}/ns/pid") == own or process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            if not any("session_server" in word for parent in process.parents() for word in parent.cmdline()):
-                pids.add(pid)
-    return pids
+@contextmanager
+def adopted_orphans() -> Generator[None]:
+    """Let this process become the parent of each descendant whose parents end, instead of the machine's first process:
+    nothing that a program starts leaves its tree, and processes of tests that run at the same time are in others."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess, ChildProcessError):
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    os.waitpid(child.pid, os.WNOHANG)
+
+
+def descendants() -> set[psutil.Process]:
+    """Return the living processes that this process and its descendants have started, in whichever namespace."""
+    living: set[psutil.Process] = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.add(process)
+    return living
 
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
     folder = Path(tempfile.mkdtemp(prefix="python-escapes-"))
     folder.chmod(0o755)
-    host = Host(folder)
-    with pytest.MonkeyPatch.context() as environment:
+    with adopted_orphans(), pytest.MonkeyPatch.context() as environment:
+        host = Host(folder)
         environment.setenv("SERVER_SECRET", SECRET)
         yield host
-    host.close()
+        host.close()
     shutil.rmtree(folder)
 
 
@@ -112,7 +128,7 @@ async def python(host: Host) -> AsyncGenerator[Python]:
     async with started(scratch_mib=16) as python:
         (server,) = server_processes()
         yield python
-    assert foreign_processes() <= host.before
+    assert descendants() <= host.before
     assert not find_control_groups(server.pid)
 
 
@@ -155,3 +171,14 @@ async def test_what_gets_out_would_be_seen(host: Host) -> None:
         for name in ("reads a file of the host", "looks for processes of the host", "connects to the session server"):
             result = await python.call(run_in(name, PRELUDE.format(host=host.names(python)) + PROGRAMS[name]))
             assert MARK in result.text
+
+
+@pytest.mark.usefixtures("host")
+def test_a_process_that_outlives_its_parents_would_be_seen() -> None:
+    command = ["sh", "-c", "setsid sleep 100 > /dev/null & echo $!"]
+    started_id = int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    try:
+        assert started_id in {process.pid for process in descendants()}
+    finally:
+        os.kill(started_id, signal.SIGKILL)
+    os.waitpid(started_id, 0)

@@ -13,26 +13,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from apis.accounts.charges import (
-    CHARGES_PREFIX,
-    Amounts,
-    ChargeEnd,
-    ChargeRecord,
-    Demand,
-    OpenCharge,
-)
+from apis.accounts.charges import CHARGES_PREFIX, Amounts, ChargeEnd, Demand, OpenCharge
 from apis.accounts.limits import RateLimit
 from apis.accounts.usage import HOUR_S, UsageCounts, UsageEntry
 from apis.errors import Overloaded, StackError
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record
-from providers.accounts.counters import UseCounter, Windows
-from providers.accounts.ledger_round import (
-    ChargeRequest,
+from providers.accounts.ledger.counters import UseCounter, Windows
+from providers.accounts.ledger.limit_lease import LEASE_SUFFIX, Admission, ChargeRequest, LeaseRecord, LimitLease
+from providers.accounts.ledger.round_planner import (
     LedgerRound,
+    LedgerRows,
     PendingEnd,
+    RoundInput,
     RoundPlanner,
-    UsageRow,
+    VoidLease,
     find_usage_row,
 )
 from providers.accounts.records import find_counter_key, usage_key
@@ -52,6 +47,8 @@ _REST_FACTOR: Final = 4
 """A look in vain at the ends of other processes, because a request would be refused, is followed by a pause of this
 many times its duration."""
 _MAX_COLLECTED: Final = 1000
+_BUSY_S: Final = 0.02
+"""Seconds since the last write within which another request counts as one of many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +68,11 @@ class ProjectLedger:
         self._project_id = planner.project_id
         self._requests: list[ChargeRequest] = []
         self._ends: list[PendingEnd] = []
-        self._counters: dict[str, tuple[UseCounter, int]] = {}
-        self._usage: dict[UsageRow, UsageCounts] = {}
+        self._void_leases: list[VoidLease] = []
+        self._lease = LimitLease(planner.project_id, planner.process_name)
+        self._rows = LedgerRows(self._lease)
+        self._written_at = 0.0
+        self._is_writing = False
         self._unsure: _UnsureEnds | None = None
         self._flushes: list[asyncio.Future[None]] = []
         self._next_collection_at = 0.0
@@ -85,16 +85,17 @@ class ProjectLedger:
         """True if nothing waits and nothing is written."""
         return self._task is None or self._task.done()
 
-    async def reserve(
-        self, key_id: str, limits: Mapping[str, RateLimit], demand: Demand
-    ) -> tuple[ChargeRecord, dict[str, str], int]:
-        """Return the record of an admitted request, its headers and the version of its reservation. Raises RateLimited,
-        QuotaExceeded, StoreUnavailable and Overloaded."""
+    async def reserve(self, key_id: str, limits: Mapping[str, RateLimit], demand: Demand) -> Admission:
+        """Admit a request. Raises RateLimited, QuotaExceeded, StoreUnavailable and Overloaded."""
         amounts = Amounts(
             demand.input_tokens + demand.output_tokens, demand.tool_calls, self._planner.prices.estimate(demand)
         )
         result = asyncio.get_running_loop().create_future()
         request = ChargeRequest(key_id, limits, demand, amounts, result)
+        if not (self._is_writing or self._requests):
+            admission = self._lease.admit(request)
+            if admission is not None:
+                return admission
         self._requests.append(request)
         self._wakeup.set()
         self._start()
@@ -102,14 +103,20 @@ class ProjectLedger:
             return await result
         except asyncio.CancelledError:
             if result.done() and not result.cancelled() and result.exception() is None:
-                record, _, version = result.result()
-                self.add(PendingEnd(ChargeEnd(record, int(time.time())), record, version))
+                self._release(result.result())
             raise
 
     def add(self, end: PendingEnd) -> None:
         """Count an end soon."""
+        if end.end is not None:
+            end.uses = self._planner.find_uses(end.end)
+            self._lease.end(end.record, end.uses)
         self._ends.append(end)
         self._start()
+
+    def forget_lease(self) -> None:
+        """Read the lease again before it is used: others may have released it."""
+        self._lease.forget()
 
     async def flush(self) -> None:
         """Count all ends now; return when that has been tried."""
@@ -128,8 +135,8 @@ class ProjectLedger:
             await asyncio.wait({self._task})
 
     def collect(self, rows: Sequence[tuple[str, Entry]], void_guards: Iterable[str], *, min_age_s: float = 0) -> None:
-        """Add the stored ends among the project's charges that are `min_age_s` old, and release the reservations whose
-        guard is among `void_guards`."""
+        """Add the stored ends among the project's charges that are `min_age_s` old, and release the reservations and
+        leases whose guard is among `void_guards`."""
         pending, void = {end.record.id for end in self._ends}, set(void_guards)
         for key, entry in rows:
             if key.endswith("/end"):
@@ -137,6 +144,11 @@ class ProjectLedger:
                 if end.record.id not in pending and time.time() - end.ended_at >= min_age_s:
                     pending.add(end.record.id)  # its reservation, whose key follows, ends with it
                     self.add(PendingEnd(end, end.record, None, entry.version, is_stored=True))
+            elif key.endswith(LEASE_SUFFIX):
+                lease = decode_record(entry, LeaseRecord)
+                if lease.guard_key in void and key != self._lease.key:
+                    self._void_leases.append(VoidLease(key, entry.version, lease.amounts))
+                    self._start()
             elif (charge := decode_record(entry, OpenCharge)).guard_key in void and charge.record.id not in pending:
                 released = ChargeEnd(charge.record, int(time.time()))
                 self.add(PendingEnd(released, charge.record, entry.version))
@@ -145,26 +157,43 @@ class ProjectLedger:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
+    def _release(self, admission: Admission) -> None:
+        record, _, version = admission
+        self.add(PendingEnd(ChargeEnd(record, int(time.time())), record, version))
+
+    def _admit_waiting(self) -> None:
+        """Admit those of the requests that have arrived during a write for which the lease has room now."""
+        waiting, self._requests = self._requests, []
+        for request in waiting:
+            admission = None if self._requests or request.result.done() else self._lease.admit(request)
+            if admission is not None:
+                request.result.set_result(admission)
+            elif not request.result.done():
+                self._requests.append(request)
+
     async def _run(self) -> None:
-        while self._requests or self._ends or self._unsure:
-            if not self._requests:
+        while self._requests or self._ends or self._void_leases or self._unsure or self._lease.has_free:
+            self._wakeup.clear()
+            self._admit_waiting()
+            if not (self._requests or self._flushes):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_END_DELAY_S):
                         await self._wakeup.wait()
-            self._wakeup.clear()
             requests, self._requests = self._requests[:_MAX_ROUND], self._requests[_MAX_ROUND:]
             flushes: list[asyncio.Future[None]] = []
             if len(self._ends) <= _MAX_ROUND:
                 flushes, self._flushes = self._flushes, []
+            self._is_writing = True
             try:
                 await self._run_round(requests, is_flush=bool(flushes))
             except StackError as exc:
                 _fail(requests, exc)
-                self._counters.clear()
-                self._usage.clear()
+                self._rows.forget()
+                self._rows.usage.clear()
                 _log.warning("the usage of requests waits: %s", exc.message)
                 await asyncio.sleep(_RETRY_S)
             finally:
+                self._is_writing = False
                 _fail(requests, Overloaded("The limits of this project cannot be counted now.", retry_after_s=1))
                 for flushed in flushes:
                     flushed.cancel()
@@ -181,33 +210,45 @@ class ProjectLedger:
             self._next_ends_at = now + _END_DELAY_S
         room = _MAX_ROUND - len(ends) if is_due else 0
         ends, self._ends = [*ends, *self._ends[:room]], self._ends[room:]
+        void_leases, self._void_leases = self._void_leases, []
+        is_busy = now - self._written_at < _BUSY_S
+        round_input = RoundInput(requests, ends, void_leases, is_busy, is_flush)
         try:
-            await self._write_round(requests, ends)
+            await self._write_round(round_input)
         except StackError:
             if self._unsure is None:
                 self._forget_versions(ends)
                 self._ends[:0] = ends
             raise
 
-    async def _write_round(self, requests: list[ChargeRequest], ends: list[PendingEnd]) -> None:
+    async def _write_round(self, round_input: RoundInput) -> None:
         has_collected = False
         for _ in range(_ATTEMPTS):
-            await self._load(requests, ends)
-            round_ = self._planner.plan(requests, ends, self._counters, self._usage)
+            await self._load(round_input)
+            round_ = self._planner.plan(round_input, self._rows)
             if round_.refused and not has_collected:
                 has_collected = True
-                self._counters.clear()
-                ends += self._ends
-                self._ends = []
-                await self._collect_own(ends)  # what others have counted or released since may make room
+                self._rows.forget()
+                await self._collect_own(round_input)  # what others have counted or released since may make room
                 continue
-            versions = await self._write(round_, ends) if round_.ops else []
+            versions = await self._write(round_, round_input.ends) if round_.ops else []
             if versions is not None:
                 self._commit(round_, versions)
                 return
-            self._forget_versions(ends)
+            self._forget_versions(round_input.ends)
             await asyncio.sleep(random.uniform(0, _MAX_PAUSE_S))  # noqa: S311 - no secret
+            await self._reload_void_leases(round_input.void_leases)
         raise Overloaded("Too many requests of this project arrive at the same time.", retry_after_s=1)
+
+    async def _reload_void_leases(self, void_leases: list[VoidLease]) -> None:
+        """Remove the leases that others have released or renewed."""
+        if void_leases:
+            entries = await self._kv.get_many([each.key for each in void_leases])
+            void_leases[:] = [
+                each
+                for each, entry in zip(void_leases, entries, strict=True)
+                if entry is not None and entry.version == each.version
+            ]
 
     async def _write(self, round_: LedgerRound, ends: list[PendingEnd]) -> list[int] | None:
         """Write a round. One that raises may have happened: what it wrote of the usage shows that later."""
@@ -217,7 +258,9 @@ class ProjectLedger:
         try:
             versions = await self._kv.write(round_.ops, durable=False)
         except StackError:
-            self._ends += [PendingEnd(ChargeEnd(each[1], int(time.time())), each[1]) for each in round_.admitted]
+            for each in round_.admitted:
+                if each.op_index is not None:
+                    self.add(PendingEnd(ChargeEnd(each.record, int(time.time())), each.record))
             raise
         self._unsure = None
         return versions
@@ -230,24 +273,28 @@ class ProjectLedger:
         entry = await self._kv.get(unsure.usage_put.key) if unsure.usage_put is not None else None
         self._unsure = None
         if unsure.usage_put is not None and entry is not None and entry.value == unsure.usage_put.value:
+            for end in unsure.ends:
+                self._lease.drop(end.record)
             return []
         self._forget_versions(unsure.ends)
         return unsure.ends
 
     def _forget_versions(self, ends: Sequence[PendingEnd]) -> None:
-        self._counters.clear()
+        self._rows.forget()
         for end in ends:
             end.open_version = end.end_version = None
 
-    async def _load(self, requests: Sequence[ChargeRequest], ends: list[PendingEnd]) -> None:
+    async def _load(self, round_input: RoundInput) -> None:
         """Read what is not in memory, and remove the ends that others have counted."""
+        lease, counters, usage = self._lease, self._rows.counters, self._rows.usage
+        if lease.version is None:
+            lease.load(await self._kv.get(lease.key))
+        ends = round_input.ends
         unknown = [end for end in ends if not end.is_known]
         charge_keys = [key for end in unknown for key in (end.record.open_key, end.record.end_key)]
         rows = {find_usage_row(end.end) for end in ends if end.end is not None and end.end.counts.requests}
-        missing_rows = [row for row in rows if row not in self._usage]
-        subjects = {subject for request in requests for subject in request.limits}
-        subjects |= {part.subject for end in ends for part in end.record.parts}
-        missing = [subject for subject in subjects if subject not in self._counters]
+        missing_rows = [row for row in rows if row not in usage]
+        missing = [subject for subject in round_input.find_subjects(lease) if subject not in counters]
         keys = [
             *charge_keys,
             *(self._planner.usage_key(row) for row in missing_rows),
@@ -259,19 +306,23 @@ class ProjectLedger:
         for index, end in enumerate(unknown):
             if not _take_versions(end, entries[2 * index], entries[2 * index + 1]):
                 ends.remove(end)
+                lease.drop(end.record)
         late_rows = {find_usage_row(end.end) for end in unknown if end.end is not None} - rows
         rest = entries[len(charge_keys) :]
         for row, entry in zip(missing_rows, rest[: len(missing_rows)], strict=True):
-            self._usage[row] = UsageCounts() if entry is None else decode_record(entry, UsageEntry).counts
+            usage[row] = UsageCounts() if entry is None else decode_record(entry, UsageEntry).counts
         now = Windows.at(time.time())
         for subject, entry in zip(missing, rest[len(missing_rows) :], strict=True):
             version = ABSENT if entry is None else entry.version
-            self._counters[subject] = (UseCounter(now) if entry is None else decode_record(entry, UseCounter), version)
-        if any(row not in self._usage for row in late_rows):
-            await self._load(requests, ends)  # the ends say only now which rows they belong to
+            counters[subject] = (UseCounter(now) if entry is None else decode_record(entry, UseCounter), version)
+        if any(row not in usage for row in late_rows):
+            await self._load(round_input)  # the ends say only now which rows they belong to
 
-    async def _collect_own(self, ends: list[PendingEnd]) -> None:
-        """Add to `ends` those that other processes have stored, and the reservations that have become void."""
+    async def _collect_own(self, round_input: RoundInput) -> None:
+        """Add the ends that other processes have stored, and the reservations and leases that have become void."""
+        ends = round_input.ends
+        ends += self._ends
+        self._ends = []
         began_at = time.monotonic()
         if began_at < self._next_collection_at:
             return
@@ -280,23 +331,36 @@ class ProjectLedger:
         self.collect(
             [row for row in rows if row[0].split("/")[-2] not in known], await find_void_guards(self._kv, rows)
         )
-        if not self._ends:
+        if not (self._ends or self._void_leases):
             now = time.monotonic()
             self._next_collection_at = now + _REST_FACTOR * (now - began_at)
         ends += self._ends
-        self._ends = []
+        round_input.void_leases += self._void_leases
+        self._ends, self._void_leases = [], []
 
     def _commit(self, round_: LedgerRound, versions: Sequence[int]) -> None:
-        first_counter = len(round_.ops) - len(round_.usage) - len(round_.counters)
-        for index, (subject, counter) in enumerate(round_.counters.items(), first_counter):
-            self._counters[subject] = (counter, versions[index])
+        for subject, (counter, index) in round_.counters.items():
+            self._rows.counters[subject] = (counter, versions[index])
         hour = int(time.time()) // HOUR_S
-        self._usage = {row: counts for row, counts in {**self._usage, **round_.usage}.items() if row[0] >= hour}
-        for request, record, headers, index in round_.admitted:
-            if request.result.done():  # cancelled meanwhile
-                self._ends.append(PendingEnd(ChargeEnd(record, int(time.time())), record, versions[index]))
+        usage = {**self._rows.usage, **round_.usage}
+        self._rows.usage = {row: counts for row, counts in usage.items() if row[0] >= hour}
+        lease = self._lease
+        for record in round_.counted:
+            lease.drop(record)
+        index = round_.lease_index
+        version = versions[index] if index is not None else lease.version or ABSENT
+        lease.commit(round_.leased, version, round_.others, has_free=round_.has_free)
+        for each in round_.admitted:
+            if each.op_index is None:
+                lease.hold(each.record, each.reserved)
+        self._written_at = time.monotonic()
+        for each in round_.admitted:
+            version = ABSENT if each.op_index is None else versions[each.op_index]
+            admission = each.record, each.headers, version
+            if each.request.result.done():  # cancelled meanwhile
+                self._release(admission)
             else:
-                request.result.set_result((record, headers, versions[index]))
+                each.request.result.set_result(admission)
         for request, error in round_.refused:
             if not request.result.done():
                 request.result.set_exception(error)
@@ -304,7 +368,11 @@ class ProjectLedger:
 
 async def find_void_guards(kv: KVStore, rows: Sequence[tuple[str, Entry]]) -> set[str]:
     """Return the guard keys of the reservations among `rows` that do not exist."""
-    guards = {decode_record(entry, OpenCharge).guard_key for key, entry in rows if key.endswith("/open")}
+    guards = {
+        decode_record(entry, LeaseRecord if key.endswith(LEASE_SUFFIX) else OpenCharge).guard_key
+        for key, entry in rows
+        if not key.endswith("/end")
+    }
     ordered = sorted(guards)
     entries = await kv.get_many(ordered) if ordered else []
     return {guard for guard, entry in zip(ordered, entries, strict=True) if entry is None}
@@ -316,8 +384,9 @@ def _take_versions(pending: PendingEnd, open_entry: Entry | None, end_entry: Ent
     if pending.is_stored or (pending.may_be_stored and end_entry is not None):
         if end_entry is None:
             return False
-        pending.end, pending.end_version = decode_record(end_entry, ChargeEnd), end_entry.version
-        pending.is_stored = True
+        stored, pending.end_version, pending.is_stored = decode_record(end_entry, ChargeEnd), end_entry.version, True
+        if stored != pending.end:
+            pending.end, pending.uses = stored, None
     pending.may_be_stored = False
     return True
 

@@ -6,6 +6,7 @@ import random
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import groupby
 from typing import Final
 
@@ -13,10 +14,10 @@ from apis.accounts.charges import CHARGES_PREFIX, Charge, ChargeEnd, ChargeRecor
 from apis.accounts.limits import RateLimit
 from apis.errors import StackError
 from apis.storage.keys import new_id_key
-from apis.storage.kv_store import Entry, KVStore
-from providers.accounts.ledger_round import PendingEnd, RoundPlanner
+from apis.storage.kv_store import Delete, Entry, KVStore
+from providers.accounts.ledger.project_ledger import ProjectLedger, find_void_guards
+from providers.accounts.ledger.round_planner import PendingEnd, RoundPlanner
 from providers.accounts.prices import Prices
-from providers.accounts.project_ledger import ProjectLedger, find_void_guards
 from providers.accounts.records import heartbeat_key
 
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class StoredLedger(Meter):
         self._sweeper = asyncio.create_task(self._sweep_forever())
 
     async def close(self) -> None:
-        """Count what waits, and let go of the reservations of this process."""
+        """Count what waits, and make what is still reserved by this process void."""
         tasks = [task for task in (self._sweeper, self._heartbeat) if task is not None]
         for task in tasks:
             task.cancel()
@@ -60,6 +61,9 @@ class StoredLedger(Meter):
             await asyncio.wait(tasks)
         for ledger in [*self._projects.values()]:
             await ledger.close()
+        if self._heartbeat is not None:
+            with suppress(StackError):
+                await self._kv.write([Delete(self._guard_key)], durable=False)
 
     async def open_charge(self, caller_ids: tuple[str, str], limits: Mapping[str, RateLimit], demand: Demand) -> Charge:
         project_id, key_id = caller_ids
@@ -74,8 +78,9 @@ class StoredLedger(Meter):
             pending = PendingEnd(end, end.record, open_version, may_be_stored=may_be_stored)
             self._find_project(end.record.project_id).add(pending)
 
-    def count_stored(self, record: ChargeRecord) -> None:
-        self._find_project(record.project_id).add(PendingEnd(None, record, is_stored=True))
+    def count_stored(self, end: ChargeEnd, open_version: int | None) -> None:
+        pending = PendingEnd(end, end.record, open_version, is_stored=True)
+        self._find_project(end.record.project_id).add(pending)
 
     async def settle_all(self) -> None:
         """Count every end that is stored now."""
@@ -108,6 +113,9 @@ class StoredLedger(Meter):
 
     async def _beat(self) -> None:
         beat_at = time.monotonic()
+        if beat_at - self._beat_at >= HEARTBEAT_TTL_S:
+            for ledger in self._projects.values():
+                ledger.forget_lease()
         await self._kv.put(self._guard_key, b"", ttl_s=HEARTBEAT_TTL_S, durable=False)
         self._beat_at = beat_at
 
