@@ -169,14 +169,15 @@ class Charge:
         self._stored_end = build_end(self.record.without_parts() if self._is_closed else self.record, use)
         return [self._stored_end.to_put()]
 
-    def confirm(self, *, is_stored: bool) -> None:
-        """End the charge if the write of `end_ops` has happened; otherwise it can still end in another way."""
+    def confirm(self, versions: Sequence[int] | None) -> None:
+        """End the charge if the write of `end_ops` has happened, with these versions of its keys; None says that it has
+        not, so that the charge can still end in another way."""
         self._claimed -= 1
         if self._is_closed:
             return
-        if is_stored and self._stored_end is not None:
+        if versions is not None and self._stored_end is not None:
             self._is_closed = True
-            self._meter.count_stored(self._stored_end, self.open_version)
+            self._meter.count_stored(self._stored_end, self.open_version, versions[0])
             return
         self._is_unsure = True  # a write that raised may have happened all the same
         if self._late_use is not None and not self._claimed:
@@ -226,5 +227,5 @@ class Meter(ABC):
         says that a write of it raised, and may have happened."""
 
     @abstractmethod
-    def count_stored(self, end: ChargeEnd, open_version: int | None) -> None:
-        """Count an end that has been stored with a response, soon after."""
+    def count_stored(self, end: ChargeEnd, open_version: int | None, end_version: int) -> None:
+        """Count an end that has been stored with a response in this version of its key, soon after."""

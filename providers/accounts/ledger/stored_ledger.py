@@ -78,8 +78,8 @@ class StoredLedger(Meter):
             pending = PendingEnd(end, end.record, open_version, may_be_stored=may_be_stored)
             self._find_project(end.record.project_id).add(pending)
 
-    def count_stored(self, end: ChargeEnd, open_version: int | None) -> None:
-        pending = PendingEnd(end, end.record, open_version, is_stored=True)
+    def count_stored(self, end: ChargeEnd, open_version: int | None, end_version: int) -> None:
+        pending = PendingEnd(end, end.record, open_version, end_version, is_stored=True)
         self._find_project(end.record.project_id).add(pending)
 
     async def settle_all(self) -> None:

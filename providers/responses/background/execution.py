@@ -380,14 +380,14 @@ class RunExecutor:
             try:
                 with store_span():
                     tenant = claimed_run.ref.tenant
-                    stored = await self._history.save(finished_response, tenant=tenant, history=history)
+                    versions = await self._history.save(finished_response, tenant=tenant, history=history)
                 break
             except StoreUnavailable:
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(_RETRY_INTERVAL_S)
         self._wakeups.wake(claimed_run.ref.id)
-        if not stored:
+        if versions is None:
             raise LeaseLost
         self._webhook_queue.wake()
 

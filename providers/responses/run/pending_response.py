@@ -115,7 +115,7 @@ class PendingResponse:
             return False
         input_json = self.conversation.input_items_to_json(self.ids)
         conversation_ops = await self.build_conversation_ops(response, input_json)
-        charge, stored = self.charge, False
+        charge, versions = self.charge, None
         charge_ops = charge.end_ops(use_of_response(response)) if charge is not None else ()
         finished = FinishedResponse(
             response,
@@ -126,13 +126,13 @@ class PendingResponse:
         )
         try:
             with store_span():
-                stored = await history.save(finished, tenant=self.tenant, history=self.previous_history)
+                versions = await history.save(finished, tenant=self.tenant, history=self.previous_history)
         finally:
             if charge is not None:
-                charge.confirm(is_stored=stored)
-        if not stored and self.lock is not None:
+                charge.confirm(versions and versions[len(conversation_ops) :])
+        if versions is None and self.lock is not None:
             raise await self.lock.lost_error()
-        return stored
+        return versions is not None
 
     async def build_conversation_ops(self, response: Response, input_json: bytes) -> Sequence[Op]:
         """Return the writes that add the response to its conversation and release the lock; they belong in the write

@@ -108,9 +108,11 @@ class History:
             code="previous_response_not_found",
         )
 
-    async def save(self, finished_response: FinishedResponse, *, tenant: str, history: LoadedHistory) -> bool:
-        """Store a finished response after `history`; False if a condition in its `extra_ops` did not hold, and nothing
-        was stored. Raises StoredValueTooLarge."""
+    async def save(
+        self, finished_response: FinishedResponse, *, tenant: str, history: LoadedHistory
+    ) -> list[int] | None:
+        """Store a finished response after `history`; return the versions of its `extra_ops`, or None if a condition of
+        theirs did not hold, and nothing was stored. Raises StoredValueTooLarge."""
         response = finished_response.response
         response_json = sdk_model_to_json(copy_with(response, {"output": []}))
         preview = first_words(response)
@@ -135,15 +137,15 @@ class History:
             else TurnPosition(response.id[5:], 0)
         )
         ops = finished_response.extra_ops
-        is_stored = await self._write_turn(position, turn, response_json, preview, tenant, ops)
-        if not is_stored and history.position is not None:
+        versions = await self._write_turn(position, turn, response_json, preview, tenant, ops)
+        if versions is None and history.position is not None:
             turn.fork_point = (history.position.line, history.position.depth)
             position = TurnPosition(response.id[5:], 0)
-            is_stored = await self._write_turn(position, turn, response_json, preview, tenant, ops)
-        if is_stored:
+            versions = await self._write_turn(position, turn, response_json, preview, tenant, ops)
+        if versions is not None:
             self._cache.discard(tenant, response.previous_response_id)
             self._cache.put(tenant, response.id, CachedTurn(history, turn, position))
-        return is_stored
+        return versions
 
     async def load_response(self, response_id: str, *, tenant: str) -> Response:
         """Return a stored response with its output. Raises NotFound, and StorageCorrupt where what is stored is not a
@@ -255,7 +257,7 @@ class History:
         preview: str,
         tenant: str,
         extra_ops: Sequence[Op],
-    ) -> bool:
+    ) -> list[int] | None:
         record = ResponseRecord(position.line, position.depth, msgspec.Raw(response_json), preview)
         ttl = self.retention_s
         ops: list[Op] = [
@@ -265,8 +267,8 @@ class History:
         ops += [Put(record_key(tenant, "item", item_id), turn.id.encode(), ttl) for item_id in _client_item_ids(turn)]
         if turn.fork_point is not None:
             ops.append(Put(branch_key(tenant, TurnPosition(*turn.fork_point), position.line), b"", ttl))
-        ops += extra_ops
-        return await self._kv.write(ops) is not None
+        versions = await self._kv.write([*ops, *extra_ops])
+        return versions and versions[len(ops) :]
 
     async def _load_response_record(self, response_id: str, tenant: str) -> tuple[ResponseRecord, StoredTurn]:
         entry = await self._kv.get(record_key(tenant, "response", response_id))

@@ -61,9 +61,11 @@ async def kill_all(store: Memory) -> None:
     await store.write(_deletes(*(key for key, _ in await store.scan(heartbeat_key("")))))
 
 
-async def store_end(store: Memory, charge: Charge, extra: Sequence[Op] = ()) -> None:
+async def store_end(store: Memory, charge: Charge) -> list[int]:
     """The write of a response together with the end of its charge."""
-    assert await store.write([*charge.end_ops(USE), *extra]) is not None
+    versions = await store.write(charge.end_ops(USE))
+    assert versions is not None
+    return versions
 
 
 async def test_a_process_that_dies_after_the_response_was_stored_loses_no_usage() -> None:
@@ -71,7 +73,7 @@ async def test_a_process_that_dies_after_the_response_was_stored_loses_no_usage(
     killed = new_ledger(store)
     charge = await killed.open_charge(CALLER, LIMITS, Demand("org/model", 100, 1000))
     assert (await read_counter(store)).month_tokens == 1100
-    await store_end(store, charge)
+    versions = await store_end(store, charge)
     total = await sum_usage(store)
     assert (total.requests, total.input_tokens, total.output_tokens, total.tool_calls) == (
         *(1, 30, 12),
@@ -83,7 +85,7 @@ async def test_a_process_that_dies_after_the_response_was_stored_loses_no_usage(
     counter = await read_counter(store)
     assert (counter.month_tokens, counter.concurrent_responses) == (42, 0)
     # it was not dead after all: what others have counted is not counted again
-    charge.confirm(is_stored=True)
+    charge.confirm(versions)
     await killed.close()
     assert await sum_usage(store) == total
     assert (await read_counter(store)).month_tokens == 42
@@ -158,10 +160,10 @@ async def test_a_write_that_raised_and_happened_is_counted_once(monkeypatch: pyt
         await asyncio.sleep(0.08)
     for charge in charges[4:]:
         try:
-            stored = await store.write(charge.end_ops(USE)) is not None
+            versions = await store.write(charge.end_ops(USE))
         except StoreUnavailable:
-            stored = False
-        charge.confirm(is_stored=stored)
+            versions = None
+        charge.confirm(versions)
         charge.end(USE)
     for _ in range(10):
         await ledger.flush_all()
@@ -176,16 +178,14 @@ async def test_a_client_that_leaves_settles_once_whether_its_response_is_stored_
     ledger = new_ledger(store)
     unknown = Use("", UsageCounts(), uses_reserved=True)
     before, after, unstored = [await ledger.open_charge(CALLER, LIMITS, Demand("", 0, 100)) for _ in range(3)]
-    await store_end(store, before)
-    before.confirm(is_stored=True)
+    before.confirm(await store_end(store, before))
     before.end(unknown)
     after.end(unknown)
-    await store_end(store, after)
-    after.confirm(is_stored=True)
+    after.confirm(await store_end(store, after))
     ops = unstored.end_ops(USE)
     unstored.end(unknown)
     assert ops
-    unstored.confirm(is_stored=False)
+    unstored.confirm(None)
     await ledger.settle_all()
     counter = await read_counter(store)
     assert (counter.month_tokens, counter.concurrent_responses) == (42 + 100 + 100, 0)
@@ -199,7 +199,7 @@ async def test_workers_that_count_at_once_agree_with_the_sum_of_the_parts() -> N
     limits = {"*": RateLimit(month_tokens=3000)}
     admitted: list[int] = []
     refused: list[int] = []
-    late: list[Charge] = []
+    late: list[tuple[Charge, list[int]]] = []
 
     async def work(number: int) -> None:
         ledger = ledgers[number % 4]
@@ -210,11 +210,11 @@ async def test_workers_that_count_at_once_agree_with_the_sum_of_the_parts() -> N
             return
         admitted.append(number)
         if number % 3:
-            await store_end(store, charge)
+            versions = await store_end(store, charge)
             if number % 3 == 1:
-                charge.confirm(is_stored=True)
+                charge.confirm(versions)
             else:
-                late.append(charge)  # whichever process sees its end first counts it
+                late.append((charge, versions))  # whichever process sees its end first counts it
         else:
             charge.end(USE)
 
@@ -222,8 +222,8 @@ async def test_workers_that_count_at_once_agree_with_the_sum_of_the_parts() -> N
         refused.clear()
         await asyncio.gather(*(work(number) for number in range(first, first + 8)))
         await asyncio.gather(*(ledger.settle_all() for ledger in ledgers))
-        for charge in late:
-            charge.confirm(is_stored=True)
+        for charge, versions in late:
+            charge.confirm(versions)
         late.clear()
         if len(refused) == 8:
             break
