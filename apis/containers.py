@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from openai.types import ContainerRetrieveResponse as Container
+from openai.types.container_retrieve_response import ContainerRetrieveResponse as Container
 from openai.types.containers import FileRetrieveResponse as ContainerFile
 from pydantic import Field
 

@@ -11,7 +11,7 @@ from typing import Any, Final, cast, get_args
 
 import orjson
 from openai import APIConnectionError, APIStatusError, OpenAI, OpenAIError
-from openai.types import Batch
+from openai.types.batch import Batch
 
 from apis.batches.batches import BatchEndpoint
 from apis.errors import UpstreamError

@@ -10,10 +10,11 @@ import typer
 
 from apis.imports import import_from_string
 from stack import __version__
+from stack.deferred_packages import defer_package
 
-# Of the openai package only the types are used; this part of its client would import aiohttp, a tenth of a cold start.
-# None stands for a module that is absent, which the package expects. Workers import this module first, too.
-sys.modules.setdefault("openai._vendor.httpx_aiohttp", None)  # type: ignore[arg-type]  # as the import system has it
+# before any module imports the types of openai, which are all that a server needs of it; workers import this first, too
+defer_package("openai")
+defer_package("openai.types")
 
 app = typer.Typer(
     help=(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-from openai.types import Batch
+from openai.types.batch import Batch
 from pydantic import Field
 
 from apis.batches.spare_capacity import SpareCapacity

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from typing import Literal
 
-from openai.types import FileObject
+from openai.types.file_object import FileObject
 from pydantic import Field
 
 from apis.provider import Provider

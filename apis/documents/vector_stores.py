@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from openai.types import VectorStore, VectorStoreSearchResponse
+from openai.types.vector_store import VectorStore
+from openai.types.vector_store_search_response import VectorStoreSearchResponse
 from openai.types.vector_stores import FileContentResponse, VectorStoreFile, VectorStoreFileBatch
 from pydantic import Field, model_validator
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from openai.types import Skill
+from openai.types.skill import Skill
 from openai.types.skills import SkillVersion
 from pydantic import Field
 

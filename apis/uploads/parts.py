@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable
 from typing import Annotated, Final
 
-from openai.types import Upload
+from openai.types.upload import Upload
 from openai.types.uploads import UploadPart
 from pydantic import Field
 

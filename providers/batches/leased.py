@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, get_args
 
-from openai.types import Batch
+from openai.types.batch import Batch
 from pydantic import Field
 
 from apis.batches.batches import (

@@ -21,7 +21,7 @@ import time
 from typing import Any, Final, Literal
 
 import msgspec
-from openai.types import Batch
+from openai.types.batch import Batch
 
 from apis.errors import StorageCorrupt
 from apis.storage.keys import new_id_key

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 import msgspec
-from openai.types import FileObject
+from openai.types.file_object import FileObject
 from pydantic import Field
 
 from apis.documents.files import CreateFile, FileCommit, FileListParams, Files, FileSource, commit_nothing

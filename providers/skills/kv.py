@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from openai.types import Skill
+from openai.types.skill import Skill
 from openai.types.skills import SkillVersion
 from pydantic import Field
 

@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 import msgspec
-from openai.types import Skill
+from openai.types.skill import Skill
 from openai.types.skills import SkillVersion
 
 from apis.errors import NotFound

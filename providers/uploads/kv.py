@@ -17,7 +17,8 @@ from contextlib import suppress
 from typing import Final, Literal
 
 import msgspec
-from openai.types import FileObject, Upload
+from openai.types.file_object import FileObject
+from openai.types.upload import Upload
 from openai.types.uploads import UploadPart
 from pydantic import Field
 

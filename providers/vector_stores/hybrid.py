@@ -7,7 +7,9 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
-from openai.types import FileObject, VectorStore, VectorStoreSearchResponse
+from openai.types.file_object import FileObject
+from openai.types.vector_store import VectorStore
+from openai.types.vector_store_search_response import VectorStoreSearchResponse
 from openai.types.vector_stores import FileContentResponse, VectorStoreFile, VectorStoreFileBatch
 from pydantic import Field
 
@@ -25,7 +27,7 @@ from apis.documents.vector_stores import (
     VectorStoreListParams,
     VectorStores,
 )
-from apis.errors import InvalidRequest, NotFound, Overloaded, StackError
+from apis.errors import InvalidRequest, NotFound, StackError
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.inference import Inference
 from apis.provider import Provider
@@ -140,11 +142,11 @@ class Hybrid(VectorStores):
                 self._kv, records.store_key(tenant, store_id), StoreRecord, "vector store"
             )
             if self._is_expired(store):
-                raise _expired_error(store_id)
+                raise records.expired_error(store_id)
             store = msgspec.structs.replace(store, last_active_at=self.now(), **set_fields)
             if await self._kv.write(records.build_store_ops(tenant, store_id, store, version)):
                 return await self._build_object(store_id, store, tenant)
-        raise _conflict_error()
+        raise records.conflict_error()
 
     async def list(self, params: VectorStoreListParams, *, tenant: str) -> Page[VectorStore]:
         prefix = records.store_key(tenant, "")
@@ -215,7 +217,7 @@ class Hybrid(VectorStores):
             if await self._kv.write([Put(file_ref.record_key, encode_record(record), expect=version)]):
                 await self._index.set_attributes(file_ref.index_namespace, file_id, record.attributes)
                 return build_file_object(file_ref, record)
-        raise _conflict_error()
+        raise records.conflict_error()
 
     async def delete_file(self, store_id: str, file_id: str, *, tenant: str) -> None:
         file_ref, _, _ = await self._load_file(store_id, file_id, tenant)
@@ -278,7 +280,7 @@ class Hybrid(VectorStores):
     async def _load_active_store(self, store_id: str, tenant: str) -> StoreRecord:
         store = await self._load_store(store_id, tenant)
         if self._is_expired(store):
-            raise _expired_error(store_id)
+            raise records.expired_error(store_id)
         await records.require_index(self._index, store_id, store)
         return store
 
@@ -390,11 +392,3 @@ class Hybrid(VectorStores):
         await self._ingest.stop_files(file_refs)
         await self._index.delete(f"{tenant}/{store_id}")
         await records.delete_store_texts(self._kv, tenant, store_id)
-
-
-def _expired_error(store_id: str) -> InvalidRequest:
-    return InvalidRequest(f"The vector store '{store_id}' has expired.", code="vector_store_expired")
-
-
-def _conflict_error() -> Overloaded:
-    return Overloaded("Too much changes here at once. Try again.")

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
-from openai.types import VectorStore, VectorStoreSearchResponse
+from openai.types.vector_store import VectorStore
+from openai.types.vector_store_search_response import VectorStoreSearchResponse
 from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 
 from apis.documents.vector_index import ScoredChunk

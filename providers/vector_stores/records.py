@@ -8,7 +8,7 @@ import msgspec
 
 from apis.documents.vector_index import VectorIndex
 from apis.documents.vector_stores import AddFile, ChunkSizes, StaticChunking
-from apis.errors import NotFound, Unsupported
+from apis.errors import InvalidRequest, NotFound, Overloaded, Unsupported
 from apis.storage.keys import MAX_RECORD_ID_CHARS, is_safe_id
 from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
@@ -222,3 +222,13 @@ def build_remove_ops(file_ref: FileRef) -> Sequence[Op]:
 def build_outcome(record: FileRecord, status: FileStatus, **changes: Any) -> FileRecord:
     """Return the record with the outcome of its job."""
     return msgspec.structs.replace(record, status=status, **changes)
+
+
+def expired_error(store_id: str) -> InvalidRequest:
+    """Return the error of a use of a vector store that has expired."""
+    return InvalidRequest(f"The vector store '{store_id}' has expired.", code="vector_store_expired")
+
+
+def conflict_error() -> Overloaded:
+    """Return the error of a change that others have overtaken again and again."""
+    return Overloaded("Too much changes here at once. Try again.")

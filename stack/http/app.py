@@ -8,7 +8,12 @@ from typing import Final, get_args
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response as ResponseObject
-from openai.types.responses import ResponseStreamEvent
+from openai.types.responses import (
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseReasoningItem,
+    ResponseStreamEvent,
+)
 from starlette.applications import Starlette
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import WebSocketRoute
@@ -132,7 +137,10 @@ def _build_services(stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Rou
 def build_sdk_schemas() -> None:
     """Build the schemas of the SDK's models, which the SDK puts off: else the first requests would wait for them.
 
-    The response comes first, because the schemas of the models that contain it then reuse its own.
+    Events that hold a response or an item are written by the schemas of those.
     """
-    for kind in (ResponseObject, *get_args(get_args(ResponseStreamEvent)[0]), ChatCompletion, ChatCompletionChunk):
+    kinds = get_args(get_args(ResponseStreamEvent)[0])
+    events = [kind for kind in kinds if kind.model_fields.keys().isdisjoint(("response", "item"))]
+    items = (ResponseOutputMessage, ResponseReasoningItem, ResponseFunctionToolCall)
+    for kind in (ResponseObject, *items, *events, ChatCompletion, ChatCompletionChunk):
         kind.model_rebuild()

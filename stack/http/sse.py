@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import orjson
-from openai.types.responses import ResponseCreatedEvent, ResponseInProgressEvent, ResponseStreamEvent
-from pydantic import BaseModel
+from openai.types.responses import Response, ResponseCreatedEvent, ResponseInProgressEvent, ResponseStreamEvent
 
 from apis.errors import InvalidRequest
-from apis.events import RESPONSE_EVENTS, LoggedEvent, ResponseEvent, event_to_json
+from apis.events import RESPONSE_EVENTS, LoggedEvent, ResponseEvent, event_to_json, response_event_to_json
 from apis.wire.base import sdk_model_to_json
 
 ApiDialect = Literal["openai", "open-responses"]
@@ -35,10 +34,18 @@ def read_dialect(headers: Mapping[str, str], default: ApiDialect) -> ApiDialect:
     return dialect
 
 
-def response_to_json(response: BaseModel, dialect: ApiDialect = "openai") -> bytes:
-    """Return a model that holds a response object as JSON, with whole seconds where the SDK's types are floats."""
-    data = _FLOAT_TIMES.sub(rb'"\1":\2', sdk_model_to_json(response))
+def response_to_json(response: Response, dialect: ApiDialect = "openai") -> bytes:
+    """Return a response object as JSON, with whole seconds where the SDK's types are floats."""
+    data = _write_whole_seconds(sdk_model_to_json(response), response)
     return data if dialect == "openai" else orjson.dumps(_to_open_responses(orjson.loads(data)))
+
+
+def _write_whole_seconds(data: bytes, response: Response) -> bytes:
+    """Return JSON that holds this response first of all, with its own times as integers."""
+    for name, seconds in (("created_at", response.created_at), ("completed_at", response.completed_at)):
+        if seconds is not None:
+            data = data.replace(f'"{name}":{seconds:.1f}'.encode(), f'"{name}":{seconds:.0f}'.encode(), 1)
+    return data
 
 
 def _to_open_responses(response: dict[str, Any]) -> dict[str, Any]:
@@ -71,8 +78,7 @@ def _encode_first_frames(events: Sequence[ResponseStreamEvent | LoggedEvent]) ->
         if isinstance(event, ResponseCreatedEvent | ResponseInProgressEvent):
             if event.response is not response:
                 response, data = event.response, response_to_json(event.response)
-            number, kind = event.sequence_number, event.type.encode()
-            line = b'{"response":%b,"sequence_number":%d,"type":"%b"}' % (data, number, kind)
+            line = response_event_to_json(event, data)
         else:
             line = _event_to_data(event)
         frames.append(b"%b%b\n\n" % (_frame_head(event.type), line))
@@ -92,8 +98,11 @@ def _frame_head(event_type: str | None) -> bytes:
 
 
 def _event_to_data(event: ResponseStreamEvent | LoggedEvent) -> bytes:
-    data = event.data if isinstance(event, LoggedEvent) else event_to_json(event)
-    return _FLOAT_TIMES.sub(rb'"\1":\2', data) if event.type in RESPONSE_EVENTS else data
+    if not isinstance(event, LoggedEvent):
+        response: Response | None = getattr(event, "response", None)
+        data = event_to_json(event)
+        return data if response is None else _write_whole_seconds(data, response)
+    return _FLOAT_TIMES.sub(rb'"\1":\2', event.data) if event.type in RESPONSE_EVENTS else event.data
 
 
 def encode_message(event: ResponseStreamEvent, dialect: ApiDialect, stream_id: str, *, obfuscate: bool = False) -> str:

@@ -9,12 +9,12 @@ import binascii
 import hashlib
 import secrets
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from apis.imports import import_from_string
+
+if TYPE_CHECKING:
+    from providers.responses.context.token_cipher import TokenCipher
 
 TOKEN_PREFIX: Final = "rs2."  # noqa: S105 - a prefix, not a password
 LEGACY_PREFIX: Final = "rs1."
@@ -83,17 +83,16 @@ class Sealer:
         if model_id != _model_id(model):
             raise UnsealError("model_mismatch")
         salt, nonce, sealed = rest[:SALT_BYTES], rest[SALT_BYTES:][:NONCE_BYTES], rest[SALT_BYTES + NONCE_BYTES :]
-        try:
-            info = _LEGACY_KEY_INFO if prefix == LEGACY_PREFIX else _key_info(purpose)
-            text = self._derive_cipher(key_id, salt, info).decrypt(nonce, sealed, _associated_data(tenant, model))
-        except InvalidTag:
-            raise UnsealError("organization_mismatch") from None
+        info = _LEGACY_KEY_INFO if prefix == LEGACY_PREFIX else _key_info(purpose)
+        text = self._derive_cipher(key_id, salt, info).decrypt(nonce, sealed, _associated_data(tenant, model))
+        if text is None:
+            raise UnsealError("organization_mismatch")
         return text.decode("utf-8", "surrogatepass")
 
-    def _derive_cipher(self, key_id: bytes, salt: bytes, info: bytes) -> AESGCM:
-        """Return the cipher of one token, under a key of its own: random nonces under one key would repeat one day."""
-        derive = HKDF(algorithm=SHA256(), length=32, salt=salt, info=info)
-        return AESGCM(derive.derive(self._keys[key_id]))
+    def _derive_cipher(self, key_id: bytes, salt: bytes, info: bytes) -> "TokenCipher":
+        # imported for the first token: the library takes 6 MB
+        cipher: type[TokenCipher] = import_from_string("providers.responses.context.token_cipher:TokenCipher")
+        return cipher(self._keys[key_id], salt, info)
 
 
 def _key_info(purpose: Purpose) -> bytes:

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final, Literal, cast
 
 import orjson
-from openai.types import VectorStoreSearchResponse
 from openai.types.responses import (
     ResponseFileSearchCallCompletedEvent,
     ResponseFileSearchCallInProgressEvent,
@@ -15,6 +14,7 @@ from openai.types.responses import (
     ResponseFileSearchToolCall,
 )
 from openai.types.responses.response_file_search_tool_call import Result
+from openai.types.vector_store_search_response import VectorStoreSearchResponse
 
 from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
 from apis.deltas import ToolCallStart

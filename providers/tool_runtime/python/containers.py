@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final, TypeVar
 
-from openai.types import FileObject
 from openai.types.container_retrieve_response import ExpiresAfter, NetworkPolicy
+from openai.types.file_object import FileObject
 
 from apis.confinement.commands import CommandEvent, CommandsResult, ShellCommand
 from apis.containers import (

@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any, Final, Literal, assert_never, cast
 
 import orjson
-from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
+from openai.types.completion_usage import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from pydantic import BaseModel, Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
