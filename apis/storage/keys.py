@@ -1,6 +1,7 @@
 """Keys of records: ids that sort by the time of creation, and ids that a client chose, which may not fit into a key."""
 
 import hashlib
+import os
 import secrets
 import time
 from typing import Final
@@ -9,6 +10,10 @@ MAX_ID_CHARS: Final = 256
 MAX_RECORD_ID_CHARS: Final = 128
 """Characters of an id that the server has chosen; a longer one has no record."""
 NO_ID: Final = "."
+
+_random_digits: Final[list[str]] = []
+"""Random bits for ids, 128 each, read in advance: one at a time, they are the largest part of the time of an id."""
+os.register_at_fork(after_in_child=_random_digits.clear)
 
 
 def is_safe_id(client_id: str, max_chars: int = MAX_ID_CHARS) -> bool:
@@ -29,7 +34,16 @@ def id_to_key_part(client_id: str) -> str:
 
 def new_id_key() -> str:
     """Return the part of a new id after its prefix: the time in ms as 12 hexadecimal digits, and 128 random bits."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(16)}"
+    return f"{time.time_ns() // 1_000_000:012x}{_take_random_digits()}"
+
+
+def _take_random_digits() -> str:
+    try:
+        return _random_digits.pop()  # one step, so that no two threads take the same
+    except IndexError:
+        digits = secrets.token_hex(16 * 64)
+        _random_digits.extend(digits[start : start + 32] for start in range(32, len(digits), 32))
+        return digits[:32]
 
 
 def new_response_id() -> str:

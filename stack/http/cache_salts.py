@@ -2,13 +2,15 @@
 
 import hashlib
 import hmac
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from apis.chat import TENANT_SALT_PREFIX, ChatRequest
 from apis.completions.completion import CompletionRequest
 from apis.responses import CompactConversation, CreateResponse
 from stack.server_config import HttpServerConfig
 
+_MAX_SHARES: Final = 10_000
+"""Tenants whose share is remembered: it takes some microseconds to compute."""
 RequestT = TypeVar("RequestT", ChatRequest, CompactConversation, CompletionRequest, CreateResponse)
 
 
@@ -22,6 +24,7 @@ class CacheSalts:
 
     def __init__(self, config: HttpServerConfig, secret: bytes | None = None) -> None:
         self._key: bytes | None = None
+        self._shares: dict[str, str] = {}
         if secret is not None:
             self._key = hashlib.sha256(b"responses-stack cache salt 2" + secret).digest()
         elif len(config.tenants) > 1:
@@ -34,7 +37,11 @@ class CacheSalts:
         """Return the request with its tenant's salt."""
         if self._key is None:
             return request
-        share, client_salt = self._digest(f"{tenant}/"), request.cache_salt
+        share, client_salt = self._shares.get(tenant), request.cache_salt
+        if share is None:
+            if len(self._shares) >= _MAX_SHARES:
+                self._shares.clear()
+            share = self._shares[tenant] = self._digest(f"{tenant}/")
         salt = f"{share}.{self._digest(f'{tenant}/{client_salt}')}" if client_salt else f"{TENANT_SALT_PREFIX}{share}"
         return request.model_copy(update={"cache_salt": salt})
 

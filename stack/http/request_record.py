@@ -3,7 +3,6 @@
 import math
 import re
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -132,7 +131,7 @@ class RequestRecord:
         if response.status in _OUTCOMES:
             self.outcome = response.status
         if (usage := response.usage) is not None:
-            self.tool_calls = Counter(count_hosted_calls(response))
+            self.tool_calls = count_hosted_calls(response)
             self.service_tier = response.service_tier or ""
             self.tokens = TokenCounts(
                 usage.input_tokens,

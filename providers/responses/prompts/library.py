@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from apis.errors import InvalidRequest
@@ -69,7 +69,7 @@ class PromptLibrary:
             resume_point: ResumePoint | None = None,
             created_at: int | None = None,
         ) -> PendingResponse:
-            with self.rendering(request) as rendered:
+            with nullcontext(request) if request.prompt is None else self.rendering(request) as rendered:
                 return await prepare(
                     rendered,
                     tenant,
