@@ -47,6 +47,7 @@ OPENS_SOCKETS: Final = {
     # to hosts that the run config names
     "providers/inference/http/client.py",
     "providers/inference/http/route.py",  # reads the environment's proxies and opens nothing
+    "providers/accounts/alerts/mailer.py",
     "providers/image_generator/images_client.py",
     "providers/inference/llama_cpp/models/hub_child.py",
     "providers/tool_runtime/search_service.py",
@@ -280,7 +281,8 @@ def test_torch_is_the_local_engines_alone() -> None:
 
 def test_only_the_fetcher_goes_where_others_point() -> None:
     opens = re.compile(
-        r"^\s*(from|import) (aiohttp|http(x|core)2?|socket|requests|websockets|urllib\.request|urllib3|http\.client)\b"
+        r"^\s*(from|import) (aiohttp|(aio)?smtplib|http(x|core)2?|socket|requests|websockets|urllib\.request|urllib3"
+        r"|http\.client)\b"
         r"|\bopen_connection\(|\bcreate_connection\(",
         re.MULTILINE,
     )

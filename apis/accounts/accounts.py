@@ -14,6 +14,7 @@ from apis.accounts.limits import KEY_SUBJECT_PREFIX, ORGANIZATION, WHOLE_PROJECT
 from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
 from apis.accounts.sign_in import SignIn
+from apis.accounts.spend_alerts import SpendAlerts
 from apis.accounts.spending import SpendLimits
 from apis.accounts.usage import UsageLog
 from apis.errors import PermissionDenied
@@ -145,6 +146,10 @@ class Accounts(Provider, ABC):
 
     def spend_limits(self) -> SpendLimits | None:
         """Return the limits of spending, None where nothing has a price."""
+        return None
+
+    def spend_alerts(self) -> SpendAlerts | None:
+        """Return the e-mails about what was spent, None where nothing has a price."""
         return None
 
     def usage_log(self) -> UsageLog | None:

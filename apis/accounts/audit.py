@@ -22,6 +22,7 @@ AuditEvent = Literal[
     "project.updated",
     "project.archived",
     "project.deleted",
+    "organization.updated",
     "rate_limit.updated",
 ]
 """The acts that are recorded, by the names of OpenAI's audit log."""

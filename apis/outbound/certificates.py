@@ -3,17 +3,19 @@
 import functools
 import os
 import ssl
+from typing import Literal
 
 
-def trusted_certificates() -> ssl.SSLContext:
+def trusted_certificates(protocol: Literal["http", "smtp"] = "http") -> ssl.SSLContext:
     """Return the context that trusts the certificates of the system, or those of SSL_CERT_FILE and SSL_CERT_DIR.
 
-    It is shared by all providers and stacks of a process, because loading takes 20 ms. Raises OSError.
+    It is shared by all providers and stacks of a process that speak this protocol, because loading takes 20 ms. Those
+    of HTTP set its names (ALPN) in the context, for which a mail server may end the connection. Raises OSError.
     """
-    return _load_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    return _load_context(protocol, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 
 @functools.cache
-def _load_context(cert_file: str | None, cert_dir: str | None) -> ssl.SSLContext:
+def _load_context(protocol: str, cert_file: str | None, cert_dir: str | None) -> ssl.SSLContext:
     """Return a context of these certificates, which OpenSSL itself reads from the environment."""
     return ssl.create_default_context()

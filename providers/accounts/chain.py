@@ -11,6 +11,7 @@ from apis.accounts.charges import Meter
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import Limiter
 from apis.accounts.sign_in import SignIn
+from apis.accounts.spend_alerts import SpendAlerts
 from apis.accounts.spending import SpendLimits
 from apis.accounts.usage import UsageLog
 from apis.provider import Provider
@@ -62,6 +63,11 @@ class ChainedAccounts(Accounts):
     def spend_limits(self) -> SpendLimits | None:
         """Return the limits of the first provider that has them."""
         return next((own for provider in self._providers if (own := provider.spend_limits())), None)
+
+    def spend_alerts(self) -> SpendAlerts | None:
+        """Return the alerts of the first provider that sends them, or else of the first that has them."""
+        offered = [own for provider in self._providers if (own := provider.spend_alerts()) is not None]
+        return next((own for own in offered if own.can_send), offered[0] if offered else None)
 
     def usage_log(self) -> UsageLog | None:
         """Return the log of the first provider that has one, for the callers of all."""

@@ -1,77 +1,41 @@
 """StoredProjects: projects, their limits and usage in the KVStore, whichever provider recognizes their keys."""
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pydantic import Field
 
-from apis.accounts.accounts import Accounts, Caller
+from apis.accounts.accounts import Accounts
 from apis.accounts.administration import Administration
-from apis.accounts.directory import Project
-from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT, RateLimit
-from apis.accounts.project_settings import ProjectSettings
-from apis.accounts.scopes import Grant
+from apis.accounts.limits import WHOLE_PROJECT
 from apis.errors import StorageCorrupt
 from apis.provider import Provider
-from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
-from apis.storage.records import decode_record
+from apis.storage.kv_store import ABSENT, KVStore, Put
+from providers.accounts.alerts.alerting import SpendAlerting
+from providers.accounts.alerts.settings import EmailConfig
+from providers.accounts.alerts.stored_alerts import StoredSpendAlerts
 from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.directory import StoredDirectory
 from providers.accounts.erasure import StoredProjectErasure
 from providers.accounts.ledger.stored_ledger import StoredLedger
-from providers.accounts.limiter import StoredLimiter, read_limits
+from providers.accounts.limiter import StoredLimiter
 from providers.accounts.prices import ModelPrice, Prices
-from providers.accounts.project_settings import StoredProjectSettings, read_settings
-from providers.accounts.records import ORGANIZATION_ID, SALT_KEY, limits_key, project_key, settings_key
+from providers.accounts.project_settings import StoredProjectSettings
+from providers.accounts.project_state import ProjectState
+from providers.accounts.records import SALT_KEY
 from providers.accounts.spending import StoredSpendLimits
 from providers.accounts.usage_log import StoredUsageLog
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectState:
-    """All that the store has of a tenant and that each of its callers gets. `project` is None for a tenant without a
-    project, and for that of the administrators."""
-
-    id: str
-    project: Project | None
-    limits: Mapping[str, RateLimit]
-    settings: ProjectSettings
-
-    @property
-    def is_active(self) -> bool:
-        """True if there is a project, and it is not archived."""
-        return self.project is not None and self.project.archived_at is None
-
-    def build_caller(self, key_id: str, grant: Grant, expires_at: float | None) -> Caller:
-        """Return the caller with a key, or a token, of this tenant."""
-        return Caller(self.id, key_id, grant, expires_at, self.limits, self.settings)
-
-
-def project_record_keys(project_id: str) -> tuple[str, ...]:
-    """Return the keys of the records that `read_project` takes, for one read together with others."""
-    return project_key(project_id), limits_key(project_id), settings_key(project_id), limits_key(ORGANIZATION_ID)
-
-
-def read_project(project_id: str, entries: Sequence[Entry | None]) -> ProjectState:
-    """Return the state of a tenant from the records of `project_record_keys`. Raises StorageCorrupt."""
-    project_entry, limits_entry, settings_entry, organization_entry = entries
-    project = None if project_entry is None else decode_record(project_entry, Project)
-    limits = read_limits(limits_entry)
-    limit_of_all = read_limits(organization_entry).get(WHOLE_PROJECT)
-    if limit_of_all is not None and limit_of_all.month_cost is not None:
-        limits[ORGANIZATION] = limit_of_all
-    return ProjectState(project_id, project, limits, read_settings(settings_entry))
-
-
 class StoredProjectsConfig(Provider.Config):
     """`usage_retention_days` is how long the sums of each hour are stored, and `audit_retention_days` the records of
-    administrative acts. `prices` are those of a million tokens by model, in `currency`."""
+    administrative acts. `prices` are those of a million tokens by model, in `currency`. `email` is the mail server that
+    spend alerts need."""
 
     usage_retention_days: float = Field(default=400, gt=0)
     audit_retention_days: float = Field(default=400, gt=0)
     prices: dict[str, ModelPrice] = Field(default_factory=dict[str, ModelPrice])
     currency: str = Field(default="usd", pattern=r"^[a-z]{3}$")
+    email: EmailConfig | None = None
 
 
 class StoredProjects(Accounts):
@@ -90,6 +54,9 @@ class StoredProjects(Accounts):
         self._ledger = StoredLedger(kv_store, Prices(config.prices), config.usage_retention_days * 86_400)
         self._usage_log = StoredUsageLog(kv_store, self._ledger)
         self._spend_limits = StoredSpendLimits(kv_store, self._limiter, self._usage_log)
+        self._alerting = SpendAlerting(
+            kv_store, audit_log, self._usage_log, email=config.email, currency=config.currency
+        )
         self._salt_secret: bytes | None = None
 
     async def start(self) -> None:
@@ -100,8 +67,10 @@ class StoredProjects(Accounts):
             raise StorageCorrupt
         self._salt_secret = entry.value
         self._ledger.start()
+        await self._alerting.start()
 
     async def close(self) -> None:
+        await self._alerting.close()
         await self._ledger.close()
 
     def directory(self) -> StoredDirectory:
@@ -115,6 +84,9 @@ class StoredProjects(Accounts):
 
     def spend_limits(self) -> StoredSpendLimits:
         return self._spend_limits
+
+    def spend_alerts(self) -> StoredSpendAlerts:
+        return self._alerting.alerts
 
     def usage_log(self) -> StoredUsageLog:
         return self._usage_log

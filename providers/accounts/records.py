@@ -9,6 +9,8 @@ ROOT: Final = "/accounts"
 ORGANIZATION_ID: Final = ".organization"
 """Stands for a project in the keys of the limits of all projects together. No project has its name."""
 SALT_KEY: Final = f"{ROOT}/cache_salt_secret"
+ALERT_LEASE_KEY: Final = f"{ROOT}/alert_lease"
+"""The lease of the one process that sends the e-mails of spend alerts."""
 
 
 def project_key(project_id: str) -> str:
@@ -78,3 +80,14 @@ def audit_key(record_id: str) -> str:
 def heartbeat_key(process_name: str) -> str:
     """Return the key that exists while a process renews it: the guard of the reservations of its requests."""
     return f"{ROOT}/heartbeats/{process_name}"
+
+
+def alerts_key(project_id: str) -> str:
+    """Return the key of the record of a project's spend alerts; with an empty id, the prefix of all."""
+    return f"{ROOT}/alerts/{project_id}"
+
+
+def alert_notices_prefix(project_id: str, alert_id: str) -> str:
+    """Return the prefix of the keys of an alert's notices: each says that the e-mail for a month and a threshold was
+    sent."""
+    return f"{ROOT}/alert_notices/{project_id}/{alert_id}/"

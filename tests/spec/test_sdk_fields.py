@@ -37,6 +37,7 @@ from apis.accounts.project_settings import (
     UpdateModelPermissions,
     UpdateServiceTierSettings,
 )
+from apis.accounts.spend_alerts import SaveSpendAlert, SpendAlertPage
 from apis.accounts.spending import UpdateSpendLimit
 from apis.accounts.usage import (
     CostsQuery,
@@ -187,6 +188,15 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /organization/projects/{project_id}/spend_limit": (
         projects.SpendLimitUpdateParams,
         (UpdateSpendLimit,),
+    ),
+    "POST /organization/spend_alerts": (organization.SpendAlertCreateParams, (SaveSpendAlert,)),
+    "GET /organization/spend_alerts": (organization.SpendAlertListParams, (SpendAlertPage,)),
+    "POST /organization/spend_alerts/{alert_id}": (organization.SpendAlertUpdateParams, (SaveSpendAlert,)),
+    "POST /organization/projects/{project_id}/spend_alerts": (projects.SpendAlertCreateParams, (SaveSpendAlert,)),
+    "GET /organization/projects/{project_id}/spend_alerts": (projects.SpendAlertListParams, (SpendAlertPage,)),
+    "POST /organization/projects/{project_id}/spend_alerts/{alert_id}": (
+        projects.SpendAlertUpdateParams,
+        (SaveSpendAlert,),
     ),
     "POST /organization/admin_api_keys": (organization.AdminAPIKeyCreateParams, (CreateAdminKey,)),
     "GET /organization/admin_api_keys": (organization.AdminAPIKeyListParams, (AdminKeyPage,)),

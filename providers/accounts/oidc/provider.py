@@ -18,7 +18,8 @@ from providers.accounts.oidc.issuer_keys import IssuerKeys
 from providers.accounts.oidc.settings import OpenIDConfig
 from providers.accounts.oidc.signing_keys import SigningKey
 from providers.accounts.oidc.token import TokenRefused, UnverifiedToken, parse_token
-from providers.accounts.projects import ProjectState, StoredProjects, project_record_keys, read_project
+from providers.accounts.project_state import ProjectState, project_record_keys, read_project
+from providers.accounts.projects import StoredProjects
 
 _log = logging.getLogger(__name__)
 _MAX_TOKENS: Final = 10_000

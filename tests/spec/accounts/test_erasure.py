@@ -34,8 +34,12 @@ def lasting(project_id: str) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def administered(folder: Path, *turns: Script, **more: Any) -> AsyncGenerator[Served]:
+    email = {"url": "smtp://127.0.0.1:1", "sender": "stack@example.org"}
     sections: dict[str, Any] = {
-        **CHAINED,
+        "accounts": {
+            "provider": "chain",
+            "providers": {"config": {"provider": "config"}, "stored": {"provider": "stored", "email": email}},
+        },
         "files": {"provider": "kv"},
         "uploads": {"provider": "kv"},
         "traces": {"provider": "kv"},
@@ -108,6 +112,10 @@ async def test_a_deleted_project_leaves_nothing_in_any_store(tmp_path: Path) -> 
                 "rl-*", project_id=own_id, max_requests_per_1_day=1000
             )
             await projects_of(served).data_retention.update(own_id, retention_type="none")
+            channel: Any = {"type": "email", "recipients": [f"{WORD}@example.org"]}
+            amount: Any = {"currency": "USD", "interval": "month", "threshold_amount": 10**9}
+            alert = await projects_of(served).spend_alerts.create(own_id, notification_channel=channel, **amount)
+            await kv.put(f"/accounts/alert_notices/{own_id}/{alert.id}/2020-01/5", b"1")  # of an earlier threshold
             await say(own)
             kinds = {key.split("/")[1] for key in await remnants(kv, own_id) if key.startswith(f"{own_id}/")}
             assert {"turn", "response", "conversation", "file", "file_piece", "upload", "vs", "vs_file"} <= kinds

@@ -5,6 +5,13 @@ from typing import Any, Final
 
 from openai import AsyncOpenAI
 
+_ALERT: Final[dict[str, Any]] = {
+    "currency": "USD",
+    "interval": "month",
+    "threshold_amount": 100,
+    "notification_channel": {"type": "email", "recipients": ["team@example.org"], "subject_prefix": "[stack]"},
+}
+
 
 def _organization(client: AsyncOpenAI) -> Any:
     return client.with_options(admin_api_key="none").admin.organization
@@ -82,6 +89,24 @@ ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] 
         "proj_1", currency="USD", interval="month", threshold_amount=100
     ),
     "delete the spend limit of a project": lambda client: _projects(client).spend_limit.delete("proj_1"),
+    "create a spend alert": lambda client: _organization(client).spend_alerts.create(**_ALERT),
+    "list spend alerts": lambda client: _organization(client).spend_alerts.list(
+        after="alert_1", before="alert_2", limit=3, order="desc"
+    ),
+    "retrieve a spend alert": lambda client: _organization(client).spend_alerts.retrieve("alert_1"),
+    "update a spend alert": lambda client: _organization(client).spend_alerts.update("alert_1", **_ALERT),
+    "delete a spend alert": lambda client: _organization(client).spend_alerts.delete("alert_1"),
+    "create a spend alert of a project": lambda client: _projects(client).spend_alerts.create("proj_1", **_ALERT),
+    "list the spend alerts of a project": lambda client: _projects(client).spend_alerts.list("proj_1", limit=3),
+    "retrieve a spend alert of a project": lambda client: _projects(client).spend_alerts.retrieve(
+        "alert_1", project_id="proj_1"
+    ),
+    "update a spend alert of a project": lambda client: _projects(client).spend_alerts.update(
+        "alert_1", project_id="proj_1", **_ALERT
+    ),
+    "delete a spend alert of a project": lambda client: _projects(client).spend_alerts.delete(
+        "alert_1", project_id="proj_1"
+    ),
     "create an administrator's key": lambda client: _organization(client).admin_api_keys.create(name="k"),
     "list administrators' keys": lambda client: _organization(client).admin_api_keys.list(limit=3, order="desc"),
     "retrieve an administrator's key": lambda client: _organization(client).admin_api_keys.retrieve("key_1"),

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from apis.accounts.limits import NANOS
 from apis.accounts.spending import SpendLimit, SpendLimits, UpdateSpendLimit
-from apis.errors import InvalidRequest, Unsupported
+from apis.errors import InvalidRequest
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.routes.organization.objects import JsonObject, require_directory
@@ -15,7 +15,6 @@ from stack.http.uploads import read_model
 
 _CENTS: Final = 100
 _PATHS: Final = ("/organization/spend_limit", "/organization/projects/{project_id}/spend_limit")
-_ALERT_PATHS: Final = ("/organization/spend_alerts", "/organization/projects/{project_id}/spend_alerts")
 
 
 async def get_spend_limit(http: Request, _context: HttpContext, services: Services) -> Response:
@@ -25,13 +24,7 @@ async def get_spend_limit(http: Request, _context: HttpContext, services: Servic
 
 async def set_spend_limit(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, UpdateSpendLimit)
-    currency = services.stack.accounts.currency().upper()
-    if request.currency != currency:
-        raise InvalidRequest(
-            f"The prices of this server are in {currency} (`accounts.currency`).",
-            param="currency",
-            code="invalid_value",
-        )
+    require_currency(services, request)
     cost = request.threshold_amount * (NANOS // _CENTS)
     limit = await _require_limits(services).set(_project_id(http), cost)
     return value_response(_limit_to_json(http, services, limit))
@@ -42,27 +35,22 @@ async def delete_spend_limit(http: Request, _context: HttpContext, services: Ser
     return value_response({"object": f"{_object_name(http)}.deleted", "deleted": True})
 
 
-async def refuse_spend_alert(_http: Request, _context: HttpContext, _services: Services) -> Response:
-    raise Unsupported(
-        "'spend_alerts' are not offered by this server, because it sends no e-mail: read 'costs', or set a "
-        "'spend_limit'.",
-        code="unsupported_resource",
-    )
-
-
 SPENDING_ROUTES: Final = (
     *(Route("GET", path, get_spend_limit) for path in _PATHS),
     *(Route("POST", path, set_spend_limit, body=UpdateSpendLimit) for path in _PATHS),
     *(Route("DELETE", path, delete_spend_limit) for path in _PATHS),
 )
-REFUSED_ALERT_ROUTES: Final = (
-    *(Route(method, path, refuse_spend_alert) for path in _ALERT_PATHS for method in ("GET", "POST")),
-    *(
-        Route(method, f"{path}/{{alert_id}}", refuse_spend_alert)
-        for path in _ALERT_PATHS
-        for method in ("GET", "POST", "DELETE")
-    ),
-)
+
+
+def require_currency(services: Services, request: UpdateSpendLimit) -> None:
+    """Raise InvalidRequest if the amount of the request is not in the currency of the prices."""
+    currency = services.stack.accounts.currency().upper()
+    if request.currency != currency:
+        raise InvalidRequest(
+            f"The prices of this server are in {currency} (`accounts.currency`).",
+            param="currency",
+            code="invalid_value",
+        )
 
 
 def _require_limits(services: Services) -> SpendLimits:

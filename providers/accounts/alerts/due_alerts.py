@@ -1,0 +1,79 @@
+"""DueAlerts: the alerts whose threshold has been reached and whose e-mail was not sent yet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from apis.accounts.limits import NANOS
+from apis.accounts.spend_alerts import SpendAlert
+from apis.accounts.usage import UsageLog
+from apis.errors import StorageCorrupt
+from apis.storage.kv_store import KVStore
+from apis.storage.records import reading_stored, scan_all
+from providers.accounts.alerts.months import Month, MonthSums
+from providers.accounts.alerts.stored_alerts import read_alerts
+from providers.accounts.records import ORGANIZATION_ID, alert_notices_prefix, alerts_key
+
+_CENTS: Final = 100
+_GRACE_S: Final = 3 * 24 * 3600
+"""Seconds after a month in which its alerts are sent: it may end before a worker looks, or while a mail server is
+down."""
+_PAGE_RECORDS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class DueAlert:
+    """An alert in a month in which `spent` (NANOS) has reached its threshold."""
+
+    alert: SpendAlert
+    month: Month
+    spent: int = 0
+
+    @property
+    def notice_key(self) -> str:
+        """The key that exists once the e-mail was sent."""
+        alert = self.alert
+        prefix = alert_notices_prefix(alert.project_id or ORGANIZATION_ID, alert.id)
+        return f"{prefix}{self.month.name}/{alert.threshold_amount}"
+
+
+class DueAlerts:
+    """Compares the alerts in the store with the sums of the usage log, which are read only if an alert is waiting."""
+
+    def __init__(self, kv_store: KVStore, usage_log: UsageLog) -> None:
+        self._kv = kv_store
+        self._sums = MonthSums(usage_log)
+        self._damaged: set[str] = set()
+
+    async def exist(self) -> bool:
+        """Return true if there are any alerts, in one read of one entry."""
+        return bool(await self._kv.scan(alerts_key(""), limit=1))
+
+    async def find(self, now: float) -> list[DueAlert]:
+        """Return the due alerts at a time, those of the month before included as long as they may be sent."""
+        months = [Month.at(now)]
+        if now < months[0].start + _GRACE_S:
+            months.append(Month.at(months[0].start - 1))
+        waiting = await self._find_waiting(months)
+        if not waiting:
+            return []
+        spent = {month: await self._sums.read(month, now) for month in {each.month for each in waiting}}
+        due = [DueAlert(each.alert, each.month, spent[each.month].get(each.alert.project_id, 0)) for each in waiting]
+        return [each for each in due if each.spent >= each.alert.threshold_amount * (NANOS // _CENTS)]
+
+    async def _find_waiting(self, months: Sequence[Month]) -> list[DueAlert]:
+        """Return the alerts whose e-mail for one of the months was not sent yet."""
+        waiting: list[DueAlert] = []
+        async for key, entry in scan_all(self._kv, alerts_key(""), page_size=_PAGE_RECORDS):
+            if key in self._damaged:
+                continue
+            try:
+                with reading_stored(key):
+                    alerts = read_alerts(entry)
+            except StorageCorrupt:
+                self._damaged.add(key)  # logged once; the alerts of the other projects go on
+                continue
+            armed = [DueAlert(alert, month) for alert in alerts for month in months if alert.armed_at < month.end]
+            notices = await self._kv.get_many([each.notice_key for each in armed]) if armed else ()
+            waiting += [each for each, notice in zip(armed, notices, strict=True) if notice is None]
+        return waiting

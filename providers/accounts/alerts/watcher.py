@@ -1,0 +1,162 @@
+"""AlertWatcher: looks for due alerts, in one process of all that share a store, and sends their e-mails."""
+
+import asyncio
+import logging
+import math
+import random
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from apis.accounts.directory import Project
+from apis.errors import StackError
+from apis.storage.kv_store import KVStore
+from apis.storage.lease import Lease, LeaseLost
+from apis.storage.records import decode_record
+from providers.accounts.alerts.due_alerts import DueAlert, DueAlerts
+from providers.accounts.alerts.message import MailError, MailService, build_message
+from providers.accounts.records import ALERT_LEASE_KEY, project_key
+
+_log = logging.getLogger(__name__)
+_LEASE_S: Final = 10.0
+"""Seconds after which another process goes on where the one that sends was killed."""
+_NOTICE_TTL_S: Final = 60 * 24 * 3600.0
+_MAX_SENDING: Final = 16
+"""E-mails that are sent at a time; the others wait, so that a slow mail server holds no more connections."""
+_MAX_PAUSE_S: Final = 900.0
+"""The longest time between two attempts to send one e-mail."""
+_MARK_INTERVAL_S: Final = 1.0
+_CLOSE_S: Final = 5.0
+"""Seconds for which a process that ends waits for e-mails that are being sent."""
+_MAX_LOAD: Final = 0.05
+"""The part of the time that looking for alerts may take, where there are very many of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    at: float
+    pause_s: float
+
+
+class AlertWatcher:
+    """One process has the lease and looks every `interval_s`; the others look whether it is free.
+
+    An e-mail is recorded as sent directly after the mail server has accepted it. A process that is killed in between
+    leaves one that is sent again, with the same `Message-ID`.
+    """
+
+    def __init__(self, kv_store: KVStore, due_alerts: DueAlerts, service: MailService, interval_s: float) -> None:
+        self._kv = kv_store
+        self._due = due_alerts
+        self._service = service
+        self._interval_s = interval_s
+        self._closing = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        self._sending: dict[str, asyncio.Task[None]] = {}
+        self._retries: dict[str, _Retry] = {}
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._watching = asyncio.create_task(self._watch_forever())
+
+    async def close(self) -> None:
+        """End within seconds; e-mails that the mail server has not accepted by then are sent by other processes."""
+        self._closing.set()
+        if self._watching is not None:
+            _, unfinished = await asyncio.wait({self._watching}, timeout=2 * _CLOSE_S)
+            for task in unfinished:
+                task.cancel()
+            if unfinished:
+                await asyncio.wait(unfinished)
+
+    async def _watch_forever(self) -> None:
+        while not await self._pause(self._interval_s):
+            try:
+                if await self._due.exist() and await self._kv.get(ALERT_LEASE_KEY) is None:
+                    await self._lead()
+            except LeaseLost:
+                _log.warning("the lease of the spend alerts was lost")
+            except StackError as exc:
+                _log.warning("spend alerts are not looked for: %s", exc.message)
+
+    async def _lead(self) -> None:
+        """Look for due alerts for as long as there are alerts and this process has the lease."""
+        lease = Lease(self._kv, ALERT_LEASE_KEY, _LEASE_S)
+        if await lease.acquire() is None:
+            return
+        try:
+            async with lease.renew_in_background():
+                try:
+                    await self._look_until_idle(lease)
+                finally:
+                    await self._finish_sending()
+        finally:
+            with suppress(LeaseLost, StackError):
+                await lease.release()
+
+    async def _look_until_idle(self, lease: Lease) -> None:
+        """Return when there are no alerts any more, or this process ends. Raises LeaseLost."""
+        pause_s = 0.0
+        while not await self._pause(pause_s):
+            began_at = time.monotonic()
+            lease.check()
+            try:
+                if not await self._due.exist():
+                    return
+                await self._send_due(lease)
+            except StackError as exc:  # the lease stays, because e-mails may be under way
+                _log.warning("spend alerts are not looked for: %s", exc.message)
+            pause_s = max(self._interval_s, (time.monotonic() - began_at) / _MAX_LOAD)
+
+    async def _send_due(self, lease: Lease) -> None:
+        due = {each.notice_key: each for each in await self._due.find(time.time())}
+        lease.check()
+        self._retries = {key: retry for key, retry in self._retries.items() if key in due}
+        now = time.monotonic()
+        for key, alert in due.items():
+            retry = self._retries.get(key)
+            is_waiting = retry is not None and now < retry.at
+            if key not in self._sending and not is_waiting and len(self._sending) < _MAX_SENDING:
+                pause_s = self._interval_s if retry is None else min(2 * retry.pause_s, _MAX_PAUSE_S)
+                self._retries[key] = _Retry(now + pause_s, pause_s)
+                self._sending[key] = task = asyncio.create_task(self._send(alert))
+                task.add_done_callback(lambda _, key=key: self._sending.pop(key, None))
+
+    async def _send(self, due: DueAlert) -> None:
+        key, alert = due.notice_key, due.alert
+        try:
+            name = None if alert.project_id is None else await self._load_project_name(alert.project_id)
+            await self._service.send(build_message(due, name, self._service))
+        except (MailError, StackError) as exc:
+            _log.warning("the spend alert %s was not sent and is tried again: %s", alert.id, exc)
+            return
+        # a round that has read the store before the notice is there must not send it again
+        self._retries[key] = _Retry(math.inf, 0.0)
+        while True:
+            try:
+                await self._kv.put(key, b"%d" % time.time(), ttl_s=_NOTICE_TTL_S)
+                break
+            except StackError as exc:
+                _log.warning("the spend alert %s was sent, which is not recorded yet: %s", alert.id, exc.message)
+            await asyncio.sleep(_MARK_INTERVAL_S)
+        _log.info("the spend alert %s was sent to %d recipients", alert.id, len(alert.recipients))
+
+    async def _load_project_name(self, project_id: str) -> str | None:
+        entry = await self._kv.get(project_key(project_id))
+        return None if entry is None else decode_record(entry, Project).name
+
+    async def _finish_sending(self) -> None:
+        tasks = {*self._sending.values()}
+        if tasks:
+            _, unfinished = await asyncio.wait(tasks, timeout=_CLOSE_S)
+            for task in unfinished:
+                task.cancel()
+            if unfinished:
+                await asyncio.wait(unfinished)
+
+    async def _pause(self, pause_s: float) -> bool:
+        """Return true if this process ends meanwhile. The time varies, so that processes do not look in step."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), pause_s * random.uniform(0.75, 1.25))  # noqa: S311 - spreads the workers
+        return self._closing.is_set()

@@ -1,0 +1,92 @@
+"""/v1/organization/spend_alerts, and those of each project: e-mails about the money that was spent in a month."""
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.accounts.spend_alerts import SaveSpendAlert, SpendAlert, SpendAlertPage, SpendAlerts
+from apis.storage.pages import page_between
+from stack.http.answers import deleted_response, list_response, value_response
+from stack.http.context import HttpContext, Route, Services
+from stack.http.routes.organization.objects import JsonObject, require_directory
+from stack.http.routes.organization.spending import require_currency
+from stack.http.uploads import read_model, read_query
+
+_PATHS: Final = ("/organization/spend_alerts", "/organization/projects/{project_id}/spend_alerts")
+
+
+async def create_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, SaveSpendAlert)
+    require_currency(services, request)
+    alert = await _require_alerts(services).create(_project_id(http), request)
+    return value_response(_alert_to_json(services, alert))
+
+
+async def list_spend_alerts(http: Request, _context: HttpContext, services: Services) -> Response:
+    query = read_query(http, SpendAlertPage)
+    alerts = await _require_alerts(services).list(_project_id(http))
+    ordered = [*alerts] if query.order == "asc" else [*reversed(alerts)]
+    page = page_between(ordered, query, query.before, lambda alert: alert.id)
+    return list_response([_alert_to_json(services, alert) for alert in page.data], has_more=page.has_more)
+
+
+async def get_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
+    alert = await _require_alerts(services).get(_project_id(http), _alert_id(http))
+    return value_response(_alert_to_json(services, alert))
+
+
+async def update_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, SaveSpendAlert)
+    require_currency(services, request)
+    alert = await _require_alerts(services).update(_project_id(http), _alert_id(http), request)
+    return value_response(_alert_to_json(services, alert))
+
+
+async def delete_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
+    await _require_alerts(services).delete(_project_id(http), _alert_id(http))
+    return deleted_response(_alert_id(http), f"{_object_name(_project_id(http))}.deleted")
+
+
+SPEND_ALERT_ROUTES: Final = (
+    *(Route("POST", path, create_spend_alert, body=SaveSpendAlert) for path in _PATHS),
+    *(Route("GET", path, list_spend_alerts, query=SpendAlertPage) for path in _PATHS),
+    *(Route("GET", f"{path}/{{alert_id}}", get_spend_alert) for path in _PATHS),
+    *(Route("POST", f"{path}/{{alert_id}}", update_spend_alert, body=SaveSpendAlert) for path in _PATHS),
+    *(Route("DELETE", f"{path}/{{alert_id}}", delete_spend_alert) for path in _PATHS),
+)
+
+
+def _require_alerts(services: Services) -> SpendAlerts:
+    require_directory(services)
+    alerts = services.stack.accounts.spend_alerts()
+    assert alerts is not None  # a provider with a directory has them
+    return alerts
+
+
+def _project_id(http: Request) -> str | None:
+    return http.path_params.get("project_id")
+
+
+def _alert_id(http: Request) -> str:
+    return http.path_params["alert_id"]
+
+
+def _object_name(project_id: str | None) -> str:
+    return "organization.spend_alert" if project_id is None else "project.spend_alert"
+
+
+def _alert_to_json(services: Services, alert: SpendAlert) -> JsonObject:
+    """Return an `organization.spend_alert` or a `project.spend_alert`."""
+    return {
+        "id": alert.id,
+        "object": _object_name(alert.project_id),
+        "currency": services.stack.accounts.currency().upper(),
+        "interval": "month",
+        "notification_channel": {
+            "type": "email",
+            "recipients": alert.recipients,
+            "subject_prefix": alert.subject_prefix,
+        },
+        "threshold_amount": alert.threshold_amount,
+    }
