@@ -2,7 +2,7 @@
 
 import secrets
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from apis.accounts.accounts import Accounts
 from apis.accounts.administration import Administration
@@ -30,6 +30,8 @@ class StoredProjectsConfig(Provider.Config):
     """`usage_retention_days` is how long the sums of each hour are stored, and `audit_retention_days` the records of
     administrative acts. `prices` are those of a million tokens by model, in `currency`. `email` is the mail server that
     spend alerts need."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     usage_retention_days: float = Field(default=400, gt=0)
     audit_retention_days: float = Field(default=400, gt=0)

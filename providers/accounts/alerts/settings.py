@@ -30,7 +30,7 @@ class EmailConfig(BaseModel):
     true, or `smtps://USER:PASSWORD@HOST:465`. `timeout_s` bounds the time of one e-mail, and `check_interval_s` is the
     time between two looks for alerts."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     url: SecretStr
     sender: EmailAddress

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import warnings
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ class Mailbox:
     refusal: str = ""
     mails: list[tuple[list[str], EmailMessage]] = field(default_factory=list[tuple[list[str], EmailMessage]])
     logins: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    unknown_recipients: set[str] = field(default_factory=set[str])
     refused_count: int = 0
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     answering: asyncio.Event = field(default_factory=asyncio.Event)
@@ -29,6 +31,14 @@ class Mailbox:
 
     def __post_init__(self) -> None:
         self.answering.set()
+
+    async def handle_RCPT(  # noqa: N802 - aiosmtpd's name
+        self, _server: SMTP, _session: Session, envelope: Envelope, address: str, _options: list[str]
+    ) -> str:
+        if address in self.unknown_recipients:
+            return "550 unknown"
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
 
     async def handle_DATA(self, _server: SMTP, _session: Session, envelope: Envelope) -> str:  # noqa: N802 - aiosmtpd's name
         if self.refusal:
@@ -68,14 +78,15 @@ async def serving_mail(
 
     def build() -> SMTP:
         options: dict[str, Any] = {"auth_required": True, "authenticator": mailbox.log_in} if needs_login else {}
-        return SMTP(
-            mailbox,
-            hostname="mail.test",
-            loop=loop,
-            tls_context=starttls,
-            auth_require_tls=starttls is not None,
-            **options,
-        )
+        with warnings.catch_warnings(action="ignore"):  # about passwords without TLS, which is what a test is about
+            return SMTP(
+                mailbox,
+                hostname="mail.test",
+                loop=loop,
+                tls_context=starttls,
+                auth_require_tls=starttls is not None,
+                **options,
+            )
 
     server = await loop.create_server(build, "0.0.0.0", mailbox.port, ssl=tls)
     mailbox.port = server.sockets[0].getsockname()[1]
