@@ -29,7 +29,7 @@ _MAX_PAUSE_S: Final = 900.0
 _MARK_INTERVAL_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 """Seconds for which a process that ends waits for e-mails that are being sent."""
-_MAX_LOAD: Final = 0.05
+_MAX_LOAD: Final = 0.1
 """The part of the time that looking for alerts may take, where there are very many of them."""
 
 
@@ -46,11 +46,19 @@ class AlertWatcher:
     leaves one that is sent again, with the same `Message-ID`.
     """
 
-    def __init__(self, kv_store: KVStore, due_alerts: DueAlerts, service: MailService, interval_s: float) -> None:
+    def __init__(
+        self,
+        kv_store: KVStore,
+        due_alerts: DueAlerts,
+        service: MailService,
+        interval_s: float,
+        lease_s: float = _LEASE_S,
+    ) -> None:
         self._kv = kv_store
         self._due = due_alerts
         self._service = service
         self._interval_s = interval_s
+        self._lease_s = lease_s
         self._closing = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         self._sending: dict[str, asyncio.Task[None]] = {}
@@ -82,7 +90,7 @@ class AlertWatcher:
 
     async def _lead(self) -> None:
         """Look for due alerts for as long as there are alerts and this process has the lease."""
-        lease = Lease(self._kv, ALERT_LEASE_KEY, _LEASE_S)
+        lease = Lease(self._kv, ALERT_LEASE_KEY, self._lease_s)
         if await lease.acquire() is None:
             return
         try:

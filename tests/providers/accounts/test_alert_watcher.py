@@ -1,0 +1,92 @@
+"""The one process that sends: rounds that overlap with an e-mail, and a lease that is lost."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from apis.accounts.spend_alerts import SpendAlert
+from apis.accounts.usage import UsageEntry
+from apis.storage.kv_store import Delete, KVStore
+from apis.storage.records import encode_record
+from providers.accounts.alerts.due_alerts import DueAlerts
+from providers.accounts.alerts.mailer import Mailer
+from providers.accounts.alerts.message import MailService
+from providers.accounts.alerts.settings import EmailConfig
+from providers.accounts.alerts.watcher import AlertWatcher
+from providers.accounts.ledger.stored_ledger import StoredLedger
+from providers.accounts.prices import Prices
+from providers.accounts.records import ALERT_LEASE_KEY, alerts_key
+from providers.accounts.usage_log import StoredUsageLog
+from providers.kv_store.memory import Memory
+from tests.support.servers.mail_server import Mailbox, serving_mail
+
+ALERT = SpendAlert("alert_1", None, 0, ("team@example.org",), None, 0)
+
+
+class SlowUsageLog(StoredUsageLog):
+    """The usage log of a store that answers once `answering` is set."""
+
+    def __init__(self, kv_store: KVStore, ledger: StoredLedger) -> None:
+        super().__init__(kv_store, ledger)
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.waiting = asyncio.Event()
+
+    async def read(self, start_time: int, end_time: int) -> list[UsageEntry]:
+        self.waiting.set()
+        await self.answering.wait()
+        return await super().read(start_time, end_time)
+
+
+@asynccontextmanager
+async def watching(box: Mailbox) -> AsyncGenerator[tuple[KVStore, SlowUsageLog]]:
+    kv = Memory(Memory.Config())
+    await kv.start()
+    log = SlowUsageLog(kv, StoredLedger(kv, Prices({}), 3600))
+    await kv.put(alerts_key(".organization"), encode_record([replace(ALERT, armed_at=int(time.time()))]))
+    email = EmailConfig.model_validate({"url": f"smtp://127.0.0.1:{box.port}", "sender": "stack@example.org"})
+    watcher = AlertWatcher(
+        kv, DueAlerts(kv, log), MailService(Mailer(email).send, email.sender, "USD"), 0.04, lease_s=0.6
+    )
+    watcher.start()
+    try:
+        yield kv, log
+    finally:
+        log.answering.set()
+        await watcher.close()
+        await kv.close()
+
+
+async def test_a_round_that_read_the_store_before_an_email_was_recorded_does_not_send_it_again() -> None:
+    async with serving_mail() as box, watching(box) as (kv, log):
+        box.answering.clear()
+        await box.wait_for(1)
+        log.answering.clear()
+        log.waiting.clear()
+        async with asyncio.timeout(5):
+            await log.waiting.wait()  # the next round has seen that there is no notice
+        box.answering.set()
+        async with asyncio.timeout(5):
+            while not await kv.scan("/accounts/alert_notices/"):  # noqa: ASYNC110 - a store sets no event
+                await asyncio.sleep(0.01)
+        log.answering.set()
+        await asyncio.sleep(0.2)
+        assert len(box.mails) == 1
+
+
+async def test_a_process_that_has_lost_the_lease_sends_nothing_until_it_has_it_again() -> None:
+    async with serving_mail() as box, watching(box) as (kv, log):
+        log.answering.clear()
+        async with asyncio.timeout(5):
+            await log.waiting.wait()
+        entry = await kv.get(ALERT_LEASE_KEY)
+        assert entry is not None
+        await kv.write([Delete(ALERT_LEASE_KEY, entry.version)])
+        await kv.put(ALERT_LEASE_KEY, b" other 1", ttl_s=0.8)
+        await asyncio.sleep(0.3)  # a renewal later
+        log.answering.set()
+        await asyncio.sleep(0.2)
+        assert box.mails == []
+        await box.wait_for(1)
