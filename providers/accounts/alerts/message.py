@@ -1,5 +1,6 @@
 """The e-mail of an alert, and the service that sends it."""
 
+import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from email.message import EmailMessage
@@ -35,7 +36,8 @@ def build_message(due: DueAlert, project_name: str | None, service: MailService)
     subject = f"Spend alert: {spender} spent {threshold} in {month}"
     message["Subject"] = f"{alert.subject_prefix} {subject}" if alert.subject_prefix else subject
     message["Date"] = formatdate()
-    message["Message-ID"] = f"<{alert.id}.{month}.{alert.threshold_amount}@{service.sender.partition('@')[2]}>"
+    digest = hashlib.sha256(due.notice_key.encode()).hexdigest()[:32]  # short, so that the header is one line
+    message["Message-ID"] = f"<{digest}@{service.sender.partition('@')[2]}>"
     message["Auto-Submitted"] = "auto-generated"  # RFC 3834: no absence notes in return
     name = f' ("{" ".join(project_name.split())}")' if project_name else ""
     message.set_content(

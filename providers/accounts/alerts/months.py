@@ -7,7 +7,8 @@ from typing import Final, Self
 
 from apis.accounts.usage import HOUR_S, UsageLog
 
-_DAY_S: Final = 24 * HOUR_S
+_STEP_S: Final = 6 * HOUR_S
+"""Seconds whose rows are in memory at a time."""
 _MAX_MONTHS: Final = 2
 ALL_PROJECTS: Final = None
 Sums = Mapping[str | None, int]
@@ -51,10 +52,10 @@ class MonthSums:
         return await self._add(sums, past_end, min(int(now) + HOUR_S, month.end))
 
     async def _add(self, sums: Sums, start: int, end: int) -> Sums:
-        """Return the sums and those of the hours from `start` on and before `end`, read day by day."""
+        """Return the sums and those of the hours from `start` on and before `end`, read step by step."""
         total = dict(sums)
-        for day_start in range(start, end, _DAY_S):
-            for entry in await self._usage_log.read(day_start, min(day_start + _DAY_S, end)):
+        for step_start in range(start, end, _STEP_S):
+            for entry in await self._usage_log.read(step_start, min(step_start + _STEP_S, end)):
                 for spender in (entry.subject.project_id, ALL_PROJECTS):
                     total[spender] = total.get(spender, 0) + entry.counts.cost
         return total

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -88,6 +89,7 @@ async def test_two_stacks_with_one_store_send_each_alert_once(tmp_path: Path) ->
         assert recipients == ["a@example.org", "b@example.org"]
         assert (mail["From"], mail["To"]) == (SENDER, "a@example.org, b@example.org")
         assert mail["Subject"] == f"[Größe] Spend alert: the project {project_id} has spent 5.00 USD in {month}"
+        assert re.fullmatch(r"<[0-9a-f]{32}@example\.org>", mail["Message-ID"])
         assert "5.00 USD" in mail.get_content()
         assert '("p")' in mail.get_content()
         assert all_recipients == [TO]
