@@ -77,6 +77,11 @@ class LimitLease:
         self._others: dict[str, UseCounter] = {}
         self._charges: dict[str, dict[str, UseCounter]] = {}
 
+    @property
+    def has_charges(self) -> bool:
+        """True if requests are in progress or not counted yet."""
+        return bool(self._charges)
+
     def load(self, entry: Entry | None) -> None:
         """Take over what is stored."""
         self.version = ABSENT if entry is None else entry.version

@@ -82,8 +82,12 @@ class ProjectLedger:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing waits and nothing is written."""
-        return self._task is None or self._task.done()
+        """True if nothing waits, nothing is written and no request is in progress."""
+        return not (self._is_running or self._lease.has_charges)
+
+    @property
+    def _is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
 
     async def reserve(self, key_id: str, limits: Mapping[str, RateLimit], demand: Demand) -> Admission:
         """Admit a request. Raises RateLimited, QuotaExceeded, StoreUnavailable and Overloaded."""
@@ -116,11 +120,11 @@ class ProjectLedger:
 
     def forget_lease(self) -> None:
         """Read the lease again before it is used: others may have released it."""
-        self._lease.forget()
+        self._rows.forget()
 
     async def flush(self) -> None:
         """Count all ends now; return when that has been tried."""
-        if self.is_idle:
+        if not self._is_running:
             return
         flushed = asyncio.get_running_loop().create_future()
         self._flushes.append(flushed)
@@ -130,7 +134,7 @@ class ProjectLedger:
     async def close(self) -> None:
         """Count what waits; during an outage of the store it is lost after a few seconds."""
         await self.flush()
-        if self._task is not None and not self._task.done():
+        if self._task is not None and self._is_running:
             self._task.cancel()
             await asyncio.wait({self._task})
 
@@ -154,7 +158,7 @@ class ProjectLedger:
                 self.add(PendingEnd(released, charge.record, entry.version))
 
     def _start(self) -> None:
-        if self._task is None or self._task.done():
+        if not self._is_running:
             self._task = asyncio.create_task(self._run())
 
     def _release(self, admission: Admission) -> None:
@@ -304,7 +308,7 @@ class ProjectLedger:
             return
         entries = await self._kv.get_many(keys)
         for index, end in enumerate(unknown):
-            if not _take_versions(end, entries[2 * index], entries[2 * index + 1]):
+            if not end.take_versions(entries[2 * index], entries[2 * index + 1]):
                 ends.remove(end)
                 lease.drop(end.record)
         late_rows = {find_usage_row(end.end) for end in unknown if end.end is not None} - rows
@@ -376,19 +380,6 @@ async def find_void_guards(kv: KVStore, rows: Sequence[tuple[str, Entry]]) -> se
     ordered = sorted(guards)
     entries = await kv.get_many(ordered) if ordered else []
     return {guard for guard, entry in zip(ordered, entries, strict=True) if entry is None}
-
-
-def _take_versions(pending: PendingEnd, open_entry: Entry | None, end_entry: Entry | None) -> bool:
-    """Complete an end by what is stored of it; return false if another has counted it."""
-    pending.open_version = ABSENT if open_entry is None else open_entry.version
-    if pending.is_stored or (pending.may_be_stored and end_entry is not None):
-        if end_entry is None:
-            return False
-        stored, pending.end_version, pending.is_stored = decode_record(end_entry, ChargeEnd), end_entry.version, True
-        if stored != pending.end:
-            pending.end, pending.uses = stored, None
-    pending.may_be_stored = False
-    return True
 
 
 def _fail(requests: Sequence[ChargeRequest], error: StackError) -> None:

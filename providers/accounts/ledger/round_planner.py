@@ -12,8 +12,8 @@ from apis.accounts.charges import Amounts, ChargeEnd, ChargeRecord, OpenCharge
 from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT, RateLimit
 from apis.accounts.usage import HOUR_S, UsageCounts, UsageEntry, UsageSubject
 from apis.errors import StackError
-from apis.storage.kv_store import Delete, Op, Put
-from apis.storage.records import encode_record
+from apis.storage.kv_store import ABSENT, Delete, Entry, Op, Put
+from apis.storage.records import decode_record, encode_record
 from providers.accounts.ledger.counters import UseCounter, Windows, add_headers
 from providers.accounts.ledger.limit_lease import ChargeRequest, LeaseRecord, LimitLease, add_recent
 from providers.accounts.prices import Prices
@@ -46,6 +46,18 @@ class PendingEnd:
         """True if nothing of it has to be read before it is counted."""
         has_open = self.open_version is not None or not self.record.parts
         return has_open and not self.may_be_stored and (not self.is_stored or self.end_version is not None)
+
+    def take_versions(self, open_entry: Entry | None, end_entry: Entry | None) -> bool:
+        """Complete the end by what is stored of it; return false if another process has counted it."""
+        self.open_version = ABSENT if open_entry is None else open_entry.version
+        if self.is_stored or (self.may_be_stored and end_entry is not None):
+            if end_entry is None:
+                return False
+            stored, self.end_version, self.is_stored = decode_record(end_entry, ChargeEnd), end_entry.version, True
+            if stored != self.end:
+                self.end, self.uses = stored, None
+        self.may_be_stored = False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +269,8 @@ class RoundPlanner:
                 key = find_counter_key(self.project_id, subject)
                 round_.ops.append(Put(key, encode_record(counter), COUNTER_TTL_S, version))
         lease = rows.lease
-        if round_.leased != lease.leased:
+        # also unchanged, so that no counter is written if another process has released the lease meanwhile
+        if round_.leased != lease.leased or (round_.counters and lease.version):
             round_.lease_index = len(round_.ops)
             record = encode_record(LeaseRecord(self.guard_key, round_.leased))
             put = Put(lease.key, record, _LEASE_TTL_S, lease.version)

@@ -92,6 +92,11 @@ class StoredLedger(Meter):
         for ledger in [*self._projects.values()]:
             await ledger.flush()
 
+    def forget_leases(self) -> None:
+        """Read the leases of this process again before they are used: others may have released them."""
+        for ledger in self._projects.values():
+            ledger.forget_lease()
+
     def _find_project(self, project_id: str) -> ProjectLedger:
         ledger = self._projects.get(project_id)
         if ledger is None:
@@ -114,8 +119,7 @@ class StoredLedger(Meter):
     async def _beat(self) -> None:
         beat_at = time.monotonic()
         if beat_at - self._beat_at >= HEARTBEAT_TTL_S:
-            for ledger in self._projects.values():
-                ledger.forget_lease()
+            self.forget_leases()
         await self._kv.put(self._guard_key, b"", ttl_s=HEARTBEAT_TTL_S, durable=False)
         self._beat_at = beat_at
 

@@ -1,7 +1,7 @@
 """Leases of limits: few requests need a write, no limit is passed, and what a process does not use is given back."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -9,7 +9,7 @@ from apis.accounts.charges import Demand, Use
 from apis.accounts.limits import RateLimit
 from apis.accounts.usage import UsageCounts
 from apis.errors import RateLimited
-from apis.storage.kv_store import Delete, Op
+from apis.storage.kv_store import Delete, Entry, Op
 from apis.storage.records import decode_record
 from providers.accounts.ledger import project_ledger, stored_ledger
 from providers.accounts.ledger.counters import UseCounter
@@ -59,6 +59,19 @@ async def spend(ledger: StoredLedger, limit: RateLimit, requests: int) -> int:
 async def spend_together(ledger: StoredLedger, limit: RateLimit, requests: int) -> int:
     """Send requests, eight at a time; return the number of those admitted."""
     return sum(await asyncio.gather(*(spend(ledger, limit, requests // 8) for _ in range(8))))
+
+
+class ReleasingMemory(CountingMemory):
+    """Has the lease released between the read of the lease and that of the counters."""
+
+    release: Callable[[], Awaitable[None]] | None = None
+
+    async def get(self, key: str) -> Entry | None:
+        entry = await super().get(key)
+        if key.endswith("/lease") and self.release is not None:
+            release, self.release = self.release, None
+            await release()
+        return entry
 
 
 async def wait_until_given_back(store: Memory) -> None:
@@ -128,4 +141,30 @@ async def test_a_process_that_was_stopped_for_long_asks_the_store_before_it_admi
     with pytest.raises(RateLimited):
         await stopped.open_charge(CALLER, {"*": limit}, Demand("m", 10, 100))
     await stopped.close()
+    await other.close()
+
+
+async def test_a_lease_that_is_released_while_it_is_read_counts_all_the_same() -> None:
+    store = ReleasingMemory(Memory.Config())
+    slow, other = new_ledger(store), new_ledger(store)
+    limits = {"*": RateLimit(day_requests=10_000)}
+    assert await spend_together(other, limits["*"], 80) == 80
+    await wait_until_given_back(store)
+    charges = [await slow.open_charge(CALLER, limits, Demand("m", 10, 100)) for _ in range(3)]
+
+    async def release() -> None:
+        await store.write([Delete(key) for key, _ in await store.scan(heartbeat_key(""))])
+        await other.settle_all()
+        assert (await read_counter(store)).day_requests == 80
+
+    await asyncio.sleep(0.2)  # so that the next write leases no more than before
+    store.release = release
+    slow.forget_leases()
+    background = await slow.open_charge(CALLER, limits, Demand("m", 10, 100, is_background=True))
+    assert (await read_counter(store)).day_requests == 84
+    for charge in (*charges, background):
+        charge.end(USE)
+    await slow.close()
+    counter = await read_counter(store)
+    assert (counter.day_requests, counter.month_tokens, counter.concurrent_responses) == (84, 84 * 30, 0)
     await other.close()

@@ -157,7 +157,7 @@ async def test_four_chains_on_two_slots_read_only_what_is_new(served: Served) ->
         return shared, cached
 
     chains = await asyncio.gather(*map(hold, range(4)))
-    assert sum(cached for _, cached in chains) >= 0.8 * sum(shared for shared, _ in chains)
+    assert sum(cached for _, cached in chains) >= 0.7 * sum(shared for shared, _ in chains)
     assert all(cached <= 1.1 * shared for shared, cached in chains)
 
 
