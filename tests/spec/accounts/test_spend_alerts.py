@@ -249,3 +249,14 @@ async def test_without_a_mail_server_no_alert_is_created_and_those_of_before_are
             assert (refusal.code, "accounts.email" in refusal.message) == ("not_configured", True)
         assert [each.id async for each in alerts.list()] == [old.id]
         assert (await alerts.delete(old.id)).deleted
+
+
+async def test_a_chain_has_the_alerts_of_its_member_with_a_mail_server() -> None:
+    async with serving_mail() as box:
+        email = {"url": f"smtp://127.0.0.1:{box.port}", "sender": SENDER, "check_interval_s": 0.04}
+        members = {"first": {}, "second": {"email": email}}
+        providers = {name: {"provider": "stored", **fields} for name, fields in members.items()}
+        accounts = {"provider": "chain", "providers": {"config": {"provider": "config"}, **providers}}
+        async with serving(more={"accounts": accounts}, server={"api_keys": [ROOT]}) as served:
+            await organization_of(served.client).spend_alerts.create(**alert(0))
+            await box.wait_for(1)
