@@ -155,7 +155,8 @@ class ProjectLedger:
                     self._start()
             elif (charge := decode_record(entry, OpenCharge)).guard_key in void and charge.record.id not in pending:
                 released = ChargeEnd(charge.record, int(time.time()))
-                self.add(PendingEnd(released, charge.record, entry.version))
+                # a run that ended after the reservation was read has stored its end before its guard was gone
+                self.add(PendingEnd(released, charge.record, may_be_stored=True, is_void=True))
 
     def _start(self) -> None:
         if not self._is_running:

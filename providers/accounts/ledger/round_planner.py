@@ -30,7 +30,8 @@ UsageRow = tuple[int, UsageSubject]
 @dataclass(slots=True, eq=False)
 class PendingEnd:
     """An end to be counted. `open_version` is that of its own stored reservation, None if unknown. `end_version` is
-    that of the stored end, None if unknown, where `is_stored` or `may_be_stored`."""
+    that of the stored end, None if unknown, where `is_stored` or `may_be_stored`. With `is_void` it releases a
+    reservation whose guard is gone, unless an end is stored for it."""
 
     end: ChargeEnd | None
     record: ChargeRecord
@@ -38,6 +39,7 @@ class PendingEnd:
     end_version: int | None = None
     is_stored: bool = False
     may_be_stored: bool = False
+    is_void: bool = False
     uses: dict[str, UseCounter] | None = None
     """The result of `find_uses`, once the end is known."""
 
@@ -50,6 +52,8 @@ class PendingEnd:
     def take_versions(self, open_entry: Entry | None, end_entry: Entry | None) -> bool:
         """Complete the end by what is stored of it; return false if another process has counted it."""
         self.open_version = ABSENT if open_entry is None else open_entry.version
+        if self.is_void and open_entry is None:
+            return False
         if self.is_stored or (self.may_be_stored and end_entry is not None):
             if end_entry is None:
                 return False

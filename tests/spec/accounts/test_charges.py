@@ -135,6 +135,37 @@ async def test_the_reservation_of_a_run_lasts_as_long_as_the_run() -> None:
     assert (await sum_usage(store)).requests == 1
 
 
+async def test_a_run_that_ends_while_its_reservation_is_read_keeps_it_until_its_end_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Memory(Memory.Config())
+    ledger, other = new_ledger(store), new_ledger(store)
+    charge = await ledger.open_charge(CALLER, LIMITS, Demand("org/model", 0, 2000, is_background=True))
+    await store.write([*charge.adopt_ops("/run/p/resp_1"), Put("/run/p/resp_1", b"")])
+    charge.confirm_adoption()
+    get_many, write, counts = store.get_many, store.write, list[int]()
+
+    async def end_and_get(keys: Sequence[str]) -> list[Any]:
+        if [*keys] == ["/run/p/resp_1"] and (await get_many(keys))[0] is not None:
+            await write([build_end(charge.record, USE).to_put(), *_deletes("/run/p/resp_1")])
+        return await get_many(keys)
+
+    async def write_and_read(ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
+        versions = await write(ops, durable=durable)
+        counts.append((await read_counter(store)).month_tokens)
+        return versions
+
+    monkeypatch.setattr(store, "get_many", end_and_get)
+    monkeypatch.setattr(store, "write", write_and_read)
+    for _ in range(2):
+        await other.settle_all()
+    assert set(counts) == {42}, "for a moment, neither the reservation nor the use was counted"
+    for each in (ledger, other):
+        await each.close()
+    assert (await sum_usage(store)).requests == 1
+    assert (await read_counter(store)).background_responses == 0
+
+
 async def test_a_write_that_raised_and_happened_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every write the outcome is unknown once, and every second one of those has happened."""
     store = Memory(Memory.Config())
