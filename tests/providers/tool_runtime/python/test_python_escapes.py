@@ -128,6 +128,10 @@ async def python(host: Host) -> AsyncGenerator[Python]:
     async with started(scratch_mib=16) as python:
         (server,) = server_processes()
         yield python
+    with suppress(TimeoutError):  # a process that was killed ends a moment later on a busy machine
+        async with asyncio.timeout(5):
+            while not descendants() <= host.before:  # noqa: ASYNC110 - the end of a grandchild is not reported
+                await asyncio.sleep(0.05)
     assert descendants() <= host.before
     assert not find_control_groups(server.pid)
 
