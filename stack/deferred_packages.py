@@ -4,21 +4,27 @@ import importlib.util
 import sys
 import threading
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 _lock = threading.RLock()
+_begun: Final[set[str]] = set()
 
 
 class _DeferredPackage(ModuleType):
     """A package that is executed when a name that it does not have yet is looked up in it."""
 
     def __getattr__(self, name: str) -> Any:
-        with _lock:
+        with _lock:  # other threads wait until the package is complete
             spec = self.__spec__
-            if type(self) is _DeferredPackage and spec is not None and spec.loader is not None:
+            if self.__name__ not in _begun and spec is not None and spec.loader is not None:
+                _begun.add(self.__name__)
+                try:
+                    spec.loader.exec_module(self)
+                except BaseException:
+                    _begun.discard(self.__name__)
+                    raise
                 object.__setattr__(self, "__class__", ModuleType)
-                spec.loader.exec_module(self)
-        return getattr(self, name)
+        return ModuleType.__getattribute__(self, name)
 
 
 def defer_package(name: str) -> None:
