@@ -98,11 +98,13 @@ def _frame_head(event_type: str | None) -> bytes:
 
 
 def _event_to_data(event: ResponseStreamEvent | LoggedEvent) -> bytes:
-    if not isinstance(event, LoggedEvent):
-        response: Response | None = getattr(event, "response", None)
-        data = event_to_json(event)
-        return data if response is None else _write_whole_seconds(data, response)
-    return _FLOAT_TIMES.sub(rb'"\1":\2', event.data) if event.type in RESPONSE_EVENTS else event.data
+    data = event.data if isinstance(event, LoggedEvent) else event_to_json(event)
+    if event.type not in RESPONSE_EVENTS:
+        return data
+    if isinstance(event, LoggedEvent):
+        return _FLOAT_TIMES.sub(rb'"\1":\2', data)
+    response: Response = getattr(event, "response")  # noqa: B009 - the type above says nothing of the kinds of events
+    return _write_whole_seconds(data, response)
 
 
 def encode_message(event: ResponseStreamEvent, dialect: ApiDialect, stream_id: str, *, obfuscate: bool = False) -> str:
