@@ -26,6 +26,15 @@ TERMINAL_EVENTS: Final = frozenset({"response.completed", "response.incomplete",
 """Types of the events that can end a stream."""
 RESPONSE_EVENTS: Final = INITIAL_EVENTS | TERMINAL_EVENTS
 """Types of the events that hold the whole response object."""
+ResponseStatusEvent = (
+    ResponseCreatedEvent
+    | ResponseQueuedEvent
+    | ResponseInProgressEvent
+    | ResponseCompletedEvent
+    | ResponseIncompleteEvent
+    | ResponseFailedEvent
+)
+"""The events of these types."""
 _FLAT_EVENTS: Final = frozenset(
     f"response.{name}.delta"
     for name in ("output_text", "reasoning_text", "refusal", "function_call_arguments", "custom_tool_call_input")
@@ -72,25 +81,16 @@ def event_to_json(event: ResponseStreamEvent) -> bytes:
     if event.model_extra:
         return sdk_model_to_json(event)
     # by the serializers of the response and of the items: those of the events would repeat them, megabytes in all
-    match event:
-        case (
-            ResponseCreatedEvent()
-            | ResponseQueuedEvent()
-            | ResponseInProgressEvent()
-            | ResponseCompletedEvent()
-            | ResponseIncompleteEvent()
-            | ResponseFailedEvent()
-        ):
-            return response_event_to_json(event, sdk_model_to_json(event.response))
-        case ResponseOutputItemAddedEvent() | ResponseOutputItemDoneEvent():
-            position = (event.output_index, event.sequence_number, event.type.encode())
-            item = sdk_model_to_json(event.item)
-            return b'{"item":%b,"output_index":%d,"sequence_number":%d,"type":"%b"}' % (item, *position)
-        case _:
-            return sdk_model_to_json(event)
+    if isinstance(event, ResponseStatusEvent):
+        return response_event_to_json(event, sdk_model_to_json(event.response))
+    if isinstance(event, ResponseOutputItemAddedEvent | ResponseOutputItemDoneEvent):
+        position = (event.output_index, event.sequence_number, event.type.encode())
+        item = sdk_model_to_json(event.item)
+        return b'{"item":%b,"output_index":%d,"sequence_number":%d,"type":"%b"}' % (item, *position)
+    return sdk_model_to_json(event)
 
 
-def response_event_to_json(event: ResponseStreamEvent, response: bytes) -> bytes:
+def response_event_to_json(event: ResponseStatusEvent, response: bytes) -> bytes:
     """Return an event that holds a response object whose JSON is known."""
     return b'{"response":%b,"sequence_number":%d,"type":"%b"}' % (response, event.sequence_number, event.type.encode())
 

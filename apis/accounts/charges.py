@@ -22,7 +22,7 @@ from apis.storage.kv_store import Op, Put
 from apis.storage.records import encode_record
 
 CHARGES_PREFIX: Final = "/accounts/charges/"
-_RECORD_TTL_S: Final = 40 * 24 * 3600.0
+RECORD_TTL_S: Final = 40 * 24 * 3600.0
 """Seconds after which a record that no worker has counted expires: longer than the longest window of a limit."""
 _RELEASED: Final = UsageCounts()
 
@@ -87,7 +87,7 @@ class OpenCharge(msgspec.Struct):
 
     def to_put(self) -> Put:
         """Return the operation that stores the reservation."""
-        return Put(self.record.open_key, encode_record(self), _RECORD_TTL_S)
+        return Put(self.record.open_key, encode_record(self), RECORD_TTL_S)
 
 
 class ChargeEnd(msgspec.Struct, omit_defaults=True):
@@ -102,7 +102,7 @@ class ChargeEnd(msgspec.Struct, omit_defaults=True):
 
     def to_put(self) -> Put:
         """Return the operation that stores the end, for a later step that counts it."""
-        return Put(self.record.end_key, encode_record(self), _RECORD_TTL_S)
+        return Put(self.record.end_key, encode_record(self), RECORD_TTL_S)
 
 
 class Use(msgspec.Struct, frozen=True):

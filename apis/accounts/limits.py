@@ -22,6 +22,7 @@ NO_BYTES_LIMIT: Final = 2**53
 """Number of bytes that stands for no limit."""
 NANOS: Final = 1_000_000_000
 """Parts of one unit of the currency in which costs are counted, so that sums are exact."""
+NANOS_PER_CENT: Final = NANOS // 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -10,10 +9,11 @@ import msgspec
 from apis.accounts.charges import CHARGES_PREFIX, OpenCharge
 from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT, RateLimit
 from apis.accounts.spending import SpendLimit, SpendLimits
-from apis.accounts.usage import UsageLog
+from apis.accounts.usage import HOUR_S, UsageLog
 from apis.errors import NotFound, Overloaded
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record, encode_record, scan_all
+from providers.accounts.alerts.months import Month
 from providers.accounts.ledger.counters import UseCounter, Windows
 from providers.accounts.ledger.limit_lease import LEASE_SUFFIX, LeaseRecord
 from providers.accounts.ledger.round_planner import COUNTER_TTL_S
@@ -71,11 +71,10 @@ class StoredSpendLimits(SpendLimits):
 
     async def _sum_month(self, project_id: str | None) -> int:
         """Return what was spent since the month began, and what is reserved under the limit now."""
-        now = datetime.now(UTC)
-        month_start = int(now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp())
-        entries = await self._usage_log.read(month_start, int(now.timestamp()) + 3600)
+        now = time.time()
+        entries = await self._usage_log.read(Month.at(now).start, int(now) + HOUR_S)
         spent = sum(entry.counts.cost for entry in entries if project_id in (None, entry.subject.project_id))
-        subject, windows = _subject(project_id), Windows.at(time.time())
+        subject, windows = _subject(project_id), Windows.at(now)
         async for key, entry in scan_all(self._kv, CHARGES_PREFIX + (f"{project_id}/" if project_id else "")):
             if key.endswith("/open"):
                 parts = decode_record(entry, OpenCharge).record.parts

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+from functools import lru_cache
 from typing import Final, TypeVar
 
 from apis.chat import TENANT_SALT_PREFIX, ChatRequest
@@ -24,7 +25,7 @@ class CacheSalts:
 
     def __init__(self, config: HttpServerConfig, secret: bytes | None = None) -> None:
         self._key: bytes | None = None
-        self._shares: dict[str, str] = {}
+        self._share_of = lru_cache(_MAX_SHARES)(self._compute_share)
         if secret is not None:
             self._key = hashlib.sha256(b"responses-stack cache salt 2" + secret).digest()
         elif len(config.tenants) > 1:
@@ -37,13 +38,12 @@ class CacheSalts:
         """Return the request with its tenant's salt."""
         if self._key is None:
             return request
-        share, client_salt = self._shares.get(tenant), request.cache_salt
-        if share is None:
-            if len(self._shares) >= _MAX_SHARES:
-                self._shares.clear()
-            share = self._shares[tenant] = self._digest(f"{tenant}/")
+        share, client_salt = self._share_of(tenant), request.cache_salt
         salt = f"{share}.{self._digest(f'{tenant}/{client_salt}')}" if client_salt else f"{TENANT_SALT_PREFIX}{share}"
         return request.model_copy(update={"cache_salt": salt})
+
+    def _compute_share(self, tenant: str) -> str:
+        return self._digest(f"{tenant}/")
 
     def _digest(self, text: str) -> str:
         assert self._key is not None

@@ -10,7 +10,14 @@ import orjson
 from openai.types.responses import Response, ResponseCreatedEvent, ResponseInProgressEvent, ResponseStreamEvent
 
 from apis.errors import InvalidRequest
-from apis.events import RESPONSE_EVENTS, LoggedEvent, ResponseEvent, event_to_json, response_event_to_json
+from apis.events import (
+    RESPONSE_EVENTS,
+    LoggedEvent,
+    ResponseEvent,
+    ResponseStatusEvent,
+    event_to_json,
+    response_event_to_json,
+)
 from apis.wire.base import sdk_model_to_json
 
 ApiDialect = Literal["openai", "open-responses"]
@@ -36,16 +43,11 @@ def read_dialect(headers: Mapping[str, str], default: ApiDialect) -> ApiDialect:
 
 def response_to_json(response: Response, dialect: ApiDialect = "openai") -> bytes:
     """Return a response object as JSON, with whole seconds where the SDK's types are floats."""
-    data = _write_whole_seconds(sdk_model_to_json(response), response)
-    return data if dialect == "openai" else orjson.dumps(_to_open_responses(orjson.loads(data)))
-
-
-def _write_whole_seconds(data: bytes, response: Response) -> bytes:
-    """Return JSON that holds this response first of all, with its own times as integers."""
+    data = sdk_model_to_json(response)
     for name, seconds in (("created_at", response.created_at), ("completed_at", response.completed_at)):
         if seconds is not None:
             data = data.replace(f'"{name}":{seconds:.1f}'.encode(), f'"{name}":{seconds:.0f}'.encode(), 1)
-    return data
+    return data if dialect == "openai" else orjson.dumps(_to_open_responses(orjson.loads(data)))
 
 
 def _to_open_responses(response: dict[str, Any]) -> dict[str, Any]:
@@ -98,13 +100,11 @@ def _frame_head(event_type: str | None) -> bytes:
 
 
 def _event_to_data(event: ResponseStreamEvent | LoggedEvent) -> bytes:
+    holds_response = event.type in RESPONSE_EVENTS
+    if holds_response and isinstance(event, ResponseStatusEvent) and not event.model_extra:
+        return response_event_to_json(event, response_to_json(event.response))
     data = event.data if isinstance(event, LoggedEvent) else event_to_json(event)
-    if event.type not in RESPONSE_EVENTS:
-        return data
-    if isinstance(event, LoggedEvent):
-        return _FLOAT_TIMES.sub(rb'"\1":\2', data)
-    response: Response = getattr(event, "response")  # noqa: B009 - the type above says nothing of the kinds of events
-    return _write_whole_seconds(data, response)
+    return _FLOAT_TIMES.sub(rb'"\1":\2', data) if holds_response else data
 
 
 def encode_message(event: ResponseStreamEvent, dialect: ApiDialect, stream_id: str, *, obfuscate: bool = False) -> str:

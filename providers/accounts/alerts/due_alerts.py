@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from apis.accounts.limits import NANOS
+from apis.accounts.limits import NANOS_PER_CENT
 from apis.accounts.spend_alerts import SpendAlert
 from apis.accounts.usage import UsageLog
 from apis.errors import StorageCorrupt
@@ -14,7 +14,6 @@ from providers.accounts.alerts.months import Month, MonthSums
 from providers.accounts.alerts.stored_alerts import read_alerts
 from providers.accounts.records import ORGANIZATION_ID, alert_notices_prefix, alerts_key
 
-_CENTS: Final = 100
 _GRACE_S: Final = 3 * 24 * 3600
 """Seconds after a month in which its alerts are sent: it may end before a worker looks, or while a mail server is
 down."""
@@ -59,7 +58,7 @@ class DueAlerts:
             return []
         spent = {month: await self._sums.read(month, now) for month in {each.month for each in waiting}}
         due = [DueAlert(each.alert, each.month, spent[each.month].get(each.alert.project_id, 0)) for each in waiting]
-        return [each for each in due if each.spent >= each.alert.threshold_amount * (NANOS // _CENTS)]
+        return [each for each in due if each.spent >= each.alert.threshold_amount * NANOS_PER_CENT]
 
     async def _find_waiting(self, months: Sequence[Month]) -> list[DueAlert]:
         """Return the alerts whose e-mail for one of the months was not sent yet."""

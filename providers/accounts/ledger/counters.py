@@ -10,7 +10,7 @@ from apis.accounts.charges import Amounts, ReservedPart
 from apis.accounts.limits import NANOS, NO_LIMIT, RateLimit
 from apis.errors import QuotaExceeded, RateLimited, TokenRateLimited
 
-_MINUTE_S: Final = 60
+MINUTE_S: Final = 60
 _DAY_S: Final = 86_400
 
 
@@ -25,7 +25,7 @@ class Windows(msgspec.Struct, frozen=True):
     def at(cls, seconds: float) -> Self:
         """Return the windows of a moment in seconds of Unix time."""
         date = datetime.fromtimestamp(seconds, UTC)
-        return cls(int(seconds) // _MINUTE_S, int(seconds) // _DAY_S, date.year * 12 + date.month - 1)
+        return cls(int(seconds) // MINUTE_S, int(seconds) // _DAY_S, date.year * 12 + date.month - 1)
 
 
 class UseCounter(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -51,13 +51,12 @@ class UseCounter(msgspec.Struct, frozen=True, omit_defaults=True):
     @classmethod
     def of_part(cls, part: ReservedPart, *, is_background: bool) -> Self:
         """Return the reservation that a part of a charge is."""
-        windows = Windows(part.minute, part.day, part.month)
-        return cls.reserve(windows, part.amounts, is_background=is_background)
+        return cls.reserve(_windows_of(part), part.amounts, is_background=is_background)
 
     @classmethod
     def of_use(cls, part: ReservedPart, used: Amounts) -> Self:
         """Return the use with which one request ended, in the windows in which it was admitted."""
-        return cls._of_request(Windows(part.minute, part.day, part.month), used, 0, 0)
+        return cls._of_request(_windows_of(part), used, 0, 0)
 
     @classmethod
     def _of_request(cls, windows: Windows, amounts: Amounts, concurrent: int, background: int) -> Self:
@@ -69,6 +68,10 @@ class UseCounter(msgspec.Struct, frozen=True, omit_defaults=True):
         """The amounts of a reservation."""
         return Amounts(self.month_tokens, self.day_tool_calls, self.month_cost)
 
+    def to_part(self, subject: str) -> ReservedPart:
+        """Return the part of a charge that the reservation is."""
+        return ReservedPart(subject, self.amounts, self.windows.minute, self.windows.day, self.windows.month)
+
     def advance(self, now: Windows) -> Self:
         """Return the counter in the windows of now. A clock that is slow stays in the later window."""
         windows = self.windows
@@ -77,10 +80,13 @@ class UseCounter(msgspec.Struct, frozen=True, omit_defaults=True):
         later = Windows(max(windows.minute, now.minute), max(windows.day, now.day), max(windows.month, now.month))
         return type(self)(later).plus(self)
 
-    def plus(self, other: "UseCounter") -> Self:
-        """Return the sum. What `other` counts in windows that are not those of this counter is left out."""
+    def plus(self, other: "UseCounter", factor: int = 1) -> Self:
+        """Return the sum, with `other` times `factor`. What it counts in windows that are not those of this counter is
+        left out."""
         own, windows = self.windows, other.windows
-        minute, day, month = own.minute == windows.minute, own.day == windows.day, own.month == windows.month
+        minute = factor if own.minute == windows.minute else 0
+        day = factor if own.day == windows.day else 0
+        month = factor if own.month == windows.month else 0
         return type(self)(
             own,
             self.minute_requests + minute * other.minute_requests,
@@ -90,27 +96,15 @@ class UseCounter(msgspec.Struct, frozen=True, omit_defaults=True):
             self.month_tokens + month * other.month_tokens,
             self.day_tool_calls + day * other.day_tool_calls,
             self.month_cost + month * other.month_cost,
-            self.concurrent_responses + other.concurrent_responses,
-            self.background_responses + other.background_responses,
+            self.concurrent_responses + factor * other.concurrent_responses,
+            self.background_responses + factor * other.background_responses,
         )
 
     def minus(self, other: "UseCounter") -> Self:
-        """Return the difference, no amount of which is below zero. What `other` counts in windows that are not those of
-        this counter is left out."""
-        own, windows = self.windows, other.windows
-        minute, day, month = own.minute == windows.minute, own.day == windows.day, own.month == windows.month
-        return type(self)(
-            own,
-            max(0, self.minute_requests - minute * other.minute_requests),
-            max(0, self.minute_tokens - minute * other.minute_tokens),
-            max(0, self.day_requests - day * other.day_requests),
-            max(0, self.day_tokens - day * other.day_tokens),
-            max(0, self.month_tokens - month * other.month_tokens),
-            max(0, self.day_tool_calls - day * other.day_tool_calls),
-            max(0, self.month_cost - month * other.month_cost),
-            max(0, self.concurrent_responses - other.concurrent_responses),
-            max(0, self.background_responses - other.background_responses),
-        )
+        """Return the difference as `plus` does the sum, except that no amount of it is below zero."""
+        difference = self.plus(other, -1)
+        amounts = msgspec.structs.astuple(difference)[1:]
+        return difference if min(amounts) >= 0 else type(self)(self.windows, *(max(0, each) for each in amounts))
 
     def fits(self, room: "UseCounter", limit: RateLimit) -> bool:
         """Return true if no amount that the limit bounds exceeds that of `room`."""
@@ -153,7 +147,7 @@ class UseCounter(msgspec.Struct, frozen=True, omit_defaults=True):
                 f"{running} are in progress. Try again when one has ended.",
                 retry_after_s=1,
             )
-        minute_end, day_end = (self.windows.minute + 1) * _MINUTE_S, (self.windows.day + 1) * _DAY_S
+        minute_end, day_end = (self.windows.minute + 1) * MINUTE_S, (self.windows.day + 1) * _DAY_S
         for used, most, unit, window_end in (
             (self.day_requests + 1, limit.day_requests, "requests per day", day_end),
             (self.minute_requests + 1, limit.minute_requests, "requests per min", minute_end),
@@ -184,6 +178,10 @@ _AMOUNTS: Final = tuple(name for name in UseCounter.__struct_fields__ if name !=
 """The fields that a limit of the same name bounds."""
 
 
+def _windows_of(part: ReservedPart) -> Windows:
+    return Windows(part.minute, part.day, part.month)
+
+
 def add_headers(headers: dict[str, str], limit: RateLimit, total: UseCounter) -> None:
     """Add OpenAI's headers about the minute (limit, rest, and the time until the window ends), unless those of another
     limit with a smaller rest are there. `total` is the use under this limit."""
@@ -197,7 +195,7 @@ def add_headers(headers: dict[str, str], limit: RateLimit, total: UseCounter) ->
         if other is None or rest < int(other):
             headers[f"x-ratelimit-limit-{unit}"] = str(most)
             headers[f"x-ratelimit-remaining-{unit}"] = str(rest)
-            reset_s = max(0, (total.windows.minute + 1) * _MINUTE_S - int(time.time()))
+            reset_s = max(0, (total.windows.minute + 1) * MINUTE_S - int(time.time()))
             headers[f"x-ratelimit-reset-{unit}"] = f"{reset_s}s"
 
 

@@ -14,12 +14,12 @@ from typing import Final
 
 import msgspec
 
-from apis.accounts.charges import CHARGES_PREFIX, Amounts, ChargeRecord, Demand, ReservedPart
+from apis.accounts.charges import CHARGES_PREFIX, Amounts, ChargeRecord, Demand
 from apis.accounts.limits import RateLimit
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Entry
 from apis.storage.records import decode_record
-from providers.accounts.ledger.counters import UseCounter, Windows, add_headers, cap_amounts
+from providers.accounts.ledger.counters import MINUTE_S, UseCounter, Windows, add_headers, cap_amounts
 
 LEASE_SUFFIX: Final = "/lease"
 Admission = tuple[ChargeRecord, dict[str, str], int]
@@ -50,10 +50,7 @@ class ChargeRequest:
 
     def build_record(self, project_id: str, reserved: Mapping[str, UseCounter]) -> ChargeRecord:
         """Return the record of a new charge with these reservations by subject."""
-        parts = tuple(
-            ReservedPart(subject, counter.amounts, counter.windows.minute, counter.windows.day, counter.windows.month)
-            for subject, counter in reserved.items()
-        )
+        parts = tuple(counter.to_part(subject) for subject, counter in reserved.items())
         return ChargeRecord(
             new_id_key(), project_id, self.key_id, parts, self.demand.is_background, self.demand.is_batch
         )
@@ -100,17 +97,20 @@ class LimitLease:
         ended requests and of other processes."""
         self.leased, self.version, self._others = leased, version, others
         self.recent, self.has_free = {}, has_free
-        nothing = {subject: UseCounter(counter.windows) for subject, counter in leased.items()}
-        self.taken = {subject: zero.plus(self.taken.get(subject, zero)) for subject, zero in nothing.items()}
+        self.taken = {
+            subject: (nothing := UseCounter(counter.windows)).plus(self.taken.get(subject, nothing))
+            for subject, counter in leased.items()
+        }
 
     def admit(self, request: ChargeRequest) -> Admission | None:
         """Admit a request for which the lease has room, without a write; return None if it has none."""
         if self.version is None or request.demand.is_background:
             return None
-        now, reserved, totals = Windows.at(time.time()), dict[str, UseCounter](), dict[str, UseCounter]()
+        minute = int(time.time()) // MINUTE_S
+        reserved, totals = dict[str, UseCounter](), dict[str, UseCounter]()
         for subject, limit in request.limits.items():
             leased = self.leased.get(subject)
-            if leased is None or leased.windows.minute < now.minute:
+            if leased is None or leased.windows.minute < minute:
                 return None
             reserved[subject] = part = request.reserve(subject, leased.windows)
             totals[subject] = total = self.taken[subject].plus(part)

@@ -112,14 +112,13 @@ class ProjectLedger:
 
     def add(self, end: PendingEnd) -> None:
         """Count an end soon."""
-        if end.end is not None:
-            end.uses = self._planner.find_uses(end.end)
-            self._lease.end(end.record, end.uses)
+        end.uses = self._planner.find_uses(end.end)
+        self._lease.end(end.record, end.uses)
         self._ends.append(end)
         self._start()
 
     def forget_lease(self) -> None:
-        """Read the lease again before it is used: others may have released it."""
+        """Read the lease, and the counters of which it is a part, before they are used: others may have released it."""
         self._rows.forget()
 
     async def flush(self) -> None:
@@ -147,7 +146,7 @@ class ProjectLedger:
                 end = decode_record(entry, ChargeEnd)
                 if end.record.id not in pending and time.time() - end.ended_at >= min_age_s:
                     pending.add(end.record.id)  # its reservation, whose key follows, ends with it
-                    self.add(PendingEnd(end, end.record, None, entry.version, is_stored=True))
+                    self.add(PendingEnd(end, None, entry.version, is_stored=True))
             elif key.endswith(LEASE_SUFFIX):
                 lease = decode_record(entry, LeaseRecord)
                 if lease.guard_key in void and key != self._lease.key:
@@ -156,7 +155,7 @@ class ProjectLedger:
             elif (charge := decode_record(entry, OpenCharge)).guard_key in void and charge.record.id not in pending:
                 released = ChargeEnd(charge.record, int(time.time()))
                 # a run that ended after the reservation was read has stored its end before its guard was gone
-                self.add(PendingEnd(released, charge.record, may_be_stored=True, is_void=True))
+                self.add(PendingEnd(released, may_be_stored=True, is_void=True))
 
     def _start(self) -> None:
         if not self._is_running:
@@ -164,7 +163,7 @@ class ProjectLedger:
 
     def _release(self, admission: Admission) -> None:
         record, _, version = admission
-        self.add(PendingEnd(ChargeEnd(record, int(time.time())), record, version))
+        self.add(PendingEnd(ChargeEnd(record, int(time.time())), version))
 
     def _admit_waiting(self) -> None:
         """Admit those of the requests that have arrived during a write for which the lease has room now."""
@@ -265,7 +264,7 @@ class ProjectLedger:
         except StackError:
             for each in round_.admitted:
                 if each.op_index is not None:
-                    self.add(PendingEnd(ChargeEnd(each.record, int(time.time())), each.record))
+                    self.add(PendingEnd(ChargeEnd(each.record, int(time.time()))))
             raise
         self._unsure = None
         return versions
@@ -297,7 +296,7 @@ class ProjectLedger:
         ends = round_input.ends
         unknown = [end for end in ends if not end.is_known]
         charge_keys = [key for end in unknown for key in (end.record.open_key, end.record.end_key)]
-        rows = {find_usage_row(end.end) for end in ends if end.end is not None and end.end.counts.requests}
+        rows = {find_usage_row(end.end) for end in ends if end.end.counts.requests}
         missing_rows = [row for row in rows if row not in usage]
         missing = [subject for subject in round_input.find_subjects(lease) if subject not in counters]
         keys = [
@@ -312,7 +311,7 @@ class ProjectLedger:
             if not end.take_versions(entries[2 * index], entries[2 * index + 1]):
                 ends.remove(end)
                 lease.drop(end.record)
-        late_rows = {find_usage_row(end.end) for end in unknown if end.end is not None} - rows
+        late_rows = {find_usage_row(end.end) for end in unknown} - rows
         rest = entries[len(charge_keys) :]
         for row, entry in zip(missing_rows, rest[: len(missing_rows)], strict=True):
             usage[row] = UsageCounts() if entry is None else decode_record(entry, UsageEntry).counts
@@ -321,7 +320,7 @@ class ProjectLedger:
             version = ABSENT if entry is None else entry.version
             counters[subject] = (UseCounter(now) if entry is None else decode_record(entry, UseCounter), version)
         if any(row not in usage for row in late_rows):
-            await self._load(round_input)  # the ends say only now which rows they belong to
+            await self._load(round_input)  # a stored end may belong to another row
 
     async def _collect_own(self, round_input: RoundInput) -> None:
         """Add the ends that other processes have stored, and the reservations and leases that have become void."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from apis.accounts.charges import Amounts, ChargeEnd, ChargeRecord, OpenCharge
+from apis.accounts.charges import RECORD_TTL_S, Amounts, ChargeEnd, ChargeRecord, OpenCharge
 from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT, RateLimit
 from apis.accounts.usage import HOUR_S, UsageCounts, UsageEntry, UsageSubject
 from apis.errors import StackError
@@ -20,7 +20,6 @@ from providers.accounts.prices import Prices
 from providers.accounts.records import find_counter_key, usage_key
 
 COUNTER_TTL_S: Final = 32 * 24 * 3600.0
-_LEASE_TTL_S: Final = 40 * 24 * 3600.0
 _FREE_SHARE: Final = 128
 """A process leases at most this fraction of what is free under a limit for requests that come next."""
 UsageRow = tuple[int, UsageSubject]
@@ -33,15 +32,19 @@ class PendingEnd:
     that of the stored end, None if unknown, where `is_stored` or `may_be_stored`. With `is_void` it releases a
     reservation whose guard is gone, unless an end is stored for it."""
 
-    end: ChargeEnd | None
-    record: ChargeRecord
+    end: ChargeEnd
     open_version: int | None = None
     end_version: int | None = None
     is_stored: bool = False
     may_be_stored: bool = False
     is_void: bool = False
     uses: dict[str, UseCounter] | None = None
-    """The result of `find_uses`, once the end is known."""
+    """The result of `find_uses`; None where the stored end is another one."""
+
+    @property
+    def record(self) -> ChargeRecord:
+        """The charge that has ended."""
+        return self.end.record
 
     @property
     def is_known(self) -> bool:
@@ -196,7 +199,6 @@ class RoundPlanner:
 
     def _plan_end(self, pending: PendingEnd, rows: LedgerRows, round_: LedgerRound) -> None:
         end = pending.end
-        assert end is not None  # it has been read
         if pending.end_version and not round_.delete(end.record.end_key, pending.end_version):
             return  # the same end twice
         # released within the same round, it is not open any more
@@ -277,7 +279,7 @@ class RoundPlanner:
         if round_.leased != lease.leased or (round_.counters and lease.version):
             round_.lease_index = len(round_.ops)
             record = encode_record(LeaseRecord(self.guard_key, round_.leased))
-            put = Put(lease.key, record, _LEASE_TTL_S, lease.version)
+            put = Put(lease.key, record, RECORD_TTL_S, lease.version)
             round_.ops.append(put if round_.leased else Delete(lease.key, lease.version))
 
     def usage_key(self, row: UsageRow) -> str:

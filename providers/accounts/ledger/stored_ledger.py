@@ -75,11 +75,11 @@ class StoredLedger(Meter):
 
     def count_end(self, end: ChargeEnd, open_version: int | None, *, may_be_stored: bool) -> None:
         if end.record.parts or end.counts.requests:
-            pending = PendingEnd(end, end.record, open_version, may_be_stored=may_be_stored)
+            pending = PendingEnd(end, open_version, may_be_stored=may_be_stored)
             self._find_project(end.record.project_id).add(pending)
 
     def count_stored(self, end: ChargeEnd, open_version: int | None, end_version: int) -> None:
-        pending = PendingEnd(end, end.record, open_version, end_version, is_stored=True)
+        pending = PendingEnd(end, open_version, end_version, is_stored=True)
         self._find_project(end.record.project_id).add(pending)
 
     async def settle_all(self) -> None:

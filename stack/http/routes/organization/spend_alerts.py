@@ -10,7 +10,7 @@ from apis.storage.pages import page_between
 from stack.http.answers import deleted_response, list_response, value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.routes.organization.objects import JsonObject, require_directory
-from stack.http.routes.organization.spending import require_currency
+from stack.http.routes.organization.spending import find_project_id, require_currency
 from stack.http.uploads import read_model, read_query
 
 _PATHS: Final = ("/organization/spend_alerts", "/organization/projects/{project_id}/spend_alerts")
@@ -19,33 +19,33 @@ _PATHS: Final = ("/organization/spend_alerts", "/organization/projects/{project_
 async def create_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, SaveSpendAlert)
     require_currency(services, request)
-    alert = await _require_alerts(services).create(_project_id(http), request)
+    alert = await _require_alerts(services).create(find_project_id(http), request)
     return value_response(_alert_to_json(services, alert))
 
 
 async def list_spend_alerts(http: Request, _context: HttpContext, services: Services) -> Response:
     query = read_query(http, SpendAlertPage)
-    alerts = await _require_alerts(services).list(_project_id(http))
+    alerts = await _require_alerts(services).list(find_project_id(http))
     ordered = [*alerts] if query.order == "asc" else [*reversed(alerts)]
     page = page_between(ordered, query, query.before, lambda alert: alert.id)
     return list_response([_alert_to_json(services, alert) for alert in page.data], has_more=page.has_more)
 
 
 async def get_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
-    alert = await _require_alerts(services).get(_project_id(http), _alert_id(http))
+    alert = await _require_alerts(services).get(find_project_id(http), _alert_id(http))
     return value_response(_alert_to_json(services, alert))
 
 
 async def update_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, SaveSpendAlert)
     require_currency(services, request)
-    alert = await _require_alerts(services).update(_project_id(http), _alert_id(http), request)
+    alert = await _require_alerts(services).update(find_project_id(http), _alert_id(http), request)
     return value_response(_alert_to_json(services, alert))
 
 
 async def delete_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
-    await _require_alerts(services).delete(_project_id(http), _alert_id(http))
-    return deleted_response(_alert_id(http), f"{_object_name(_project_id(http))}.deleted")
+    await _require_alerts(services).delete(find_project_id(http), _alert_id(http))
+    return deleted_response(_alert_id(http), f"{_object_name(find_project_id(http))}.deleted")
 
 
 SPEND_ALERT_ROUTES: Final = (
@@ -62,10 +62,6 @@ def _require_alerts(services: Services) -> SpendAlerts:
     alerts = services.stack.accounts.spend_alerts()
     assert alerts is not None  # a provider with a directory has them
     return alerts
-
-
-def _project_id(http: Request) -> str | None:
-    return http.path_params.get("project_id")
 
 
 def _alert_id(http: Request) -> str:

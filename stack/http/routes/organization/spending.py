@@ -5,7 +5,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.accounts.limits import NANOS
+from apis.accounts.limits import NANOS_PER_CENT
 from apis.accounts.spending import SpendLimit, SpendLimits, UpdateSpendLimit
 from apis.errors import InvalidRequest
 from stack.http.answers import value_response
@@ -13,25 +13,24 @@ from stack.http.context import HttpContext, Route, Services
 from stack.http.routes.organization.objects import JsonObject, require_directory
 from stack.http.uploads import read_model
 
-_CENTS: Final = 100
 _PATHS: Final = ("/organization/spend_limit", "/organization/projects/{project_id}/spend_limit")
 
 
 async def get_spend_limit(http: Request, _context: HttpContext, services: Services) -> Response:
-    limit = await _require_limits(services).get(_project_id(http))
+    limit = await _require_limits(services).get(find_project_id(http))
     return value_response(_limit_to_json(http, services, limit))
 
 
 async def set_spend_limit(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, UpdateSpendLimit)
     require_currency(services, request)
-    cost = request.threshold_amount * (NANOS // _CENTS)
-    limit = await _require_limits(services).set(_project_id(http), cost)
+    cost = request.threshold_amount * NANOS_PER_CENT
+    limit = await _require_limits(services).set(find_project_id(http), cost)
     return value_response(_limit_to_json(http, services, limit))
 
 
 async def delete_spend_limit(http: Request, _context: HttpContext, services: Services) -> Response:
-    await _require_limits(services).delete(_project_id(http))
+    await _require_limits(services).delete(find_project_id(http))
     return value_response({"object": f"{_object_name(http)}.deleted", "deleted": True})
 
 
@@ -60,12 +59,13 @@ def _require_limits(services: Services) -> SpendLimits:
     return limits
 
 
-def _project_id(http: Request) -> str | None:
+def find_project_id(http: Request) -> str | None:
+    """Return the project that the path names; None on a path of all projects together."""
     return http.path_params.get("project_id")
 
 
 def _object_name(http: Request) -> str:
-    return "organization.spend_limit" if _project_id(http) is None else "project.spend_limit"
+    return "organization.spend_limit" if find_project_id(http) is None else "project.spend_limit"
 
 
 def _limit_to_json(http: Request, services: Services, limit: SpendLimit) -> JsonObject:
@@ -74,7 +74,7 @@ def _limit_to_json(http: Request, services: Services, limit: SpendLimit) -> Json
         "object": _object_name(http),
         "currency": services.stack.accounts.currency().upper(),
         "interval": "month",
-        "threshold_amount": limit.cost * _CENTS // NANOS,
+        "threshold_amount": limit.cost // NANOS_PER_CENT,
         "enforcement": {"status": "enforcing" if limit.is_enforcing else "inactive"},
-        "spent_amount": limit.spent * _CENTS / NANOS,
+        "spent_amount": limit.spent / NANOS_PER_CENT,
     }
