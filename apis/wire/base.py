@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Final, Literal, cast
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -54,6 +55,12 @@ def _refuse(rows: Mapping[str, FieldRow], value: Any) -> Any:
         if sent is not None and sent not in rows[name].accepted:
             raise PydanticCustomError(REFUSED_FIELD, "refused", {"row": rows[name]})
     return cast(Any, value)
+
+
+def value_to_kept_json(value: Any) -> bytes:
+    """Return a value as JSON in bytes of just its length, for what is kept while it waits, or in a cache: the bytes of
+    orjson keep the whole buffer that they were written to, 4 KiB or more. Raises orjson.JSONEncodeError."""
+    return bytes(memoryview(orjson.dumps(value)))
 
 
 def sdk_model_to_json(model: BaseModel) -> bytes:

@@ -25,6 +25,7 @@ from apis.chat import (
     refuse_engine_options,
 )
 from apis.errors import InvalidRequest, Unsupported
+from apis.wire.base import value_to_kept_json
 from providers.inference.chat_completions.custom_tools import (
     custom_call_to_function_call,
     custom_to_function,
@@ -275,7 +276,7 @@ def _build_guidance(request: ChatRequest) -> dict[str, Any]:
 def body_to_json(value: Any) -> bytes:
     """Return a request value as JSON; its texts may contain anything."""
     try:
-        return orjson.dumps(value)
+        return value_to_kept_json(value)
     except orjson.JSONEncodeError:
         # Lone surrogates and integers of more than 64 bits are legal in a request, but orjson refuses them.
         text = json.dumps(value, ensure_ascii=False, default=lambda fragment: json.loads(orjson.dumps(fragment)))

@@ -11,6 +11,7 @@ from openai.types.responses.response import InputTransformation
 from apis.chat import ContentPart, Message
 from apis.errors import InvalidRequest, NotFound
 from apis.responses import CreateResponse
+from apis.wire.base import value_to_kept_json
 from apis.wire.item_parts import InputFile, InputImage
 from apis.wire.items import (
     AssistantMessage,
@@ -144,7 +145,7 @@ class Conversation:
 
     def input_items_to_json(self, ids: ResponseIds) -> bytes:
         """Return the request's items as a JSON array, as they are stored and listed, each with an id and a type."""
-        return orjson.dumps([stored_item(item, ids) for item in self.input_items])
+        return value_to_kept_json([stored_item(item, ids) for item in self.input_items])
 
 
 async def read_conversation(

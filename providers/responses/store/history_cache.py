@@ -3,11 +3,15 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
 from apis.wire.items import ITEM_LIST_ADAPTER, Item
 from providers.responses.events.tool_result import ToolResultRecord
+
+_TURN_OVERHEAD_BYTES: Final = 1536
+"""Bytes that a turn takes besides the JSON of its items: its objects, keys and ids."""
 
 ItemWithToolResult = tuple[Item, ToolResultRecord | None]
 """A stored item, and the result of its call if a hosted tool made it."""
@@ -71,7 +75,9 @@ class CachedTurn:
 
     @property
     def size_bytes(self) -> int:
-        return self.previous_history.size_bytes + len(self.turn.input_items) + len(self.turn.output_items)
+        history = self.previous_history
+        items_bytes = history.size_bytes + len(self.turn.input_items) + len(self.turn.output_items)
+        return items_bytes + (history.turn_count + 1) * _TURN_OVERHEAD_BYTES
 
 
 class HistoryCache:
