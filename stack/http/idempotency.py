@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -104,21 +104,23 @@ class Idempotency:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         method = scope.get("method")
         if method == "POST" and (route := _CREATE_PATH.fullmatch(scope["path"])):
             keys = [value for name, value in scope["headers"] if name == _RAW_HEADER]
             if keys:
-                await self._create(route[1], _parse_key(keys), (scope, receive, send))
-                return
+                return self._create(route[1], _parse_key(keys), (scope, receive, send))
         elif method == "DELETE" and (match := _OBJECT_PATH.fullmatch(scope["path"])):
-            await self._app(scope, receive, send)
-            try:
-                await _delete_stored_response(get_services(scope).stack.kv_store, get_context(scope).tenant, match[2])
-            except StackError as exc:
-                _log.warning("the stored answer that shows a deleted object remains until it expires: %s", exc.message)
-            return
+            return self._delete(match[2], (scope, receive, send))
+        return self._app(scope, receive, send)
+
+    async def _delete(self, object_id: str, asgi: tuple[Scope, Receive, Send]) -> None:
+        scope, receive, send = asgi
         await self._app(scope, receive, send)
+        try:
+            await _delete_stored_response(get_services(scope).stack.kv_store, get_context(scope).tenant, object_id)
+        except StackError as exc:
+            _log.warning("the stored answer that shows a deleted object remains until it expires: %s", exc.message)
 
     async def _create(self, route: str, key: bytes, asgi: tuple[Scope, Receive, Send]) -> None:
         scope, receive, send = asgi

@@ -6,10 +6,10 @@ import socket
 from typing import Any, ClassVar, Final
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stack.http.peer import peer_state
+from stack.serving.flow import HoldableFlow, LazyEvent
 from stack.serving.open_connections import OpenConnections, TrackedPeer
 from stack.serving.refusals import BAD_REQUEST, HEAD_TOO_LARGE
 
@@ -27,28 +27,17 @@ _TCP_CLOSE: Final = b"\x07"
 _HAS_TCP_INFO: Final = hasattr(socket, "TCP_INFO")
 
 
-class _HoldableFlow(FlowControl):
-    """Flow control that does not resume reading while `held`."""
-
-    held = False
-
-    def hold(self) -> None:
-        """Pause reading until `release`."""
-        self.held = True
-        self.pause_reading()
-
-    def release(self) -> None:
-        """Resume reading."""
-        self.held = False
-        self.resume_reading()
-
-    def resume_reading(self) -> None:
-        if not self.held:
-            super().resume_reading()
-
-
 class _RefusedError(Exception):
     """Ends the parser inside a callback."""
+
+
+class _Pipeline(list[tuple[Any, Any]]):
+    """The requests that wait, the newest first; nearly always none, for which a deque would take 700 bytes."""
+
+    __slots__ = ()
+
+    def appendleft(self, request: tuple[Any, Any]) -> None:
+        self.insert(0, request)
 
 
 class HttpServerConnection(HttpToolsProtocol):
@@ -85,6 +74,7 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.pipeline = _Pipeline()  # type: ignore[assignment]  # as much of a deque as is used
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -108,7 +98,7 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         super().connection_made(transport)
-        self.flow = self._flow = _HoldableFlow(transport)
+        self.flow = self._flow = HoldableFlow(transport)
         self.timeout_keep_alive = self.anonymous_idle_s
         registry = OpenConnections.of(self.app_state)
         self.peer = registry.open(self, self.client[0] if self.client else "", self.loop.time())
@@ -217,6 +207,7 @@ class HttpServerConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._active_cycle = cycle
         cycle.transport = _ResponseTransport(self.transport, self.loop)
+        cycle.message_event = LazyEvent(is_set=cycle.message_event.is_set())
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

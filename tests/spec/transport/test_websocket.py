@@ -203,7 +203,7 @@ async def test_a_fork_from_another_lane_leaves_what_it_follows_whatever_becomes_
 
 
 async def test_what_sessions_hold_is_bounded() -> None:
-    async with serving(responses={"session_bytes": 600}) as served, talking(served) as talk:
+    async with serving(responses={"session_bytes": 3000}) as served, talking(served) as talk:
         old = await talk.ask(store=False)
         new = await talk.ask(store=False, input="x" * 100)
         assert (await talk.refused(store=False, previous_response_id=old.id)).status == 400
