@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -183,6 +184,7 @@ def _has_no_body(headers: Headers) -> bool:
     return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 
 
+@lru_cache(maxsize=256)
 def _parse_host(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""

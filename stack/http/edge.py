@@ -97,14 +97,14 @@ class Edge:
                 record.status = message.get("status", 101)
                 record.is_stream = EVENT_STREAM_HEADER in message.get("headers", ())
                 record.first_byte_s = record.elapsed_s()
-                response_headers = MutableHeaders(scope=message)
-                response_headers["x-request-id"] = record.id
+                # no response has these already, so nothing is replaced
+                response_headers = [*message.get("headers", ()), (b"x-request-id", record.id.encode())]
                 if context.charge is not None:
-                    # no response has these already, so nothing is replaced
                     limits = context.charge.headers
-                    response_headers.raw.extend((name.encode(), limits[name].encode()) for name in limits)
+                    response_headers += [(name.encode(), limits[name].encode()) for name in limits]
                 if self._cors is not None:
-                    self._cors.add_headers(response_headers, Headers(scope=scope).get("origin"))
+                    self._cors.add_headers(MutableHeaders(raw=response_headers), Headers(scope=scope).get("origin"))
+                message["headers"] = response_headers
             elif (text := message.get("text")) is not None:
                 record.sent_bytes += len(text)
             await send(message)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from apis.errors import InvalidRequest, PayloadTooLarge, PermissionDenied
 from apis.wire.field_rows import refused_fields
@@ -39,30 +39,47 @@ class Upload:
 async def stream_body(http: Request, max_bytes: int, setting: str | None) -> AsyncGenerator[bytes]:
     """Yield the chunks of the body. Raises PayloadTooLarge as soon as it is known to exceed `max_bytes`, the value of
     `setting` in the run config."""
-    length = http.headers.get("content-length", "")
-    if length.isdigit() and int(length) > max_bytes:
-        raise _too_large_error(max_bytes, setting)
-    size = 0
-    try:
-        async for chunk in http.stream():
-            size += len(chunk)
-            if size > max_bytes:
-                raise _too_large_error(max_bytes, setting)
+    _check_declared_length(http, max_bytes, setting)
+    size_bytes, is_whole = 0, False
+    while not is_whole:
+        chunk, is_whole = await _receive_chunk(http)
+        size_bytes += len(chunk)
+        if size_bytes > max_bytes:
+            raise _too_large_error(max_bytes, setting)
+        if chunk:
             yield chunk
-    except ClientDisconnect:
-        raise InvalidRequest("The client left before its body was whole.") from None
 
 
 async def read_body(http: Request, max_bytes: int) -> bytes:
     """Return the whole body. Raises PayloadTooLarge, and Overloaded if too much is held for bodies already."""
+    setting = "server.max_body_bytes"
+    _check_declared_length(http, max_bytes, setting)
     context, shares = get_context(http.scope), get_services(http.scope).shares
     chunks: list[bytes] = []
-    size_bytes = 0
-    async for chunk in stream_body(http, max_bytes, "server.max_body_bytes"):
-        chunks.append(chunk)
+    size_bytes, is_whole = 0, False
+    while not is_whole:  # not `stream_body`: a generator costs as much as the rest, and nearly every body is one chunk
+        chunk, is_whole = await _receive_chunk(http)
         size_bytes += len(chunk)
-        shares.cover_body(context.body_places, size_bytes, context.tenant)
-    return b"".join(chunks)
+        if size_bytes > max_bytes:
+            raise _too_large_error(max_bytes, setting)
+        if chunk:
+            chunks.append(chunk)
+            shares.cover_body(context.body_places, size_bytes, context.tenant)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _receive_chunk(http: Request) -> tuple[bytes, bool]:
+    """Return the next chunk of the body, which may be empty, and true if it is the last one."""
+    message = await http.receive()
+    if message["type"] != "http.request":
+        raise InvalidRequest("The client left before its body was whole.")
+    return message.get("body", b""), not message.get("more_body", False)
+
+
+def _check_declared_length(http: Request, max_bytes: int, setting: str | None) -> None:
+    length = http.headers.get("content-length", "")
+    if length.isdigit() and int(length) > max_bytes:
+        raise _too_large_error(max_bytes, setting)
 
 
 def _too_large_error(max_bytes: int, setting: str | None) -> PayloadTooLarge:

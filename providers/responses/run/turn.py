@@ -309,7 +309,8 @@ def join_deltas(batch: DeltaBatch) -> DeltaBatch:
             deltas += group
         else:
             text = "".join([delta.text for delta in group if isinstance(delta, TextDelta | ReasoningDelta)])
-            deltas.append(replace(group[0], text=text) if isinstance(group[0], TextDelta) else ReasoningDelta(text))
+            first = group[0]
+            deltas.append(TextDelta(text, phase=first.phase) if isinstance(first, TextDelta) else ReasoningDelta(text))
     return deltas
 
 

@@ -352,7 +352,14 @@ def chain_too_long_error(max_turns: int) -> InvalidRequest:
     )
 
 
+class _ItemWithId(msgspec.Struct, gc=False):
+    id: str | None = None
+
+
+_decode_ids = msgspec.json.Decoder(list[_ItemWithId]).decode
+
+
 def _client_item_ids(turn: StoredTurn) -> list[str]:
     with reading_stored(turn.id):
-        ids = [item.get("id") for item in orjson.loads(bytes(turn.input_items))]
+        ids = [item.id for item in _decode_ids(turn.input_items)]
     return [item_id for item_id in ids if item_id and response_id_of(item_id) is None]
