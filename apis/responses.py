@@ -305,7 +305,7 @@ class Responses(Provider, ABC):
     ) -> AsyncGenerator[ResponseEventBatch]:
         """Create a response, under a new id or one from the caller (`apis.storage.keys.new_response_id`), and yield its
         events in batches that became ready together; the laws of the stream hold for all. Without `stream` in the
-        request the initial events are omitted: the events start with the first item.
+        request the only event is the terminal one.
 
         Raises InvalidRequest, NotFound or StoreUnavailable before the first event. Later a failure appears twice: as
         the terminal `response.failed`, then as the StackError that caused it, so that no caller that drains the stream
@@ -314,7 +314,7 @@ class Responses(Provider, ABC):
         ends the `charge` in the step that stores it; a background response takes the charge along.
 
         A `background` response continues without the generator. With `stream` the events are those of `follow` from the
-        first one; without, the only event is `response.queued`. Raises RateLimited if too many responses wait.
+        first one; without, it is `response.queued`. Raises RateLimited if too many responses wait.
         """
 
     @abstractmethod

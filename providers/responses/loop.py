@@ -141,8 +141,12 @@ class Loop(Responses):
         stream = self._streams.stream_input_only if request.is_prewarm else self._streams.stream
         async with aclosing(stream(pending)) as batches:
             async for events in batches:
-                yield live_view.show(events)
-                del events  # as in every generator on this way: it would be held until the next one, if that is pushed
+                if shown := live_view.show(events) if request.stream else live_view.show_end(events):
+                    yield shown
+                del (
+                    events,
+                    shown,
+                )  # as in every generator on this way: it would be held until the next one, if that is pushed
 
     def open_session(self, *, tenant: str) -> Session:
         return self._sessions.open(tenant)

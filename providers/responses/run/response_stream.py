@@ -17,8 +17,8 @@ from openai.types.responses import (
 )
 
 from apis.errors import Overloaded, StackError, StoredValueTooLarge, StoreUnavailable
-from apis.events import EventBatch
-from apis.live_batch import convert_batch
+from apis.events import TERMINAL_EVENTS, EventBatch
+from apis.live_batch import LiveBatch, convert_batch
 from providers.responses.context.item_views import ItemView
 from providers.responses.events.unvalidated import unvalidated
 from providers.responses.run.deadline import ResponseDeadline
@@ -201,9 +201,22 @@ class LiveEventView:
         """Number the next batch, and return it as the request sees it: live if it is."""
         return convert_batch(events, self._number_and_show)
 
+    def show_end(self, events: EventBatch) -> EventBatch:
+        """Return the terminal event of a batch, and nothing of others: for a response that is not streamed. Batches
+        that can be pushed are then dropped where they arrive."""
+        if events[-1].type in TERMINAL_EVENTS:
+            return self._number_and_show(events[-1:])
+        if isinstance(events, LiveBatch):
+            events.push_to(_drop_events)
+        return ()
+
     def _number_and_show(self, events: EventBatch) -> EventBatch:
         self._next_number = assign_sequence_numbers(events, self._next_number)
         return self._view.show_live_events(events)
+
+
+def _drop_events(_: EventBatch) -> bool:
+    return True
 
 
 def assign_sequence_numbers(events: Sequence[ResponseStreamEvent], next_number: int) -> int:

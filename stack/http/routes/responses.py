@@ -12,7 +12,6 @@ from starlette.responses import Response
 from apis.conversations import ItemInclude
 from apis.deltas import Usage
 from apis.errors import InvalidRequest, NotFound
-from apis.live_batch import LiveBatch
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.storage.keys import new_response_id
 from stack.http.answers import deleted_response, json_response, value_response
@@ -161,22 +160,15 @@ def _stream_events(
 
 
 async def _read_final_response(batches: AsyncGenerator[Sequence[Any]], request_record: RequestRecord) -> ResponseObject:
-    """Drain a stream; its last event carries the whole response. A failed one raises its cause."""
+    """Return the response that the only event carries. A failed one raises its cause."""
     last: Any = None
     try:
         async with aclosing(batches):
             async for events in batches:
                 last = events[-1]
-                if isinstance(events, LiveBatch):
-                    events.push_to(_skip_events)
     finally:
         request_record.observe(last)
     return last.response
-
-
-def _skip_events(_: Sequence[Any]) -> bool:
-    """Receive events of a response that is sent as an object, which its last event carries."""
-    return True
 
 
 def parse_response_id(http: Request) -> str:
