@@ -11,6 +11,7 @@ from openai.types.responses import Response, ResponseCreatedEvent, ResponseInPro
 
 from apis.errors import InvalidRequest
 from apis.events import (
+    FLAT_EVENTS,
     RESPONSE_EVENTS,
     LoggedEvent,
     ResponseEvent,
@@ -65,7 +66,10 @@ def encode_frames(
     if obfuscate or dialect != "openai":
         return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
     if len(events) == 1:  # nearly every batch is one token
-        return b"%b%b\n\n" % (_frame_head(events[0].type), _event_to_data(events[0]))
+        event = events[0]
+        is_logged = isinstance(event, LoggedEvent)
+        data = _event_to_data(event) if is_logged or event.type not in FLAT_EVENTS else event_to_json(event)
+        return b"%b%b\n\n" % (_frame_head(event.type), data)
     if events and isinstance(events[0], ResponseCreatedEvent):
         return _encode_first_frames(events)
     return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_data(event)) for event in events])

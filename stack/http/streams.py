@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -109,10 +110,9 @@ class StreamMonitor:
 
     async def run(self) -> None:
         """Watch the streams until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(_TICK_S, self._keep_alive_s / 2))
-            now = loop.time()
+            now = monotonic()
             for stream in list(self._open_streams):
                 silent_s = now - stream.last_write_at
                 if not stream.is_writing and silent_s > self._keep_alive_s:
@@ -124,19 +124,18 @@ class StreamMonitor:
 class _OpenStream:
     """The connection of one open stream. `peer` is there where our own server runs the app."""
 
-    __slots__ = ("_peer", "_record", "_send", "_time", "is_writing", "last_write_at")
+    __slots__ = ("_peer", "_record", "_send", "is_writing", "last_write_at")
 
     def __init__(self, send: Send, peer: Peer | None, record: RequestRecord) -> None:
         self._send = send
         self._peer = peer
         self._record = record
-        self._time = asyncio.get_running_loop().time
-        self.last_write_at = self._time()
+        self.last_write_at = monotonic()
         self.is_writing = False
 
     async def write(self, body: bytes, *, more_body: bool = True) -> None:
         self.is_writing = True
-        self.last_write_at = self._time()
+        self.last_write_at = monotonic()
         message: Message = {"type": "http.response.body", "body": body, "more_body": more_body}
         await self._send(message)
         self.is_writing = False
@@ -149,7 +148,7 @@ class _OpenStream:
     def push(self, body: bytes) -> bool:
         """Write without waiting, past the ASGI layers; return true if the client is ready for more."""
         assert self._peer is not None
-        self.last_write_at = self._time()
+        self.last_write_at = monotonic()
         self._record.sent_bytes += len(body)
         return self._peer.write_body(body)
 

@@ -222,7 +222,8 @@ class HttpServerConnection(HttpToolsProtocol):
         if cycle.disconnected or cycle.response_complete:
             return False
         if cycle.scope["method"] != "HEAD":
-            cycle.transport.flush()
+            if cycle.transport.held:
+                cycle.transport.flush()
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if cycle.chunked_encoding else body)
         return not self._flow.write_paused
 
@@ -337,23 +338,23 @@ class HttpServerConnection(HttpToolsProtocol):
 class _ResponseTransport:
     """Transport of one response: what is written in one turn of the event loop leaves in one system call."""
 
-    __slots__ = ("_held", "_loop", "_transport")
+    __slots__ = ("_loop", "_transport", "held")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._held = b""
+        self.held = b""
 
     def write(self, data: bytes) -> None:
-        if not self._held:
+        if not self.held:
             if len(data) <= _MAX_HELD_BYTES:
-                self._held = data
+                self.held = data
                 self._loop.call_soon(self.flush)
             else:
                 self._transport.write(data)
         else:
-            self._held += data
-            if len(self._held) > _MAX_HELD_BYTES:
+            self.held += data
+            if len(self.held) > _MAX_HELD_BYTES:
                 self.flush()
 
     def is_closing(self) -> bool:
@@ -365,8 +366,8 @@ class _ResponseTransport:
 
     def flush(self) -> None:
         """Write what is held."""
-        if self._held:
-            held, self._held = self._held, b""
+        if self.held:
+            held, self.held = self.held, b""
             self._transport.write(held)
 
 

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from types import FrameType
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from stack.serving.socket_connection import WebSocketServerConnection
 _IDLE_TIMEOUT_S = 75
 _BACKLOG = 2048
 _POLL_S = 0.1
+_TICK_S = 0.5
 _CANCEL_TIMEOUT_S = 0.3
 _FLUSH_TIMEOUT_S = 0.2
 _EXIT_TIMEOUT_S = 0.9
@@ -102,11 +103,21 @@ class DrainingServer(uvicorn.Server):
         self._others_keep_serving = others_keep_serving
         self._on_beat = on_beat
         self._last_request_wait_s = _LAST_REQUEST_WAIT_S
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._exit_event = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._open_connections.add_to(self.lifespan.state)
         await super().startup(sockets)
         self._on_listening()
+
+    async def main_loop(self) -> None:
+        # uvicorn's own looks ten times a second for a signal, which would be most of the work of an idle server
+        self._loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._exit_event.wait()
 
     async def on_tick(self, counter: int) -> bool:
         self._on_beat()
@@ -123,6 +134,8 @@ class DrainingServer(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self._app.state.draining = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._exit_event.set)
         if sig == signal.SIGINT:
             self._last_request_wait_s = 0.0  # a person waits at the terminal
         # from this moment on, as probes see the state from this moment on: `shutdown` begins up to 0.1 s later
@@ -286,7 +299,7 @@ async def serve(
 
     The app's lifespan starts before the socket listens and ends after the last request, and its errors are raised here.
     `others_keep_serving` returns true if other workers serve the port after this process has ended; `on_beat` is called
-    several times a second while the event loop runs.
+    twice a second while the event loop runs.
     """
     _raise_file_limit()
     lifespan: AbstractAsyncContextManager[Any] = app.router.lifespan_context(app)

@@ -118,7 +118,7 @@ class AnswerStream:
             elif not self._record_progress(batch) or receive is None:
                 return
             else:
-                self._connection.extend_deadline(self._deadline)
+                self._connection.deadline = self._deadline
                 if not batch or receive(batch):
                     return
         except BaseException as exc:  # noqa: BLE001 - raised where the answer is read

@@ -28,14 +28,13 @@ class HttpConnection(asyncio.Protocol):
     `push_data` pass data on as it arrives, without waking the reader.
 
     `status` is 0 until the headers have arrived; their names are in lower case. `is_complete` says that the body ended
-    cleanly.
+    cleanly. `deadline` is the loop time at which the current wait ends; a later one may be set meanwhile.
     """
 
     __slots__ = (
         "_body_chunk_count",
         "_buffered_bytes",
         "_chunks",
-        "_deadline",
         "_drain_waiter",
         "_failure",
         "_is_paused",
@@ -49,6 +48,7 @@ class HttpConnection(asyncio.Protocol):
         "_timer_at",
         "_transport",
         "_waiter",
+        "deadline",
         "headers",
         "is_closing",
         "is_complete",
@@ -71,7 +71,7 @@ class HttpConnection(asyncio.Protocol):
         self._on_data: Callable[[], None] | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = self._deadline = math.inf
+        self._timer_at = self.deadline = math.inf
         self._is_paused = False
         self.reset()
 
@@ -84,7 +84,7 @@ class HttpConnection(asyncio.Protocol):
         self._failure: HttpError | None = None
         self._buffered_bytes = self._non_body_bytes = self._body_chunk_count = 0
         self._chunks.clear()
-        self._deadline = math.inf  # the timer stays: the next response may need none of its own
+        self.deadline = math.inf  # the timer stays: the next response may need none of its own
         self._resume_reading()
 
     async def send_request(self, head: bytes, body: bytes, deadline: float = math.inf) -> None:
@@ -109,7 +109,7 @@ class HttpConnection(asyncio.Protocol):
         """Return a future that resolves when data or the end has arrived, and raises TimeoutError at the loop time
         `deadline`."""
         waiter = self._waiter = self._loop.create_future()
-        self._deadline = deadline
+        self.deadline = deadline
         if deadline < self._timer_at:
             self._stop_timer()
             self._timer_at = deadline
@@ -118,15 +118,12 @@ class HttpConnection(asyncio.Protocol):
 
     def push_data(self, on_data: Callable[[], None], deadline: float) -> "asyncio.Future[None]":
         """Call `on_data` whenever there is data to read, in the transport's own callback. Return a future that resolves
-        with the end of the response or with `wake`, and raises TimeoutError at the loop time `deadline`, which
-        `extend_deadline` moves. The last data is not passed on: it is available when the future has resolved."""
+        with the end of the response or with `wake`, and raises TimeoutError at the loop time `deadline`, unless the
+        attribute is set to a later one. The last data is not passed on: it is available when the future has
+        resolved."""
         waiter = self.wait_for_data(deadline)
         self._on_data = on_data
         return waiter
-
-    def extend_deadline(self, deadline: float) -> None:
-        """Set a later deadline for the current wait."""
-        self._deadline = deadline
 
     def wake(self) -> None:
         """Resolve the current wait."""
@@ -179,11 +176,11 @@ class HttpConnection(asyncio.Protocol):
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
-        if self._deadline == math.inf:
+        if self.deadline == math.inf:
             return
-        if self._loop.time() < self._deadline:
-            self._timer_at = self._deadline
-            self._timer = self._loop.call_at(self._deadline, self._on_timer)
+        if self._loop.time() < self.deadline:
+            self._timer_at = self.deadline
+            self._timer = self._loop.call_at(self.deadline, self._on_timer)
         else:
             self._on_data = None
             waiter.set_exception(TimeoutError())

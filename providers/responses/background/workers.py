@@ -111,7 +111,7 @@ class BackgroundWorkers:
             runs,
             lambda claimed: asyncio.wait({self.start_run(claimed, None)}),
             tenant_limit=self._tenant_limit,
-            poll_s=config.poll_s,
+            poll_s=4 * config.poll_s,  # they have hours, and those of this process wake it
         )
         self._waiting_count = 0
         self.is_draining = False

@@ -95,14 +95,6 @@ class TurnStream:
     def feed(self, batch: DeltaBatch) -> EventList:
         """Return the events of one batch of deltas, in order."""
         self.delta_count += len(batch)
-        return self._feed(batch)
-
-    def feed_joined(self, batch: DeltaBatch) -> EventList:
-        """Return the events of one batch, with adjacent deltas of one text joined to one event."""
-        self.delta_count += len(batch)
-        return self._feed(join_deltas(batch))
-
-    def _feed(self, batch: DeltaBatch) -> EventList:
         events: EventList = []
         for delta in batch:
             match delta:
@@ -125,6 +117,12 @@ class TurnStream:
                 case _:
                     assert_never(delta)
         return events
+
+    def feed_joined(self, batch: DeltaBatch) -> EventList:
+        """Return the events of one batch, with adjacent deltas of one text joined to one event."""
+        joined = join_deltas(batch)
+        self.delta_count += len(batch) - len(joined)
+        return self.feed(joined)
 
     def close_open_items(self) -> EventList:
         """Return the events that close the open items of a turn without a finish, as incomplete."""

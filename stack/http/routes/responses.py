@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 from openai.types.responses import Response as ResponseObject
@@ -152,7 +153,7 @@ def _stream_events(
     dialect = read_dialect(http.headers, services.stack.config.server.dialect)
     return EventStream(
         batches,
-        lambda events: encode_frames(events, dialect, obfuscate=obfuscate),
+        partial(encode_frames, dialect=dialect, obfuscate=obfuscate),
         services.monitor,
         request_record,
         creates_response=creates_response,
