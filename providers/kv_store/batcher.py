@@ -11,29 +11,34 @@ from apis.errors import StackError, StorageCorrupt, StoreUnavailable
 _RequestT = TypeVar("_RequestT")
 _ResultT = TypeVar("_ResultT")
 
+Deliver = Callable[[Sequence[_ResultT | StackError]], None]
+"""Takes the result or the error of each request of a batch, in their order. It is called once, in the event loop."""
+
 
 class Batcher(Generic[_RequestT, _ResultT]):
     """Many callers, one batch at a time.
 
-    `run_batch` gets up to `max_batch` requests and returns a result or an error for each, in their order; a
-    StoreUnavailable that it raises is the result of all of them. A caller that is cancelled or out of time leaves the
-    queue; a batch that has begun is finished without it, so no connection is abandoned in the middle of a result.
+    `begin_batch` begins the work on up to `max_batch` requests and returns; it hands the results over later. A caller
+    that is cancelled or out of time leaves the queue; a batch that has begun is finished without it, so no connection
+    is abandoned in the middle of a result.
     """
 
     def __init__(
         self,
-        run_batch: Callable[[Sequence[_RequestT]], Awaitable[Sequence[_ResultT | StackError]]],
+        begin_batch: Callable[[Sequence[_RequestT], Deliver[_ResultT]], None],
         *,
         timeout_s: float,
         max_batch: int = 256,
     ) -> None:
-        self._run_batch = run_batch
+        self._begin_batch = begin_batch
         self._timeout_s = timeout_s
         self._max_batch = max_batch
         self._pending_requests: dict[asyncio.Future[_ResultT | StackError], _RequestT] = {}
         self._deadlines: dict[asyncio.Future[_ResultT | StackError], float] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._drain_task: asyncio.Task[None] | None = None
+        self._batch: Sequence[asyncio.Future[_ResultT | StackError]] = ()
+        self._idle_event = asyncio.Event()
+        self._idle_event.set()
 
     async def submit(self, request: _RequestT) -> _ResultT:
         """Return the result of the request within `timeout_s`. Raises StoreUnavailable or StorageCorrupt."""
@@ -43,8 +48,9 @@ class Batcher(Generic[_RequestT, _ResultT]):
         self._deadlines[future] = loop.time() + self._timeout_s
         if self._timer is None:
             self._timer = loop.call_later(self._timeout_s, self._expire, loop)
-        if self._drain_task is None or self._drain_task.done():
-            self._drain_task = asyncio.create_task(self._run_batches())
+        if self._idle_event.is_set():
+            self._idle_event.clear()
+            loop.call_soon(self._begin_next)  # with the calls that come in the same turn of the loop
         try:
             result = await future
         finally:
@@ -69,22 +75,42 @@ class Batcher(Generic[_RequestT, _ResultT]):
 
     async def drain(self) -> None:
         """Wait until no request is waiting or running, at most `timeout_s`."""
-        if self._drain_task is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._timeout_s):
-                    await self._drain_task
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                await self._idle_event.wait()
 
-    async def _run_batches(self) -> None:
-        while self._pending_requests:
-            batch = dict(islice(self._pending_requests.items(), self._max_batch))
-            for future in batch:
-                del self._pending_requests[future]
-            results: Sequence[_ResultT | StackError] = [StoreUnavailable("The store failed.")] * len(batch)
-            try:
-                results = await self._run_batch(list(batch.values()))
-            except StoreUnavailable as exc:
-                results = [exc] * len(batch)
-            finally:
-                for future, result in zip(batch, results, strict=True):
-                    if not future.done():
-                        future.set_result(result)
+    def _begin_next(self) -> None:
+        self._batch = [*islice(self._pending_requests, self._max_batch)]
+        if self._batch:
+            self._begin_batch([self._pending_requests.pop(future) for future in self._batch], self._deliver)
+        else:
+            self._idle_event.set()
+
+    def _deliver(self, results: Sequence[_ResultT | StackError]) -> None:
+        try:
+            for future, result in zip(self._batch, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
+        finally:
+            self._begin_next()
+
+
+class BatchTasks(Generic[_RequestT, _ResultT]):
+    """Begins batches for a Batcher as tasks of a coroutine function; a StoreUnavailable that it raises is the result of
+    all requests."""
+
+    def __init__(self, run_batch: Callable[[Sequence[_RequestT]], Awaitable[Sequence[_ResultT | StackError]]]) -> None:
+        self._run_batch = run_batch
+        self._task: asyncio.Task[None] | None = None
+
+    def __call__(self, requests: Sequence[_RequestT], deliver: Deliver[_ResultT]) -> None:
+        self._task = asyncio.create_task(self._run(requests, deliver))
+
+    async def _run(self, requests: Sequence[_RequestT], deliver: Deliver[_ResultT]) -> None:
+        results: Sequence[_ResultT | StackError] = [StoreUnavailable("The store failed.")] * len(requests)
+        try:
+            results = await self._run_batch(requests)
+        except StoreUnavailable as exc:
+            results = [exc] * len(requests)
+        finally:
+            deliver(results)

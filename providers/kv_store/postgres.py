@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr
 
 from apis.errors import StoreUnavailable
 from apis.storage.kv_store import ABSENT, MEASURE_ROWS, Entry, KVStore, Op, Put
-from providers.kv_store.batcher import Batcher
+from providers.kv_store.batcher import Batcher, BatchTasks
 from providers.kv_store.checks import build_quota, encode_key, encode_ops, scan_range
 from providers.kv_store.checksum import add_checksum, stored_to_entry
 from providers.kv_store.postgres_schema import (
@@ -69,9 +69,9 @@ class Postgres(KVStore):
         self._get_sql, self._write_sql, self._measure_sql, self._sweep_sql = (
             statement.format(schema=config.namespace) for statement in (GET_SQL, WRITE_SQL, MEASURE_SQL, SWEEP_SQL)
         )
-        self._read_batcher = Batcher(self._read_batch, timeout_s=deadline_s)
-        self._write_batcher = Batcher(self._write_batch, timeout_s=deadline_s)
-        self._scan_batcher = Batcher(self._scan_batch, timeout_s=deadline_s, max_batch=1)
+        self._read_batcher = Batcher(BatchTasks(self._read_batch), timeout_s=deadline_s)
+        self._write_batcher = Batcher(BatchTasks(self._write_batch), timeout_s=deadline_s)
+        self._scan_batcher = Batcher(BatchTasks(self._scan_batch), timeout_s=deadline_s, max_batch=1)
 
     async def start(self) -> None:
         await self._read_session.open()

@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
 from apis.errors import ConfigError, StoreUnavailable
 from apis.storage.kv_store import ABSENT, MEASURE_ROWS, Entry, KVStore, Op, Put
-from providers.kv_store.batcher import Batcher
+from providers.kv_store.batcher import Batcher, BatchTasks
 from providers.kv_store.checks import build_quota, encode_key, encode_ops, scan_range
 from providers.kv_store.checksum import add_checksum, stored_to_entry
 from providers.kv_store.redis_master import MOVED_ERRORS, RedisMaster
@@ -66,7 +66,7 @@ class Redis(KVStore):
         self._config = config
         self.quota = build_quota(self, config.max_tenant_bytes)
         self._deadline_s = config.timeout_s + config.connect_timeout_s
-        self._batcher: Batcher[Command, Any] = Batcher(self._run_pipeline, timeout_s=self._deadline_s)
+        self._batcher: Batcher[Command, Any] = Batcher(BatchTasks(self._run_pipeline), timeout_s=self._deadline_s)
         self._is_open = False
         prefix = config.prefix.encode()
         if config.cluster and not _has_hash_tag(prefix):

@@ -4,7 +4,8 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Concatenate, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import aiosqlite
 from pydantic import Field
@@ -13,13 +14,14 @@ from apis.errors import ConfigError, StackError, StoreUnavailable
 from apis.provider import UserPathText
 from apis.storage.database_file import DatabaseFile
 from apis.storage.kv_store import MEASURE_ROWS, Entry, KVStore, Op
-from providers.kv_store.batcher import Batcher
+from providers.kv_store.batcher import Batcher, Deliver
 from providers.kv_store.checks import build_quota, encode_key, encode_ops, scan_range
 from providers.kv_store.clock import StoreClock
 from providers.kv_store.sqlite_file import SWEEP_ROWS, Database, SqliteWrite, sqlite_error_to_stack_error
 
 P = ParamSpec("P")
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class SQLite(KVStore):
@@ -43,8 +45,8 @@ class SQLite(KVStore):
         self._timeout_s = 2 * config.busy_timeout_s
         self._connection: aiosqlite.Connection | None = None
         self._database: Database
-        self._write_batcher = Batcher(self._write_batch, timeout_s=self._timeout_s)
-        self._read_batcher = Batcher(self._read_batch, timeout_s=self._timeout_s)
+        self._write_batcher = Batcher(partial(self._begin, Database.write), timeout_s=self._timeout_s)
+        self._read_batcher = Batcher(partial(self._begin, Database.get), timeout_s=self._timeout_s)
 
     async def start(self) -> None:
         config = self._config
@@ -108,11 +110,19 @@ class SQLite(KVStore):
             swept += count
         return swept + count
 
-    async def _write_batch(self, writes: Sequence[SqliteWrite]) -> list[list[int] | StackError | None]:
-        return await self._run(Database.write, writes)
-
-    async def _read_batch(self, requests: Sequence[list[bytes]]) -> list[list[Entry | None] | StackError]:
-        return await self._run(Database.get, requests)
+    def _begin(
+        self,
+        work: Callable[[Database, Sequence[T]], Sequence[U | StackError]],
+        requests: Sequence[T],
+        deliver: Deliver[U],
+    ) -> None:
+        if self._connection is None:
+            deliver([StoreUnavailable("The store is closed.")] * len(requests))
+            return
+        batch = _ThreadBatch(asyncio.get_running_loop(), len(requests), deliver)
+        # in public, aiosqlite would wake the loop once more, for a future that has one callback
+        queue: Any = self._connection._tx  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType] - therefore
+        queue.put_nowait((batch, partial(work, self._database, requests)))
 
     async def _call(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -129,3 +139,28 @@ class SQLite(KVStore):
         # aiosqlite runs only single statements in public, and a thread hop for each would cost ~80 us of CPU.
         execute = self._connection._execute  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType, reportUnknownMemberType] - see above
         return await execute(work, self._database, *args, **kwargs)
+
+
+class _ThreadBatch(Generic[U]):
+    """A batch in the thread of the connection: as much of a future as aiosqlite uses. It calls `get_loop` in the
+    thread, and the rest in the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, size: int, deliver: Deliver[U]) -> None:
+        self._loop = loop
+        self._size = size
+        self._deliver = deliver
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, results: Sequence[U | StackError]) -> None:
+        self._deliver(results)
+
+    def set_exception(self, exc: BaseException) -> None:
+        known = isinstance(exc, StoreUnavailable)
+        self._deliver([exc if known else StoreUnavailable("The store failed.")] * self._size)
+        if not known:
+            raise exc  # a bug: the loop logs it

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from apis.errors import StoreUnavailable
-from providers.kv_store.batcher import Batcher
+from providers.kv_store.batcher import Batcher, BatchTasks
 
 
 class Gate:
@@ -26,7 +26,7 @@ class Gate:
 
 async def test_calls_that_arrive_meanwhile_make_one_batch() -> None:
     gate = Gate()
-    lane = Batcher(gate.run, timeout_s=5, max_batch=3)
+    lane = Batcher(BatchTasks(gate.run), timeout_s=5, max_batch=3)
     first = asyncio.create_task(lane.submit(0))
     await gate.begun.wait()
     others = [asyncio.create_task(lane.submit(number)) for number in (2, 4, 6, 8)]
@@ -39,7 +39,7 @@ async def test_calls_that_arrive_meanwhile_make_one_batch() -> None:
 async def test_an_error_is_the_answer_to_its_own_call() -> None:
     gate = Gate()
     gate.open.set()
-    lane = Batcher(gate.run, timeout_s=5)
+    lane = Batcher(BatchTasks(gate.run), timeout_s=5)
     one, two = await asyncio.gather(lane.submit(1), lane.submit(2), return_exceptions=True)
     assert isinstance(one, StoreUnavailable)
     assert two == 4
@@ -47,7 +47,7 @@ async def test_an_error_is_the_answer_to_its_own_call() -> None:
 
 async def test_who_is_cancelled_or_out_of_time_leaves_the_queue() -> None:
     gate = Gate()
-    lane = Batcher(gate.run, timeout_s=0.05)
+    lane = Batcher(BatchTasks(gate.run), timeout_s=0.05)
     in_time = asyncio.create_task(lane.submit(0))
     await gate.begun.wait()
     cancelled, late = (asyncio.create_task(lane.submit(number)) for number in (2, 4))
@@ -70,7 +70,7 @@ async def test_a_batch_that_fails_fails_all_of_it_and_nothing_after() -> None:
             raise error
         return list(numbers)
 
-    lane = Batcher(run, timeout_s=5)
+    lane = Batcher(BatchTasks(run), timeout_s=5)
     both = await asyncio.gather(lane.submit(1), lane.submit(2), return_exceptions=True)
     assert [str(error) for error in both] == ["gone", "gone"]
     assert both[0] is not both[1]
@@ -79,7 +79,7 @@ async def test_a_batch_that_fails_fails_all_of_it_and_nothing_after() -> None:
 
 async def test_finishing_waits_for_what_was_begun() -> None:
     gate = Gate()
-    lane = Batcher(gate.run, timeout_s=5)
+    lane = Batcher(BatchTasks(gate.run), timeout_s=5)
     call = asyncio.create_task(lane.submit(2))
     await gate.begun.wait()
     gate.open.set()
