@@ -160,7 +160,7 @@ class _ThreadBatch(Generic[U]):
         self._deliver(results)
 
     def set_exception(self, exc: BaseException) -> None:
-        known = isinstance(exc, StoreUnavailable)
-        self._deliver([exc if known else StoreUnavailable("The store failed.")] * self._size)
-        if not known:
+        is_known = isinstance(exc, StoreUnavailable)
+        self._deliver([exc if is_known else StoreUnavailable("The store failed.")] * self._size)
+        if not is_known:
             raise exc  # a bug: the loop logs it

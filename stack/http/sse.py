@@ -4,7 +4,7 @@ import functools
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import orjson
 from openai.types.responses import Response, ResponseCreatedEvent, ResponseInProgressEvent, ResponseStreamEvent
@@ -104,11 +104,14 @@ def _frame_head(event_type: str | None) -> bytes:
 
 
 def _event_to_data(event: ResponseStreamEvent | LoggedEvent) -> bytes:
-    holds_response = event.type in RESPONSE_EVENTS
-    if holds_response and isinstance(event, ResponseStatusEvent) and not event.model_extra:
-        return response_event_to_json(event, response_to_json(event.response))
-    data = event.data if isinstance(event, LoggedEvent) else event_to_json(event)
-    return _FLOAT_TIMES.sub(rb'"\1":\2', data) if holds_response else data
+    if isinstance(event, LoggedEvent):
+        data = event.data
+    elif event.type in RESPONSE_EVENTS and not event.model_extra:
+        status_event = cast("ResponseStatusEvent", event)
+        return response_event_to_json(status_event, response_to_json(status_event.response))
+    else:
+        data = event_to_json(event)
+    return _FLOAT_TIMES.sub(rb'"\1":\2', data) if event.type in RESPONSE_EVENTS else data
 
 
 def encode_message(event: ResponseStreamEvent, dialect: ApiDialect, stream_id: str, *, obfuscate: bool = False) -> str:

@@ -222,7 +222,7 @@ class HttpServerConnection(HttpToolsProtocol):
         if cycle.disconnected or cycle.response_complete:
             return False
         if cycle.scope["method"] != "HEAD":
-            if cycle.transport.held:
+            if cycle.transport.held_data:
                 cycle.transport.flush()
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if cycle.chunked_encoding else body)
         return not self._flow.write_paused
@@ -338,23 +338,23 @@ class HttpServerConnection(HttpToolsProtocol):
 class _ResponseTransport:
     """Transport of one response: what is written in one turn of the event loop leaves in one system call."""
 
-    __slots__ = ("_loop", "_transport", "held")
+    __slots__ = ("_loop", "_transport", "held_data")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self.held = b""
+        self.held_data = b""
 
     def write(self, data: bytes) -> None:
-        if not self.held:
+        if not self.held_data:
             if len(data) <= _MAX_HELD_BYTES:
-                self.held = data
+                self.held_data = data
                 self._loop.call_soon(self.flush)
             else:
                 self._transport.write(data)
         else:
-            self.held += data
-            if len(self.held) > _MAX_HELD_BYTES:
+            self.held_data += data
+            if len(self.held_data) > _MAX_HELD_BYTES:
                 self.flush()
 
     def is_closing(self) -> bool:
@@ -366,8 +366,8 @@ class _ResponseTransport:
 
     def flush(self) -> None:
         """Write what is held."""
-        if self.held:
-            held, self.held = self.held, b""
+        if self.held_data:
+            held, self.held_data = self.held_data, b""
             self._transport.write(held)
 
 

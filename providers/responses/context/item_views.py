@@ -7,12 +7,17 @@ import orjson
 from openai.types.responses import (
     Response,
     ResponseOutputItem,
-    ResponseOutputItemAddedEvent,
-    ResponseOutputItemDoneEvent,
     ResponseStreamEvent,
 )
 
-from apis.events import RESPONSE_EVENTS, EventBatch, LoggedEvent, ResponseEventBatch
+from apis.events import (
+    ITEM_EVENTS,
+    RESPONSE_EVENTS,
+    EventBatch,
+    LoggedEvent,
+    ResponseEventBatch,
+    ResponseItemEvent,
+)
 from apis.responses import CreateResponse
 from apis.wire.base import sdk_model_to_json
 from providers.responses.context.sealed_reasoning import ENCRYPTED_CONTENT_INCLUDE, SealedReasoning
@@ -25,8 +30,7 @@ Seal = Callable[[str, str], str | None]
 LOGPROBS_INCLUDE: Final = "message.output_text.logprobs"
 _LOGPROBS_MARK: Final = b'"logprobs":[{'
 """Bytes of every JSON that has logprobs; the stack writes all of its JSON without blanks."""
-_ITEM_EVENTS: Final = frozenset({"response.output_item.added", "response.output_item.done"})
-_SHOWN_EVENTS: Final = _ITEM_EVENTS | RESPONSE_EVENTS
+_SHOWN_EVENTS: Final = ITEM_EVENTS | RESPONSE_EVENTS
 _CHANGEABLE: Final = frozenset(("file_search_call", "code_interpreter_call", "web_search_call", "reasoning", "message"))
 """Types of items that `show_item` may change."""
 _NO_VALUES: Final = frozenset[str]()
@@ -110,7 +114,8 @@ class ItemView:
         return [self._show_event(event) if event.type in _SHOWN_EVENTS else event for event in events]
 
     def _show_event(self, event: ResponseStreamEvent) -> ResponseStreamEvent:
-        if isinstance(event, ResponseOutputItemAddedEvent | ResponseOutputItemDoneEvent):
+        if event.type in ITEM_EVENTS:
+            event = cast("ResponseItemEvent", event)
             item = self._show_model(event.item)
             return event if item is event.item else event.model_copy(update={"item": item})
         response: Response | None = getattr(event, "response", None)
