@@ -125,8 +125,8 @@ def _serve(
             shared_state.heartbeats.beat(number)
 
     is_alone = shared_state.others_keep_serving if shared_state is not None else lambda: False
-    # asyncio's own event loop: a token of 1,000 streams at the pace of a model costs 37 us of CPU, and 86 with uvloop,
-    # which would take 12 KiB less memory per stream
+    # asyncio's own event loop: a token of 1,000 streams at the pace of a model costs 30 us of CPU, and 50 with uvloop,
+    # which would take 5 % less for a request
     asyncio.run(serve(app, config.server, listener, announce, is_alone, beat))
 
 
