@@ -190,5 +190,5 @@ class FixedRoutes:
                 self._endpoints.setdefault((route.method, path), endpoint)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        endpoint = self._endpoints.get((scope.get("method", ""), scope["path"]), self._router)
+        endpoint = self._endpoints.get((scope.get("method", ""), scope.get("path", "")), self._router)
         return endpoint(scope, receive, send)
