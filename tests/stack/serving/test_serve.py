@@ -180,7 +180,7 @@ async def refuses_connections(at: str) -> bool:
     where = httpx.URL(at)
     try:
         _, writer = await asyncio.open_connection(where.host, where.port)
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # reset: the port was closed while this one waited
         return True
     writer.close()
     return False

@@ -312,7 +312,7 @@ async def test_an_address_needs_no_look_up(monkeypatch: pytest.MonkeyPatch) -> N
     loop = asyncio.get_running_loop()
     look_up = loop.getaddrinfo
 
-    async def observe(host: object, *args: Any, **kwargs: Any) -> Any:
+    async def observe(host: Any, *args: Any, **kwargs: Any) -> Any:
         look_ups.append(host)
         return await look_up(host, *args, **kwargs)
 
