@@ -121,7 +121,7 @@ class SQLite(KVStore):
             return
         batch = _ThreadBatch(asyncio.get_running_loop(), len(requests), deliver)
         # in public, aiosqlite would wake the loop once more, for a future that has one callback
-        queue: Any = self._connection._tx  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType] - therefore
+        queue: Any = self._connection._tx  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType] - see above
         queue.put_nowait((batch, partial(work, self._database, requests)))
 
     async def _call(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -138,15 +138,14 @@ class Loop(Responses):
                     yield view.show_events(logged_events)
             return
         live_view = LiveEventView(view)
+        show = live_view.show if request.stream else live_view.show_end
         stream = self._streams.stream_input_only if request.is_prewarm else self._streams.stream
         async with aclosing(stream(pending)) as batches:
             async for events in batches:
-                if shown := live_view.show(events) if request.stream else live_view.show_end(events):
+                if shown := show(events):
                     yield shown
-                del (
-                    events,
-                    shown,
-                )  # as in every generator on this way: it would be held until the next one, if that is pushed
+                # as in every generator on this way: it would be held until the next one, if that is pushed
+                del events, shown
 
     def open_session(self, *, tenant: str) -> Session:
         return self._sessions.open(tenant)

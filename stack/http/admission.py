@@ -110,10 +110,10 @@ class HeadChecks:
             raise InvalidRequest(f"A request has one Host header, and this one has {host_count}.")
         if self._allowed_hosts is None:
             return
-        host = find_header(headers, b"host") or ""
+        host = _find_header(headers, b"host") or ""
         if _parse_host(f"//{host}") not in self._allowed_hosts:
             raise PermissionDenied("This Host is not allowed here: add it to `server.allowed_hosts`.")
-        origin = find_header(headers, b"origin")
+        origin = _find_header(headers, b"origin")
         if origin is not None and not self._allows_origin(origin, host):
             raise PermissionDenied("This Origin is not allowed here: add it to `server.cors_origins`.")
 
@@ -122,15 +122,6 @@ class HeadChecks:
         if scheme in ("http", "https") and separator and authority.lower() == host.lower():
             return True
         return (self._cors is not None and self._cors.allows(origin)) or _parse_host(origin) in self._listed_hosts
-
-
-def find_header(headers: Headers, name: bytes) -> str | None:
-    """Return the first value of a header, whose name is in lower case. Starlette's own look-up takes four times as long
-    for a header that is not there."""
-    for key, value in headers.raw:
-        if key == name:
-            return value.decode("latin-1")
-    return None
 
 
 def read_bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -154,13 +145,13 @@ def unauthorized_error() -> Unauthorized:
 
 def check_body_type(path: str, headers: Headers) -> None:
     """Raise UnsupportedMediaType for a body of another type or encoding than the path takes."""
-    encoding = find_header(headers, b"content-encoding")
+    encoding = _find_header(headers, b"content-encoding")
     if encoding is not None and encoding.strip().lower() != "identity":
         raise UnsupportedMediaType(
             f"The body must not be encoded: send it without `Content-Encoding: {encoding[:64]}`.",
             param="Content-Encoding",
         )
-    kind, _, parameters = (find_header(headers, b"content-type") or "").partition(";")
+    kind, _, parameters = (_find_header(headers, b"content-type") or "").partition(";")
     kind, charset = kind.strip().lower(), parameters.strip().lower()
     if UPLOAD_PATHS.fullmatch(path):
         if kind != "multipart/form-data":
@@ -187,6 +178,15 @@ def routing_error(exc: HTTPException, scope: Scope, routes: Iterable[BaseRoute])
     if method == "GET" and scope["path"] in _WEBSOCKET_PATHS:
         message += WEBSOCKET_HINT
     return MethodNotAllowed(message), {"allow": ", ".join(sorted(methods))}
+
+
+def _find_header(headers: Headers, name: bytes) -> str | None:
+    """Return the first value of a header, whose name is in lower case. Starlette's own look-up takes four times as long
+    for a header that is not there."""
+    for key, value in headers.raw:
+        if key == name:
+            return value.decode("latin-1")
+    return None
 
 
 def _has_no_body(headers: Headers) -> bool:

@@ -80,12 +80,13 @@ def create_app(config: StackConfig) -> Starlette:
     app.router.redirect_slashes = False
     app.state.draining = False
     app.state.services = None
-    starlette_routes = [_build_route(path, template, route) for path, template, route in routes]
-    app.router.routes += [*starlette_routes, WebSocketRoute("/{path:path}", WebSocketEndpoint())]
-    endpoints = ((path, route, built.app) for (path, _, route), built in zip(routes, starlette_routes, strict=True))
+    app.router.routes += [
+        *(_build_route(path, template, route) for path, template, route in routes),
+        WebSocketRoute("/{path:path}", WebSocketEndpoint()),
+    ]
     fixed_paths = {path: template for path, template, _ in routes if "{" not in path}
     # the only layers around the routes: Starlette's own ones would cost more than all else a request does here
-    edge = Edge(Idempotency(FixedRoutes(app.router, endpoints)), config, metrics, fixed_paths)
+    edge = Edge(Idempotency(FixedRoutes(app.router)), config, metrics, fixed_paths)
     app.middleware_stack = Console(edge) if config.serves_console else edge
     return app
 

@@ -1,13 +1,15 @@
 """HttpContext, the facts of one request; Services, the open stack that handlers use; Route, which joins them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from apis.accounts.accounts import NO_CALLER, Caller
@@ -176,18 +178,17 @@ class Endpoint:
 
 
 class FixedRoutes:
-    """ASGI layer that finds the endpoint of a path without parameters by one look-up. Starlette's router, which tries
-    each route, gets every other request: with parameters, of another method, or of no route.
+    """ASGI layer around a router that has all its routes. It finds the endpoint of a path without parameters by one
+    look-up. The router, which tries each route, gets every other request: with parameters, of another method, or of no
+    route."""
 
-    `endpoints` are rows of a path, its route and its endpoint, the first of which counts.
-    """
-
-    def __init__(self, router: ASGIApp, endpoints: Iterable[tuple[str, Route, ASGIApp]]) -> None:
+    def __init__(self, router: Router) -> None:
         self._router = router
         self._endpoints: dict[tuple[str, str], ASGIApp] = {}
-        for path, route, endpoint in endpoints:
-            if "{" not in path:
-                self._endpoints.setdefault((route.method, path), endpoint)
+        for route in router.routes:
+            if isinstance(route, StarletteRoute) and "{" not in route.path:
+                for method in route.methods or ():
+                    self._endpoints.setdefault((method, route.path), route.app)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         endpoint = self._endpoints.get((scope.get("method", ""), scope.get("path", "")), self._router)

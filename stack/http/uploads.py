@@ -39,47 +39,49 @@ class Upload:
 async def stream_body(http: Request, max_bytes: int, setting: str | None) -> AsyncGenerator[bytes]:
     """Yield the chunks of the body. Raises PayloadTooLarge as soon as it is known to exceed `max_bytes`, the value of
     `setting` in the run config."""
-    _check_declared_length(http, max_bytes, setting)
-    size_bytes, is_whole = 0, False
-    while not is_whole:
-        chunk, is_whole = await _receive_chunk(http)
-        size_bytes += len(chunk)
-        if size_bytes > max_bytes:
-            raise _too_large_error(max_bytes, setting)
-        if chunk:
+    body = _IncomingBody(http, max_bytes, setting)
+    while not body.is_whole:
+        if chunk := await body.receive():
             yield chunk
 
 
 async def read_body(http: Request, max_bytes: int) -> bytes:
     """Return the whole body. Raises PayloadTooLarge, and Overloaded if too much is held for bodies already."""
-    setting = "server.max_body_bytes"
-    _check_declared_length(http, max_bytes, setting)
     context, shares = get_context(http.scope), get_services(http.scope).shares
     chunks: list[bytes] = []
-    size_bytes, is_whole = 0, False
-    while not is_whole:  # not `stream_body`: a generator costs as much as the rest, and nearly every body is one chunk
-        chunk, is_whole = await _receive_chunk(http)
-        size_bytes += len(chunk)
-        if size_bytes > max_bytes:
+    # not `stream_body`: a generator costs as much as the rest, and nearly every body is one chunk
+    body = _IncomingBody(http, max_bytes, "server.max_body_bytes")
+    while not body.is_whole:
+        chunks.append(await body.receive())
+        shares.cover_body(context.body_places, body.size_bytes, context.tenant)
+    return b"".join(chunks)
+
+
+class _IncomingBody:
+    """The body of a request while it is received: `size_bytes` of it until now. Raises PayloadTooLarge as soon as it is
+    known to exceed `max_bytes`, the value of `setting` in the run config."""
+
+    def __init__(self, http: Request, max_bytes: int, setting: str | None) -> None:
+        self._http = http
+        self._max_bytes = max_bytes
+        self._setting = setting
+        self.size_bytes = 0
+        self.is_whole = False
+        length = http.headers.get("content-length", "")
+        if length.isdigit() and int(length) > max_bytes:
             raise _too_large_error(max_bytes, setting)
-        if chunk:
-            chunks.append(chunk)
-            shares.cover_body(context.body_places, size_bytes, context.tenant)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-
-async def _receive_chunk(http: Request) -> tuple[bytes, bool]:
-    """Return the next chunk of the body, which may be empty, and true if it is the last one."""
-    message = await http.receive()
-    if message["type"] != "http.request":
-        raise InvalidRequest("The client left before its body was whole.")
-    return message.get("body", b""), not message.get("more_body", False)
-
-
-def _check_declared_length(http: Request, max_bytes: int, setting: str | None) -> None:
-    length = http.headers.get("content-length", "")
-    if length.isdigit() and int(length) > max_bytes:
-        raise _too_large_error(max_bytes, setting)
+    async def receive(self) -> bytes:
+        """Return the next chunk, which may be empty. Raises InvalidRequest where the client has left."""
+        message = await self._http.receive()
+        if message["type"] != "http.request":
+            raise InvalidRequest("The client left before its body was whole.")
+        chunk: bytes = message.get("body", b"")
+        self.is_whole = not message.get("more_body", False)
+        self.size_bytes += len(chunk)
+        if self.size_bytes > self._max_bytes:
+            raise _too_large_error(self._max_bytes, self._setting)
+        return chunk
 
 
 def _too_large_error(max_bytes: int, setting: str | None) -> PayloadTooLarge:

@@ -134,11 +134,11 @@ class DrainingServer(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self._app.state.draining = True
-        if self._loop is not None:
+        if self._loop is not None:  # the signal itself does not wake it
             self._loop.call_soon_threadsafe(self._exit_event.set)
         if sig == signal.SIGINT:
             self._last_request_wait_s = 0.0  # a person waits at the terminal
-        # from this moment on, as probes see the state from this moment on: `shutdown` begins up to 0.1 s later
+        # from this moment on, as probes see the state from this moment on: `shutdown` begins a little later
         self._open_connections.drain_idle_s = self._last_request_wait_s
         left_s = _EXIT_TIMEOUT_S if self.force_exit else self._grace_s + _EXIT_TIMEOUT_S
         faulthandler.dump_traceback_later(left_s, exit=True, file=sys.__stderr__ or sys.stderr)

@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping
-from typing import Final, TypedDict
+from typing import Final
 
 from aiohappyeyeballs import (
     start_connection,  # pyright: ignore[reportUnknownVariableType]  # of the sockets' addresses, which are of many kinds
@@ -27,12 +27,6 @@ _CLOSE_LOOP_ITERATIONS: Final = 10
 MAX_TUNNEL_RESPONSE_BYTES: Final = 64 * 1024
 """Bytes of a proxy's response to CONNECT; a longer one is an error."""
 _TUNNEL_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})[ \r]")
-
-
-class _AddressQuery(TypedDict):
-    port: int
-    type: int
-    proto: int
 
 
 class HttpConnectTimeout(HttpError):
@@ -189,12 +183,12 @@ class HttpClient:
 
 async def _open_socket(origin: Origin) -> socket.socket:
     loop = asyncio.get_running_loop()
-    query: _AddressQuery = {"port": origin.port, "type": socket.SOCK_STREAM, "proto": socket.IPPROTO_TCP}
+    host, port, kind, protocol = origin.host, origin.port, socket.SOCK_STREAM, socket.IPPROTO_TCP
     try:
         # an address needs no look-up, for which the loop would wake a thread
-        addresses = socket.getaddrinfo(origin.host, **query, flags=socket.AI_NUMERICHOST)
+        addresses = socket.getaddrinfo(host, port, type=kind, proto=protocol, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
-        addresses = await loop.getaddrinfo(origin.host, **query)
+        addresses = await loop.getaddrinfo(host, port, type=kind, proto=protocol)
     return await start_connection(addresses, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S, interleave=1, loop=loop)
 
 

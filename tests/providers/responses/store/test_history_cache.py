@@ -56,8 +56,8 @@ def test_replaced_and_discarded_turns_free_their_bytes() -> None:
 
 
 def test_many_small_turns_take_no_more_memory_than_the_cache_may() -> None:
-    """A worker grew by 5 KiB with each stored response, to a gigabyte, because only the bytes of items were counted,
-    and the JSON of each item kept a buffer of 4 KiB."""
+    """A worker grew by 5 KiB with each stored response, far beyond the limit: only the bytes of items were counted, and
+    the JSON of each item kept a buffer of 4 KiB."""
     limit_bytes = 4 * 1024 * 1024
     tracemalloc.start()
     try:
