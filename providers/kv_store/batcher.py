@@ -18,9 +18,9 @@ Deliver = Callable[[Sequence[_ResultT | StackError]], None]
 class Batcher(Generic[_RequestT, _ResultT]):
     """Many callers, one batch at a time.
 
-    `begin_batch` begins the work on up to `max_batch` requests and returns; it hands the results over later. A caller
-    that is cancelled or out of time leaves the queue; a batch that has begun is finished without it, so no connection
-    is abandoned in the middle of a result.
+    `begin_batch` begins the work on up to `max_batch` requests and returns; it must not raise. Its second argument
+    takes the results later. A caller that is cancelled or out of time leaves the queue; a batch that has begun is
+    finished without it, so no connection is abandoned in the middle of a result.
     """
 
     def __init__(

@@ -202,8 +202,8 @@ class LiveEventView:
         return convert_batch(events, self._number_and_show)
 
     def show_end(self, events: EventBatch) -> EventBatch:
-        """Return the terminal event of a batch, and nothing of others: for a response that is not streamed. Batches
-        that can be pushed are then dropped where they arrive."""
+        """Return the terminal event of a batch that has one, and no event of any other batch: for a response that is
+        not streamed. Batches that can be pushed are dropped where they arrive."""
         if events[-1].type in TERMINAL_EVENTS:
             return self._number_and_show(events[-1:])
         if isinstance(events, LiveBatch):
