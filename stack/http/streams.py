@@ -140,6 +140,13 @@ class _OpenStream:
         await self._send(message)
         self.is_writing = False
 
+    async def write_at_once(self, body: bytes) -> None:
+        """Write with all that is held back until the end of the loop's turn, which may be a while away."""
+        if self._peer is None:
+            await self.write(body)
+        elif not self.push(body):
+            await self.write(b"")  # which waits for the client
+
     @property
     def takes_pushes(self) -> bool:
         """True if `push` can be called."""
@@ -195,8 +202,9 @@ class EventStream(Response):
                         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                         stream = _OpenStream(send, peer, self._request_record)
                         self._monitor.add(stream)
-                    waits = waits and self._awaits_first_output(batch)
-                    await stream.write(self._frame(batch))
+                    is_first_output = waits and not self._awaits_first_output(batch)
+                    waits = waits and not is_first_output
+                    await (stream.write_at_once if is_first_output else stream.write)(self._frame(batch))
                     if not waits:
                         self._request_pushes(batch, stream)
                     if batch:

@@ -222,9 +222,11 @@ class HttpServerConnection(HttpToolsProtocol):
         if cycle.disconnected or cycle.response_complete:
             return False
         if cycle.scope["method"] != "HEAD":
-            if cycle.transport.held_data:
-                cycle.transport.flush()
-            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if cycle.chunked_encoding else body)
+            data = b"%x\r\n%b\r\n" % (len(body), body) if cycle.chunked_encoding else body
+            if held_data := cycle.transport.held_data:
+                cycle.transport.held_data = b""
+                data = held_data + data
+            self.transport.write(data)
         return not self._flow.write_paused
 
     def on_body(self, body: bytes) -> None:
