@@ -50,11 +50,11 @@ class Wire(BaseModel):
 
 
 def _refuse(rows: Mapping[str, FieldRow], value: Any) -> Any:
-    for name in rows.keys() & cast(dict[str, Any], value).keys() if isinstance(value, dict) else ():
-        sent = cast(Any, value[name])
-        if sent is not None and sent not in rows[name].accepted:
-            raise PydanticCustomError(REFUSED_FIELD, "refused", {"row": rows[name]})
-    return cast(Any, value)
+    if isinstance(value, dict) and not rows.keys().isdisjoint(sent := cast("dict[str, Any]", value)):
+        for name in rows.keys() & sent.keys():
+            if sent[name] is not None and sent[name] not in rows[name].accepted:
+                raise PydanticCustomError(REFUSED_FIELD, "refused", {"row": rows[name]})
+    return cast("Any", value)
 
 
 def value_to_kept_json(value: Any) -> bytes:

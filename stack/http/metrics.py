@@ -137,7 +137,9 @@ class Metrics:
 
     def _add_tokens(self, model: str, tokens: TokenCounts) -> None:
         for kind in TokenCounts.__struct_fields__:
-            self._tokens(model, kind).inc(getattr(tokens, kind))
+            counter, count = self._tokens(model, kind), getattr(tokens, kind)
+            if count:
+                counter.inc(count)
 
     async def _resolve_unlisted(self, inference: Inference) -> None:
         """List the models if tokens of unlisted ones are held back, and count those under the name or as `other`."""

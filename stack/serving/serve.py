@@ -108,6 +108,9 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._open_connections.add_to(self.lifespan.state)
+        # asyncio would keep a list of the open generators, six for each answer, to close them with the loop: each is
+        # closed by the code that iterates it
+        sys.set_asyncgen_hooks(firstiter=None)
         await super().startup(sockets)
         self._on_listening()
 

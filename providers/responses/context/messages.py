@@ -54,8 +54,10 @@ from providers.responses.context.replay import (
     item_to_tool_result,
 )
 from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.events.unvalidated import unvalidated
 from providers.responses.tools.names import qualified_name
 
+_build_message = unvalidated(Message)
 _ALL_NATIVE_TOOLS: Final = frozenset[NativeToolName](get_args(NativeToolName))
 _NO_ATTACHMENTS: Final[Mapping[InputFile | InputImage, ContentPart]] = {}
 
@@ -115,7 +117,7 @@ def items_to_messages(
                     item if supports_namespaces else replace(item, name=item.name.replace(".", "__"))
                 )
             case InputMessage(role=role, content=content):
-                builder.add_message(Message(role=role, content=_content_to_chat(content, attachments)))
+                builder.add_message(_build_message(role=role, content=_content_to_chat(content, attachments)))
             case AssistantMessage():
                 builder.add_assistant_message(item)
             case ReasoningItem():
@@ -226,7 +228,7 @@ class _MessageBuilder:
         """Finish the assistant message; the results of its hosted calls follow it."""
         if self._reasoning or self._text or self._refusal or self._calls:
             self.messages.append(
-                Message(
+                _build_message(
                     role="assistant",
                     content="".join(self._text) if self._text else None,
                     reasoning="\n".join(self._reasoning) or None,
@@ -286,14 +288,14 @@ class _MessageBuilder:
         content: str | list[ContentPart] = tool_result.output
         if image is not None:
             content = [TextPart(text=tool_result.output), image]
-        self._tool_messages.append(Message(role="tool", tool_call_id=tool_result.call_id, content=content))
+        self._tool_messages.append(_build_message(role="tool", tool_call_id=tool_result.call_id, content=content))
 
     def add_call_output(self, call_id: str, content: str | list[ContentPart]) -> None:
         if call_id not in self._unanswered_call_ids:
             raise InvalidRequest(f"No tool call found for function call output with call_id {call_id}.", param="input")
         del self._unanswered_call_ids[call_id]
         self.flush()
-        self.messages.append(Message(role="tool", tool_call_id=call_id, content=content))
+        self.messages.append(_build_message(role="tool", tool_call_id=call_id, content=content))
         if not self._unanswered_call_ids:
             self.messages += self._deferred_messages
             self._deferred_messages = []

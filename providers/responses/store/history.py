@@ -218,7 +218,8 @@ class History:
         """Delete a response, and its turn unless later turns follow it. Raises NotFound."""
         record, turn = await self._load_response_record(response_id, tenant)
         ops: list[Op] = [Delete(record_key(tenant, "response", response_id))]
-        ops += [Delete(record_key(tenant, "item", item_id)) for item_id in _client_item_ids(turn)]
+        with reading_stored(response_id):
+            ops += [Delete(record_key(tenant, "item", item_id)) for item_id in _client_item_ids(turn)]
         position: TurnPosition | None = TurnPosition(record.line, record.depth)
         while position is not None and not await self._has_children(position, tenant):
             ops.append(Delete(turn_key(tenant, position)))
@@ -360,6 +361,5 @@ _decode_ids = msgspec.json.Decoder(list[_ItemWithId]).decode
 
 
 def _client_item_ids(turn: StoredTurn) -> list[str]:
-    with reading_stored(turn.id):
-        ids = [item.id for item in _decode_ids(turn.input_items)]
+    ids = [item.id for item in _decode_ids(turn.input_items)]
     return [item_id for item_id in ids if item_id and response_id_of(item_id) is None]

@@ -7,10 +7,16 @@ from contextlib import contextmanager
 from apis.errors import StackError
 from apis.responses import CreateResponse
 from apis.wire.items import Item
-from apis.wire.tool_items import AdditionalTools
+from apis.wire.tool_items import AdditionalTools, ToolSearchOutput
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool
 
 _TOOLS_INDEX = re.compile(r"tools\[(\d+)\]")
+_TOOL_ITEMS = frozenset({AdditionalTools, ToolSearchOutput})
+
+
+def has_tools(items: Sequence[Item]) -> bool:
+    """Return true if any item adds tools, or holds those that a search found."""
+    return not _TOOL_ITEMS.isdisjoint(map(type, items))
 
 
 def collect_additional_tools(items: Sequence[Item]) -> list[Tool]:

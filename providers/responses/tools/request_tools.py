@@ -14,7 +14,12 @@ from apis.wire.items import Item
 from apis.wire.tools import CustomTool, FunctionTool
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.grammars import check_grammars
-from providers.responses.tools.input_tools import add_typed_tools, attribute_errors_to_input, collect_additional_tools
+from providers.responses.tools.input_tools import (
+    add_typed_tools,
+    attribute_errors_to_input,
+    collect_additional_tools,
+    has_tools,
+)
 from providers.responses.tools.models import ModelCatalog
 from providers.responses.tools.offered import OfferedTools, declared_grammars
 from providers.responses.tools.registry import MODEL_DEPENDENT_TOOLS, build_checked_tools
@@ -55,6 +60,8 @@ class RequestTools:
 
         Raises InvalidRequest, NotFound or Unsupported, naming the tool, for a declaration that cannot be served.
         """
+        if not request.tools and not has_tools(items):
+            return OfferedTools(request)
         additional = collect_additional_tools(items)
         declared = [*(request.tools or ()), *additional]
         grammars = declared_grammars(request, items)
