@@ -1,7 +1,7 @@
 """The base of all request models, the fields that several requests share, and the JSON of the SDK's own models."""
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, Final, Literal, cast
 
 import orjson
@@ -65,5 +65,27 @@ def value_to_kept_json(value: Any) -> bytes:
 
 def sdk_model_to_json(model: BaseModel) -> bytes:
     """Return a model of the SDK as the API writes it: without the fields that were never set."""
-    serializer: Any = model.__pydantic_serializer__  # model_dump_json() would decode the bytes to text
-    return serializer.to_json(model, by_alias=True, exclude_unset=True)
+    try:
+        # in half the time of pydantic's serializers, which are also megabytes
+        return orjson.dumps(model, fields_to_write)
+    except orjson.JSONEncodeError:  # above all for integers of more than 64 bits
+        serializer: Any = model.__pydantic_serializer__  # model_dump_json() would decode the bytes to text
+        return serializer.to_json(model, by_alias=True, exclude_unset=True)
+
+
+def fields_to_write(model: BaseModel) -> dict[str, Any]:
+    """Return the fields of a model of the SDK that are set, by the names that they have in JSON; the value of one may
+    be another model. It is orjson's `default`."""
+    fields: dict[str, Any] = vars(model)
+    names, extra = model.__pydantic_fields_set__, model.__pydantic_extra__
+    if len(names) != len(fields) + (len(extra) if extra else 0):
+        fields = {name: value for name, value in fields.items() if name in names}
+    if aliases := _aliases(type(model)):
+        fields = {aliases.get(name, name): value for name, value in fields.items()}
+    return {**fields, **extra} if extra else fields
+
+
+@cache
+def _aliases(model_class: type[BaseModel]) -> Mapping[str, str]:
+    """Return the names in JSON of the fields that have another name in Python."""
+    return {name: field.alias for name, field in model_class.model_fields.items() if field.alias}

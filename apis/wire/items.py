@@ -204,5 +204,5 @@ ITEM_LIST_ADAPTER: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
 
 
 def items_to_json(items: Iterable[ResponseOutputItem]) -> bytes:
-    """Return output items as one JSON array."""
+    """Return output items as one JSON array, in bytes of just its length."""
     return b"[%b]" % b",".join(map(sdk_model_to_json, items))

@@ -46,7 +46,7 @@ def response_to_json(response: Response, dialect: ApiDialect = "openai") -> byte
     """Return a response object as JSON, with whole seconds where the SDK's types are floats."""
     data = sdk_model_to_json(response)
     for name, seconds in (("created_at", response.created_at), ("completed_at", response.completed_at)):
-        if seconds is not None:
+        if isinstance(seconds, float):
             data = data.replace(f'"{name}":{seconds:.1f}'.encode(), f'"{name}":{seconds:.0f}'.encode(), 1)
     return data if dialect == "openai" else orjson.dumps(_to_open_responses(orjson.loads(data)))
 
