@@ -68,7 +68,7 @@ class Attachments:
         """Return the conversation of a request with its files as attachments. Raises InvalidRequest, naming the part,
         for a file of the request that cannot be read."""
         tools = (*(request.tools or ()), *collect_additional_tools(conversation.items))
-        has_images = any(isinstance(item, ImageGenerationCallItem) for item in conversation.items)
+        has_images = ImageGenerationCallItem in map(type, conversation.items)
         if has_images or any(isinstance(tool, ImageGenerationTool) for tool in tools):
             conversation = await self._read_generated_images(conversation, request.model)
         return await self._read_parts(conversation, request.model, tenant)

@@ -61,7 +61,8 @@ class SealedToolResults:
         tokens = {
             item_id: token
             for item in items
-            if (item_id := calls_by_id.get(item.call_id) if isinstance(item, ShellCallOutput) else item.id)
+            if item.type in SEALED_TYPES
+            and (item_id := calls_by_id.get(item.call_id) if isinstance(item, ShellCallOutput) else item.id)
             and item_id not in tool_results
             and (token := _sealed_token(item))
         }
@@ -86,5 +87,5 @@ def _unseal_result(sealer: Sealer, token: str, tenant: str) -> ToolResultRecord 
 
 
 def _sealed_token(item: Item) -> str | None:
-    token = (item.model_extra or {}).get(SEALED_FIELD) if item.type in SEALED_TYPES else None
+    token = (item.model_extra or {}).get(SEALED_FIELD)
     return token if isinstance(token, str) else None

@@ -65,6 +65,10 @@ def measure_chat(chat: ChatRequest) -> int:
     size_bytes = sum(len(tool.model_dump_json(exclude_none=True)) for tool in chat.tools or ())
     tokens = _TOKENS_PER_MESSAGE * len(chat.messages)
     for message in chat.messages:
+        content = message.content
+        if isinstance(content, str) and not (message.tool_calls or message.reasoning or message.refusal):
+            size_bytes += _size_bytes(content)  # nearly every message
+            continue
         text_bytes, file_count = _measure_message(message)
         size_bytes += text_bytes
         tokens += _TOKENS_PER_FILE * file_count

@@ -4,7 +4,7 @@ URL has changed since. Clients see the part as they sent it.
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from apis.documents.reader import Document
@@ -52,21 +52,20 @@ def _replace_part(part: InputContentPart, replacements: Mapping[AttachedPart, At
     return part if isinstance(part, InputText) else replacements.get(part, part)
 
 
-def file_parts(item: Item) -> Iterator[tuple[AttachedPart, str]]:
-    """Yield the files and images of an item, each with its location in the item."""
+def file_parts(item: Item) -> Sequence[tuple[AttachedPart, str]]:
+    """Return the files and images of an item, each with its location in the item."""
     match item:
         case InputMessage(content=list() as parts):
             field, content = "content", parts
         case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
             field, content = "output", parts
         case ComputerCallOutput(output=screenshot):
-            yield screenshot, "output"
-            return
+            return [(screenshot, "output")]
         case _:
-            return
-    for index, part in enumerate(content):
-        if isinstance(part, InputFile | InputImage):
-            yield part, f"{field}[{index}]"
+            return ()
+    return [
+        (part, f"{field}[{index}]") for index, part in enumerate(content) if isinstance(part, InputFile | InputImage)
+    ]
 
 
 def public_item(item: dict[str, Any]) -> dict[str, Any]:

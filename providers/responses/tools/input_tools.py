@@ -21,6 +21,8 @@ def has_tools(items: Sequence[Item]) -> bool:
 
 def collect_additional_tools(items: Sequence[Item]) -> list[Tool]:
     """Return the tools that items add. The last of several with one identity replaces the others."""
+    if AdditionalTools not in map(type, items):
+        return []
     tools = (tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools)
     return [*{_tool_identity(tool): tool for tool in tools}.values()]
 
