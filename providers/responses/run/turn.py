@@ -300,6 +300,8 @@ class TurnStream:
 
 def join_deltas(batch: DeltaBatch) -> DeltaBatch:
     """Return the batch with adjacent deltas of one text, or of one reasoning, joined to one delta."""
+    if len(batch) == 1:
+        return batch
     deltas: list[Delta] = []
     for kind, run in groupby(batch, _join_key):
         group = [*run]
