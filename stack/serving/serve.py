@@ -37,6 +37,8 @@ _TICK_S = 0.5
 _CANCEL_TIMEOUT_S = 0.3
 _FLUSH_TIMEOUT_S = 0.2
 _EXIT_TIMEOUT_S = 0.9
+_ACCEPT_TURNS = 2
+"""Turns of the event loop from the acceptance of a connection until it is in `server_state.connections`."""
 # Seconds that a draining server waits for a request which may be on its way.
 _LAST_REQUEST_WAIT_S = 1.5
 _OPEN_FILES_LIMIT = 65_536
@@ -186,6 +188,12 @@ class DrainingServer(uvicorn.Server):
         while self._is_busy() and not self.force_exit and loop.time() < deadline:
             self._on_beat()
             await asyncio.sleep(_POLL_S)
+        # asyncio drops a connection that is being accepted while its listener closes, and the client gets a reset
+        for server in self.servers:
+            for listener in server.sockets:
+                loop.remove_reader(listener)
+        for _ in range(_ACCEPT_TURNS):
+            await asyncio.sleep(0)
         for listener in [*self.servers, *sockets]:
             listener.close()
 
