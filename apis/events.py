@@ -79,7 +79,7 @@ class EventQueue(Protocol):
 
 def event_to_json(event: ResponseStreamEvent) -> bytes:
     """Return the event as the API writes it, except that times of a response object may be floats."""
-    if event.type in FLAT_EVENTS:  # nearly all events: without the look at which fields are set
+    if event.type in FLAT_EVENTS:  # nearly all events, which have all their fields set
         return orjson.dumps(event.__dict__, fields_to_write)
     return sdk_model_to_json(event)
 

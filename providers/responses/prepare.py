@@ -7,7 +7,7 @@ Each stage takes the complete result of the one before and returns a complete va
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from openai.types.responses.response import InputTransformation
@@ -186,16 +186,13 @@ class ResponsePreparer:
         history = await self._conversations.load_history(request, tenant=tenant)
         if history is not None:
             history = await self._sealed_reasoning.unseal_history(history, request.model, tenant)
+        conversation = await read_conversation(
+            request, origin.history_source, origin.ids, tenant=tenant, conversation_history=history
+        )
         is_continuable = request.store is not False or origin.history_source is not self._conversations.history
         own_id = origin.ids.response_id if is_continuable else None
-        conversation = await read_conversation(
-            request,
-            origin.history_source,
-            origin.ids,
-            tenant=tenant,
-            conversation_history=history,
-            choose_root=lambda inherited: self._conversations.roots.choose(request, tenant, inherited, own_id),
-        )
+        root = self._conversations.roots.choose(request, tenant, conversation.history.root, own_id)
+        conversation = replace(conversation, root=root)
         request = apply_configuration_updates(request, conversation.items)
         conversation = await self._sealed_tool_results.restore_tool_results(conversation, request.model, tenant)
         conversation, unopened = await self.compactor.open_latest_compaction(conversation, output_items, tenant)

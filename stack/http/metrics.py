@@ -138,7 +138,7 @@ class Metrics:
     def _add_tokens(self, model: str, tokens: TokenCounts) -> None:
         for kind in TokenCounts.__struct_fields__:
             counter, count = self._tokens(model, kind), getattr(tokens, kind)
-            if count:
+            if count:  # the counter is shown from now on, as zero otherwise
                 counter.inc(count)
 
     async def _resolve_unlisted(self, inference: Inference) -> None:

@@ -141,11 +141,12 @@ class _OpenStream:
         self.is_writing = False
 
     async def write_at_once(self, body: bytes) -> None:
-        """Write with all that is held back until the end of the loop's turn, which may be a while away."""
+        """Write now, together with what `write` has left to the end of the event loop's turn, and wait until the client
+        is ready for more."""
         if self._peer is None:
             await self.write(body)
         elif not self.push(body):
-            await self.write(b"")  # which waits for the client
+            await self.write(b"")  # ASGI's `send` waits before it writes
 
     @property
     def takes_pushes(self) -> bool:

@@ -62,7 +62,7 @@ def pydantic_json(model: BaseModel) -> bytes:
         (ResponseFunctionToolCall, RESPONSE["output"][1]),
     ],
 )
-def test_it_is_that_of_pydantic(kind: type[BaseModel], fields: dict[str, Any]) -> None:
+def test_the_json_equals_that_of_pydantic(kind: type[BaseModel], fields: dict[str, Any]) -> None:
     model = kind.model_validate(fields)
     assert sdk_model_to_json(model) == pydantic_json(model)
     assert orjson.loads(sdk_model_to_json(model)) == fields

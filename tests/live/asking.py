@@ -32,7 +32,7 @@ async def chat(served: Served, said: str, **fields: Any) -> Any:
 
 
 async def answer(served: Served, said: Any, **fields: Any) -> Response:
-    """The response, which is found in the store as it was told, with what the request included."""
+    """Return the response, once it was read from the store as it was sent, with what the request included."""
     response: Response = await create(served, said, **fields)
     stored = await served.client.responses.retrieve(response.id, include=fields.get("include", []))
     assert stored.model_dump() == response.model_dump()

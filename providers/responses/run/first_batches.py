@@ -96,7 +96,7 @@ def _start(reading: Coroutine[None, None, None]) -> asyncio.Task[None]:
     """Return a task of the coroutine, which has begun already where Python can do that: from 3.12 on."""
     if sys.version_info >= (3, 12):
         return asyncio.Task(reading, loop=asyncio.get_running_loop(), eager_start=True)
-    return asyncio.get_running_loop().create_task(reading)  # asyncio.create_task would also make up a name
+    return asyncio.get_running_loop().create_task(reading)  # asyncio.create_task would also give it a name
 
 
 def _is_unlisted_event(event: ResponseStreamEvent) -> bool:

@@ -92,8 +92,6 @@ class OfferedTools:
         self._client_tools: list[ChatTool] = []
         self._deferred_tools: list[ChatTool] = []
         self._tools_by_name: dict[str, TypedTool | ClientToolName] = {}
-        if not (request.tools or bindings or items):
-            return
         self.refresh_names()
         searched = self._by_name(_searched_declarations(items))
         added = self._by_name(_client_declarations(collect_additional_tools(items))) | searched

@@ -41,7 +41,7 @@ class Server(DrainingServer):
         await asyncio.sleep(0)  # which begins to accept it
 
 
-async def test_it_is_served() -> None:
+async def test_a_connection_that_is_being_accepted_is_served() -> None:
     listener = bind_listener(HttpServerConfig.model_validate({"port": 0}))
     with socket.socket() as client:
         client.settimeout(5)

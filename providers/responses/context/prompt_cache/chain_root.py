@@ -54,4 +54,4 @@ class ChainRoots:
 
 def _digest(tenant: str, identity: str) -> str:
     text = f"{tenant}\n{identity}"
-    return f"root_{hashlib.blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}"
+    return f"root_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
