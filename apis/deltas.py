@@ -1,23 +1,25 @@
-"""The deltas that a model call yields, up to its one Finish."""
+"""The deltas that a model call yields, up to its one Finish.
+
+They are frozen structs, because a frozen dataclass assigns its fields in Python code, for every token.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from apis.wire.base import Phase
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
-@dataclass(frozen=True, slots=True)
-class TopLogprob:
+class TopLogprob(Struct, frozen=True, gc=False):
     token: str
     logprob: float
     bytes: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Struct, frozen=True, gc=False):
     """A generated token of the answer's text, its natural-log probability and the likeliest alternatives."""
 
     token: str
@@ -26,8 +28,7 @@ class TokenLogprob:
     top_logprobs: Sequence[TopLogprob] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(Struct, frozen=True, gc=False):
     """More text of the answer. A change of `phase` begins a new message."""
 
     text: str
@@ -35,29 +36,25 @@ class TextDelta:
     phase: Phase | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReasoningDelta(Struct, frozen=True, gc=False):
     """More text of the model's reasoning."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningSummaryDelta:
+class ReasoningSummaryDelta(Struct, frozen=True, gc=False):
     """More text of the summary of the reasoning before it. No Inference provider yields one."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RefusalDelta:
+class RefusalDelta(Struct, frozen=True, gc=False):
     """More text of a refusal."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallStart:
+class ToolCallStart(Struct, frozen=True, gc=False):
     """A call begins; `id` is unique in this chat. A `custom` call's input is raw text, a function's is JSON."""
 
     id: str
@@ -65,16 +62,14 @@ class ToolCallStart:
     custom: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ToolArgumentsDelta:
+class ToolArgumentsDelta(Struct, frozen=True, gc=False):
     """More text of the arguments or the input of the call `id`, which has begun. Calls may interleave."""
 
     id: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True, gc=False):
     """Tokens of one chat. `output_tokens` counts reasoning too; the two details are parts of their totals."""
 
     input_tokens: int = 0
@@ -83,8 +78,7 @@ class Usage:
     reasoning_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True, gc=False):
     """The last delta, exactly one. `tool_calls` means that the calls are complete and await their outputs."""
 
     reason: FinishReason

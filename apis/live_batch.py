@@ -15,8 +15,7 @@ A stage that yields the same batch object needs no code for this. One that repla
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -24,35 +23,48 @@ U = TypeVar("U")
 Receiver = Callable[[Sequence[T]], bool]
 """Consumer of pushed batches. It takes the batch in any case, and returns true if it is ready for another one; after
 false, the next batch is pulled. It must not block. Its exception ends the stream."""
+Conversion = Callable[[Sequence[T]], Sequence[U]]
+"""Function of one stage that makes another batch of each batch."""
 
 
 class LiveBatch(list[T], Generic[T]):
     """A batch with the function that asks its source to push. The request holds until the source yields again."""
 
-    __slots__ = ("push_to",)
+    __slots__ = ("_conversions", "_push_source_to")
 
-    def __init__(self, batch: Sequence[T], push_to: Callable[[Receiver[T]], None]) -> None:
+    def __init__(
+        self,
+        batch: Sequence[T],
+        push_source_to: Callable[[Receiver[Any]], None],
+        conversions: "Sequence[Conversion[Any, Any]]" = (),
+    ) -> None:
+        """Create a batch of the source that `push_source_to` asks, or what `conversions` have made of one."""
         super().__init__(batch)
-        self.push_to = push_to
+        self._push_source_to = push_source_to
+        self._conversions = conversions
+
+    def push_to(self, receive: Receiver[T]) -> None:
+        """Ask the source to push its next batches, converted as this one was, to `receive`."""
+        conversions = self._conversions
+        if not conversions:
+            self._push_source_to(receive)
+            return
+
+        def convert_and_receive(batch: Sequence[Any]) -> bool:  # one call for all stages, because each token makes it
+            for convert in conversions:
+                batch = convert(batch)
+                if not batch:
+                    return True
+            return receive(batch)
+
+        self._push_source_to(convert_and_receive)
+
+    def convert(self, convert: "Conversion[T, U]") -> "LiveBatch[U]":
+        """Return the live batch of `convert(self)`."""
+        return LiveBatch(convert(self), self._push_source_to, (*self._conversions, convert))
 
 
-def convert_batch(batch: Sequence[T], convert: Callable[[Sequence[T]], Sequence[U]]) -> Sequence[U]:
+def convert_batch(batch: Sequence[T], convert: Conversion[T, U]) -> Sequence[U]:
     """Return `convert(batch)`; live if `batch` is, and pushed batches are then converted, too. A pushed batch that
     becomes empty does not reach the receiver."""
-    converted = convert(batch)
-    if not isinstance(batch, LiveBatch):
-        return converted
-    return LiveBatch(converted, partial(_push_converted, batch.push_to, convert))
-
-
-def _push_converted(
-    push_source_to: Callable[[Receiver[T]], None], convert: Callable[[Sequence[T]], Sequence[U]], receive: Receiver[U]
-) -> None:
-    push_source_to(partial(_convert_and_receive, convert, receive))
-
-
-def _convert_and_receive(
-    convert: Callable[[Sequence[T]], Sequence[U]], receive: Receiver[U], pushed: Sequence[T]
-) -> bool:
-    output = convert(pushed)
-    return receive(output) if output else True
+    return batch.convert(convert) if isinstance(batch, LiveBatch) else convert(batch)

@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
+import msgspec
 from pydantic import Field
 
 from apis.errors import StorageCorrupt
@@ -52,8 +52,7 @@ class Entry:
         return f"Entry({self._value!r}, {self.version})"
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(msgspec.Struct, frozen=True):
     """Set `key` to `value`. The key expires after `ttl_s` seconds, or never with None. `expect` requires a version."""
 
     key: str
@@ -62,8 +61,7 @@ class Put:
     expect: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(msgspec.Struct, frozen=True):
     """Delete `key`; no error if it is absent. `expect` requires a version."""
 
     key: str

@@ -12,8 +12,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from apis.errors import StoreUnavailable
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
@@ -173,7 +174,9 @@ class Lease:
             if self._version == refused_version:
                 return False  # the lease is as it was, so a condition among `ops` did not hold
             refused_version, self._version = self._version, None
-            versions = await self._kv.write([replace(op, expect=refused_version), *ops], durable=durable)
+            versions = await self._kv.write(
+                [msgspec.structs.replace(op, expect=refused_version), *ops], durable=durable
+            )
             if versions is not None:
                 if isinstance(op, Put):
                     self._set_version(versions[0], op)

@@ -10,9 +10,10 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
+
+import msgspec
 
 from apis.errors import ConfigError, StackError, StorageCorrupt, StoreUnavailable
 from apis.storage.database_file import DatabaseFile
@@ -49,8 +50,7 @@ _RequestT = TypeVar("_RequestT")
 _ResultT = TypeVar("_ResultT")
 
 
-@dataclass(frozen=True, slots=True)
-class SqliteWrite:
+class SqliteWrite(msgspec.Struct, frozen=True):
     """The changes of one call, by encoded key: all or none are applied."""
 
     ops: dict[bytes, Op]

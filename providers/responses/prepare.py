@@ -7,9 +7,10 @@ Each stage takes the complete result of the one before and returns a complete va
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 from openai.types.responses.response import InputTransformation
 
 from apis.documents.reader import Reader
@@ -48,8 +49,7 @@ class PrepareOptions:
     summary_model: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
+class _Origin(msgspec.Struct, frozen=True):
     """Identity of the response that a request is prepared for, and the point at which it is resumed."""
 
     tenant: str
@@ -192,7 +192,7 @@ class ResponsePreparer:
         is_continuable = request.store is not False or origin.history_source is not self._conversations.history
         own_id = origin.ids.response_id if is_continuable else None
         root = self._conversations.roots.choose(request, tenant, conversation.history.root, own_id)
-        conversation = replace(conversation, root=root)
+        conversation = msgspec.structs.replace(conversation, root=root)
         request = apply_configuration_updates(request, conversation.items)
         conversation = await self._sealed_tool_results.restore_tool_results(conversation, request.model, tenant)
         conversation, unopened = await self.compactor.open_latest_compaction(conversation, output_items, tenant)

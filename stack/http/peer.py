@@ -18,9 +18,10 @@ class Peer(Protocol):
         """Record that a request on the connection has passed authentication: it may stay open between requests."""
         ...
 
-    def write_body(self, body: bytes) -> bool:
-        """Write a part of the body of the response that is being sent, without waiting; return true if the client is
-        ready for more. It is for a response without a declared length, whose start was sent with the ASGI `send`."""
+    def body_writer(self) -> Callable[[bytes], bool]:
+        """Return the function that writes a part of the body of the response that is being sent, without waiting, past
+        the ASGI layers; it returns true if the client is ready for more. It is for a response without a declared
+        length, whose start was sent with the ASGI `send`."""
         ...
 
     def watch(self, on_disconnect: Callable[[], None]) -> None:

@@ -65,11 +65,8 @@ def encode_frames(
     """Return the frames of `events` as one chunk of the stream."""
     if obfuscate or dialect != "openai":
         return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
-    if len(events) == 1:  # nearly every batch is one token
-        event = events[0]
-        is_logged = isinstance(event, LoggedEvent)
-        data = _event_to_data(event) if is_logged or event.type not in FLAT_EVENTS else event_to_json(event)
-        return b"%b%b\n\n" % (_frame_head(event.type), data)
+    if len(events) == 1 and not isinstance(event := events[0], LoggedEvent) and event.type in FLAT_EVENTS:
+        return b"%b%b\n\n" % (_frame_head(event.type), event_to_json(event))  # nearly every batch: one token
     if events and isinstance(events[0], ResponseCreatedEvent):
         return _encode_first_frames(events)
     return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_data(event)) for event in events])

@@ -51,8 +51,8 @@ class TrackedPeer(Peer):
             self.is_admitted = True
             self._registry.admit(self)
 
-    def write_body(self, body: bytes) -> bool:
-        return self.connection is not None and self.connection.write_body(body)
+    def body_writer(self) -> Callable[[bytes], bool]:
+        return _write_nothing if self.connection is None else self.connection.write_body
 
     def watch(self, on_disconnect: Callable[[], None]) -> None:
         if self.connection is None:
@@ -147,4 +147,9 @@ def _abort_oldest_idle(peers: dict[TrackedPeer, None], opened_before: float) -> 
         if connection is not None and connection.is_idle and not connection.transport.is_closing():
             connection.transport.abort()
             return True
+    return False
+
+
+def _write_nothing(_: bytes) -> bool:
+    """Write to a connection that is lost."""
     return False

@@ -1,9 +1,9 @@
 """AnswerStream: the deltas of one answer, read from its connection. They are pulled batch by batch, or pushed as they
 arrive: see `apis.live_batch`."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from time import monotonic
 
 from apis.deltas import Delta
 from apis.errors import StackError, UpstreamError, UpstreamTimeout
@@ -40,7 +40,6 @@ class AnswerStream:
         self._limits = limits
         self._server = server
         self._max_deltas = limits.max_answer_bytes // MIN_DELTA_BYTES
-        self._now = asyncio.get_running_loop().time
         self._deadline = 0.0
         self._has_started = False
         self._receive: Receiver[Delta] | None = None
@@ -68,7 +67,7 @@ class AnswerStream:
                 yield LiveBatch(batch, self._push_to)
             if reader.failure is not None:
                 raise reader.failure if self._has_started or batch else _to_retryable_error(reader.failure)
-            if not self._record_progress(batch) and self._now() > self._deadline:
+            if not self._record_progress(batch) and monotonic() > self._deadline:
                 # while there is always data, no wait ends at the deadline
                 raise token_timeout_error(self._limits, has_started=self._has_started)
             del batch
@@ -83,7 +82,7 @@ class AnswerStream:
             return False
         self._has_started = True
         self._reader.saw_activity = False
-        self._deadline = self._now() + self._limits.token_gap_s
+        self._deadline = monotonic() + self._limits.token_gap_s
         return True
 
     async def _pull(self) -> list[Delta]:
@@ -101,24 +100,25 @@ class AnswerStream:
         """Push batches as they arrive, until one needs control or the receiver is not ready; return the batch that was
         not pushed."""
         if not self._connection.is_ready:
-            await self._connection.push_data(self._push_available, self._deadline)
+            await self._connection.push_data(self._push_data, self._deadline)
         self._receive = None
         if self._push_error is not None:
             raise self._push_error
         batch, self._unpushed = self._unpushed, []
         return batch
 
-    def _push_available(self) -> None:
+    def _push_data(self, data: bytes) -> None:
         """Pass on what has arrived. Runs in the callback of the connection, and so must not raise."""
         receive, reader = self._receive, self._reader
         try:
-            batch = reader.feed(self._connection.read_available())
+            batch = reader.feed(data)
             if reader.is_finished or reader.failure is not None or self._is_too_large:
                 self._unpushed = batch
-            elif not self._record_progress(batch) or receive is None:
+            elif receive is None or not (batch or reader.saw_activity):
                 return
             else:
-                self._connection.deadline = self._deadline
+                reader.saw_activity = False
+                self._connection.deadline = self._deadline = monotonic() + self._limits.token_gap_s
                 if not batch or receive(batch):
                     return
         except BaseException as exc:  # noqa: BLE001 - raised where the answer is read

@@ -128,13 +128,10 @@ class ChatChunkReader(ChunkReader):
         if self.is_finished or self.failure is not None:
             return out
         try:
-            payloads = self._event_reader.feed(data)
-            if payloads:
-                self.first_payload = self.first_payload or payloads[0]
-                self._handle_payloads(payloads)
-                self.delta_count += len(out)
-                if self.delta_count > self._max_deltas and self.answer_bytes > self._max_deltas * BYTES_PER_TOKEN:
-                    self._cut(out)
+            self._handle_payloads(self._event_reader.feed(data))
+            self.delta_count += len(out)
+            if self.delta_count > self._max_deltas and self.answer_bytes > self._max_deltas * BYTES_PER_TOKEN:
+                self._cut(out)
         except StackError as exc:
             self.failure = exc
         return out
@@ -152,6 +149,8 @@ class ChatChunkReader(ChunkReader):
     def _handle_payloads(self, payloads: list[bytes]) -> None:
         append, decode, size_bytes = self._deltas.append, _decode, 0
         has_reason = self._finish_reason is not None
+        if not self.first_payload and payloads:
+            self.first_payload = payloads[0]
         for payload in payloads:
             try:
                 chunk = decode(payload)

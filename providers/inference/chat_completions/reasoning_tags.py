@@ -6,9 +6,9 @@ are text that the model writes about. Each delta is read once, so the time is li
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Annotated, Final, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from apis.chat import ChatRequest, Message, TextPart
@@ -214,7 +214,7 @@ class TagSplitter:
             self._newline_count += len(text) - len(body)
 
     def _add_text(self, text: str, delta: TextDelta, out: list[Delta]) -> None:
-        out.append(replace(delta, text=text, logprobs=_logprobs_of_end(self._logprobs, len(text))))
+        out.append(msgspec.structs.replace(delta, text=text, logprobs=_logprobs_of_end(self._logprobs, len(text))))
         self._logprobs.clear()
 
     def _flush(self, out: list[Delta]) -> None:

@@ -68,7 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self.on_body = self._chunks.append
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
-        self._on_data: Callable[[], None] | None = None
+        self._on_data: Callable[[bytes], None] | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self.deadline = math.inf
@@ -116,8 +116,8 @@ class HttpConnection(asyncio.Protocol):
             self._timer = self._loop.call_at(deadline, self._on_timer)
         return waiter
 
-    def push_data(self, on_data: Callable[[], None], deadline: float) -> "asyncio.Future[None]":
-        """Call `on_data` whenever there is data to read, in the transport's own callback. Return a future that resolves
+    def push_data(self, on_data: Callable[[bytes], None], deadline: float) -> "asyncio.Future[None]":
+        """Call `on_data` with body bytes as they arrive, in the transport's own callback. Return a future that resolves
         with the end of the response or with `wake`, and raises TimeoutError at the loop time `deadline`, unless the
         attribute is set to a later one. The last data is not passed on: it is available when the future has
         resolved."""
@@ -224,8 +224,14 @@ class HttpConnection(asyncio.Protocol):
             self._fail("What came is no HTTP.")
             return
         if len(chunks) > chunk_count:
-            self.is_ready = True
             self._non_body_bytes = 0
+            on_data, waiter = self._on_data, self._waiter
+            if on_data is not None and waiter is not None and not waiter.done() and not self.is_complete:
+                body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                chunks.clear()
+                on_data(body)
+                return
+            self.is_ready = True
             self._buffered_bytes += len(data)
             if self._buffered_bytes > HIGH_WATER_BYTES and not self._is_paused:
                 self._is_paused = True
@@ -238,11 +244,7 @@ class HttpConnection(asyncio.Protocol):
         if self.is_complete:
             self._drop_excess()
         if self.is_ready:
-            waiter = self._waiter
-            if self._on_data is None or self.is_complete or waiter is None or waiter.done():
-                self.wake()
-            else:
-                self._on_data()
+            self.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.status and exc is None and not self.is_closing and not self._has_framed_body():

@@ -8,8 +8,10 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from apis.chat import ChatAllowedTools, ChatCustomTool, ChatFunctionTool, ChatRequest, NamedCustomTool, NamedFunction
 from apis.deltas import Delta, DeltaBatch, Finish, TextDelta, ToolArgumentsDelta, ToolCallStart, Usage
@@ -223,7 +225,7 @@ class ToolTurn:
             async for batch in batches:
                 if isinstance(finish := batch[-1], Finish):
                     self._add_usage(finish)
-                    yield [*batch[:-1], replace(finish, usage=self._usage)]
+                    yield [*batch[:-1], msgspec.structs.replace(finish, usage=self._usage)]
                 else:
                     yield batch
 

@@ -1,7 +1,7 @@
 """NewRun: a response that is to run in the background, as it is added to the store."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 from openai.types.responses import ResponseCreatedEvent, ResponseQueuedEvent
@@ -52,7 +52,7 @@ def build_new_run(pending: PendingResponse, event_log: EventLog) -> NewRun:
         stored_request,
         queued,
         # the events after them come when the run has begun, at the end of its window at the latest
-        replace(log_op, ttl_s=event_log.ttl_s + rank.window_s),
+        msgspec.structs.replace(log_op, ttl_s=event_log.ttl_s + rank.window_s),
         () if pending.charge is None else pending.charge.adopt_ops(ref.run_key),
         CreateResponse.model_validate_json(request_json) == request,
     )

@@ -14,6 +14,8 @@ from dataclasses import replace
 from mimetypes import guess_type
 from typing import Final
 
+import msgspec
+
 from apis.chat import ContentPart, FileData, FilePart, ImagePart, ImageUrl, TextPart
 from apis.documents.reader import (
     Document,
@@ -84,7 +86,7 @@ class Attachments:
                     await asyncio.to_thread(validate_image_url, image_data_url(item.result))
                 except UnreadableFile as exc:
                     raise InvalidRequest(exc.message, param=f"input[{index}].result", code=exc.code) from exc
-        return replace(conversation, sees_images=True)
+        return msgspec.structs.replace(conversation, sees_images=True)
 
     async def _read_parts(self, conversation: Conversation, model: str, tenant: str) -> Conversation:
         locations = _part_locations(conversation)
@@ -108,7 +110,7 @@ class Attachments:
                 f"The files have more than {MAX_TEXT_CHARS} characters of text: search in them with `file_search`."
             )
             raise InvalidRequest(message, param="input", code="context_length_exceeded")
-        return replace(conversation, attachments=dict(zip(parts, chat_parts, strict=True)))
+        return msgspec.structs.replace(conversation, attachments=dict(zip(parts, chat_parts, strict=True)))
 
     async def _fetch_url_files(self, conversation: Conversation, locations: Mapping[AttachedPart, str]) -> Conversation:
         """Return the conversation with the files that its request names by URL in the parts that name them."""
@@ -128,7 +130,7 @@ class Attachments:
             lambda: {part: attach_fetched_file(part, document) for part, document in documents.items()}
         )
         input_items = [replace_parts(item, replacements) for item in conversation.input_items]
-        return replace(conversation, input_items=input_items)
+        return msgspec.structs.replace(conversation, input_items=input_items)
 
     async def _fetch_file(self, part: AttachedPart, location: str) -> Document:
         try:

@@ -4,9 +4,10 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem
 from openai.types.responses.response import InputTransformation
 
@@ -89,7 +90,7 @@ class Compactor:
                 )
             else:
                 content = CompactionContent.model_validate_json(text)
-                return replace(conversation, compactions={item.encrypted_content: content}), removed
+                return msgspec.structs.replace(conversation, compactions={item.encrypted_content: content}), removed
         if not conversation.history.items and isinstance(conversation.items[0], CompactionItem):
             raise InvalidRequest(
                 f"The encrypted content of the item '{sealed[0].id or ''}' could not be decrypted: it is from another "

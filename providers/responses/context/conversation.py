@@ -1,10 +1,10 @@
 """Conversation: the input items of a request and the history before them, as the model will read them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
+import msgspec
 import orjson
 from openai.types.responses.response import InputTransformation
 
@@ -47,22 +47,20 @@ class HistorySource(Protocol):
     async def find_item(self, item_id: str, *, tenant: str) -> ItemWithToolResult | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseProgress:
+class ResponseProgress(msgspec.Struct, frozen=True):
     """Output of a running response that its next turn has to read: the items in order, with a ToolResultRecord for
     each call that has no item; the results of hosted calls, by item id; and its compactions, by sealed token."""
 
     items: Sequence[Item | ToolResultRecord] = ()
-    tool_results: Mapping[str, ToolResultRecord] = field(default_factory=dict[str, ToolResultRecord])
-    compactions: Mapping[str, CompactionContent] = field(default_factory=dict[str, CompactionContent])
+    tool_results: Mapping[str, ToolResultRecord] = msgspec.field(default_factory=dict[str, ToolResultRecord])
+    compactions: Mapping[str, CompactionContent] = msgspec.field(default_factory=dict[str, CompactionContent])
 
 
 _NO_PROGRESS: Final = ResponseProgress()
 _build_input_message = unvalidated(InputMessage)
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """Everything before a response. `input_items` are the request's own, with references resolved; `tool_results` the
     results of all hosted calls, by item id; `attachments` the files of all items, as the model reads them;
     `compactions` the contents of the compactions that this server could open, by sealed token."""
@@ -71,10 +69,10 @@ class Conversation:
     input_items: Sequence[Item]
     tool_results: Mapping[str, ToolResultRecord]
     instructions: str | None
-    attachments: Mapping[InputFile | InputImage, ContentPart] = field(
+    attachments: Mapping[InputFile | InputImage, ContentPart] = msgspec.field(
         default_factory=dict[InputFile | InputImage, ContentPart]
     )
-    compactions: Mapping[str, CompactionContent] = field(default_factory=dict[str, CompactionContent])
+    compactions: Mapping[str, CompactionContent] = msgspec.field(default_factory=dict[str, CompactionContent])
     current_turn_only: bool = False
     """The model does not see the reasoning of earlier turns."""
     sees_images: bool = False

@@ -109,8 +109,6 @@ class ItemView:
     def show_live_events(self, events: EventBatch) -> EventBatch:
         """Return live events as the request sees them. Those without items stay the same objects, for one look-up of
         their type each."""
-        if len(events) == 1 and events[0].type not in _SHOWN_EVENTS:  # nearly every batch is one token
-            return events
         return [self._show_event(event) if event.type in _SHOWN_EVENTS else event for event in events]
 
     def _show_event(self, event: ResponseStreamEvent) -> ResponseStreamEvent:

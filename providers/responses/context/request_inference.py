@@ -2,7 +2,8 @@
 
 import logging
 from contextlib import aclosing
-from dataclasses import replace
+
+import msgspec
 
 from apis.chat import ChatRequest
 from apis.deltas import Finish, Usage
@@ -47,7 +48,7 @@ class RequestInferences:
                 async for batch in batches:
                     for delta in batch:
                         if isinstance(delta, Finish):
-                            return replace(delta.usage, output_tokens=0, reasoning_tokens=0)
+                            return msgspec.structs.replace(delta.usage, output_tokens=0, reasoning_tokens=0)
         except StackError as exc:
             _log.warning("a prompt for %s could not be prepared: %s", chat.model, exc.message)
         return Usage()

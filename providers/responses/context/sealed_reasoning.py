@@ -1,9 +1,9 @@
 """SealedReasoning: encrypted reasoning that clients store for this server and send back."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
+import msgspec
 from openai.types.responses.response import InputTransformation
 from pydantic import SecretStr
 
@@ -47,7 +47,9 @@ class SealedReasoning:
         """Return the history with the reasoning unsealed that this model may read."""
         if not any(map(_is_sealed, history.items)):
             return history
-        return replace(history, items=_unseal_items(history.items, await self.load_sealer(), tenant, model)[0])
+        return msgspec.structs.replace(
+            history, items=_unseal_items(history.items, await self.load_sealer(), tenant, model)[0]
+        )
 
     async def load_sealer(self) -> Sealer:
         """Return the Sealer for everything that clients store for this server."""

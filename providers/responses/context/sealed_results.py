@@ -9,7 +9,6 @@ import base64
 import binascii
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -75,7 +74,7 @@ class SealedToolResults:
             return conversation
         if calls:
             tool_results = rewrite_for_model(calls, tool_results, await self._model_catalog.native_tools(model))
-        return replace(conversation, tool_results=tool_results)
+        return msgspec.structs.replace(conversation, tool_results=tool_results)
 
 
 def _unseal_result(sealer: Sealer, token: str, tenant: str) -> ToolResultRecord | None:

@@ -57,28 +57,36 @@ class OpenMessage:
     def open(self) -> EventList:
         return [item_added_event(self.index, self.item("in_progress"))]
 
-    def append(self, delta: TextDelta | RefusalDelta, events: EventList) -> None:
-        """Take one more delta and add its events to `events`."""
-        if self._part_kind is not type(delta):
+    def append_text(self, text: str, logprobs: Sequence[TokenLogprob], events: EventList) -> None:
+        """Take more text and add its events to `events`."""
+        if self._part_kind is not TextDelta:
             self._close_part(events)
-            self._open_part(type(delta), events)
-        if isinstance(delta, RefusalDelta):
-            self._chunks.append(delta.text)
-            events.append(
-                ResponseRefusalDeltaEvent(
-                    type="response.refusal.delta",
-                    item_id=self.id,
-                    output_index=self.index,
-                    content_index=len(self._parts),
-                    delta=delta.text,
-                    sequence_number=0,
-                )
+            self._open_part(TextDelta, events)
+        if logprobs:
+            self._logprobs.extend(logprobs)
+        if self._citation_scanner is not None:
+            self._append_cited_text(self._citation_scanner, self._citation_scanner.feed(text), events)
+            return
+        self._chunks.append(text)
+        fields = [_logprob_to_dict(logprob) for logprob in logprobs] if logprobs else []
+        events.append(text_delta_event(self.id, self.index, len(self._parts), text, fields))
+
+    def append_refusal(self, text: str, events: EventList) -> None:
+        """Take more text of a refusal and add its event to `events`."""
+        if self._part_kind is not RefusalDelta:
+            self._close_part(events)
+            self._open_part(RefusalDelta, events)
+        self._chunks.append(text)
+        events.append(
+            ResponseRefusalDeltaEvent(
+                type="response.refusal.delta",
+                item_id=self.id,
+                output_index=self.index,
+                content_index=len(self._parts),
+                delta=text,
+                sequence_number=0,
             )
-        elif self._citation_scanner is None:
-            self._append_text(delta.text, delta.logprobs, events)
-        else:
-            self._logprobs.extend(delta.logprobs)
-            self._append_cited_text(self._citation_scanner, self._citation_scanner.feed(delta.text), events)
+        )
 
     def close(self, status: FinalItemStatus) -> EventList:
         events: EventList = []
@@ -88,21 +96,15 @@ class OpenMessage:
         events.append(item_done_event(self.index, self.item(status)))
         return events
 
-    def _append_text(self, text: str, logprobs: Sequence[TokenLogprob], events: EventList) -> None:
-        self._chunks.append(text)
-        self._text_length += len(text)
-        if logprobs:
-            self._logprobs.extend(logprobs)
-        fields = [_logprob_to_dict(logprob) for logprob in logprobs] if logprobs else []
-        events.append(text_delta_event(self.id, self.index, len(self._parts), text, fields))
-
     def _append_cited_text(
         self, scanner: CitationScanner, pieces: Sequence[tuple[str, CitationTarget]], events: EventList
     ) -> None:
         for text, target in pieces:
             start = self._text_length
             if text or not self._chunks:  # an annotation follows a delta
-                self._append_text(text, (), events)
+                self._chunks.append(text)
+                self._text_length += len(text)
+                events.append(text_delta_event(self.id, self.index, len(self._parts), text, []))
             if target is None or len(self._annotations) == _MAX_CITATIONS:
                 continue
             annotation = scanner.build_citation(target, start, self._text_length)

@@ -49,6 +49,11 @@ def unvalidated(kind: Callable[P, ModelT]) -> Callable[P, ModelT]:
     defaults = {name: field.default for name, field in model_class.model_fields.items()}
 
     def build(*_: P.args, **fields: P.kwargs) -> ModelT:
-        return build_unvalidated(model_class, {**defaults, **fields}, set(fields))
+        model = model_class.__new__(model_class)
+        _set_fields(model, {**defaults, **fields})
+        _set_names(model, set(fields))
+        _set_extra(model, None)
+        _set_private(model, None)
+        return model
 
     return build

@@ -4,7 +4,7 @@ their results, until it ends its answer or calls a tool of the client."""
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -47,8 +47,7 @@ _INCOMPLETE_REASONS: Final[Mapping[str, IncompleteReason]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LoopPlan:
+class LoopPlan(msgspec.Struct, frozen=True):
     """Everything that the turns of one response run on. `chat` is the first turn's; `compaction` keeps the chat within
     its threshold, or is the whole response. With `requires_tool_lists`, an MCP server that cannot list its tools fails
     the response; `record_usage` is called with the chat and the usage of each turn."""

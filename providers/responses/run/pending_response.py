@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
 from openai.types.responses import Response, ResponseError
 from openai.types.responses.response import InputTransformation
 
@@ -37,8 +37,7 @@ from providers.responses.store.history_cache import LoadedHistory
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PendingResponse:
+class PendingResponse(msgspec.Struct, frozen=True):
     """A response that is prepared and not at its end. `lock` is held on the conversation that it adds to;
     `input_transformations` are the items of its input that no model sees; `comparison` is that of its prompt with the
     one of an earlier response, where the request names one; `prefill` lets the model's engine cache its prompt, and
@@ -59,7 +58,7 @@ class PendingResponse:
 
     def charged_to(self, charge: Charge | None) -> "PendingResponse":
         """Return the response with the charge that its end is counted under."""
-        return self if charge is None else replace(self, charge=charge)
+        return self if charge is None else msgspec.structs.replace(self, charge=charge)
 
     @property
     def previous_history(self) -> LoadedHistory:

@@ -17,7 +17,7 @@ from openai.types.responses import (
 )
 
 from apis.errors import Overloaded, StackError, StoredValueTooLarge, StoreUnavailable
-from apis.events import TERMINAL_EVENTS, EventBatch
+from apis.events import FLAT_EVENTS, TERMINAL_EVENTS, EventBatch
 from apis.live_batch import LiveBatch, convert_batch
 from providers.responses.context.item_views import ItemView
 from providers.responses.events.unvalidated import unvalidated
@@ -212,6 +212,8 @@ class LiveEventView:
 
     def _number_and_show(self, events: EventBatch) -> EventBatch:
         self._next_number = assign_sequence_numbers(events, self._next_number)
+        if len(events) == 1 and events[0].type in FLAT_EVENTS:  # nearly every batch is one token
+            return events
         return self._view.show_live_events(events)
 
 

@@ -18,9 +18,10 @@ so that no kind of item can miss its `added` or its `done` event.
 """
 
 from collections.abc import Container, Hashable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Final, assert_never
+
+import msgspec
 
 from apis.deltas import (
     Delta,
@@ -35,6 +36,7 @@ from apis.deltas import (
 )
 from apis.errors import ToolFailed, UpstreamError
 from apis.events import EventList
+from apis.wire.base import Phase
 from providers.responses.events.citations import CitationScanner
 from providers.responses.events.ids import generate_call_id
 from providers.responses.events.open_items import (
@@ -98,8 +100,16 @@ class TurnStream:
         events: EventList = []
         for delta in batch:
             match delta:
-                case TextDelta() | RefusalDelta():
-                    self._current_message(delta, events).append(delta, events)
+                case TextDelta(text, logprobs, phase):
+                    message = self._open_item
+                    if not isinstance(message, OpenMessage) or message.phase != phase:
+                        message = self._open_message(phase, events)
+                    message.append_text(text, logprobs, events)
+                case RefusalDelta(text):
+                    message = self._open_item
+                    if not isinstance(message, OpenMessage):
+                        message = self._open_message(None, events)
+                    message.append_refusal(text, events)
                 case ReasoningDelta(text):
                     self._current_reasoning(events).append(text, events)
                 case ReasoningSummaryDelta(text):
@@ -194,11 +204,7 @@ class TurnStream:
                 newest = call.index if call_id in self._growing_call_ids else newest
         return newest
 
-    def _current_message(self, delta: TextDelta | RefusalDelta, events: EventList) -> OpenMessage:
-        phase = delta.phase if isinstance(delta, TextDelta) else None
-        current = self._open_item
-        if isinstance(current, OpenMessage) and (current.phase == phase or isinstance(delta, RefusalDelta)):
-            return current
+    def _open_message(self, phase: Phase | None, events: EventList) -> OpenMessage:
         self._close_open_item(events)
         self._open_complete_calls(events)
         citable = (self._output.sources, self._output.files)
@@ -227,7 +233,7 @@ class TurnStream:
         self._growing_call_ids = {call_id}
         if call_id in self.function_calls or call_id in self.hosted_calls or call_id in self._pending_client_calls:
             raise UpstreamError("The inference server began two tool calls with one id.")
-        resolved = self._resolve_call(replace(start, id=call_id))
+        resolved = self._resolve_call(msgspec.structs.replace(start, id=call_id))
         if isinstance(resolved, ClientCall):
             self._pending_client_calls[call_id] = resolved
             return

@@ -12,7 +12,6 @@ turn, and nothing is stored twice.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -48,8 +47,7 @@ from providers.responses.store.response_record import ResponseRecord, first_word
 from providers.responses.store.run_key import run_key
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedResponse:
+class FinishedResponse(msgspec.Struct, frozen=True):
     """A finished response and what is stored with it: `input_json` is the JSON array of its own input items, each with
     an id; `tool_results` are those of its hosted calls; `extra_ops` belong in the same write; `root` is its chain's."""
 

@@ -17,8 +17,7 @@ ItemWithToolResult = tuple[Item, ToolResultRecord | None]
 """A stored item, and the result of its call if a hosted tool made it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnPosition:
+class TurnPosition(msgspec.Struct, frozen=True):
     """The line of a turn and its depth in it, from 0."""
 
     line: str
@@ -49,24 +48,22 @@ class StoredTurn(
     root: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedHistory:
+class LoadedHistory(msgspec.Struct, frozen=True):
     """The history of a request: items in order, results of hosted tool calls, and the position of the last turn.
     `size_bytes` is the size of all turns as stored; `read_at` the monotonic time of the last load from the store;
     `traceparent` that of the last turn's span, if it had one; `root` the root of the chain."""
 
     items: Sequence[Item] = ()
-    tool_results: Mapping[str, ToolResultRecord] = field(default_factory=dict[str, ToolResultRecord])
+    tool_results: Mapping[str, ToolResultRecord] = msgspec.field(default_factory=dict[str, ToolResultRecord])
     position: TurnPosition | None = None
     turn_count: int = 0
     size_bytes: int = 0
-    read_at: float = field(default_factory=time.monotonic)
+    read_at: float = msgspec.field(default_factory=time.monotonic)
     traceparent: str = ""
     root: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CachedTurn:
+class CachedTurn(msgspec.Struct, frozen=True):
     """The turn of a response just stored, and the history before it."""
 
     previous_history: LoadedHistory

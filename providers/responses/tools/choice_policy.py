@@ -1,14 +1,14 @@
 """The rules that the request's tool choice sets for one turn; the loop enforces them on the model's calls."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 _MAX_LISTED_NAMES: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoicePolicy:
+class ToolChoicePolicy(msgspec.Struct, frozen=True):
     """`allowed_names` are the names that may be called, or None for all; `requires_call` demands a call of one."""
 
     allowed_names: frozenset[str] | None = None

@@ -27,9 +27,12 @@ class Connection(Peer):
     async def send(self, message: Message) -> None:
         self.calls.append("head" if message["type"].endswith("start") else f"held {message['body'].decode().strip()}")
 
-    def write_body(self, body: bytes) -> bool:
-        self.calls.append(f"at once {body.decode()}")
-        return self._is_ready
+    def body_writer(self) -> Callable[[bytes], bool]:
+        def write(body: bytes) -> bool:
+            self.calls.append(f"at once {body.decode()}")
+            return self._is_ready
+
+        return write
 
     def admit(self) -> None: ...
 

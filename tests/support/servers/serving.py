@@ -101,9 +101,14 @@ class _RecordingPeer(Peer):
         self._peer.admit()
         self.is_admitted = True
 
-    def write_body(self, body: bytes) -> bool:
-        self._record(body)
-        return self._peer.write_body(body)
+    def body_writer(self) -> Callable[[bytes], bool]:
+        write_body = self._peer.body_writer()
+
+        def record_and_write(body: bytes) -> bool:
+            self._record(body)
+            return write_body(body)
+
+        return record_and_write
 
     def watch(self, on_disconnect: Callable[[], None]) -> None:
         self._peer.watch(on_disconnect)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
+import msgspec
 import orjson
 
 from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
@@ -110,7 +111,7 @@ class McpServerTools(TypedTool):
     def create_call(self, start: ToolCallStart) -> McpToolCall | ApprovalRequestCall:
         name = start.name if start.name in self._tools else start.name.removeprefix("functions.")
         tool = self._tools[name]
-        start = replace(start, name=name)
+        start = msgspec.structs.replace(start, name=name)
         if needs_approval(self._declaration, self._policy, tool):
             return ApprovalRequestCall(start, self._declaration, tool.name)
         return McpToolCall(self, tool.name, start)

@@ -148,7 +148,7 @@ def test_in_json_marks_are_removed_and_cited_at_their_place() -> None:
 def test_a_citation_repeated_at_one_place_is_one_annotation_and_annotations_are_bounded() -> None:
     events: Any = []
     message = OpenMessage("msg_1", 0, None, CitationScanner(SOURCES, is_json=True))
-    message.append(TextDelta("a【1】【1】【2】b【1】" + "c【1】" * 5_000), events)
+    message.append_text("a【1】【1】【2】b【1】" + "c【1】" * 5_000, (), events)
     message.close("completed")
     part: Any = message.item("completed").content[0]
     assert part.text == "ab" + "c" * 5_000
@@ -168,7 +168,7 @@ def test_no_citation_is_compared_with_all_before_it(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(AnnotationURLCitation, "__eq__", compare)
     message = OpenMessage("msg_1", 0, None, CitationScanner(SOURCES))
-    message.append(TextDelta("【1】 " * 500), [])
+    message.append_text("【1】 " * 500, (), [])
     part: Any = message.close("completed")[-1]
     assert len(part.item.content[0].annotations) == 500
     assert compared == []
