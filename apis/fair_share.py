@@ -4,7 +4,6 @@ It is used for whatever is scarce in one process: sessions, child processes, bat
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -67,7 +66,7 @@ class _Waiter:
 class _TenantUse:
     used: int = 0
     last_turn: int = 0
-    waiters: "deque[_Waiter]" = field(default_factory=deque[_Waiter])
+    waiters: "list[_Waiter]" = field(default_factory=list[_Waiter])
 
     def insert(self, waiter: "_Waiter") -> None:
         """Add a waiting request after those of its rank and of smaller ones."""
@@ -222,7 +221,7 @@ class FairShare:
             if not candidates:
                 return
             tenant = min(candidates)[-1]
-            waiter = self._tenants[tenant].waiters.popleft()
+            waiter = self._tenants[tenant].waiters.pop(0)
             if waiter.place.done():
                 self._forget_idle(tenant)  # its caller was cancelled
             else:

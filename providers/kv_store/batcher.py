@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Generic, TypeVar
 
 from apis.errors import StackError, StorageCorrupt, StoreUnavailable
+from apis.shared_timeout import SharedTimeout
 
 _RequestT = TypeVar("_RequestT")
 _ResultT = TypeVar("_ResultT")
@@ -31,11 +33,9 @@ class Batcher(Generic[_RequestT, _ResultT]):
         max_batch: int = 256,
     ) -> None:
         self._begin_batch = begin_batch
-        self._timeout_s = timeout_s
+        self._timeout = SharedTimeout(timeout_s)
         self._max_batch = max_batch
         self._pending_requests: dict[asyncio.Future[_ResultT | StackError], _RequestT] = {}
-        self._deadlines: dict[asyncio.Future[_ResultT | StackError], float] = {}
-        self._timer: asyncio.TimerHandle | None = None
         self._batch: Sequence[asyncio.Future[_ResultT | StackError]] = ()
         self._idle_event = asyncio.Event()
         self._idle_event.set()
@@ -45,9 +45,8 @@ class Batcher(Generic[_RequestT, _ResultT]):
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._pending_requests[future] = request
-        self._deadlines[future] = loop.time() + self._timeout_s
-        if self._timer is None:
-            self._timer = loop.call_later(self._timeout_s, self._expire, loop)
+        on_expiry = partial(self._expire, future)
+        self._timeout.start(on_expiry)
         if self._idle_event.is_set():
             self._idle_event.clear()
             loop.call_soon(self._begin_next)  # with the calls that come in the same turn of the loop
@@ -55,28 +54,22 @@ class Batcher(Generic[_RequestT, _ResultT]):
             result = await future
         finally:
             self._pending_requests.pop(future, None)
-            del self._deadlines[future]
+            self._timeout.cancel(on_expiry)
         if isinstance(result, StackError):
             # many callers may share one error, and a raised exception carries its own traceback
             error_class = StorageCorrupt if isinstance(result, StorageCorrupt) else StoreUnavailable
             raise error_class(result.message) from result
         return result
 
-    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fail the callers that are out of time. One timer serves all of them, the oldest first, because one for each
-        call costs a tenth of the call."""
-        self._timer = None
-        for future, deadline in self._deadlines.items():
-            if deadline > loop.time():
-                self._timer = loop.call_at(deadline, self._expire, loop)
-                return
-            if not future.done():
-                future.set_result(StoreUnavailable(f"The store did not answer within {self._timeout_s:g} seconds."))
+    def _expire(self, future: "asyncio.Future[_ResultT | StackError]") -> None:
+        """Fail a caller that is out of time."""
+        if not future.done():
+            future.set_result(StoreUnavailable(f"The store did not answer within {self._timeout.seconds:g} seconds."))
 
     async def drain(self) -> None:
         """Wait until no request is waiting or running, at most `timeout_s`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout.seconds):
                 await self._idle_event.wait()
 
     def _begin_next(self) -> None:

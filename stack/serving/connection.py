@@ -113,7 +113,6 @@ class HttpServerConnection(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
         self._cancel_stall()
-        self._unset_keepalive_if_required()
         self._unparsed.clear()
         waiting = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
@@ -182,7 +181,6 @@ class HttpServerConnection(HttpToolsProtocol):
             self._flow.hold()
 
     def on_message_begin(self) -> None:
-        self._unset_keepalive_if_required()
         super().on_message_begin()
         self._in_head = True
         self._head_bytes = 0
@@ -194,7 +192,6 @@ class HttpServerConnection(HttpToolsProtocol):
         ):
             raise _RefusedError
         super().on_headers_complete()
-        self._unset_keepalive_if_required()
         self._in_head = False
         self._body_bytes = 0
         self._start_timer(self.body_s)
@@ -212,7 +209,14 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._active_cycle.transport.flush()
-        super().on_response_complete()
+        if self.pipeline:
+            super().on_response_complete()
+        else:  # uvicorn would make a timer for the pause after each response
+            self.server_state.total_requests += 1
+            if self.transport.is_closing():
+                return
+            self._start_idle_timer()
+            self.flow.resume_reading()
         if self._flow.held and not self.transport.is_closing():
             self._parse_held()
 
@@ -234,7 +238,11 @@ class HttpServerConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._stop_timer()
+        active = self._active_cycle
+        if active is not None and active.response_complete:  # before its request was
+            self._start_idle_timer()
+        else:
+            self._stop_timer()
         super().on_message_complete()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn's own always closes
@@ -276,9 +284,8 @@ class HttpServerConnection(HttpToolsProtocol):
         if not self.is_idle:
             if not self.cycle.response_started:
                 self.cycle.keep_alive = False
-        elif self.timeout_keep_alive_task is not None or not self.has_request:
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(idle_s, self.timeout_keep_alive_handler)
+        elif not self._in_head or not self.has_request:
+            self._start_idle_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -309,6 +316,11 @@ class HttpServerConnection(HttpToolsProtocol):
         self._deadline = deadline = self.loop.time() + seconds
         if self._timer is None or self._timer.when() > deadline:
             self._set_timer(deadline)
+
+    def _start_idle_timer(self) -> None:
+        """Close the connection if no request begins within `timeout_keep_alive` seconds."""
+        self._body_bytes = 0
+        self._start_timer(self.timeout_keep_alive)
 
     def _stop_timer(self) -> None:
         self._deadline = math.inf

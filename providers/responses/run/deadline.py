@@ -5,44 +5,42 @@ from types import TracebackType
 from typing import Self
 
 from apis.errors import UpstreamTimeout
+from apis.shared_timeout import SharedTimeout
 
 
 class ResponseDeadline:
-    """Context manager around an async generator's work. One timer serves the whole response, since a timer for each
-    batch would cost as much as the batch.
+    """Context manager around an async generator's work. One timeout serves the whole response, since one for each batch
+    would cost as much as the batch; `timeout` is shared by all responses with the same limit.
 
     The generator calls `begin_wait` before it awaits the next batch and `end_wait` before it yields one: at the limit
     only its own waiting is cancelled, never the consumer's, and the cancellation becomes an UpstreamTimeout.
     """
 
-    __slots__ = ("_is_cancelling", "_is_expired", "_limit_s", "_timer", "_waiting_task")
+    __slots__ = ("_is_cancelling", "_is_expired", "_timeout", "_waiting_task")
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._timer: asyncio.TimerHandle | None = None
+    def __init__(self, timeout: SharedTimeout) -> None:
+        self._timeout = timeout
         self._waiting_task: asyncio.Task[object] | None = None
         self._is_expired = False
         self._is_cancelling = False
 
     def __enter__(self) -> Self:
-        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._expire)
+        self._timeout.start(self._expire)
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timeout.cancel(self._expire)
         if self._uncancel() and isinstance(exc, asyncio.CancelledError):
-            raise timeout_error(self._limit_s) from exc
+            raise timeout_error(self._timeout.seconds) from exc
         self._waiting_task = None
 
     def begin_wait(self) -> None:
         """Say that the current task waits for the response from here. Raises UpstreamTimeout after the limit."""
         if self._is_expired:
             self._uncancel()
-            raise timeout_error(self._limit_s)
+            raise timeout_error(self._timeout.seconds)
         self._waiting_task = asyncio.current_task()
 
     def end_wait(self) -> None:

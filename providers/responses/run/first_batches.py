@@ -9,8 +9,9 @@ from openai.types.responses import ResponseOutputItemAddedEvent, ResponseOutputI
 
 from apis.events import EventBatch
 from apis.inference import CALL_ATTEMPTS, CallAttempts
+from apis.shared_timeout import SharedTimeout
 
-_EARLY_FAILURE_WAIT_S: Final = 0.04
+EARLY_FAILURE_WAIT_S: Final = 0.04
 """Seconds that the first event waits for the model: a refusal within them becomes an HTTP status."""
 _RETRY_WAIT_S: Final = 10
 """Seconds that the first event waits for servers of which one has failed already."""
@@ -24,8 +25,11 @@ class FirstBatches:
     listing that has not succeeded are then also among the first. Iterate it to the end before the context ends.
     """
 
-    def __init__(self, batches: AsyncGenerator[EventBatch], *, awaits_tool_lists: bool) -> None:
+    def __init__(
+        self, batches: AsyncGenerator[EventBatch], early_failure_wait: SharedTimeout, *, awaits_tool_lists: bool
+    ) -> None:
         self._batches = batches
+        self._early_failure_wait = early_failure_wait
         self._awaits_tool_lists = awaits_tool_lists
         self._read: list[EventBatch] = []
         self._is_over = False
@@ -37,10 +41,10 @@ class FirstBatches:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._wait(_EARLY_FAILURE_WAIT_S)
+            await self._wait(self._early_failure_wait)
             if self._attempts.has_failed and not self._attempts.is_accepted:
                 self._attempts.on_accepted = self._wake
-                await self._wait(_RETRY_WAIT_S)
+                await self._wait(SharedTimeout(_RETRY_WAIT_S))
             if self._task.done():
                 self._task.result()
         except BaseException:
@@ -60,17 +64,16 @@ class FirstBatches:
         for events in self._read[early:]:
             yield events
 
-    async def _wait(self, seconds: float) -> None:
-        """Wait until the task is done, or for `seconds`, or until `_wake` is called."""
+    async def _wait(self, limit: SharedTimeout) -> None:
+        """Wait until the task is done, or for as long as `limit`, or until `_wake` is called."""
         if self._task.done():
             return
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = loop.call_later(seconds, self._wake)
+        self._waiter = asyncio.get_running_loop().create_future()
+        limit.start(self._wake)
         try:
             await self._waiter
         finally:
-            timer.cancel()
+            limit.cancel(self._wake)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -19,10 +19,11 @@ from openai.types.responses import (
 from apis.errors import Overloaded, StackError, StoredValueTooLarge, StoreUnavailable
 from apis.events import FLAT_EVENTS, TERMINAL_EVENTS, EventBatch
 from apis.live_batch import LiveBatch, convert_batch
+from apis.shared_timeout import SharedTimeout
 from providers.responses.context.item_views import ItemView
 from providers.responses.events.unvalidated import unvalidated
 from providers.responses.run.deadline import ResponseDeadline
-from providers.responses.run.first_batches import FirstBatches
+from providers.responses.run.first_batches import EARLY_FAILURE_WAIT_S, FirstBatches
 from providers.responses.run.pending_response import PendingResponse, bug_to_error
 from providers.responses.run.response_span import ResponseSpan
 from providers.responses.store.conversation_lock import stream_with_lock
@@ -43,7 +44,8 @@ class ResponseStreams:
 
     def __init__(self, history: History, timeout_s: float) -> None:
         self._history = history
-        self._timeout_s = timeout_s
+        self._timeout = SharedTimeout(timeout_s)
+        self._early_failure_wait = SharedTimeout(EARLY_FAILURE_WAIT_S)
         self._store_tasks: set[asyncio.Task[None]] = set()
         self._is_ending = False
 
@@ -75,7 +77,7 @@ class ResponseStreams:
 
     async def run_in_time(self, work: Awaitable[ResultT]) -> ResultT:
         """Return the result of `work`. Raises UpstreamTimeout where it takes longer than a response may."""
-        with ResponseDeadline(self._timeout_s) as deadline:
+        with ResponseDeadline(self._timeout) as deadline:
             deadline.begin_wait()
             return await work
 
@@ -84,11 +86,13 @@ class ResponseStreams:
         begun, span = False, ResponseSpan(pending)
         try:
             requires_tool_lists = pending.agent_loop.requires_tool_lists
-            with ResponseDeadline(self._timeout_s) as deadline:
+            with ResponseDeadline(self._timeout) as deadline:
                 async with aclosing(run) as batches:
                     deadline.begin_wait()
                     if pending.request.stream:
-                        async with FirstBatches(batches, awaits_tool_lists=requires_tool_lists) as first_batches:
+                        async with FirstBatches(
+                            batches, self._early_failure_wait, awaits_tool_lists=requires_tool_lists
+                        ) as first_batches:
                             deadline.end_wait()
                             begun = True
                             yield _first_events(pending.build_initial_response())

@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from apis.errors import UpstreamTimeout
+from apis.shared_timeout import SharedTimeout
 from providers.responses.run.deadline import ResponseDeadline
 
 
 async def batches(pause_s: float, limit_s: float) -> AsyncGenerator[int]:
-    with ResponseDeadline(limit_s) as deadline:
+    with ResponseDeadline(SharedTimeout(limit_s)) as deadline:
         deadline.begin_wait()
         for number in range(100):
             await asyncio.sleep(pause_s)
