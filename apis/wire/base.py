@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import cache, partial
 from typing import Annotated, Any, Final, Literal, cast
+from weakref import ref
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -29,6 +30,9 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 Phase = Literal["commentary", "final_answer"]
+
+
+_JSON_KEY: Final = "_json"
 
 
 REFUSED_FIELD: Final = "refused_field"
@@ -71,7 +75,21 @@ def sdk_model_to_json(model: BaseModel) -> bytes:
         return orjson.dumps(model, fields_to_write)
     except orjson.JSONEncodeError:  # above all for integers of more than 64 bits
         serializer: Any = model.__pydantic_serializer__  # model_dump_json() would decode the bytes to text
-        return serializer.to_json(model, by_alias=True, exclude_unset=True)
+        return serializer.to_json(model, by_alias=True, exclude_unset=True, warnings=False)
+
+
+def remember_json(model: BaseModel, data: bytes) -> None:
+    """Remember `data` as the JSON of this model, which is not changed from now on."""
+    object.__setattr__(model, "__pydantic_private__", {_JSON_KEY: (ref(model), data)})
+
+
+def remembered_json(model: BaseModel) -> bytes | None:
+    """Return the JSON that was remembered for this very model; None for every other one, also for its copies."""
+    private: dict[str, Any] | None = model.__pydantic_private__
+    if private is None or _JSON_KEY not in private:
+        return None
+    owner, data = private[_JSON_KEY]
+    return data if owner() is model else None  # a copy has the attribute, too
 
 
 def fields_to_write(model: BaseModel) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from openai.types.responses import (
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
-from apis.wire.base import sdk_model_to_json
+from apis.wire.base import remember_json, remembered_json, sdk_model_to_json
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"schema_": {"type": "string"}}, "$defs": {"async_": {}}}
 MESSAGE: dict[str, Any] = {
@@ -79,3 +79,14 @@ def test_a_number_of_any_size_is_written() -> None:
 def test_what_is_no_json_is_refused() -> None:
     with pytest.raises(PydanticSerializationError):
         sdk_model_to_json(ResponseOutputMessage.model_validate({**MESSAGE, "beyond": object()}))
+
+
+def test_json_is_remembered_for_one_model_and_for_no_copy_of_it() -> None:
+    response = Response.model_validate(RESPONSE)
+    assert remembered_json(response) is None
+    remember_json(response, b"{}")
+    assert remembered_json(response) == b"{}"
+    for deep in (False, True):
+        copy = response.model_copy(update={"status": "failed"}, deep=deep)
+        assert remembered_json(copy) is None
+        assert orjson.loads(sdk_model_to_json(copy))["status"] == "failed"

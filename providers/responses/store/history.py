@@ -24,7 +24,7 @@ from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, STORED_OVERHEAD_BYTES
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record, reading_stored
 from apis.telemetry import agent_traceparent
-from apis.wire.base import sdk_model_to_json
+from apis.wire.base import remember_json, sdk_model_to_json
 from apis.wire.items import ITEM_LIST_ADAPTER, items_to_json
 from providers.responses.events.ids import is_response_id, response_id_of
 from providers.responses.events.response_object import response_from_json
@@ -112,13 +112,14 @@ class History:
         """Store a finished response after `history`; return the versions of its `extra_ops`, or None if a condition of
         theirs did not hold, and nothing was stored. Raises StoredValueTooLarge."""
         response = finished_response.response
-        response_json = sdk_model_to_json(copy_with(response, {"output": []}))
+        output_json = items_to_json(response.output)
+        response_json = _serialize_without_output(response, output_json)
         preview = first_words(response)
         turn = StoredTurn(
             response.id,
             time.time(),
             msgspec.Raw(finished_response.input_json),
-            msgspec.Raw(items_to_json(response.output)),
+            msgspec.Raw(output_json),
             finished_response.tool_results,
             traceparent=agent_traceparent() or msgspec.UNSET,
             root="" if history.root else finished_response.root,
@@ -342,6 +343,17 @@ def _reject_conversation_turn(response_id: str, response: bytes) -> None:
             param="previous_response_id",
             code="invalid_value",
         )
+
+
+def _serialize_without_output(response: Response, output_json: bytes) -> bytes:
+    """Return the response's JSON with an empty output. The whole JSON, which has `output_json`, is remembered for the
+    client, for whom the response would be serialized again."""
+    # no request can hold this mark, because the id was made after it was sent
+    mark = b'"output":["%b"]' % response.id.encode()
+    head, found, tail = sdk_model_to_json(copy_with(response, {"output": [response.id]})).partition(mark)
+    assert found
+    remember_json(response, b'%b"output":%b%b' % (head, output_json, tail))
+    return b'%b"output":[]%b' % (head, tail)
 
 
 def chain_too_long_error(max_turns: int) -> InvalidRequest:

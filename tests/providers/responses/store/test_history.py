@@ -1,5 +1,6 @@
 """Responses and their chains in a store: what is read again, what is forgotten when, and what it costs."""
 
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from apis.deltas import Finish, TextDelta, Usage
 from apis.errors import InvalidRequest, NotFound, StackError
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Entry, Op
+from apis.wire.base import remembered_json, sdk_model_to_json
 from apis.wire.items import ITEM_LIST_ADAPTER
 from providers.kv_store.memory import Memory
 from providers.responses.context.messages import items_to_messages
@@ -368,3 +370,24 @@ async def test_a_chain_that_was_just_used_costs_one_read() -> None:
     before = kept.store.calls
     assert await kept.said(last) == "a A b B"
     assert kept.store.calls - before == 1
+
+
+async def test_the_json_of_a_stored_response_is_the_one_that_its_client_gets() -> None:
+    kept, ids = Kept(), ResponseIds()
+    tool: dict[str, Any] = {
+        "type": "function",
+        "name": "f",
+        "parameters": {"type": "object", "default": {"output": []}},
+    }
+    request = CreateResponse.model_validate({"model": "m", "input": "x", "tools": [tool], "metadata": {"output": "[]"}})
+    output = ResponseOutput(ids)
+    TurnStream(output, OfferedTools(request)).feed([TextDelta('a "output":[]'), Finish("stop", Usage())])
+    begun = begin_response(request, ids.response_id, created_at=5)
+    final = end_response(begun, "completed", output.finished_items(), Usage(1, 1))
+    expected = json.loads(sdk_model_to_json(final))
+    await kept.history.save(FinishedResponse(final, b"[]", {}), tenant=TENANT, history=LoadedHistory())
+    remembered = remembered_json(final)
+    assert remembered is not None
+    assert json.loads(remembered) == expected
+    stored = await kept.history.load_response(ids.response_id, tenant=TENANT)
+    assert json.loads(sdk_model_to_json(stored)) == expected
