@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import SchemaValidator, core_schema
 
 P = ParamSpec("P")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -44,16 +46,20 @@ def copy_with(model: ModelT, changes: Mapping[str, Any]) -> ModelT:
 
 def unvalidated(kind: Callable[P, ModelT]) -> Callable[P, ModelT]:
     """Return a constructor of a model class that takes the same keyword arguments, none of them extra, and validates
-    nothing."""
+    nothing but that the required ones are there."""
     model_class = cast(type[ModelT], kind)
-    defaults = {name: field.default for name, field in model_class.model_fields.items()}
+    # pydantic's own core sets the fields and the slots of the model in one call
+    fields_schema = core_schema.model_fields_schema(
+        {name: core_schema.model_field(_any_value(field)) for name, field in model_class.model_fields.items()}
+    )
+    build_from_dict = SchemaValidator(core_schema.model_schema(model_class, fields_schema)).validate_python
 
     def build(*_: P.args, **fields: P.kwargs) -> ModelT:
-        model = model_class.__new__(model_class)
-        _set_fields(model, {**defaults, **fields})
-        _set_names(model, set(fields))
-        _set_extra(model, None)
-        _set_private(model, None)
-        return model
+        return build_from_dict(fields)
 
     return build
+
+
+def _any_value(field: FieldInfo) -> core_schema.CoreSchema:
+    schema = core_schema.any_schema()
+    return schema if field.is_required() else core_schema.with_default_schema(schema, default=field.default)
