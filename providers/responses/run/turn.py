@@ -17,8 +17,7 @@ exactly when an item opens, and an item's output_index is its position there. Op
 so that no kind of item can miss its `added` or its `done` event.
 """
 
-from collections.abc import Container, Hashable, Sequence
-from itertools import groupby
+from collections.abc import Container, Sequence
 from typing import Final, assert_never
 
 import msgspec
@@ -309,19 +308,24 @@ def join_deltas(batch: DeltaBatch) -> DeltaBatch:
     if len(batch) == 1:
         return batch
     deltas: list[Delta] = []
-    for kind, run in groupby(batch, _join_key):
-        group = [*run]
-        if len(group) == 1 or kind is None:
-            deltas += group
+    last: Delta | None = None
+    texts: list[str] = []  # those that are joined to the last delta
+    for delta in batch:
+        if (
+            isinstance(delta, TextDelta)
+            and isinstance(last, TextDelta)
+            and last.phase == delta.phase
+            and not (last.logprobs or delta.logprobs)
+        ) or (isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta)):
+            texts.append(delta.text)
         else:
-            text = "".join([delta.text for delta in group if isinstance(delta, TextDelta | ReasoningDelta)])
-            first = group[0]
-            deltas.append(TextDelta(text, phase=first.phase) if isinstance(first, TextDelta) else ReasoningDelta(text))
+            _extend_last(deltas, texts)
+            deltas.append(delta)
+            last, texts = delta, []
+    _extend_last(deltas, texts)
     return deltas
 
 
-def _join_key(delta: Delta) -> Hashable:
-    """Return a key that is equal for deltas that may be joined; None for a delta that may not."""
-    if isinstance(delta, TextDelta):
-        return None if delta.logprobs else ("text", delta.phase)
-    return "reasoning" if isinstance(delta, ReasoningDelta) else None
+def _extend_last(deltas: list[Delta], texts: list[str]) -> None:
+    if texts and isinstance(last := deltas[-1], TextDelta | ReasoningDelta):
+        deltas[-1] = msgspec.structs.replace(last, text=last.text + "".join(texts))
