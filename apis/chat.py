@@ -276,6 +276,8 @@ def refuse_engine_options(options: EngineOptions, supported: Collection[str] = (
 def refuse_unsafe_engine_options(options: EngineOptions, supported: Collection[str] = ()) -> None:
     """Raise Unsupported naming the first engine option that no provider passes on, unless its value asks for nothing
     or it is one of `supported`."""
+    if REFUSED_ENGINE_OPTIONS.keys().isdisjoint(options.model_fields_set):
+        return
     for name, neutral_values in REFUSED_ENGINE_OPTIONS.items():
         value = getattr(options, name)
         if value is not None and value not in neutral_values and name not in supported:

@@ -11,7 +11,7 @@ from apis.wire.text_format import JsonObjectFormat, JsonSchema
 from providers.responses.tools.offered import OfferedTools
 from providers.responses.tools.schemas import check_format
 
-_SHARED_FIELDS: Final = ("model", "prompt_cache_key", "cache_salt", "priority", *Sampling.model_fields)
+_SHARED_FIELDS: Final = frozenset(("model", "prompt_cache_key", "cache_salt", "priority", *Sampling.model_fields))
 """Fields of one name and meaning in both requests."""
 
 
@@ -69,8 +69,7 @@ def build_chat(
         raise InvalidRequest("The input holds nothing to tell a model.", param="input", code="invalid_value")
     tools = toolbox.offered_tools()
     wants_logprobs = "message.output_text.logprobs" in (request.include or ()) or bool(request.top_logprobs)
-    set_fields = request.model_fields_set
-    fields: dict[str, Any] = {name: getattr(request, name) for name in _SHARED_FIELDS if name in set_fields}
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _SHARED_FIELDS & request.model_fields_set}
     fields |= {
         "messages": messages,
         "cache_root": cache_root or None,
