@@ -13,8 +13,12 @@ from stack import __version__
 from stack.deferred_packages import defer_package
 
 # before any module imports the types of openai, which are all that a server needs of it; workers import this first, too
-defer_package("openai")
-defer_package("openai.types")
+for package in (
+    *("openai", "openai.types", "openai.types.chat", "openai.types.containers", "openai.types.conversations"),
+    *("openai.types.responses", "openai.types.shared", "openai.types.shared_params", "openai.types.skills"),
+    *("openai.types.uploads", "openai.types.vector_stores"),
+):
+    defer_package(package)
 
 app = typer.Typer(
     help=(

@@ -1,4 +1,5 @@
-"""The server imports the types of `openai` without its client, which is there all the same for those who use it."""
+"""The server imports the types of `openai` that it uses, without its client and its other types; all are there for
+those who use them."""
 
 import subprocess
 import sys
@@ -9,20 +10,31 @@ import stack.cli, stack.serving.launch, stack.http.app
 from openai.types.responses import Response
 assert "openai._client" not in sys.modules, "the client was imported"
 assert "openai.types.fine_tuning" not in sys.modules, "all types were imported"
+assert "openai.types.responses.tool_param" not in sys.modules, "all types of responses were imported"
+from openai.types.responses import ToolParam
+assert ToolParam is sys.modules["openai.types.responses.tool_param"].ToolParam
+assert "openai.types.responses.responses_client_event" not in sys.modules, "one name imported all others"
 import openai
 assert openai.types.responses.Response is Response
 assert openai.OpenAI(api_key="k").api_key == "k"
 from openai import AsyncOpenAI, types
 assert types.Batch.__name__ == "Batch"
-assert type(openai).__name__ == type(types).__name__ == "module"
-try:
-    openai.no_such_name
-except AttributeError as exc:
-    print(exc)
+assert type(openai).__name__ == "module"
+for package in (openai, types, types.responses):
+    try:
+        package.no_such_name
+    except AttributeError as exc:
+        print(exc)
+assert type(types).__name__ == type(types.responses).__name__ == "module"
+assert types.responses.Response is Response and types.responses.ToolParam is ToolParam
 """
 
 
 def test_openai_is_executed_when_it_is_first_used() -> None:
     run = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert run.stdout == "module 'openai' has no attribute 'no_such_name'\n"
+    assert run.stdout == (
+        "module 'openai' has no attribute 'no_such_name'\n"
+        "module 'openai.types' has no attribute 'no_such_name'\n"
+        "module 'openai.types.responses' has no attribute 'no_such_name'\n"
+    )
