@@ -1,9 +1,9 @@
 """Safe: a Fetcher that connects only to addresses of the public internet, each checked before it connects."""
 
 import asyncio
+import logging
 import re
 import socket
-import ssl
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import AfterValidator, Field
 
 from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
-from apis.errors import ConfigError, FetchFailed
+from apis.errors import FetchFailed
 from apis.imports import import_from_string
 from apis.outbound.certificates import trusted_certificates
 from apis.provider import Provider
@@ -39,6 +39,8 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\ud7ff\ue000-\U0010ffff]*")
 _RESOLVER_THREADS: Final = 16
 _ALL_NETWORKS: Final = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+
+_log = logging.getLogger(__name__)
 
 
 def _validate_host(text: str) -> str:
@@ -111,19 +113,13 @@ class Safe(Fetcher):
         self._public_policy = AddressPolicy(config.allowed_private_networks, config.denied_networks)
         self._private_policy = AddressPolicy(_ALL_NETWORKS, config.denied_networks)
         self._threads: ThreadPoolExecutor | None = None
-        self._ssl_context: ssl.SSLContext | None = None
         self._connections: dict[AddressPolicy, Connections] = {}
 
     async def start(self) -> None:
-        try:
-            self._ssl_context = trusted_certificates()
-        except OSError as exc:
-            raise ConfigError(f"the certificates to trust cannot be loaded: {exc}") from exc
         # Separate threads, so that name servers that never answer do not block other work.
         self._threads = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="resolve")
 
     async def close(self) -> None:
-        self._ssl_context = None
         for connections in self._connections.values():
             await connections.close()
         if self._threads is not None:
@@ -191,17 +187,22 @@ class Safe(Fetcher):
         return await connections.request(hop.method, hop.target, hop.headers, hop.body, limits)
 
     async def _open_connections(self, policy: AddressPolicy) -> "Connections":
-        # Imported at the first fetch, because it costs start-up time; in a thread, because it reads files.
+        # Imported and loaded at the first fetch, because they cost start-up time, and 4 MB that a server which fetches
+        # nothing does not need; in a thread, because both read files.
         connections_type: type[Connections] = await asyncio.to_thread(
             import_from_string, "providers.fetcher.connections:Connections"
         )
-        assert self._ssl_context is not None, "started before it fetches"
+        try:
+            certificates = await asyncio.to_thread(trusted_certificates)
+        except OSError as exc:
+            _log.error("the certificates to trust cannot be loaded: %s", exc)
+            raise FetchFailed("The certificates that the server trusts cannot be loaded.") from exc
         return self._connections.setdefault(
             policy,
             connections_type(
                 policy,
                 partial(self._resolve_host, policy),
-                self._ssl_context,
+                certificates,
                 limit=self._config.max_connections,
                 connect_timeout_s=self._config.connect_timeout_s,
             ),

@@ -104,6 +104,8 @@ class SearchService(ToolRuntime):
             raise ConfigError(
                 "tool_runtime.api_key holds characters that no key has; copy it from the service's dashboard anew"
             )
+        if not self.tools():
+            return  # a client that nothing is sent with would take 2 MB, and the certificates 2 more
         # httpx2 logs the URL of each request at level INFO, and with it what users search for.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         proxy = self._config.proxy.get_secret_value() if self._config.proxy else ""
