@@ -12,11 +12,11 @@ from apis.imports import import_from_string
 from stack import __version__
 from stack.deferred_packages import defer_package
 
-# before any module imports the types of openai, which are all that a server needs of it; workers import this first, too
+# before any module imports them, for what a server needs of them or needs of them later; workers import this first, too
 for package in (
     *("openai", "openai.types", "openai.types.chat", "openai.types.containers", "openai.types.conversations"),
     *("openai.types.responses", "openai.types.shared", "openai.types.shared_params", "openai.types.skills"),
-    *("openai.types.uploads", "openai.types.vector_stores"),
+    *("openai.types.uploads", "openai.types.vector_stores", "psutil", "uvicorn"),
 ):
     defer_package(package)
 

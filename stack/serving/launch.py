@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 
-import uvicorn
+from uvicorn.config import Config
 from uvicorn.supervisors.statreload import StatReload
 
 from apis.errors import ConfigError
@@ -250,7 +250,7 @@ class _Reloader(StatReload):
     """One child process, restarted when the run config or a Python file below the working directory changes."""
 
     def __init__(self, launch: LaunchOptions, listener: socket.socket) -> None:
-        config = uvicorn.Config(launch.app, reload=True, log_config=None)
+        config = Config(launch.app, reload=True, log_config=None)
         super().__init__(config, partial(_run_worker, launch), [listener])
         self._config_path = find_config(launch.file)
 

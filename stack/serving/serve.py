@@ -16,8 +16,9 @@ from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from types import FrameType
 from typing import Any, Protocol
 
-import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.server import Server
 
 from apis.errors import ConfigError, Overloaded
 from stack.http.answers import error_response
@@ -55,7 +56,7 @@ class ServedApp(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
-class DrainingServer(uvicorn.Server):
+class DrainingServer(Server):
     """Drains on the first SIGTERM, SIGINT or SIGHUP, or when its parent process has ended, and gives up waiting on the
     second signal.
 
@@ -78,7 +79,7 @@ class DrainingServer(uvicorn.Server):
     ) -> None:
         self._open_connections = OpenConnections(config.max_connections, _IDLE_TIMEOUT_S)
         super().__init__(
-            uvicorn.Config(
+            Config(
                 _RequestGate(app, self._open_connections),
                 loop="asyncio",
                 http=HttpServerConnection,

@@ -1,5 +1,4 @@
-"""The server imports the types of `openai` that it uses, without its client and its other types; all are there for
-those who use them."""
+"""The server imports of some packages only what it uses; the rest is there for those who use it."""
 
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from openai.types.responses import Response
 assert "openai._client" not in sys.modules, "the client was imported"
 assert "openai.types.fine_tuning" not in sys.modules, "all types were imported"
 assert "openai.types.responses.tool_param" not in sys.modules, "all types of responses were imported"
+assert not {"uvicorn.main", "psutil._common"} & sys.modules.keys(), "more was imported than a server needs"
 from openai.types.responses import ToolParam
 assert ToolParam is sys.modules["openai.types.responses.tool_param"].ToolParam
 assert "openai.types.responses.responses_client_event" not in sys.modules, "one name imported all others"
@@ -26,11 +26,13 @@ for package in (openai, types, types.responses):
     except AttributeError as exc:
         print(exc)
 assert type(types).__name__ == type(types.responses).__name__ == "module"
+import psutil, uvicorn, uvicorn.config
+assert uvicorn.Config is uvicorn.config.Config and uvicorn.__version__ and psutil.Process().pid
 assert types.responses.Response is Response and types.responses.ToolParam is ToolParam
 """
 
 
-def test_openai_is_executed_when_it_is_first_used() -> None:
+def test_packages_are_executed_when_they_are_first_used() -> None:
     run = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout == (
