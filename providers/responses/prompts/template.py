@@ -50,7 +50,7 @@ class PromptVersion(BaseModel):
     """One version of a prompt. `instructions` hold for the response only; `messages` begin its input and are stored
     with it, so that the responses that follow it see them. The other fields are defaults of the request's own."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     instructions: str | None = None
     messages: list[PromptMessage] = Field(default_factory=list[PromptMessage], max_length=1000)
@@ -89,7 +89,7 @@ class PromptVersion(BaseModel):
 class StoredPrompt(BaseModel):
     """A prompt with its versions, by name. `default_version` may be absent where there is one version only."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     versions: dict[VersionName, PromptVersion] = Field(min_length=1)
     default_version: VersionName | None = None
