@@ -8,7 +8,6 @@ Each stage takes the complete result of the one before and returns a complete va
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 from openai.types.responses.response import InputTransformation
@@ -78,6 +77,7 @@ class ResponsePreparer:
         self._request_tools = request_tools
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
+        self._prefill = self._inferences.prefill  # bound once for all responses
         self._sealed_reasoning = conversations.views.sealed_reasoning
         self._sealed_tool_results = SealedToolResults(self._sealed_reasoning, request_tools.model_catalog)
         self.token_counter = self._inferences.token_counter
@@ -167,7 +167,7 @@ class ResponsePreparer:
             transformations,
             origin.lock,
             await self._comparer.compare(request, chat, conversation, tenant=tenant),
-            partial(self._inferences.prefill, chat),
+            self._prefill,
         )
 
     def _call_limits(self, request: CreateResponse) -> ToolCallLimits:

@@ -34,6 +34,19 @@ class EndpointLimits:
 class AnswerStream:
     """Reads one answer with `reader`, within `limits`. `server` names the server in errors."""
 
+    __slots__ = (
+        "_connection",
+        "_deadline",
+        "_has_started",
+        "_limits",
+        "_max_deltas",
+        "_push_error",
+        "_reader",
+        "_receive",
+        "_server",
+        "_unpushed",
+    )
+
     def __init__(self, connection: HttpConnection, reader: ChunkReader, limits: EndpointLimits, server: str) -> None:
         self._connection = connection
         self._reader = reader

@@ -29,9 +29,20 @@ class ChunkReader(ABC):
     `failure` is set once the stream is invalid; deltas returned together with it are still valid. `is_finished` is set
     with the Finish; no delta follows. `saw_activity` is set by every sign of generation; the caller's watchdog clears
     it. `answer_bytes` and `delta_count` grow with the answer. `was_cut` says that the reader ended an answer that went
-    on, so that its body has not been read to the end. `first_payload` is the first event of an answer whose head
-    `describe` reads; empty for readers of other formats.
+    on, so that its body has not been read to the end. Where `keeps_head` is set, `first_payload` is the first event of
+    an answer, whose head `describe` reads; empty for readers of other formats.
     """
+
+    __slots__ = (
+        "answer_bytes",
+        "delta_count",
+        "failure",
+        "first_payload",
+        "is_finished",
+        "keeps_head",
+        "saw_activity",
+        "was_cut",
+    )
 
     def __init__(self) -> None:
         self.failure: StackError | None = None
@@ -40,6 +51,7 @@ class ChunkReader(ABC):
         self.was_cut = False
         self.answer_bytes: int = 0
         self.delta_count: int = 0
+        self.keeps_head = False
         self.first_payload: bytes = b""
 
     @abstractmethod

@@ -106,6 +106,20 @@ class ChatChunkReader(ChunkReader):
     """Reader of chat completions. An answer that goes on after its `max_completion_tokens` ends here with a Finish, and
     `was_cut` is true."""
 
+    __slots__ = (
+        "_calls",
+        "_deltas",
+        "_event_reader",
+        "_finish_reason",
+        "_logprobs",
+        "_max_deltas",
+        "_model",
+        "_on_fast_path",
+        "_prose_kind",
+        "_surrogate_joiner",
+        "_usage",
+    )
+
     def __init__(self, request: ChatRequest) -> None:
         super().__init__()
         limit = request.max_completion_tokens
@@ -149,7 +163,7 @@ class ChatChunkReader(ChunkReader):
     def _handle_payloads(self, payloads: list[bytes]) -> None:
         append, decode, size_bytes = self._deltas.append, _decode, 0
         has_reason = self._finish_reason is not None
-        if not self.first_payload and payloads:
+        if self.keeps_head and not self.first_payload and payloads:
             self.first_payload = payloads[0]
         for payload in payloads:
             try:

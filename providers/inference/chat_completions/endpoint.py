@@ -180,6 +180,7 @@ class ChatCompletions:
             await self._check_response(connection, model, unsupported_feature)
             if (attempts := CALL_ATTEMPTS.get()) is not None:
                 attempts.accept()
+            reader.keeps_head = span is not NO_SPAN
             answer = AnswerStream(connection, reader, limits, self._server)
             async with aclosing(answer.read(deadline)) as batches:
                 async for batch in batches:

@@ -171,7 +171,8 @@ class HarmonyChunkReader(ChunkReader):
             return out
         try:
             for payload in self._event_reader.feed(data):
-                self.first_payload = self.first_payload or payload
+                if self.keeps_head and not self.first_payload:
+                    self.first_payload = payload
                 if payload.strip() == DONE_PAYLOAD:
                     out += self._finish()
                 else:

@@ -72,8 +72,7 @@ class HttpClient:
         head = b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%b%b\r\n" % (method.encode(), target, host, headers, length, close)
         connection = self._take_idle_connection(origin)
         if connection is None:
-            async with asyncio.timeout_at(deadline):
-                connection = await self._connect(origin, connect_timeout_s)
+            connection = await self._connect(origin, connect_timeout_s, deadline)
         try:
             await connection.send_request(head, body or b"", deadline)
             del body
@@ -145,13 +144,17 @@ class HttpClient:
         if origin is not None:
             self._idle_connections.get(origin, {}).pop(connection, None)
 
-    async def _connect(self, origin: Origin, connect_timeout_s: float) -> HttpConnection:
+    async def _connect(self, origin: Origin, connect_timeout_s: float, deadline: float) -> HttpConnection:
         if self._is_closed:
             raise HttpError("The client is closed.")
+        now = asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(connect_timeout_s):
+            # one timer for both limits: a cancelled one takes 300 bytes until it would have ended
+            async with asyncio.timeout_at(min(now() + connect_timeout_s, deadline)):
                 connection = await self._open_connection(origin)
         except TimeoutError as exc:
+            if now() >= deadline:
+                raise
             raise HttpConnectTimeout(f"{origin.host} could not be reached in time.") from exc
         except ProxyError:
             raise

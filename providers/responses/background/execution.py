@@ -374,9 +374,8 @@ class RunExecutor:
         store is waited out for as long as the lease can live."""
         was_executed = finished_response.response.status != "cancelled" or claimed_run.run.attempts > 1
         charge_ops = build_charge_ops(claimed_run.stored_request, finished_response.response, was_executed=was_executed)
-        finished_response = msgspec.structs.replace(
-            finished_response, extra_ops=[*finished_response.extra_ops, *charge_ops]
-        )
+        ops = [*finished_response.extra_ops, *charge_ops]
+        finished_response = msgspec.structs.replace(finished_response, extra_ops=ops)
         deadline = time.monotonic() + self._config.lease_s
         while True:
             try:

@@ -39,6 +39,11 @@ _NO_VALUES: Final = frozenset[str]()
 class ItemView:
     """What the items of one request show: all that `include` names, and all that needs no naming."""
 
+    __slots__ = (
+        "_include",
+        "_seal",
+    )
+
     def __init__(self, include: Collection[str] = _NO_VALUES, seal: Seal | None = None) -> None:
         self._include = include
         self._seal = seal
@@ -132,6 +137,10 @@ class ItemView:
         return LoggedEvent(event.type, orjson.dumps(fields))
 
 
+_PLAIN_VIEW: Final = ItemView({ENCRYPTED_CONTENT_INCLUDE})
+"""The view of a create that includes nothing, for all of these."""
+
+
 class ItemViews:
     """Makes the views of requests that create items or read stored ones."""
 
@@ -141,6 +150,8 @@ class ItemViews:
 
     def of_create(self, request: CreateResponse) -> ItemView:
         """Return the view of the request that creates a response: also of what it asks for by other fields."""
+        if not request.include and not request.top_logprobs:
+            return _PLAIN_VIEW
         include: set[str] = {ENCRYPTED_CONTENT_INCLUDE, *(request.include or ())}  # sealed only where it is to be seen
         return ItemView(include | {LOGPROBS_INCLUDE} if request.top_logprobs else include)
 

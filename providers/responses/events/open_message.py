@@ -36,6 +36,20 @@ _MAX_CITATIONS: Final = 2000
 class OpenMessage:
     """An assistant message: parts of text and refusal, one after the other."""
 
+    __slots__ = (
+        "_annotations",
+        "_citation_scanner",
+        "_has_delta",
+        "_logprobs",
+        "_part_kind",
+        "_parts",
+        "_text",
+        "_text_length",
+        "id",
+        "index",
+        "phase",
+    )
+
     def __init__(self, item_id: str, index: int, phase: Phase | None, citation_scanner: CitationScanner | None) -> None:
         self.id = item_id
         self.index = index
@@ -43,7 +57,8 @@ class OpenMessage:
         self._citation_scanner = citation_scanner
         self._parts: list[ResponseOutputText | ResponseOutputRefusal] = []
         self._part_kind: type[TextDelta | RefusalDelta] | None = None
-        self._chunks: list[str] = []
+        self._text = bytearray()  # in UTF-8: a list of the deltas would take 70 bytes for each token
+        self._has_delta = False
         self._text_length = 0
         self._annotations: dict[Hashable, Citation] = {}
         self._logprobs: list[TokenLogprob] = []
@@ -67,7 +82,7 @@ class OpenMessage:
         if self._citation_scanner is not None:
             self._append_cited_text(self._citation_scanner, self._citation_scanner.feed(text), events)
             return
-        self._chunks.append(text)
+        self._add_text(text)
         fields = [_logprob_to_dict(logprob) for logprob in logprobs] if logprobs else []
         events.append(text_delta_event(self.id, self.index, len(self._parts), text, fields))
 
@@ -76,7 +91,7 @@ class OpenMessage:
         if self._part_kind is not RefusalDelta:
             self._close_part(events)
             self._open_part(RefusalDelta, events)
-        self._chunks.append(text)
+        self._add_text(text)
         events.append(
             ResponseRefusalDeltaEvent(
                 type="response.refusal.delta",
@@ -96,13 +111,17 @@ class OpenMessage:
         events.append(item_done_event(self.index, self.item(status)))
         return events
 
+    def _add_text(self, text: str) -> None:
+        self._text += text.encode("utf-8", "surrogatepass")
+        self._has_delta = True
+
     def _append_cited_text(
         self, scanner: CitationScanner, pieces: Sequence[tuple[str, CitationTarget]], events: EventList
     ) -> None:
         for text, target in pieces:
             start = self._text_length
-            if text or not self._chunks:  # an annotation follows a delta
-                self._chunks.append(text)
+            if text or not self._has_delta:  # an annotation follows a delta
+                self._add_text(text)
                 self._text_length += len(text)
                 events.append(text_delta_event(self.id, self.index, len(self._parts), text, []))
             if target is None or len(self._annotations) == _MAX_CITATIONS:
@@ -143,7 +162,7 @@ class OpenMessage:
             return
         if self._citation_scanner is not None and self._part_kind is TextDelta:
             self._append_cited_text(self._citation_scanner, self._citation_scanner.flush(), events)
-        text = "".join(self._chunks)
+        text = self._text.decode("utf-8", "surrogatepass")
         if self._part_kind is TextDelta:
             logprobs = [_logprob_to_dict(logprob) for logprob in self._logprobs]
             part = _text_part(text, logprobs, [*self._annotations.values()])
@@ -181,7 +200,8 @@ class OpenMessage:
             )
         )
         self._parts.append(part)
-        self._part_kind, self._chunks, self._text_length, self._annotations, self._logprobs = None, [], 0, {}, []
+        self._part_kind, self._has_delta, self._text_length, self._annotations, self._logprobs = None, False, 0, {}, []
+        self._text.clear()
 
 
 def _text_part(text: str, logprobs: Sequence[object] = (), annotations: Sequence[Citation] = ()) -> ResponseOutputText:

@@ -14,6 +14,18 @@ from providers.responses.events.tool_result import ContainerFile, ToolResultReco
 class ResponseOutput:
     """The items of a response, and the sources and files that tools have shown the model in the conversation."""
 
+    __slots__ = (
+        "_max_chars",
+        "_tool_result_sealer",
+        "files",
+        "ids",
+        "is_json",
+        "items",
+        "reasoning_sealer",
+        "sources",
+        "turn",
+    )
+
     def __init__(
         self,
         ids: ResponseIds,

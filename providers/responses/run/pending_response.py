@@ -10,6 +10,7 @@ from openai.types.responses.response import InputTransformation
 
 from apis.accounts.charges import Charge, Use
 from apis.accounts.usage import count_response
+from apis.chat import ChatRequest
 from apis.deltas import Usage
 from apis.errors import StackError, internal_error
 from apis.responses import CreateResponse
@@ -53,7 +54,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
     input_transformations: Sequence[InputTransformation] = ()
     lock: ConversationLock | None = None
     comparison: PromptComparison | None = None
-    prefill: Callable[[], Awaitable[Usage]] | None = None
+    prefill: Callable[[ChatRequest], Awaitable[Usage]] | None = None
     charge: Charge | None = None
 
     def charged_to(self, charge: Charge | None) -> "PendingResponse":

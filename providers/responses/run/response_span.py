@@ -32,6 +32,14 @@ _AGENT_NAME_KEY: Final = "agent_name"
 class ResponseSpan:
     """The `invoke_agent` span of one response, while one worker runs it. Without telemetry its methods do nothing."""
 
+    __slots__ = (
+        "_before",
+        "_calls",
+        "_is_described",
+        "_is_handed_over",
+        "_span",
+    )
+
     def __init__(self, pending: "PendingResponse", links: Sequence[TraceHeaders] = (), attempt: int = 1) -> None:
         self._span: Span = NO_SPAN
         self._is_handed_over = self._is_described = False

@@ -70,7 +70,7 @@ class ResponseStreams:
         initial = pending.build_initial_response()
         async with pending.lock or nullcontext():
             if pending.prefill is not None:
-                pending.agent_loop.state.usage = await self.run_in_time(pending.prefill())
+                pending.agent_loop.state.usage = await self.run_in_time(pending.prefill(pending.agent_loop.chat))
             final = pending.build_final_response()
             await pending.store(final, self._history)
         yield [*_first_events(initial), terminal_event(final)]
@@ -85,14 +85,11 @@ class ResponseStreams:
         run = pending.agent_loop.run(stream_deltas=pending.request.stream is True)
         begun, span = False, ResponseSpan(pending)
         try:
-            requires_tool_lists = pending.agent_loop.requires_tool_lists
             with ResponseDeadline(self._timeout) as deadline:
                 async with aclosing(run) as batches:
                     deadline.begin_wait()
                     if pending.request.stream:
-                        async with FirstBatches(
-                            batches, self._early_failure_wait, awaits_tool_lists=requires_tool_lists
-                        ) as first_batches:
+                        async with self._read_first_batches(batches, pending) as first_batches:
                             deadline.end_wait()
                             begun = True
                             yield _first_events(pending.build_initial_response())
@@ -133,6 +130,10 @@ class ResponseStreams:
             raise error from exc
         finally:
             span.end()
+
+    def _read_first_batches(self, batches: AsyncGenerator[EventBatch], pending: PendingResponse) -> FirstBatches:
+        awaits_tool_lists = pending.agent_loop.requires_tool_lists
+        return FirstBatches(batches, self._early_failure_wait, awaits_tool_lists=awaits_tool_lists)
 
     def _build_interrupted(self, pending: PendingResponse) -> Response:
         """Return the response as a client that left, or the end of the process, ended it."""
@@ -196,6 +197,11 @@ def terminal_event(response: Response) -> ResponseStreamEvent:
 
 class LiveEventView:
     """The events of one live stream as its request sees them, numbered from 0 on."""
+
+    __slots__ = (
+        "_next_number",
+        "_view",
+    )
 
     def __init__(self, view: ItemView) -> None:
         self._view = view

@@ -64,6 +64,23 @@ class TurnStream:
     `hosted_calls`, and the model reads why its `rejected_calls` were not run. `has_message` is true once a message
     opened; `delta_count` is the number of deltas. Hosted calls beyond `hosted_calls_left` are rejected."""
 
+    __slots__ = (
+        "_growing_call_ids",
+        "_hosted_calls_left",
+        "_open_item",
+        "_output",
+        "_pending_client_calls",
+        "_toolbox",
+        "client_calls",
+        "delta_count",
+        "finish",
+        "function_calls",
+        "has_message",
+        "hosted_calls",
+        "rejected_calls",
+        "tool_choice_policy",
+    )
+
     def __init__(
         self,
         output: ResponseOutput,

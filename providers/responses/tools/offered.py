@@ -75,6 +75,17 @@ class OfferedTools:
     tools of one name, an invalid schema, and too many tools.
     """
 
+    __slots__ = (
+        "_bindings",
+        "_client_tools",
+        "_deferred_tools",
+        "_enforces_grammars",
+        "_request",
+        "_tools_by_name",
+        "supports_namespaces",
+        "typed_tools",
+    )
+
     def __init__(
         self,
         request: CreateResponse,

@@ -1,8 +1,8 @@
 """/v1/responses: create, read, stream, cancel and delete responses, count their input, compact their conversation."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 from openai.types.responses import Response as ResponseObject
@@ -18,7 +18,7 @@ from apis.storage.keys import new_response_id
 from stack.http.answers import deleted_response, json_response, value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.request_record import RequestRecord
-from stack.http.sse import encode_frames, read_dialect, response_to_json
+from stack.http.sse import ApiDialect, encode_frames, read_dialect, response_to_json
 from stack.http.streams import EventStream, run_while_connected
 from stack.http.uploads import read_granted, read_metered, read_query
 
@@ -141,6 +141,12 @@ def _respond(http: Request, services: Services, response: ResponseObject) -> Res
     return json_response(response_to_json(response, dialect))
 
 
+@cache
+def _frame_encoder(dialect: ApiDialect, obfuscate: bool) -> Callable[[Sequence[Any]], bytes]:  # noqa: FBT001 - a key
+    """Return the function that encodes batches: one for all streams of a kind."""
+    return partial(encode_frames, dialect=dialect, obfuscate=obfuscate)
+
+
 def _stream_events(
     http: Request,
     services: Services,
@@ -153,7 +159,7 @@ def _stream_events(
     dialect = read_dialect(http.headers, services.stack.config.server.dialect)
     return EventStream(
         batches,
-        partial(encode_frames, dialect=dialect, obfuscate=obfuscate),
+        _frame_encoder(dialect, obfuscate),
         services.monitor,
         request_record,
         creates_response=creates_response,

@@ -7,6 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch, Finish, TextDelta, ToolArgumentsDelta, ToolCallStart, Usage
 from apis.inference import Model
@@ -31,7 +33,7 @@ class Seeing(Scripted):
         async with aclosing(super().chat(request)) as batches:
             async for batch in batches:
                 yield tuple(
-                    replace(delta, text=delta.text.replace("ID", ids[-1]))
+                    msgspec.structs.replace(delta, text=delta.text.replace("ID", ids[-1]))
                     if isinstance(delta, ToolArgumentsDelta) and ids
                     else delta
                     for delta in batch
