@@ -32,6 +32,7 @@ from openai.types.responses.response_reasoning_summary_part_added_event import P
 from openai.types.responses.response_reasoning_summary_part_done_event import Part as DoneSummary
 
 from apis.events import EventList
+from providers.responses.events.growing_text import GrowingText
 from providers.responses.events.token_events import (
     arguments_delta_event,
     input_delta_event,
@@ -71,13 +72,13 @@ class OpenReasoning:
     def __init__(self, item_id: str, index: int, seal: Callable[[str], str] | None = None) -> None:
         self.id = item_id
         self.index = index
-        self._chunks: list[str] = []
+        self._text = GrowingText()
         self._summary_chunks: list[str] = []
         self._seal = seal
         self._sealed_text: str | None = None
 
     def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseReasoningItem:
-        text = "".join(self._chunks)
+        text = str(self._text)
         content = [Content(type="reasoning_text", text=text)] if status != "in_progress" else []
         summary = [Summary(type="summary_text", text="".join(self._summary_chunks))] if self.is_summarized else []
         item = ResponseReasoningItem(id=self.id, type="reasoning", summary=summary, content=content, status=status)
@@ -99,7 +100,7 @@ class OpenReasoning:
         ]
 
     def append(self, text: str, events: EventList) -> None:
-        self._chunks.append(text)
+        self._text.append(text)
         events.append(reasoning_delta_event(self.id, self.index, text))
 
     @property
@@ -160,7 +161,7 @@ class OpenReasoning:
         ]
 
     def _close_text(self) -> EventList:
-        text = "".join(self._chunks)
+        text = str(self._text)
         return [
             ResponseReasoningTextDoneEvent(
                 type="response.reasoning_text.done",
@@ -192,11 +193,11 @@ class OpenFunctionCall:
         self.call_id = call_id
         self.name = name
         self.namespace = namespace
-        self._chunks: list[str] = []
+        self._arguments = GrowingText()
 
     @property
     def text(self) -> str:
-        return "".join(self._chunks)
+        return str(self._arguments)
 
     def open(self) -> EventList:
         return [item_added_event(self.index, self.item("in_progress"))]
@@ -215,7 +216,7 @@ class OpenFunctionCall:
         return item
 
     def append(self, text: str, events: EventList) -> None:
-        self._chunks.append(text)
+        self._arguments.append(text)
         events.append(self._delta_event(text))
 
     def close(self, status: FinalItemStatus) -> EventList:

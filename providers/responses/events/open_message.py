@@ -19,6 +19,7 @@ from apis.deltas import RefusalDelta, TextDelta, TokenLogprob
 from apis.events import EventList
 from apis.wire.base import Phase
 from providers.responses.events.citations import Citation, CitationScanner, CitationTarget
+from providers.responses.events.growing_text import GrowingText
 from providers.responses.events.open_items import FinalItemStatus, item_added_event, item_done_event
 from providers.responses.events.token_events import text_delta_event
 from providers.responses.events.unvalidated import unvalidated
@@ -57,7 +58,7 @@ class OpenMessage:
         self._citation_scanner = citation_scanner
         self._parts: list[ResponseOutputText | ResponseOutputRefusal] = []
         self._part_kind: type[TextDelta | RefusalDelta] | None = None
-        self._text = bytearray()  # in UTF-8: a list of the deltas would take 70 bytes for each token
+        self._text = GrowingText()
         self._has_delta = False
         self._text_length = 0
         self._annotations: dict[Hashable, Citation] = {}
@@ -82,7 +83,7 @@ class OpenMessage:
         if self._citation_scanner is not None:
             self._append_cited_text(self._citation_scanner, self._citation_scanner.feed(text), events)
             return
-        self._add_text(text)
+        self._text.append(text)
         fields = [_logprob_to_dict(logprob) for logprob in logprobs] if logprobs else []
         events.append(text_delta_event(self.id, self.index, len(self._parts), text, fields))
 
@@ -91,7 +92,7 @@ class OpenMessage:
         if self._part_kind is not RefusalDelta:
             self._close_part(events)
             self._open_part(RefusalDelta, events)
-        self._add_text(text)
+        self._text.append(text)
         events.append(
             ResponseRefusalDeltaEvent(
                 type="response.refusal.delta",
@@ -111,17 +112,14 @@ class OpenMessage:
         events.append(item_done_event(self.index, self.item(status)))
         return events
 
-    def _add_text(self, text: str) -> None:
-        self._text += text.encode("utf-8", "surrogatepass")
-        self._has_delta = True
-
     def _append_cited_text(
         self, scanner: CitationScanner, pieces: Sequence[tuple[str, CitationTarget]], events: EventList
     ) -> None:
         for text, target in pieces:
             start = self._text_length
             if text or not self._has_delta:  # an annotation follows a delta
-                self._add_text(text)
+                self._text.append(text)
+                self._has_delta = True
                 self._text_length += len(text)
                 events.append(text_delta_event(self.id, self.index, len(self._parts), text, []))
             if target is None or len(self._annotations) == _MAX_CITATIONS:
@@ -162,7 +160,7 @@ class OpenMessage:
             return
         if self._citation_scanner is not None and self._part_kind is TextDelta:
             self._append_cited_text(self._citation_scanner, self._citation_scanner.flush(), events)
-        text = self._text.decode("utf-8", "surrogatepass")
+        text = str(self._text)
         if self._part_kind is TextDelta:
             logprobs = [_logprob_to_dict(logprob) for logprob in self._logprobs]
             part = _text_part(text, logprobs, [*self._annotations.values()])
@@ -201,7 +199,7 @@ class OpenMessage:
         )
         self._parts.append(part)
         self._part_kind, self._has_delta, self._text_length, self._annotations, self._logprobs = None, False, 0, {}, []
-        self._text.clear()
+        self._text = GrowingText()
 
 
 def _text_part(text: str, logprobs: Sequence[object] = (), annotations: Sequence[Citation] = ()) -> ResponseOutputText:

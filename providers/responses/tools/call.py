@@ -25,6 +25,7 @@ from apis.tool_runtime import Source
 from apis.wire.base import Wire
 from apis.wire.item_parts import ItemWire
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
+from providers.responses.events.growing_text import GrowingText
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
@@ -52,7 +53,7 @@ class TypedCall(ABC):
         self.call_id = start.id
         self.name = start.name
         self.is_custom = start.custom
-        self._argument_chunks: list[str] = []
+        self._argument_text = GrowingText()
 
     @property
     def id_prefix(self) -> str:
@@ -61,7 +62,7 @@ class TypedCall(ABC):
     @property
     def text(self) -> str:
         """The arguments that the model has written so far."""
-        return "".join(self._argument_chunks)
+        return str(self._argument_text)
 
     def place(self, output: ResponseOutput) -> None:
         """Take the item's id and its index in the output; the item opens next."""
@@ -75,7 +76,7 @@ class TypedCall(ABC):
 
     def append(self, text: str, events: EventList) -> None:
         """Take more of the arguments, and add the events that show them, if any, to `events`."""
-        self._argument_chunks.append(text)
+        self._argument_text.append(text)
 
     def close(self, status: str) -> EventList:
         """Return the events that end the item: as `completed`, or as `failed` or `incomplete` if it did not finish."""

@@ -113,7 +113,8 @@ class ApprovalRequestCall(ClientCall):
 
     def validate_arguments(self) -> None:
         self.parse_arguments()
-        self._argument_chunks = self._argument_chunks if self.text else ["{}"]
+        if not self.text:
+            self._argument_text.append("{}")
         self.record_result("")  # stores the name and the arguments as the model wrote them, for later turns
 
     def item(self, status: str) -> ResponseOutputItem:
