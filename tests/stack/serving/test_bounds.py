@@ -208,6 +208,23 @@ async def test_a_connection_without_authentication_idles_for_seconds_only(monkey
                             await reader.read()
 
 
+@pytest.mark.parametrize("sends_rest", [False, True], ids=["half a body", "a whole body"])
+async def test_a_connection_idles_after_a_response_that_was_complete_before_its_request(
+    *, sends_rest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HttpServerConnection, "anonymous_idle_s", 0.2)
+    gate = asyncio.Event()
+    gate.set()
+    async with pipelining(gate) as (_, reader, writer):
+        writer.write(b"POST /first HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + bytes(70_000))
+        await reader.readuntil(b"/first")
+        if sends_rest:
+            writer.write(bytes(30_000) + b"GET /second HTTP/1.1\r\nhost: x\r\n\r\n")
+            await reader.readuntil(b"/second")
+        async with asyncio.timeout(2):
+            assert await reader.read() == b""
+
+
 # --- bodies, streams, WebSockets -------------------------------------------------------------------------------------
 
 
