@@ -32,9 +32,6 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Phase = Literal["commentary", "final_answer"]
 
 
-_JSON_KEY: Final = "_json"
-
-
 REFUSED_FIELD: Final = "refused_field"
 """Type of the validation error of a field that `FIELD_ROWS` refuses; its context has the `row`."""
 
@@ -76,6 +73,10 @@ def sdk_model_to_json(model: BaseModel) -> bytes:
     except orjson.JSONEncodeError:  # above all for integers of more than 64 bits
         serializer: Any = model.__pydantic_serializer__  # model_dump_json() would decode the bytes to text
         return serializer.to_json(model, by_alias=True, exclude_unset=True, warnings=False)
+
+
+_JSON_KEY: Final = "_json"
+"""Key of a model's private attributes, which pydantic copies with the model and writes nowhere."""
 
 
 def remember_json(model: BaseModel, data: bytes) -> None:

@@ -124,11 +124,11 @@ class StreamMonitor:
 class _OpenStream:
     """The connection of one open stream. `peer` is there where our own server runs the app."""
 
-    __slots__ = ("_peer", "_record", "_send", "is_writing", "last_write_at")
+    __slots__ = ("_record", "_send", "_write_body", "is_writing", "last_write_at")
 
     def __init__(self, send: Send, peer: Peer | None, record: RequestRecord) -> None:
         self._send = send
-        self._peer = peer
+        self._write_body = None if peer is None else peer.body_writer()
         self._record = record
         self.last_write_at = monotonic()
         self.is_writing = False
@@ -143,27 +143,22 @@ class _OpenStream:
     async def write_at_once(self, body: bytes) -> None:
         """Write now, together with what `write` has left to the end of the event loop's turn, and wait until the client
         is ready for more."""
-        if self._peer is None:
+        if self._write_body is None:
             await self.write(body)
-            return
-        self.last_write_at = monotonic()
-        self._record.sent_bytes += len(body)
-        if not self._peer.body_writer()(body):
+        elif not self.push(body):
             await self.write(b"")  # ASGI's `send` waits before it writes
 
-    def receive_pushes(self, batch: LiveBatch[Any], frame: Callable[[Sequence[Any]], bytes]) -> None:
-        """Let the source of a live batch push the next ones, framed by `frame`, where the connection takes them."""
-        if self._peer is None:
-            return
-        write_body, record = self._peer.body_writer(), self._record
+    @property
+    def takes_pushes(self) -> bool:
+        """True if `push` can be called."""
+        return self._write_body is not None
 
-        def receive(pushed: Sequence[Any]) -> bool:
-            body = frame(pushed)
-            self.last_write_at = monotonic()
-            record.sent_bytes += len(body)
-            return write_body(body)
-
-        batch.push_to(receive)
+    def push(self, body: bytes) -> bool:
+        """Write without waiting, past the ASGI layers; return true if the client is ready for more."""
+        assert self._write_body is not None
+        self.last_write_at = monotonic()
+        self._record.sent_bytes += len(body)
+        return self._write_body(body)
 
 
 class EventStream(Response):
@@ -211,8 +206,8 @@ class EventStream(Response):
                     is_first_output = waits and not self._awaits_first_output(batch)
                     waits = waits and not is_first_output
                     await (stream.write_at_once if is_first_output else stream.write)(self._frame(batch))
-                    if not waits and isinstance(batch, LiveBatch):
-                        stream.receive_pushes(batch, self._frame)
+                    if not waits:
+                        self._request_pushes(batch, stream)
                     if batch:
                         is_log = self._observe_last(batch[-1])
                     del batch
@@ -239,6 +234,12 @@ class EventStream(Response):
         if self._creates_response and (is_log or event.type in TERMINAL_EVENTS):
             self._request_record.observe(event)
         return is_log
+
+    def _request_pushes(self, batch: Sequence[Any], stream: _OpenStream) -> None:
+        """Let the source of a live batch push the next ones, where the connection takes them."""
+        if isinstance(batch, LiveBatch) and stream.takes_pushes:
+            frame, push = self._frame, stream.push
+            batch.push_to(lambda pushed: push(frame(pushed)))
 
     def _awaits_first_output(self, batch: Sequence[Any]) -> bool:
         """Return true if neither this batch nor one before it has output; record the time of the first that has."""

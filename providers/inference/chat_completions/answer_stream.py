@@ -95,7 +95,7 @@ class AnswerStream:
             return False
         self._has_started = True
         self._reader.saw_activity = False
-        self._deadline = monotonic() + self._limits.token_gap_s
+        self._deadline = monotonic() + self._limits.token_gap_s  # the event loop's own clock, without a call of it
         return True
 
     async def _pull(self) -> list[Delta]:
@@ -127,11 +127,10 @@ class AnswerStream:
             batch = reader.feed(data)
             if reader.is_finished or reader.failure is not None or self._is_too_large:
                 self._unpushed = batch
-            elif receive is None or not (batch or reader.saw_activity):
+            elif not self._record_progress(batch) or receive is None:
                 return
             else:
-                reader.saw_activity = False
-                self._connection.deadline = self._deadline = monotonic() + self._limits.token_gap_s
+                self._connection.deadline = self._deadline
                 if not batch or receive(batch):
                     return
         except BaseException as exc:  # noqa: BLE001 - raised where the answer is read

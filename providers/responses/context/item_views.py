@@ -39,10 +39,7 @@ _NO_VALUES: Final = frozenset[str]()
 class ItemView:
     """What the items of one request show: all that `include` names, and all that needs no naming."""
 
-    __slots__ = (
-        "_include",
-        "_seal",
-    )
+    __slots__ = ("_include", "_seal")
 
     def __init__(self, include: Collection[str] = _NO_VALUES, seal: Seal | None = None) -> None:
         self._include = include

@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 class PendingResponse(msgspec.Struct, frozen=True):
     """A response that is prepared and not at its end. `lock` is held on the conversation that it adds to;
     `input_transformations` are the items of its input that no model sees; `comparison` is that of its prompt with the
-    one of an earlier response, where the request names one; `prefill` lets the model's engine cache its prompt, and
-    returns the tokens of it; `charge` is what its request has reserved."""
+    one of an earlier response, where the request names one; `prefill` lets the model's engine cache the prompt of a
+    chat, and returns its tokens; `charge` is what its request has reserved."""
 
     request: CreateResponse
     tenant: str

@@ -198,10 +198,7 @@ def terminal_event(response: Response) -> ResponseStreamEvent:
 class LiveEventView:
     """The events of one live stream as its request sees them, numbered from 0 on."""
 
-    __slots__ = (
-        "_next_number",
-        "_view",
-    )
+    __slots__ = ("_next_number", "_view")
 
     def __init__(self, view: ItemView) -> None:
         self._view = view
