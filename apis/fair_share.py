@@ -5,8 +5,10 @@ It is used for whatever is scarce in one process: sessions, child processes, bat
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Self
+
+import msgspec
 
 from apis.errors import RateLimited
 
@@ -62,11 +64,10 @@ class _Waiter:
     rank: int
 
 
-@dataclass(slots=True)
-class _TenantUse:
+class _TenantUse(msgspec.Struct):
     used: int = 0
     last_turn: int = 0
-    waiters: "list[_Waiter]" = field(default_factory=list[_Waiter])
+    waiters: list[_Waiter] = []
 
     def insert(self, waiter: "_Waiter") -> None:
         """Add a waiting request after those of its rank and of smaller ones."""
@@ -198,7 +199,9 @@ class FairShare:
             self._several_tenants = True
 
     def _take_place(self, tenant: str) -> Place:
-        use = self._tenants.setdefault(tenant, _TenantUse())
+        use = self._tenants.get(tenant)
+        if use is None:
+            use = self._tenants[tenant] = _TenantUse()
         self._turn += 1
         self._used += 1
         use.used += 1

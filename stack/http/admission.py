@@ -22,6 +22,7 @@ from apis.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
+from stack.http.headers import find_header
 from stack.http.routes.absences import absence_message
 from stack.server_config import HttpServerConfig
 
@@ -100,20 +101,20 @@ class HeadChecks:
         if requires_keys and not config.allowed_hosts:
             self._allowed_hosts = None
 
-    def check(self, scope: Scope, headers: Headers) -> None:
+    def check(self, scope: Scope) -> None:
         """Raise InvalidRequest for a head that is not HTTP/1.x, and PermissionDenied for a foreign Host or Origin."""
         version = scope.get("http_version", "1.1")
         if version not in _HTTP_VERSIONS:
             raise InvalidRequest("This server speaks HTTP/1.1.")
-        host_count = sum([name == b"host" for name, _ in scope["headers"]])
-        if host_count != 1 and (host_count or version != "1.0"):
-            raise InvalidRequest(f"A request has one Host header, and this one has {host_count}.")
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 and (hosts or version != "1.0"):
+            raise InvalidRequest(f"A request has one Host header, and this one has {len(hosts)}.")
         if self._allowed_hosts is None:
             return
-        host = _find_header(headers, b"host") or ""
+        host = hosts[0].decode("latin-1") if hosts else ""
         if _parse_host(f"//{host}") not in self._allowed_hosts:
             raise PermissionDenied("This Host is not allowed here: add it to `server.allowed_hosts`.")
-        origin = _find_header(headers, b"origin")
+        origin = find_header(scope["headers"], b"origin")
         if origin is not None and not self._allows_origin(origin, host):
             raise PermissionDenied("This Origin is not allowed here: add it to `server.cors_origins`.")
 
@@ -143,15 +144,15 @@ def unauthorized_error() -> Unauthorized:
     return Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
 
 
-def check_body_type(path: str, headers: Headers) -> None:
+def check_body_type(path: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
     """Raise UnsupportedMediaType for a body of another type or encoding than the path takes."""
-    encoding = _find_header(headers, b"content-encoding")
+    encoding = find_header(headers, b"content-encoding")
     if encoding is not None and encoding.strip().lower() != "identity":
         raise UnsupportedMediaType(
             f"The body must not be encoded: send it without `Content-Encoding: {encoding[:64]}`.",
             param="Content-Encoding",
         )
-    kind, _, parameters = (_find_header(headers, b"content-type") or "").partition(";")
+    kind, _, parameters = (find_header(headers, b"content-type") or "").partition(";")
     kind, charset = kind.strip().lower(), parameters.strip().lower()
     if UPLOAD_PATHS.fullmatch(path):
         if kind != "multipart/form-data":
@@ -180,17 +181,9 @@ def routing_error(exc: HTTPException, scope: Scope, routes: Iterable[BaseRoute])
     return MethodNotAllowed(message), {"allow": ", ".join(sorted(methods))}
 
 
-def _find_header(headers: Headers, name: bytes) -> str | None:
-    """Return the first value of a header, whose name is in lower case. Starlette's own look-up takes four times as long
-    for a header that is not there."""
-    for key, value in headers.raw:
-        if key == name:
-            return value.decode("latin-1")
-    return None
-
-
-def _has_no_body(headers: Headers) -> bool:
-    return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+def _has_no_body(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    length = find_header(headers, b"content-length") or "0"
+    return length == "0" and find_header(headers, b"transfer-encoding") is None
 
 
 @lru_cache(maxsize=256)

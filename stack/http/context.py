@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
+import msgspec
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,8 +32,7 @@ _CONTEXT_KEY: Final = "stack.http_context"
 _METRICS_REFRESH_S: Final = 1.0
 
 
-@dataclass(slots=True)
-class HttpContext:
+class HttpContext(msgspec.Struct):
     """The facts of one HTTP request or WebSocket, created by the edge and shared by all layers within it.
 
     `finish_request` counts and logs one record; the edge calls it for `request_record`, a WebSocket for each response.
@@ -54,7 +54,7 @@ class HttpContext:
     """True for a request of a batch, which has no connection."""
     response_id: str | None = None
     """The id that a create of a response has to use; None lets the route choose one."""
-    body_places: list[Place] = field(default_factory=list[Place])
+    body_places: list[Place] = []
     """Places that the request, or its body, holds until the request is over."""
     created_id: str = ""
     """The id of the conversation, vector store or container that the request has created."""

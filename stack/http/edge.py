@@ -130,14 +130,13 @@ class Edge:
             # for every request, because one may start in the context of the one before it on its connection
             TRACE_HEADERS.set(current_span().headers or context.trace)
             REQUEST_ID.set(context.request_id)
-            headers = Headers(scope=scope)
-            self._head_checks.check(scope, headers)
+            self._head_checks.check(scope)
             if self._cors is not None and record.method == "OPTIONS":
-                preflight = self._cors.build_preflight_response(headers)
+                preflight = self._cors.build_preflight_response(Headers(scope=scope))
                 if preflight is not None:
                     await preflight(scope, receive, send)
                     return
-            await self._admit(context, scope, headers)
+            await self._admit(context, scope)
             await self._app(scope, receive, send)
         except StackError as exc:
             record.record_error(exc)
@@ -175,7 +174,7 @@ class Edge:
                 request_record.tenant = _tenant_log_name(tenant)
             _access_log.info("%s", orjson.dumps(request_record.log_fields()).decode())
 
-    async def _admit(self, context: HttpContext, scope: Scope, headers: Headers) -> None:
+    async def _admit(self, context: HttpContext, scope: Scope) -> None:
         """Set the request's tenant. Raises a StackError for a request that is refused before it is routed."""
         path = scope["path"]
         if path in OPEN_PATHS:
@@ -194,7 +193,7 @@ class Edge:
         if path == METRICS_PATH and self._hides_metrics and not context.is_administrator:
             raise PermissionDenied("The figures are those of all tenants: set `server.metrics_key`, and send that key.")
         if scope.get("method") == "POST":
-            check_body_type(path, headers)
+            check_body_type(path, scope["headers"])
 
     async def _authenticate(self, scope: Scope) -> Caller:
         if not self._requires_keys:

@@ -33,6 +33,7 @@ from apis.storage.records import decode_record, delete_all, encode_record
 from stack.build import Stack
 from stack.http.answers import client_disconnected_response
 from stack.http.context import get_context, get_services
+from stack.http.headers import find_header
 from stack.http.parsing import BLOCKING_BYTES, read_object
 from stack.http.peer import scope_without_peer
 from stack.http.sse import DIALECT_HEADER, DONE_FRAME, KEEP_ALIVE_FRAME
@@ -333,7 +334,7 @@ async def _delete_stored_response(kv: KVStore, tenant: str, object_id: str) -> N
 async def _read_keyed_request(http: Request, route: str, key: bytes, body: bytes) -> _KeyedRequest:
     tenant = get_context(http.scope).tenant
     name = hashlib.sha256(b"%b %b" % (route.encode(), key)).hexdigest()
-    dialect = http.headers.get(DIALECT_HEADER, "").encode()
+    dialect = (find_header(http.scope["headers"], DIALECT_HEADER) or "").encode()
     fields = await read_object(body)
     hashing = hashlib.sha256(dialect + b"\0")
     if len(body) > BLOCKING_BYTES:

@@ -93,7 +93,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest("We could not parse the JSON body of your request.") from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_type")
-    if _is_nested_deeper(value, _MAX_DEPTH):
+    if body.count(b"{") + body.count(b"[") > _MAX_DEPTH and _is_nested_deeper(value, _MAX_DEPTH):
         raise InvalidRequest(f"The body is nested more than {_MAX_DEPTH} levels deep.", code="invalid_value")
     return cast(dict[str, Any], value)
 

@@ -3,11 +3,12 @@
 import functools
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, cast
 
 import orjson
 from openai.types.responses import Response, ResponseCreatedEvent, ResponseInProgressEvent, ResponseStreamEvent
+from starlette.types import Scope
 
 from apis.errors import InvalidRequest
 from apis.events import (
@@ -20,9 +21,10 @@ from apis.events import (
     response_event_to_json,
 )
 from apis.wire.base import remembered_json, sdk_model_to_json
+from stack.http.headers import find_header
 
 ApiDialect = Literal["openai", "open-responses"]
-DIALECT_HEADER: Final = "x-responses-dialect"
+DIALECT_HEADER: Final = b"x-responses-dialect"
 
 DONE_FRAME: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE_FRAME: Final = b": keep-alive\n\n"
@@ -34,11 +36,14 @@ _OPEN_RESPONSES_NAMES: Final = {
 _FLOAT_TIMES: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])')
 
 
-def read_dialect(headers: Mapping[str, str], default: ApiDialect) -> ApiDialect:
-    """Return the dialect that a request's headers name. Raises InvalidRequest for an unknown one."""
-    dialect = headers.get(DIALECT_HEADER, default)
+def read_dialect(scope: Scope, default: ApiDialect) -> ApiDialect:
+    """Return the dialect that the headers of a request name. Raises InvalidRequest for an unknown one."""
+    dialect = find_header(scope["headers"], DIALECT_HEADER)
+    if dialect is None:
+        return default
     if dialect not in ("openai", "open-responses"):
-        raise InvalidRequest(f"The header {DIALECT_HEADER} is 'openai' or 'open-responses'.", code="invalid_value")
+        message = f"The header {DIALECT_HEADER.decode()} is 'openai' or 'open-responses'."
+        raise InvalidRequest(message, code="invalid_value")
     return dialect
 
 

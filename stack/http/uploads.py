@@ -16,6 +16,7 @@ from apis.wire.field_rows import refused_fields
 from stack.http.access.metering import open_charge
 from stack.http.access.privileges import apply_settings, require_request
 from stack.http.context import get_context, get_services
+from stack.http.headers import find_header
 from stack.http.parsing import ModelT, read_request, to_invalid_request
 from stack.http.streams import run_while_connected
 
@@ -67,7 +68,7 @@ class _IncomingBody:
         self._setting = setting
         self.size_bytes = 0
         self.is_whole = False
-        length = http.headers.get("content-length", "")
+        length = find_header(http.scope["headers"], b"content-length") or ""
         if length.isdigit() and int(length) > max_bytes:
             raise _too_large_error(max_bytes, setting)
 
@@ -128,7 +129,7 @@ async def _parse_granted(http: Request, body: bytes, model: type[ModelT]) -> Mod
     request = await read_request(body, model)
     caller = get_context(http.scope).caller
     require_request(caller, request)
-    if caller.settings.stores_nothing and "idempotency-key" in http.headers:
+    if caller.settings.stores_nothing and find_header(http.scope["headers"], b"idempotency-key") is not None:
         raise PermissionDenied("This project stores nothing, also no answer under an Idempotency-Key.")
     return apply_settings(caller, request)
 

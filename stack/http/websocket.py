@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import orjson
 from openai.types.responses import ResponseStreamEvent
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from apis.accounts.charges import Charge
@@ -60,7 +59,7 @@ class WebSocketEndpoint:
             raise NotFound(f"There is no WebSocket at {scope['path'][:256]}.")
         context, services = get_context(scope), get_services(scope)
         stack, tenant = services.stack, context.tenant
-        dialect = read_dialect(Headers(scope=scope), stack.config.server.dialect)
+        dialect = read_dialect(scope, stack.config.server.dialect)
         await receive()
         with services.shares.open_websocket(tenant):
             session = stack.responses.open_session(tenant=tenant)

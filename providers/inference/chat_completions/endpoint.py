@@ -186,7 +186,7 @@ class ChatCompletions:
                 async for batch in batches:
                     yield batch
                     del batch
-            if not reader.was_cut:
+            if not (reader.was_cut or connection.is_complete):
                 await _drain_body(connection)
         finally:
             self._http.release(connection)
@@ -276,7 +276,8 @@ class ChatCompletions:
     ) -> HttpConnection:
         """Send a request and wait for the headers; the caller must release the connection."""
         now, limits = asyncio.get_running_loop().time, self._limits
-        head = self._headers + headers_to_bytes({**TRACE_HEADERS.get(), **headers})
+        own_headers = {**TRACE_HEADERS.get(), **headers}
+        head = self._headers + headers_to_bytes(own_headers) if own_headers else self._headers
         url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE_PATH else self.base_url}{path}"
         try:
             deadline = min(now() + limits.headers_s, first_token_deadline)

@@ -240,6 +240,8 @@ class Upstreams:
         """Return an allowed server, preferring those not yet tried, then those that passed their last health check;
         among these the next in turn, or the first of the key's order whose load is within bounds. Where no breaker is
         closed, a server that answered a check since its newest failure is allowed."""
+        if len(self.upstreams) == 1 and self.upstreams[0].breaker.allows_request():
+            return self.upstreams[0]
         upstreams = self._rotate_upstreams() if key is None else self._rank_upstreams(key)
         allowed = [upstream for upstream in upstreams if upstream.breaker.allows_request()]
         allowed = allowed or [upstream for upstream in upstreams if upstream.has_recovered]

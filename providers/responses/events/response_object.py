@@ -63,8 +63,7 @@ _build_response = unvalidated(Response)
 _build_usage = unvalidated(ResponseUsage)
 _build_input_details = unvalidated(InputTokensDetails)
 _build_output_details = unvalidated(OutputTokensDetails)
-_build_tool_usage = unvalidated(ToolUsage)
-_build_search_usage = unvalidated(ToolUsageWebSearch)
+_NO_TOOL_USAGE: Final = ToolUsage(image_gen=_NO_IMAGES, web_search=ToolUsageWebSearch(num_requests=0))
 IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter"]
 """Why a response is incomplete. `max_messages`: the model sent only invalid calls and never answered."""
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -168,13 +167,17 @@ def response_from_json(fields: Mapping[str, Any]) -> Response:
 
 def _count_searches(output: Sequence[ResponseOutputItem]) -> ToolUsage:
     searches = [item for item in output if item.type == "web_search_call" and item.status == "completed"]
+    if not searches:
+        return _NO_TOOL_USAGE
     count = sum(search.action.type == "search" for search in searches)
-    return _build_tool_usage(image_gen=_NO_IMAGES, web_search=_build_search_usage(num_requests=count))
+    return ToolUsage(image_gen=_NO_IMAGES, web_search=ToolUsageWebSearch(num_requests=count))
 
 
 def add_image_usage(response: Response, tool_results: Mapping[str, ToolResultRecord]) -> Response:
     """Return the finished response with the tokens of the images that it generated, where their server counts them.
     `tool_results` are the results of hosted calls by item id."""
+    if not tool_results:
+        return response
     images = (item for item in response.output if item.type == "image_generation_call")
     states: list[Any] = [result.state for item in images if (result := tool_results.get(item.id)) is not None]
     usages: list[dict[str, int]] = [state["image_usage"] for state in states if state and "image_usage" in state]

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from openai.types.responses import ResponseOutputItemDoneEvent
 
 from apis.errors import StackError, ToolFailed
@@ -22,8 +22,7 @@ _CANCEL_TIMEOUT_S: Final = 5
 """Seconds that cancelled calls have to stop; the stream ends without those that take longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallLimits:
+class ToolCallLimits(msgspec.Struct, frozen=True):
     """Limits of one response: hosted calls in all, calls that run at the same time, and seconds for each call."""
 
     max_calls: int

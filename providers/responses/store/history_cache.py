@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -98,7 +97,9 @@ class HistoryCache:
 
     def put(self, tenant: str, key: str, cached_turn: CachedTurn) -> None:
         self.discard(tenant, key)
-        turns = self._tenants.setdefault(tenant, _TenantTurns())
+        turns = self._tenants.get(tenant)
+        if turns is None:
+            turns = self._tenants[tenant] = _TenantTurns()
         turns.by_key[key] = cached_turn
         turns.size_bytes += cached_turn.size_bytes
         self._size_bytes += cached_turn.size_bytes
@@ -116,9 +117,8 @@ class HistoryCache:
                 del self._tenants[tenant]
 
 
-@dataclass(slots=True)
-class _TenantTurns:
-    by_key: dict[str, CachedTurn] = field(default_factory=dict[str, CachedTurn])
+class _TenantTurns(msgspec.Struct):
+    by_key: dict[str, CachedTurn] = {}
     size_bytes: int = 0
 
 

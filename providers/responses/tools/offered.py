@@ -96,13 +96,19 @@ class OfferedTools:
         enforces_grammars: bool = True,
     ) -> None:
         self._enforces_grammars = enforces_grammars
-        self.typed_tools: Sequence[TypedTool] = [binding.tool for binding in bindings]
+        self.typed_tools: Sequence[TypedTool] = ()
         self._request = request
         self._bindings = bindings
         self.supports_namespaces = supports_namespaces
         self._client_tools: list[ChatTool] = []
         self._deferred_tools: list[ChatTool] = []
         self._tools_by_name: dict[str, TypedTool | ClientToolName] = {}
+        if request.tools or bindings or items:
+            self._add_tools(request, items)
+
+    def _add_tools(self, request: CreateResponse, items: Sequence[Item]) -> None:
+        bindings = self._bindings
+        self.typed_tools = [binding.tool for binding in bindings]
         self.refresh_names()
         searched = self._by_name(_searched_declarations(items))
         added = self._by_name(_client_declarations(collect_additional_tools(items))) | searched
@@ -160,7 +166,7 @@ class OfferedTools:
         called because of those, and InvalidRequest if the choice names a tool that is not declared."""
         choice = self._request.tool_choice
         tools, listing_errors = self.offered_tools(), listing_errors or {}
-        listed = is_final or all(tool.offered_tools for tool in self.typed_tools)
+        listed = is_final or not self.typed_tools or all(tool.offered_tools for tool in self.typed_tools)
         match choice:
             case None | "auto":
                 return "auto" if tools else None

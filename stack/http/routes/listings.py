@@ -28,7 +28,7 @@ async def list_responses(http: Request, context: HttpContext, services: Services
 
 async def list_events(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, EventListParams)
-    dialect = read_dialect(http.headers, services.stack.config.server.dialect)
+    dialect = read_dialect(http.scope, services.stack.config.server.dialect)
     observation = services.stack.responses.observation()
     page = await observation.list_events(parse_response_id(http), params, tenant=context.tenant)
     return json_response(

@@ -137,7 +137,7 @@ async def _find_only_model(services: Services) -> str:
 
 
 def _respond(http: Request, services: Services, response: ResponseObject) -> Response:
-    dialect = read_dialect(http.headers, services.stack.config.server.dialect)
+    dialect = read_dialect(http.scope, services.stack.config.server.dialect)
     return json_response(response_to_json(response, dialect))
 
 
@@ -156,7 +156,7 @@ def _stream_events(
     obfuscate: bool,
     creates_response: bool = False,
 ) -> Response:
-    dialect = read_dialect(http.headers, services.stack.config.server.dialect)
+    dialect = read_dialect(http.scope, services.stack.config.server.dialect)
     return EventStream(
         batches,
         _frame_encoder(dialect, obfuscate),
