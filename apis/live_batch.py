@@ -50,7 +50,7 @@ class LiveBatch(list[T], Generic[T]):
             self._push_source_to(receive)
             return
 
-        def convert_and_receive(batch: Sequence[Any]) -> bool:  # one call for all stages, because each token makes it
+        def convert_and_receive(batch: "Sequence[Any]") -> bool:  # one call for all stages, because each token makes it
             for convert in conversions:
                 batch = convert(batch)
                 if not batch:

@@ -132,6 +132,7 @@ class Loop(Responses):
         pending = await self._prepare_new(request, tenant, self._preparer.new_ids(response_id))
         pending = pending.charged_to(charge)
         view = self._views.of_create(request)
+        request = pending.request
         if request.background:
             async with pending.lock or nullcontext(), aclosing(self._background.create(pending)) as logged_batches:
                 async for logged_events in logged_batches:

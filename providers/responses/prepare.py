@@ -24,6 +24,7 @@ from providers.responses.context.conversations import StoredConversations
 from providers.responses.context.prompt_cache.comparison import PromptComparer
 from providers.responses.context.request_inference import RequestInferences
 from providers.responses.context.sealed_results import SealedToolResults
+from providers.responses.context.sparse_request import without_unset
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.run.agent_loop import AgentLoop, LoopPlan
@@ -126,6 +127,7 @@ class ResponsePreparer:
         output_items = resume_point.input_items if resume_point is not None else ()
         output_results = resume_point.checkpoint.tool_results if resume_point is not None else {}
         request, conversation, transformations = await self._read_input(request, origin)
+        request = without_unset(request)
         toolbox = await self._request_tools.build(
             request,
             [*conversation.items, *output_items],

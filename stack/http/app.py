@@ -1,7 +1,7 @@
 """create_app: the HTTP API over the live providers of one stack, as an ASGI app."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Final, get_args
@@ -17,6 +17,7 @@ from openai.types.responses import (
 from starlette.applications import Starlette
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import WebSocketRoute
+from starlette.types import Receive, Scope, Send
 
 from apis.batches.spare_capacity import SpareCapacity
 from apis.fair_share import FairShare
@@ -76,7 +77,7 @@ def create_app(config: StackConfig) -> Starlette:
 
     # Starlette itself and not FastAPI: requests are validated by our own models, and the import alone would be a tenth
     # of a cold start. FastAPI's models describe the API in /openapi.json, which imports them when it is first read.
-    app = Starlette(lifespan=lifespan)
+    app = _App(lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.draining = False
     app.state.services = None
@@ -89,6 +90,15 @@ def create_app(config: StackConfig) -> Starlette:
     edge = Edge(Idempotency(FixedRoutes(app.router)), config, metrics, fixed_paths)
     app.middleware_stack = Console(edge) if config.serves_console else edge
     return app
+
+
+class _App(Starlette):
+    """Starlette without a coroutine of its own, which each step of every request would pass through."""
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]  # see above
+        assert self.middleware_stack is not None
+        scope["app"] = self
+        return self.middleware_stack(scope, receive, send)
 
 
 @cache

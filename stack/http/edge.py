@@ -86,7 +86,7 @@ class Edge:
             scope.get("method", WEBSOCKET),
             self._fixed_routes.get(scope["path"], OTHER),
         )
-        context = HttpContext(record, partial(self._finish_request, scope=scope), read_trace(scope["headers"]))
+        context = HttpContext(record, partial(self._finish_request, scope), read_trace(scope["headers"]))
         set_context(scope, context)
 
         async def observe_and_send(message: Message) -> None:
@@ -121,7 +121,7 @@ class Edge:
             for place in context.body_places:
                 place.release()
             end_request_span(span, scope, record)
-            self._finish_request(record, scope)
+            self._finish_request(scope, record)
             end_charge(context.charge, record)
 
     async def _respond(self, context: HttpContext, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,7 +162,7 @@ class Edge:
                 raise
             await error_response(error)(scope, receive, send)
 
-    def _finish_request(self, request_record: RequestRecord, scope: Scope) -> None:
+    def _finish_request(self, scope: Scope, request_record: RequestRecord) -> None:
         """Count and log a request that is over."""
         request_record.status = request_record.status or 499
         self._metrics.count_request(request_record)

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from time import monotonic
+from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -41,26 +42,39 @@ class ClientDisconnected(Exception):
     """The client closed its connection before it had its response."""
 
 
-async def run_while_connected(scope: Scope, receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Return the result of `work`; cancel it and raise ClientDisconnected when the client closes its connection."""
-    task = asyncio.current_task()
-    assert task is not None  # a running coroutine is in a task
-    disconnected = False
+class WhileConnected:
+    """Context manager: when the client closes its connection, the current task is cancelled, and ClientDisconnected is
+    raised in place of the cancellation."""
 
-    def cancel_work() -> None:
-        nonlocal disconnected
-        disconnected = True
-        task.cancel()
+    __slots__ = ("_is_disconnected", "_stop_watching", "_task")
 
-    stop_watching = _watch_connection(scope, receive, cancel_work)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if disconnected and task.uncancel() == 0:
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        """Start to watch the connection."""
+        self._is_disconnected = False
+        self._task = asyncio.current_task()
+        self._stop_watching = _watch_connection(scope, receive, self._cancel_work)
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop_watching()
+        task = self._task
+        if isinstance(exc, asyncio.CancelledError) and self._is_disconnected and task and task.uncancel() == 0:
             raise ClientDisconnected from None
-        raise
-    finally:
-        stop_watching()
+
+    def _cancel_work(self) -> None:
+        self._is_disconnected = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def run_while_connected(scope: Scope, receive: Receive, work: Awaitable[ResultT]) -> ResultT:
+    """Return the result of `work`; cancel it and raise ClientDisconnected when the client closes its connection."""
+    with WhileConnected(scope, receive):
+        return await work
 
 
 def _watch_connection(scope: Scope, receive: Receive, on_disconnect: Callable[[], None]) -> Callable[[], None]:
@@ -187,7 +201,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await run_while_connected(scope, receive, self._run(send, get_peer(scope)))
+            with WhileConnected(scope, receive):
+                await self._run(send, get_peer(scope))
         except ClientDisconnected:
             _log.info("a client left its stream early")
 

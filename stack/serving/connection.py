@@ -3,6 +3,7 @@
 import asyncio
 import math
 import socket
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import httptools
@@ -147,9 +148,12 @@ class HttpServerConnection(HttpToolsProtocol):
             self._flow.release()
 
     def _parse(self, data: bytes) -> None:
-        if self.parser is None or self.transport.is_closing():  # type: ignore[unreachable]  # None once it is lost
+        if self.transport.is_closing():
             self._unparsed.clear()
             return
+        if self.parser is None:  # type: ignore[unreachable]  # see body_writer
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         if self._in_head:
             self._head_bytes += len(data)
         try:
@@ -220,7 +224,14 @@ class HttpServerConnection(HttpToolsProtocol):
         if self._flow.held and not self.transport.is_closing():
             self._parse_held()
 
-    def write_body(self, body: bytes) -> bool:
+    def body_writer(self) -> Callable[[bytes], bool]:
+        """Return `Peer.body_writer`. The parser goes, 1 KiB for as long as a stream is open, if it is between requests:
+        the next one gets a new parser."""
+        if not (self._in_head or self.cycle.more_body):
+            self.parser = None  # type: ignore[assignment]
+        return self._write_body
+
+    def _write_body(self, body: bytes) -> bool:
         """Write a part of the current response's body, as uvicorn does; return true if the client is ready for more."""
         cycle = self._active_cycle
         if cycle.disconnected or cycle.response_complete:

@@ -28,8 +28,8 @@ class TrackedConnection(Protocol):
         """True while no request runs on the connection."""
         ...
 
-    def write_body(self, body: bytes) -> bool:
-        """Write a part of the current response's body; return true if the client is ready for more."""
+    def body_writer(self) -> Callable[[bytes], bool]:
+        """Return `Peer.body_writer`."""
         ...
 
 
@@ -52,7 +52,7 @@ class TrackedPeer(Peer):
             self._registry.admit(self)
 
     def body_writer(self) -> Callable[[bytes], bool]:
-        return _write_nothing if self.connection is None else self.connection.write_body
+        return _write_nothing if self.connection is None else self.connection.body_writer()
 
     def watch(self, on_disconnect: Callable[[], None]) -> None:
         if self.connection is None:

@@ -113,9 +113,9 @@ class ChatChunkReader(ChunkReader):
         "_finish_reason",
         "_logprobs",
         "_max_deltas",
-        "_model",
         "_on_fast_path",
         "_prose_kind",
+        "_request",
         "_surrogate_joiner",
         "_usage",
     )
@@ -124,7 +124,7 @@ class ChatChunkReader(ChunkReader):
         super().__init__()
         limit = request.max_completion_tokens
         self._max_deltas = sys.maxsize if limit is None else tokens_with_slack(limit)
-        self._model = request.model
+        self._request = request
         self._event_reader = EventReader()
         self._finish_reason: str | None = None
         self._usage: Any = None
@@ -132,7 +132,7 @@ class ChatChunkReader(ChunkReader):
         self._logprobs: list[TokenLogprob] = []
         self._prose_kind: ProseKind | None = None
         self._surrogate_joiner = SurrogateJoiner()
-        self._calls = StreamedCalls(request)
+        self._calls: StreamedCalls | None = None  # most answers have none
         self._on_fast_path = True
 
     def feed(self, data: bytes) -> list[Delta]:
@@ -204,9 +204,9 @@ class ChatChunkReader(ChunkReader):
 
     def _handle_chunk_without_choices(self, chunk: _Chunk) -> None:
         if chunk.error is not None:
-            raise failure_to_error(chunk.error, self._model)
+            raise failure_to_error(chunk.error, self._request.model)
         if chunk.object == "error":
-            raise failure_to_error({"message": chunk.message, "code": chunk.code}, self._model)
+            raise failure_to_error({"message": chunk.message, "code": chunk.code}, self._request.model)
         if chunk.usage is not None:
             self._usage = chunk.usage
 
@@ -264,11 +264,12 @@ class ChatChunkReader(ChunkReader):
     def _add_call(self, call: _CallDelta) -> None:
         self._end_prose()
         function = call.function or _FunctionDelta()
-        size_bytes = self._calls.size_bytes
-        self._deltas += self._calls.add_delta(
-            call.index or 0, call.id or "", function.name or "", function.arguments or ""
-        )
-        grown_bytes = self._calls.size_bytes - size_bytes
+        if self._calls is None:
+            self._calls = StreamedCalls(self._request)
+        calls = self._calls
+        size_bytes = calls.size_bytes
+        self._deltas += calls.add_delta(call.index or 0, call.id or "", function.name or "", function.arguments or "")
+        grown_bytes = calls.size_bytes - size_bytes
         if grown_bytes:  # a delta that adds nothing to a call is no sign of generation
             self.saw_activity = True
             self.answer_bytes += grown_bytes
@@ -280,7 +281,8 @@ class ChatChunkReader(ChunkReader):
         if reason is None:
             raise UpstreamError("The inference server broke the generation off.")
         self._end_prose()
-        self._deltas += self._calls.finish()
+        if self._calls is not None:
+            self._deltas += self._calls.finish()
         # With a named tool choice, servers report "stop" although there is a call to execute.
         if reason in ("stop", "tool_calls"):
             reason = "tool_calls" if self._calls else "stop"

@@ -171,13 +171,14 @@ class ChatCompletions:
         await self._check_model(model)
         path, request_body, reader = await build_request()
         body = [request_body]
-        del request_body
+        del build_request, request_body
         limits = self._limits
         deadline = asyncio.get_running_loop().time() + limits.first_token_s
         # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
         connection = await self._send("POST", path, body.pop(), deadline, headers)
         try:
             await self._check_response(connection, model, unsupported_feature)
+            connection.headers.clear()
             if (attempts := CALL_ATTEMPTS.get()) is not None:
                 attempts.accept()
             reader.keeps_head = span is not NO_SPAN

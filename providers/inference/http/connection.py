@@ -27,7 +27,8 @@ class HttpConnection(asyncio.Protocol):
     """Connection with its current response. Await `wait_for_data` unless `is_ready`, then call `read_available`; or let
     `push_data` pass data on as it arrives, without waking the reader.
 
-    `status` is 0 until the headers have arrived; their names are in lower case. `is_complete` says that the body ended
+    `status` is 0 until the headers have arrived; their names are in lower case, and their reader may clear them, since
+    an answer may take minutes. `is_complete` says that the body ended
     cleanly. `deadline` is the loop time at which the current wait ends; a later one may be set meanwhile.
     """
 
@@ -37,6 +38,7 @@ class HttpConnection(asyncio.Protocol):
         "_chunks",
         "_drain_waiter",
         "_failure",
+        "_is_body_framed",
         "_is_paused",
         "_is_request_sent",
         "_loop",
@@ -80,7 +82,7 @@ class HttpConnection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.is_complete = self.is_ready = True
-        self.is_reusable = self._is_request_sent = False
+        self.is_reusable = self._is_request_sent = self._is_body_framed = False
         self._failure: HttpError | None = None
         self._buffered_bytes = self._non_body_bytes = self._body_chunk_count = 0
         self._chunks.clear()
@@ -247,7 +249,7 @@ class HttpConnection(asyncio.Protocol):
             self.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.status and exc is None and not self.is_closing and not self._has_framed_body():
+        if self.status and exc is None and not self.is_closing and not self._is_body_framed:
             self.is_complete = self.is_ready = True
         self.is_closing = True
         self.is_reusable = False
@@ -272,10 +274,6 @@ class HttpConnection(asyncio.Protocol):
             self.is_reusable = False
             del self._chunks[self._body_chunk_count :]
 
-    def _has_framed_body(self) -> bool:
-        """Return true if the body has its own end; otherwise the end of the connection ends it."""
-        return "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
-
     # --- callbacks of the parser -------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -290,6 +288,10 @@ class HttpConnection(asyncio.Protocol):
             self.headers = {}
         else:
             self.status = status
+            # otherwise the end of the connection ends the body
+            self._is_body_framed = "content-length" in self.headers or "chunked" in self.headers.get(
+                "transfer-encoding", ""
+            )
             self.wake()
 
     def on_message_begin(self) -> None:

@@ -8,6 +8,7 @@ from apis.errors import InvalidRequest
 from apis.responses import CreateResponse, ReasoningOptions, TextOptions
 from apis.wire.items import ConfigurationUpdate, Item
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
+from providers.responses.context.sparse_request import without_unset
 from providers.responses.tools.offered import OfferedTools
 from providers.responses.tools.schemas import check_format
 
@@ -84,7 +85,8 @@ def build_chat(
         "logprobs": True if wants_logprobs else None,
         "top_logprobs": request.top_logprobs if wants_logprobs else None,
     }
-    return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    chat = ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    return without_unset(chat)
 
 
 def _build_response_format(request: CreateResponse) -> ResponseFormat | None:

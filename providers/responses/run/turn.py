@@ -102,7 +102,7 @@ class TurnStream:
         self._output = output
         self._hosted_calls_left = hosted_calls_left
         self._open_item: OpenMessage | OpenReasoning | None = None
-        self._growing_call_ids: set[str] = set()
+        self._growing_call_ids: dict[str, None] = {}  # an empty set takes three times as much, in every open stream
 
     @property
     def continues(self) -> bool:
@@ -136,7 +136,7 @@ class TurnStream:
                     self._open_call(delta, events)
                 case ToolArgumentsDelta(id, text):
                     self._find_call(id).append(text, events)
-                    self._growing_call_ids.add(id)
+                    self._growing_call_ids[id] = None
                 case Finish():
                     self.finish = delta
                     self._end_turn(delta, events)
@@ -246,7 +246,7 @@ class TurnStream:
     def _open_call(self, start: ToolCallStart, events: EventList) -> None:
         self._open_complete_calls(events, are_all_complete=False)
         call_id = start.id or generate_call_id()
-        self._growing_call_ids = {call_id}
+        self._growing_call_ids = {call_id: None}
         if call_id in self.function_calls or call_id in self.hosted_calls or call_id in self._pending_client_calls:
             raise UpstreamError("The inference server began two tool calls with one id.")
         resolved = self._resolve_call(msgspec.structs.replace(start, id=call_id))
@@ -316,8 +316,9 @@ class TurnStream:
     def _finish_item(
         self, item: OpenItem | HostedCall | ClientCall, status: FinalItemStatus, events: EventList
     ) -> None:
-        events += item.close(status)
-        self._output.items[item.index] = item.item(status)
+        closing_events = item.close(status)
+        events += closing_events
+        self._output.record_done_items(closing_events)
 
 
 def join_deltas(batch: DeltaBatch) -> DeltaBatch:

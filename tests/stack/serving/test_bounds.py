@@ -1,7 +1,7 @@
 """Bounds on what clients can make one process hold: pipelined requests, connections, bodies, streams, WebSockets."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -128,7 +128,7 @@ class Silent:
     def is_closing(self) -> bool:
         return self.is_closing_now
 
-    def write_body(self, body: bytes) -> bool:
+    def body_writer(self) -> Callable[[bytes], bool]:
         raise AssertionError("nothing is sent on a silent connection")
 
     def abort(self) -> None:
