@@ -36,18 +36,18 @@ ONE_TENANT: Final = Tenants()
 class Place:
     """One place of a FairShare. Its holder releases it once, by `release()` or by leaving the `with` block."""
 
-    __slots__ = ("_released", "_return_place", "tenant")
+    __slots__ = ("_released", "_share", "tenant")
 
-    def __init__(self, tenant: str, return_place: Callable[[str], None]) -> None:
+    def __init__(self, tenant: str, share: "FairShare") -> None:
         self.tenant = tenant
-        self._return_place = return_place
+        self._share = share
         self._released = False
 
     def release(self) -> None:
         """Return the place; the next waiting request gets it at once. A second call does nothing."""
         if not self._released:
             self._released = True
-            self._return_place(self.tenant)
+            self._share.return_place(self.tenant)
 
     def __enter__(self) -> Self:
         return self
@@ -206,9 +206,10 @@ class FairShare:
         self._used += 1
         use.used += 1
         use.last_turn = self._turn
-        return Place(tenant, self._return_place)
+        return Place(tenant, self)
 
-    def _return_place(self, tenant: str) -> None:
+    def return_place(self, tenant: str) -> None:
+        """Take back a place of the tenant: only `Place.release` calls it, which does so once."""
         self._used -= 1
         self._tenants[tenant].used -= 1
         self._serve_waiting()

@@ -140,9 +140,9 @@ class Loop(Responses):
             return
         live_view = LiveEventView(view)
         show = live_view.show if request.stream else live_view.show_end
-        stream = self._streams.stream_input_only if request.is_prewarm else self._streams.stream
-        async with aclosing(stream(pending)) as batches:
-            async for events in batches:
+        stream = self._streams.stream_input_only(pending) if request.is_prewarm else self._streams.stream(pending)
+        async with aclosing(stream):
+            async for events in stream:
                 if shown := show(events):
                     yield shown
                 # as in every generator on this way: it would be held until the next one, if that is pushed

@@ -46,13 +46,18 @@ class WhileConnected:
     """Context manager: when the client closes its connection, the current task is cancelled, and ClientDisconnected is
     raised in place of the cancellation."""
 
-    __slots__ = ("_is_disconnected", "_stop_watching", "_task")
+    __slots__ = ("_is_disconnected", "_peer", "_task", "_watcher")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
-        """Start to watch the connection."""
+        """Start to watch the connection. Our own server calls back without a task that waits for that."""
         self._is_disconnected = False
         self._task = asyncio.current_task()
-        self._stop_watching = _watch_connection(scope, receive, self._cancel_work)
+        self._watcher: asyncio.Task[None] | None = None
+        self._peer = get_peer(scope)
+        if self._peer is not None:
+            self._peer.watch(self._cancel_work)
+        else:
+            self._watcher = asyncio.create_task(self._wait_for_disconnect(receive))
 
     def __enter__(self) -> None:
         return
@@ -60,10 +65,18 @@ class WhileConnected:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stop_watching()
+        if self._peer is not None:
+            self._peer.stop_watching()
+        if self._watcher is not None:
+            self._watcher.cancel()
         task = self._task
         if isinstance(exc, asyncio.CancelledError) and self._is_disconnected and task and task.uncancel() == 0:
             raise ClientDisconnected from None
+
+    async def _wait_for_disconnect(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._cancel_work()
 
     def _cancel_work(self) -> None:
         self._is_disconnected = True
@@ -75,27 +88,6 @@ async def run_while_connected(scope: Scope, receive: Receive, work: Awaitable[Re
     """Return the result of `work`; cancel it and raise ClientDisconnected when the client closes its connection."""
     with WhileConnected(scope, receive):
         return await work
-
-
-def _watch_connection(scope: Scope, receive: Receive, on_disconnect: Callable[[], None]) -> Callable[[], None]:
-    """Call `on_disconnect` when the client closes its connection, until the returned function is called. Our own
-    server calls it without a task that waits for that."""
-    peer = get_peer(scope)
-    if peer is not None:
-        peer.watch(on_disconnect)
-        return peer.stop_watching
-
-    async def wait_for_disconnect() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        on_disconnect()
-
-    watcher = asyncio.create_task(wait_for_disconnect())
-
-    def stop() -> None:
-        watcher.cancel()
-
-    return stop
 
 
 class StreamMonitor:

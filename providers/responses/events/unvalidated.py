@@ -5,6 +5,7 @@ and plain dicts that must become models, are validated by the constructor as eve
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel
@@ -57,7 +58,18 @@ def unvalidated(kind: Callable[P, ModelT]) -> Callable[P, ModelT]:
     def build(*_: P.args, **fields: P.kwargs) -> ModelT:
         return build_from_dict(fields)
 
-    return build
+    def build_frozen(*_: P.args, **fields: P.kwargs) -> ModelT:
+        model = build_from_dict(fields)
+        _set_names(model, shared_names(frozenset(fields)))
+        return model
+
+    return build_frozen if model_class.model_config.get("frozen") else build
+
+
+@lru_cache(maxsize=1024)
+def shared_names(names: frozenset[str]) -> set[str]:
+    """Return the one set of these names of fields for all frozen models: a set for each model would take 216 bytes."""
+    return {*names}
 
 
 def _any_value(field: FieldInfo) -> core_schema.CoreSchema:
