@@ -196,6 +196,8 @@ class ResponsePreparer:
         own_id = origin.ids.response_id if is_continuable else None
         root = self._conversations.roots.choose(request, tenant, conversation.history.root, own_id)
         conversation = msgspec.structs.replace(conversation, root=root)
+        if conversation.is_plain_text and not (request.tools or output_items):
+            return request, conversation, unreadable
         request = apply_configuration_updates(request, conversation.items)
         conversation = await self._sealed_tool_results.restore_tool_results(conversation, request.model, tenant)
         conversation, unopened = await self.compactor.open_latest_compaction(conversation, output_items, tenant)

@@ -245,8 +245,7 @@ class EventStream(Response):
     def _request_pushes(self, batch: Sequence[Any], stream: _OpenStream) -> None:
         """Let the source of a live batch push the next ones, where the connection takes them."""
         if isinstance(batch, LiveBatch) and stream.takes_pushes:
-            frame, push = self._frame, stream.push
-            batch.push_to(lambda pushed: push(frame(pushed)))
+            batch.push_to(stream.push, self._frame)
 
     def _awaits_first_output(self, batch: Sequence[Any]) -> bool:
         """Return true if neither this batch nor one before it has output; record the time of the first that has."""

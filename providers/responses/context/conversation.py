@@ -87,6 +87,14 @@ class Conversation(msgspec.Struct, frozen=True):
         """All items before the response."""
         return [*self.history.items, *self.input_items]
 
+    @property
+    def is_plain_text(self) -> bool:
+        """It is nothing but messages of text, in the request itself: there is nothing to look up, to open or to fetch
+        for the model."""
+        return not self.history.items and all(
+            isinstance(item, InputMessage) and isinstance(item.content, str) for item in self.input_items
+        )
+
     def messages(
         self, progress: ResponseProgress = _NO_PROGRESS, *, supports_namespaces: bool = False
     ) -> list[Message]:
