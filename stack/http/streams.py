@@ -202,7 +202,7 @@ class EventStream(Response):
         stream: _OpenStream | None = None
         async with aclosing(self._batches) as batches:
             is_log = False
-            last = DONE_FRAME
+            ending, last = b"", DONE_FRAME
             waits = self._creates_response
             try:
                 async for batch in batches:
@@ -212,11 +212,13 @@ class EventStream(Response):
                         self._monitor.add(stream)
                     is_first_output = waits and not self._awaits_first_output(batch)
                     waits = waits and not is_first_output
+                    is_log = is_log or (bool(batch) and isinstance(batch[-1], LoggedEvent))
+                    if not is_log and self._is_end(batch):
+                        ending = self._frame(batch)  # leaves with the end of the body
+                        continue
                     await (stream.write_at_once if is_first_output else stream.write)(self._frame(batch))
                     if not waits:
                         self._request_pushes(batch, stream)
-                    if batch:
-                        is_log = self._observe_last(batch[-1])
                     del batch
             except StackError as exc:
                 if stream is None:
@@ -233,14 +235,14 @@ class EventStream(Response):
                 if stream is not None:
                     self._monitor.discard(stream)
         if stream is not None:
-            await stream.write(last, more_body=False)
+            await stream.write(ending + last, more_body=False)
 
-    def _observe_last(self, event: Any) -> bool:
-        """Record the last event of a batch if it may end the stream; return true if a log stores it."""
-        is_log = isinstance(event, LoggedEvent)
-        if self._creates_response and (is_log or event.type in TERMINAL_EVENTS):
-            self._request_record.observe(event)
-        return is_log
+    def _is_end(self, batch: Sequence[Any]) -> bool:
+        """Return true, and record the last event, if that is the end of the response that the request creates."""
+        if not (self._creates_response and batch and batch[-1].type in TERMINAL_EVENTS):
+            return False
+        self._request_record.observe(batch[-1])
+        return True
 
     def _request_pushes(self, batch: Sequence[Any], stream: _OpenStream) -> None:
         """Let the source of a live batch push the next ones, where the connection takes them."""
@@ -251,8 +253,9 @@ class EventStream(Response):
         """Return true if neither this batch nor one before it has output; record the time of the first that has."""
         if not batch:
             return True
+        if batch[0].type in INITIAL_EVENTS:
+            self._request_record.observe(batch[0])
         if batch[-1].type in INITIAL_EVENTS:
-            self._request_record.observe(batch[-1])
             return True
         self._request_record.first_output_s = self._request_record.elapsed_s()
         return False

@@ -246,7 +246,7 @@ class _SocketHandler:
                 async for events in batches:
                     if not started:
                         started = True
-                        record.observe(events[-1])
+                        record.observe(events[0])
                     for event in events:
                         await self._send(
                             encode_message(event, self._dialect, create_message.stream_id, obfuscate=obfuscate)

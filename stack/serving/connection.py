@@ -13,15 +13,13 @@ from stack.http.peer import peer_state
 from stack.serving.flow import HoldableFlow, LazyEvent
 from stack.serving.open_connections import OpenConnections, TrackedPeer
 from stack.serving.refusals import BAD_REQUEST, HEAD_TOO_LARGE
+from stack.serving.response_transport import CONTINUE, ResponseTransport
 
 _SLICE_BYTES: Final = 4096
 """Bytes that are parsed at a time: they hold at most some two hundred requests, of 2 KiB each when parsed."""
 _MAX_PIPELINED: Final = 16
 """Parsed requests that wait for the responses before them; more stay unparsed, and then unread."""
 _MAX_HEADERS: Final = 256
-_MAX_HELD_BYTES: Final = 16 * 1024
-"""Bytes of a response that wait for the end of the loop's turn; more are written at once."""
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CHECK_INTERVALS_S: Final = (0.02, 0.1, 0.5, 1.0)
 """Pauses between the checks of a half-closed connection; the last one repeats."""
 _TCP_CLOSE: Final = b"\x07"
@@ -207,7 +205,7 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._active_cycle = cycle
-        cycle.transport = _ResponseTransport(self.transport, self.loop)
+        cycle.transport = ResponseTransport(self.transport, self.loop)
         cycle.message_event = LazyEvent(is_set=cycle.message_event.is_set())
         super()._start_asgi_task(cycle, app)
 
@@ -270,7 +268,7 @@ class HttpServerConnection(HttpToolsProtocol):
         connection. They are an interim response, or a zero in front of the size of the next chunk."""
         active = self._active_cycle
         if not active.response_started:
-            self.transport.write(_CONTINUE)
+            self.transport.write(CONTINUE)
         elif active.chunked_encoding:
             active.transport.flush()
             self.transport.write(b"0")
@@ -358,42 +356,6 @@ class HttpServerConnection(HttpToolsProtocol):
             self._start_timer(self.body_s)
         else:
             self.transport.close()
-
-
-class _ResponseTransport:
-    """Transport of one response: what is written in one turn of the event loop leaves in one system call."""
-
-    __slots__ = ("_loop", "_transport", "held_data")
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self.held_data = b""
-
-    def write(self, data: bytes) -> None:
-        if not self.held_data:
-            if len(data) <= _MAX_HELD_BYTES:
-                self.held_data = data
-                self._loop.call_soon(self.flush)
-            else:
-                self._transport.write(data)
-        else:
-            self.held_data += data
-            if len(self.held_data) > _MAX_HELD_BYTES:
-                self.flush()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def flush(self) -> None:
-        """Write what is held."""
-        if self.held_data:
-            held, self.held_data = self.held_data, b""
-            self._transport.write(held)
 
 
 def _ignore() -> None:

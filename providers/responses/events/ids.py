@@ -14,7 +14,7 @@ _ITEM_ID = re.compile(r"[a-z]+_((?:[0-9a-f]{12})?[0-9a-f]{32})([0-9a-f]{4,8})")
 
 
 class ResponseIds:
-    """Creates the ids of one response: the time and 128 random bits for it, and a running number for each item."""
+    """Creates the ids of one response: the time and 112 random bits for it, and a running number for each item."""
 
     __slots__ = ("_key", "_next_number", "response_id")
 

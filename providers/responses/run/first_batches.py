@@ -9,6 +9,7 @@ from openai.types.responses import ResponseOutputItemAddedEvent, ResponseOutputI
 
 from apis.events import EventBatch
 from apis.inference import CALL_ATTEMPTS, CallAttempts
+from apis.live_batch import prepend_to_batch
 from apis.shared_timeout import SharedTimeout
 
 EARLY_FAILURE_WAIT_S: Final = 0.04
@@ -55,6 +56,13 @@ class FirstBatches:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop()
+
+    def precede_by(self, events: EventBatch) -> None:
+        """Let these events come first: together with the first batch, if that has been read."""
+        if self._read:
+            self._read[0] = prepend_to_batch(events, self._read[0])
+        else:
+            self._read.append(events)
 
     async def __aiter__(self) -> AsyncGenerator[EventBatch]:
         early = len(self._read)

@@ -92,7 +92,7 @@ class ResponseStreams:
                         async with self._read_first_batches(batches, pending) as first_batches:
                             deadline.end_wait()
                             begun = True
-                            yield _first_events(pending.build_initial_response())
+                            first_batches.precede_by(_first_events(pending.build_initial_response()))
                             deadline.begin_wait()
                             async for events in first_batches:
                                 deadline.end_wait()

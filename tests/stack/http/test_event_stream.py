@@ -71,6 +71,5 @@ async def test_the_first_output_leaves_before_the_next_batch_is_made(*, is_ready
         "at once response.output_text.delta",
         *(["held "] if not is_ready else []),  # ASGI's `send` waits until the client is ready
         "the response is stored",
-        "held response.completed",
-        "held data: [DONE]",
+        "held response.completeddata: [DONE]",
     ]
