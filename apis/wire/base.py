@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
 from weakref import ref
 
 import orjson
@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from apis.wire.field_rows import FieldRow, refused_fields
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
@@ -79,9 +80,11 @@ _JSON_KEY: Final = "_json"
 """Key of a model's private attributes, which pydantic copies with the model and writes nowhere."""
 
 
-def remember_json(model: BaseModel, data: bytes) -> None:
-    """Remember `data` as the JSON of this model, which is not changed from now on."""
-    object.__setattr__(model, "__pydantic_private__", {_JSON_KEY: (ref(model), data)})
+def remember_json(model: ModelT, data: bytes = b"") -> ModelT:
+    """Remember `data`, or the JSON that the model has now, as the JSON of this model, which is not changed from now
+    on; return the model."""
+    object.__setattr__(model, "__pydantic_private__", {_JSON_KEY: (ref(model), data or sdk_model_to_json(model))})
+    return model
 
 
 def remembered_json(model: BaseModel) -> bytes | None:
@@ -93,9 +96,11 @@ def remembered_json(model: BaseModel) -> bytes | None:
     return data if owner() is model else None  # a copy has the attribute, too
 
 
-def fields_to_write(model: BaseModel) -> dict[str, Any]:
+def fields_to_write(model: BaseModel) -> dict[str, Any] | orjson.Fragment:
     """Return the fields of a model of the SDK that are set, by the names that they have in JSON; the value of one may
-    be another model. It is orjson's `default`."""
+    be another model. Where its JSON is remembered, return that. It is orjson's `default`."""
+    if model.__pydantic_private__ is not None and (data := remembered_json(model)) is not None:
+        return orjson.Fragment(data)
     fields: dict[str, Any] = vars(model)
     names, extra = model.__pydantic_fields_set__, model.__pydantic_extra__
     if len(names) != len(fields) + (len(extra) if extra else 0):

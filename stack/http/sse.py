@@ -20,7 +20,7 @@ from apis.events import (
     event_to_json,
     response_event_to_json,
 )
-from apis.wire.base import fields_to_write, remembered_json, sdk_model_to_json
+from apis.wire.base import fields_to_write, sdk_model_to_json
 from stack.http.headers import find_header
 
 ApiDialect = Literal["openai", "open-responses"]
@@ -49,7 +49,7 @@ def read_dialect(scope: Scope, default: ApiDialect) -> ApiDialect:
 
 def response_to_json(response: Response, dialect: ApiDialect = "openai") -> bytes:
     """Return a response object as JSON, with whole seconds where the SDK's types are floats."""
-    data = remembered_json(response) or sdk_model_to_json(response)
+    data = sdk_model_to_json(response)
     for name, seconds in (("created_at", response.created_at), ("completed_at", response.completed_at)):
         if isinstance(seconds, float):
             data = data.replace(f'"{name}":{seconds:.1f}'.encode(), f'"{name}":{seconds:.0f}'.encode(), 1)

@@ -13,6 +13,7 @@ from openai.types.responses import (
 from apis.events import (
     ITEM_EVENTS,
     RESPONSE_EVENTS,
+    TERMINAL_EVENTS,
     EventBatch,
     LoggedEvent,
     ResponseEventBatch,
@@ -31,6 +32,8 @@ LOGPROBS_INCLUDE: Final = "message.output_text.logprobs"
 _LOGPROBS_MARK: Final = b'"logprobs":[{'
 """Bytes of every JSON that has logprobs; the stack writes all of its JSON without blanks."""
 _SHOWN_EVENTS: Final = ITEM_EVENTS | RESPONSE_EVENTS
+_LIVE_SHOWN_EVENTS: Final = ITEM_EVENTS | TERMINAL_EVENTS
+"""Of a live stream: its first events hold a response without items."""
 _CHANGEABLE: Final = frozenset(("file_search_call", "code_interpreter_call", "web_search_call", "reasoning", "message"))
 """Types of items that `show_item` may change."""
 _NO_VALUES: Final = frozenset[str]()
@@ -111,7 +114,7 @@ class ItemView:
     def show_live_events(self, events: EventBatch) -> EventBatch:
         """Return live events as the request sees them. Those without items stay the same objects, for one look-up of
         their type each."""
-        return [self._show_event(event) if event.type in _SHOWN_EVENTS else event for event in events]
+        return [self._show_event(event) if event.type in _LIVE_SHOWN_EVENTS else event for event in events]
 
     def _show_event(self, event: ResponseStreamEvent) -> ResponseStreamEvent:
         if event.type in ITEM_EVENTS:

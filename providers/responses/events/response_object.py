@@ -20,6 +20,7 @@ from openai.types.shared import Reasoning, ResponseFormatText
 from apis.deltas import Usage
 from apis.errors import StackError
 from apis.responses import CreateResponse
+from apis.wire.base import remember_json
 from apis.wire.tool_choice import ChosenHostedTool
 from apis.wire.tools import (
     ContainerAutoEnvironment,
@@ -57,13 +58,13 @@ _ECHOED_OBJECTS: Final = frozenset(
     )
 )
 """Fields of a request whose echo is an object, which has to be validated."""
-_NO_REASONING: Final = Reasoning(effort=None, summary=None)
-_PLAIN_TEXT: Final = ResponseTextConfig(format=ResponseFormatText(type="text"), verbosity="medium")
+_NO_REASONING: Final = remember_json(Reasoning(effort=None, summary=None))
+_PLAIN_TEXT: Final = remember_json(ResponseTextConfig(format=ResponseFormatText(type="text"), verbosity="medium"))
 _build_response = unvalidated(Response)
 _build_usage = unvalidated(ResponseUsage)
 _build_input_details = unvalidated(InputTokensDetails)
 _build_output_details = unvalidated(OutputTokensDetails)
-_NO_TOOL_USAGE: Final = ToolUsage(image_gen=_NO_IMAGES, web_search=ToolUsageWebSearch(num_requests=0))
+_NO_TOOL_USAGE: Final = remember_json(ToolUsage(image_gen=_NO_IMAGES, web_search=ToolUsageWebSearch(num_requests=0)))
 IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter"]
 """Why a response is incomplete. `max_messages`: the model sent only invalid calls and never answered."""
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
