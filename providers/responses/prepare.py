@@ -17,14 +17,13 @@ from apis.inference import Inference
 from apis.responses import CreateResponse
 from apis.storage.kv_store import KVStore
 from providers.responses.context.attachments import Attachments
-from providers.responses.context.chat_request import apply_configuration_updates, build_chat, refuse_unsupported
+from providers.responses.context.chat_request import accept_request, apply_configuration_updates, build_chat
 from providers.responses.context.compaction import Compactor
 from providers.responses.context.conversation import Conversation, HistorySource, read_conversation
 from providers.responses.context.conversations import StoredConversations
 from providers.responses.context.prompt_cache.comparison import PromptComparer
 from providers.responses.context.request_inference import RequestInferences
 from providers.responses.context.sealed_results import SealedToolResults
-from providers.responses.context.sparse_request import without_unset
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.run.agent_loop import AgentLoop, LoopPlan
@@ -103,7 +102,7 @@ class ResponsePreparer:
     ) -> PendingResponse:
         """Return the response, which holds the lock of its conversation, if it adds to one. Raises StackError for a
         request that cannot be served."""
-        refuse_unsupported(request)
+        request = accept_request(request)
         if request.store is not False and created_at is None:
             await self._kv.require_room(tenant)
         lock = await self._conversations.acquire_lock(request, ids.response_id, tenant=tenant)
@@ -118,7 +117,7 @@ class ResponsePreparer:
 
     async def prepare_unlocked(self, request: CreateResponse, tenant: str) -> PendingResponse:
         """Return a response that will not run: to count its tokens, or to compact its conversation."""
-        refuse_unsupported(request)
+        request = accept_request(request)
         return await self._prepare(
             request, _Origin(tenant, ResponseIds(), int(time.time()), self._conversations.history)
         )
@@ -128,7 +127,6 @@ class ResponsePreparer:
         output_items = resume_point.input_items if resume_point is not None else ()
         output_results = resume_point.checkpoint.tool_results if resume_point is not None else {}
         request, conversation, transformations = await self._read_input(request, origin)
-        request = without_unset(request)
         toolbox = await self._request_tools.build(
             request,
             [*conversation.items, *output_items],

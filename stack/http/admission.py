@@ -22,7 +22,7 @@ from apis.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from stack.http.headers import find_header
+from stack.http.parsing import find_header
 from stack.http.routes.absences import absence_message
 from stack.server_config import HttpServerConfig
 

@@ -33,8 +33,7 @@ from apis.storage.records import decode_record, delete_all, encode_record
 from stack.build import Stack
 from stack.http.answers import client_disconnected_response
 from stack.http.context import get_context, get_services
-from stack.http.headers import find_header
-from stack.http.parsing import BLOCKING_BYTES, read_object
+from stack.http.parsing import BLOCKING_BYTES, find_header, read_object
 from stack.http.peer import scope_without_peer
 from stack.http.sse import DIALECT_HEADER, DONE_FRAME, KEEP_ALIVE_FRAME
 from stack.http.streams import ClientDisconnected, run_while_connected

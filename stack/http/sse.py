@@ -21,7 +21,7 @@ from apis.events import (
     response_event_to_json,
 )
 from apis.wire.base import fields_to_write, sdk_model_to_json
-from stack.http.headers import find_header
+from stack.http.parsing import find_header
 
 ApiDialect = Literal["openai", "open-responses"]
 DIALECT_HEADER: Final = b"x-responses-dialect"

@@ -16,8 +16,7 @@ from apis.wire.field_rows import refused_fields
 from stack.http.access.metering import open_charge
 from stack.http.access.privileges import apply_settings, require_request
 from stack.http.context import get_context, get_services
-from stack.http.headers import find_header
-from stack.http.parsing import ModelT, read_request, to_invalid_request
+from stack.http.parsing import ModelT, find_header, read_request, to_invalid_request
 from stack.http.streams import run_while_connected
 
 _CHUNK_BYTES: Final = 256 * 1024

@@ -226,7 +226,7 @@ class HttpServerConnection(HttpToolsProtocol):
         """Return `Peer.body_writer`. The parser goes, 1 KiB for as long as a stream is open, if it is between requests:
         the next one gets a new parser."""
         if not (self._in_head or self.cycle.more_body):
-            self.parser = None  # type: ignore[assignment]
+            self.parser = None  # type: ignore[assignment]  # as uvicorn itself sets it when the connection is lost
         return self._write_body
 
     def _write_body(self, body: bytes) -> bool:

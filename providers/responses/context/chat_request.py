@@ -16,8 +16,9 @@ _SHARED_FIELDS: Final = frozenset(("model", "prompt_cache_key", "cache_salt", "p
 """Fields of one name and meaning in both requests."""
 
 
-def refuse_unsupported(request: CreateResponse) -> None:
-    """Raise InvalidRequest, naming the field, for a request that contradicts itself or endangers an engine."""
+def accept_request(request: CreateResponse) -> CreateResponse:
+    """Return the request as it is kept while its response runs. Raises InvalidRequest, naming the field, for one that
+    contradicts itself or endangers an engine."""
     refuse_unsafe_engine_options(request)
     if request.background and request.store is False:
         message = "A response with `background` is stored: leave `store` out, or set it to true."
@@ -31,6 +32,7 @@ def refuse_unsupported(request: CreateResponse) -> None:
         raise InvalidRequest(message, param="conversation", code="mutually_exclusive_parameters")
     if request.input is None and request.previous_response_id is None and request.conversation is None:
         raise InvalidRequest("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
+    return without_unset(request)
 
 
 def _check_window(request: CreateResponse) -> None:

@@ -11,7 +11,7 @@ from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, Unsupported
 from apis.responses import CreateResponse
 from apis.wire.tools import WebSearchTool
-from providers.responses.context.chat_request import build_chat, refuse_unsupported
+from providers.responses.context.chat_request import accept_request, build_chat
 from providers.responses.tools.call import HostedCall, TypedTool
 from providers.responses.tools.offered import OfferedTools
 from providers.responses.tools.registry import ToolBinding
@@ -58,9 +58,9 @@ def test_what_is_not_offered_is_refused_by_name(name: str, value: Any) -> None:
 
 def test_something_must_be_asked() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        refuse_unsupported(CreateResponse.model_validate({"model": "m"}))
+        accept_request(CreateResponse.model_validate({"model": "m"}))
     assert (caught.value.param, caught.value.code) == ("input", "missing_required_parameter")
-    refuse_unsupported(CreateResponse.model_validate({"model": "m", "previous_response_id": "resp_1"}))
+    accept_request(CreateResponse.model_validate({"model": "m", "previous_response_id": "resp_1"}))
 
 
 FUNCTION: Fields = {"type": "function", "function": {"name": "f"}}
