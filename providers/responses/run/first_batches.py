@@ -65,12 +65,11 @@ class FirstBatches:
             self._read.append(events)
 
     async def __aiter__(self) -> AsyncGenerator[EventBatch]:
-        early = len(self._read)
-        for events in self._read[:early]:
-            yield events
+        while self._read:
+            yield self._read.pop(0)  # and let go of it, for as long as the model thinks
         await self._task
-        for events in self._read[early:]:
-            yield events
+        while self._read:
+            yield self._read.pop(0)
 
     async def _wait(self, limit: SharedTimeout) -> None:
         """Wait until the task is done, or for as long as `limit`, or until `_wake` is called."""
