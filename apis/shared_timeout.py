@@ -6,6 +6,7 @@ timeouts are all of one length, so the first to begin is the first to expire.
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 
 
 class SharedTimeout:
@@ -20,9 +21,9 @@ class SharedTimeout:
 
     def start(self, on_expiry: Callable[[], None]) -> None:
         """Call `on_expiry`, which no other running timeout has, after `seconds` unless it is cancelled before."""
-        loop = asyncio.get_running_loop()
-        self._deadlines[on_expiry] = loop.time() + self.seconds
+        self._deadlines[on_expiry] = monotonic() + self.seconds  # the event loop's own clock, without a call of it
         if self._timer is None:
+            loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self.seconds, self._expire, loop)
 
     def cancel(self, on_expiry: Callable[[], None]) -> None:
@@ -33,7 +34,7 @@ class SharedTimeout:
         self._timer = None
         while self._deadlines:
             on_expiry, deadline = next(iter(self._deadlines.items()))
-            if deadline > loop.time():
+            if deadline > monotonic():
                 self._timer = loop.call_at(deadline, self._expire, loop)
                 return
             del self._deadlines[on_expiry]

@@ -13,9 +13,10 @@ from starlette.requests import Request
 
 from apis.errors import InvalidRequest, PayloadTooLarge, PermissionDenied
 from apis.wire.field_rows import refused_fields
+from stack.http.access.admission_queue import AdmissionQueue
 from stack.http.access.metering import open_charge
 from stack.http.access.privileges import apply_settings, require_request
-from stack.http.context import get_context, get_services
+from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import ModelT, find_header, read_request, to_invalid_request
 from stack.http.streams import run_while_connected
 
@@ -47,13 +48,16 @@ async def stream_body(http: Request, max_bytes: int, setting: str | None) -> Asy
 
 async def read_body(http: Request, max_bytes: int) -> bytes:
     """Return the whole body. Raises PayloadTooLarge, and Overloaded if too much is held for bodies already."""
-    context, shares = get_context(http.scope), get_services(http.scope).shares
+    return await _read_body(http, get_context(http.scope), get_services(http.scope), max_bytes)
+
+
+async def _read_body(http: Request, context: HttpContext, services: Services, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     # not `stream_body`: a generator costs as much as the rest, and nearly every body is one chunk
     body = _IncomingBody(http, max_bytes, "server.max_body_bytes")
     while not body.is_whole:
         chunks.append(await body.receive())
-        shares.cover_body(context.body_places, body.size_bytes, context.tenant)
+        services.shares.cover_body(context.body_places, body.size_bytes, context.tenant)
     return b"".join(chunks)
 
 
@@ -104,18 +108,18 @@ async def read_granted(http: Request, max_bytes: int, model: type[ModelT]) -> Mo
 async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
     """Return the body as a request that a model will answer, after it was counted under the limits of its key and
     admitted to the models. Raises RateLimited, Overloaded, and what `read_granted` raises."""
-    body = await read_body(http, max_bytes)
+    context, services = get_context(http.scope), get_services(http.scope)
+    body = await _read_body(http, context, services, max_bytes)
     request = await _parse_granted(http, body, model)
-    context, accounts = get_context(http.scope), get_services(http.scope).stack.accounts
-    context.charge = await open_charge(accounts, context.caller, request, len(body), is_batch=context.is_batch_line)
-    await _admit(http, request)
+    accounts, is_batch = services.stack.accounts, context.is_batch_line
+    context.charge = await open_charge(accounts, context.caller, request, len(body), is_batch=is_batch)
+    await _admit(http, context, services.admission, request)
     return request
 
 
-async def _admit(http: Request, request: BaseModel) -> None:
+async def _admit(http: Request, context: HttpContext, admission: AdmissionQueue, request: BaseModel) -> None:
     """Wait for a place among the requests that models answer. Lines of batches and background responses have places of
     their own."""
-    context, admission = get_context(http.scope), get_services(http.scope).admission
     if context.is_batch_line or getattr(request, "background", None):
         return
     place = admission.try_enter(context.tenant)

@@ -4,6 +4,7 @@ import asyncio
 import math
 import socket
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, ClassVar, Final
 
 import httptools
@@ -322,7 +323,7 @@ class HttpServerConnection(HttpToolsProtocol):
     def _start_timer(self, seconds: float) -> None:
         """Let the client be late in `seconds`. One timer serves all requests of the connection, because one for each
         head and body costs as much as parsing them: it ends no later than the deadline, and then waits for the rest."""
-        self._deadline = deadline = self.loop.time() + seconds
+        self._deadline = deadline = monotonic() + seconds  # the event loop's own clock, without a call of it
         if self._timer is None or self._timer.when() > deadline:
             self._set_timer(deadline)
 
@@ -343,7 +344,7 @@ class HttpServerConnection(HttpToolsProtocol):
         self._timer = None
         if self._deadline == math.inf or self.transport.is_closing():
             return
-        if self.loop.time() < self._deadline:
+        if monotonic() < self._deadline:
             self._set_timer(self._deadline)
         else:
             self._expire()

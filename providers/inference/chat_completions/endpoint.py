@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from time import monotonic
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -173,7 +174,7 @@ class ChatCompletions:
         body = [request_body]
         del build_request, request_body
         limits = self._limits
-        deadline = asyncio.get_running_loop().time() + limits.first_token_s
+        deadline = monotonic() + limits.first_token_s
         # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
         connection = await self._send("POST", path, body.pop(), deadline, headers)
         try:
@@ -215,7 +216,7 @@ class ChatCompletions:
         if not self._dialect.lists_all_models or self._is_listed(model):
             return
         async with self._listing_lock:
-            now = asyncio.get_running_loop().time()
+            now = monotonic()
             if now - self._listing_tried_at > LISTING_MAX_AGE_S and not self._is_listed(model):
                 self._listing_tried_at = now
                 with suppress(StackError, TimeoutError):
@@ -276,18 +277,18 @@ class ChatCompletions:
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> HttpConnection:
         """Send a request and wait for the headers; the caller must release the connection."""
-        now, limits = asyncio.get_running_loop().time, self._limits
+        limits = self._limits
         own_headers = {**TRACE_HEADERS.get(), **headers}
         head = self._headers + headers_to_bytes(own_headers) if own_headers else self._headers
         url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE_PATH else self.base_url}{path}"
         try:
-            deadline = min(now() + limits.headers_s, first_token_deadline)
+            deadline = min(monotonic() + limits.headers_s, first_token_deadline)
             return await self._http.send(method, url, head, body, limits.connect_s, deadline)
         except HttpConnectTimeout as exc:
             limit = f"connect_timeout_s ({limits.connect_s:g} s)"
             raise ConnectTimeout(f"The {self._server} could not be reached within {limit}.") from exc
         except TimeoutError as exc:
-            if now() >= first_token_deadline:
+            if monotonic() >= first_token_deadline:
                 raise token_timeout_error(self._limits, has_started=False) from exc
             raise self._response_timeout_error() from exc
         except ProxyError as exc:
@@ -328,7 +329,7 @@ class ChatCompletions:
 
     async def _read_body(self, connection: HttpConnection, limit_bytes: int) -> bytes:
         """Return the body up to `limit_bytes`; the rest of a longer one stays unread."""
-        deadline = asyncio.get_running_loop().time() + self._limits.headers_s
+        deadline = monotonic() + self._limits.headers_s
         try:
             return await connection.read_body(limit_bytes, deadline)
         except TimeoutError as exc:
@@ -346,10 +347,9 @@ def _decode_response(body: bytes, response_type: type[_Response]) -> _Response:
 
 async def _drain_body(connection: HttpConnection) -> None:
     """Read the end of the body that directly follows the last event, so that the connection can be reused."""
-    now = asyncio.get_running_loop().time
-    deadline = now() + DRAIN_TIMEOUT_S
+    deadline = monotonic() + DRAIN_TIMEOUT_S
     with suppress(TimeoutError, HttpError):
-        while not connection.is_complete and now() < deadline:
+        while not connection.is_complete and monotonic() < deadline:
             if not connection.is_ready:
                 await connection.wait_for_data(deadline)
             connection.read_available()

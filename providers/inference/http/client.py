@@ -11,6 +11,7 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping
+from time import monotonic
 from typing import Final
 
 from aiohappyeyeballs import (
@@ -98,10 +99,10 @@ class HttpClient:
         if not (connection.is_reusable and self._idle_s) or self._is_closed:
             connection.abort()
             return
-        loop = asyncio.get_running_loop()
         connection.reset()
-        self._idle_connections.setdefault(self._origins[connection], {})[connection] = loop.time()
+        self._idle_connections.setdefault(self._origins[connection], {})[connection] = monotonic()
         if self._sweep_timer is None:
+            loop = asyncio.get_running_loop()
             self._sweep_timer = loop.call_later(self._idle_s, self._close_idle_connections)
 
     async def close(self) -> None:
@@ -118,7 +119,7 @@ class HttpClient:
 
     def _take_idle_connection(self, origin: Origin) -> HttpConnection | None:
         idle = self._idle_connections.get(origin)
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         while idle:
             connection, since = idle.popitem()
             if now - since < self._idle_s and not connection.is_closing:
@@ -128,7 +129,7 @@ class HttpClient:
 
     def _close_idle_connections(self) -> None:
         loop = asyncio.get_running_loop()
-        old = loop.time() - self._idle_s
+        old = monotonic() - self._idle_s
         for idle in self._idle_connections.values():
             for connection in [connection for connection, since in idle.items() if since <= old]:
                 del idle[connection]
@@ -147,13 +148,12 @@ class HttpClient:
     async def _connect(self, origin: Origin, connect_timeout_s: float, deadline: float) -> HttpConnection:
         if self._is_closed:
             raise HttpError("The client is closed.")
-        now = asyncio.get_running_loop().time
         try:
             # one timer for both limits: a cancelled one takes 300 bytes until it would have ended
-            async with asyncio.timeout_at(min(now() + connect_timeout_s, deadline)):
+            async with asyncio.timeout_at(min(monotonic() + connect_timeout_s, deadline)):
                 connection = await self._open_connection(origin)
         except TimeoutError as exc:
-            if now() >= deadline:
+            if monotonic() >= deadline:
                 raise
             raise HttpConnectTimeout(f"{origin.host} could not be reached in time.") from exc
         except ProxyError:

@@ -14,7 +14,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 def without_unset(request: ModelT) -> ModelT:
     """Return a request, which must be frozen, without the fields that were never set: they are read from its class, so
     they cost nothing, and a dump lacks them. A request has some sixty fields, 1.6 KiB, of which it sets three."""
-    fields, names = vars(request), frozenset(request.model_fields_set)
+    fields, names = vars(request), frozenset(request.__pydantic_fields_set__)
     kept_fields = {name: fields[name] for name in _kept_names(type(request), names)}
     return build_unvalidated(_with_defaults(type(request)), kept_fields, shared_names(names))
 

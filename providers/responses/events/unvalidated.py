@@ -35,13 +35,13 @@ def build_unvalidated(kind: type[ModelT], fields: dict[str, Any], names: set[str
 def add_extra(model: BaseModel, extra: dict[str, Any]) -> None:
     """Give the model, which has none yet, the fields that its class does not declare."""
     _set_extra(model, extra)
-    model.model_fields_set.update(extra)
+    model.__pydantic_fields_set__.update(extra)
 
 
 def copy_with(model: ModelT, changes: Mapping[str, Any]) -> ModelT:
     """Return a copy of the model with other values of some of its declared fields, which are not validated."""
-    copy = build_unvalidated(type(model), {**vars(model), **changes}, {*model.model_fields_set, *changes})
-    _set_extra(copy, model.model_extra)
+    copy = build_unvalidated(type(model), {**vars(model), **changes}, {*model.__pydantic_fields_set__, *changes})
+    _set_extra(copy, model.__pydantic_extra__)
     return copy
 
 
