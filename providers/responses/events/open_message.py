@@ -35,12 +35,14 @@ _MAX_CITATIONS: Final = 2000
 
 
 class OpenMessage:
-    """An assistant message: parts of text and refusal, one after the other."""
+    """An assistant message: parts of text and refusal, one after the other. One that `is_quiet` makes no events but its
+    last: nobody reads the others."""
 
     __slots__ = (
         "_annotations",
         "_citation_scanner",
         "_has_delta",
+        "_is_quiet",
         "_logprobs",
         "_part_kind",
         "_parts",
@@ -51,11 +53,20 @@ class OpenMessage:
         "phase",
     )
 
-    def __init__(self, item_id: str, index: int, phase: Phase | None, citation_scanner: CitationScanner | None) -> None:
+    def __init__(
+        self,
+        item_id: str,
+        index: int,
+        phase: Phase | None,
+        citation_scanner: CitationScanner | None,
+        *,
+        is_quiet: bool = False,
+    ) -> None:
         self.id = item_id
         self.index = index
         self.phase: Phase | None = phase
         self._citation_scanner = citation_scanner
+        self._is_quiet = is_quiet
         self._parts: list[ResponseOutputText | ResponseOutputRefusal] = []
         self._part_kind: type[TextDelta | RefusalDelta] | None = None
         self._text = GrowingText()
@@ -71,7 +82,7 @@ class OpenMessage:
         return message
 
     def open(self) -> EventList:
-        return [item_added_event(self.index, self.item("in_progress"))]
+        return [] if self._is_quiet else [item_added_event(self.index, self.item("in_progress"))]
 
     def append_text(self, text: str, logprobs: Sequence[TokenLogprob], events: EventList) -> None:
         """Take more text and add its events to `events`."""
@@ -84,6 +95,8 @@ class OpenMessage:
             self._append_cited_text(self._citation_scanner, self._citation_scanner.feed(text), events)
             return
         self._text.append(text)
+        if self._is_quiet:
+            return
         fields = [_logprob_to_dict(logprob) for logprob in logprobs] if logprobs else []
         events.append(text_delta_event(self.id, self.index, len(self._parts), text, fields))
 
@@ -93,6 +106,8 @@ class OpenMessage:
             self._close_part(events)
             self._open_part(RefusalDelta, events)
         self._text.append(text)
+        if self._is_quiet:
+            return
         events.append(
             ResponseRefusalDeltaEvent(
                 type="response.refusal.delta",
@@ -121,7 +136,8 @@ class OpenMessage:
                 self._text.append(text)
                 self._has_delta = True
                 self._text_length += len(text)
-                events.append(text_delta_event(self.id, self.index, len(self._parts), text, []))
+                if not self._is_quiet:
+                    events.append(text_delta_event(self.id, self.index, len(self._parts), text, []))
             if target is None or len(self._annotations) == _MAX_CITATIONS:
                 continue
             annotation = scanner.build_citation(target, start, self._text_length)
@@ -129,6 +145,8 @@ class OpenMessage:
             if identity in self._annotations:  # two passages of one file, cited in one place
                 continue
             self._annotations[identity] = annotation
+            if self._is_quiet:
+                continue
             events.append(
                 ResponseOutputTextAnnotationAddedEvent(
                     type="response.output_text.annotation.added",
@@ -143,6 +161,8 @@ class OpenMessage:
 
     def _open_part(self, kind: type[TextDelta | RefusalDelta], events: EventList) -> None:
         self._part_kind = kind
+        if self._is_quiet:
+            return
         part = _text_part("") if kind is TextDelta else ResponseOutputRefusal(type="refusal", refusal="")
         events.append(
             _build_part_added_event(
@@ -164,42 +184,46 @@ class OpenMessage:
         if self._part_kind is TextDelta:
             logprobs = [_logprob_to_dict(logprob) for logprob in self._logprobs]
             part = _text_part(text, logprobs, [*self._annotations.values()])
-            events.append(
-                (ResponseTextDoneEvent if logprobs else _build_text_done_event)(
-                    type="response.output_text.done",
-                    item_id=self.id,
-                    output_index=self.index,
-                    content_index=len(self._parts),
-                    text=text,
-                    logprobs=logprobs,  # pyright: ignore[reportArgumentType]  # validated from the dicts
-                    sequence_number=0,
-                )
-            )
         else:
             part = ResponseOutputRefusal(type="refusal", refusal=text)
+        if not self._is_quiet:
+            events.append(self._text_done_event(part))
             events.append(
-                ResponseRefusalDoneEvent(
-                    type="response.refusal.done",
+                _build_part_done_event(
+                    type="response.content_part.done",
                     item_id=self.id,
                     output_index=self.index,
                     content_index=len(self._parts),
-                    refusal=text,
+                    part=part,
                     sequence_number=0,
                 )
             )
-        events.append(
-            _build_part_done_event(
-                type="response.content_part.done",
-                item_id=self.id,
-                output_index=self.index,
-                content_index=len(self._parts),
-                part=part,
-                sequence_number=0,
-            )
-        )
         self._parts.append(part)
         self._part_kind, self._has_delta, self._text_length, self._annotations, self._logprobs = None, False, 0, {}, []
         self._text = GrowingText()
+
+    def _text_done_event(
+        self, part: ResponseOutputText | ResponseOutputRefusal
+    ) -> ResponseTextDoneEvent | ResponseRefusalDoneEvent:
+        if isinstance(part, ResponseOutputRefusal):
+            return ResponseRefusalDoneEvent(
+                type="response.refusal.done",
+                item_id=self.id,
+                output_index=self.index,
+                content_index=len(self._parts),
+                refusal=part.refusal,
+                sequence_number=0,
+            )
+        logprobs = [_logprob_to_dict(logprob) for logprob in self._logprobs]
+        return (ResponseTextDoneEvent if logprobs else _build_text_done_event)(
+            type="response.output_text.done",
+            item_id=self.id,
+            output_index=self.index,
+            content_index=len(self._parts),
+            text=part.text,
+            logprobs=logprobs,  # pyright: ignore[reportArgumentType]  # validated from the dicts
+            sequence_number=0,
+        )
 
 
 def _text_part(text: str, logprobs: Sequence[object] = (), annotations: Sequence[Citation] = ()) -> ResponseOutputText:

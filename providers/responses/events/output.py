@@ -18,6 +18,7 @@ class ResponseOutput:
         "_max_chars",
         "_tool_result_sealer",
         "files",
+        "has_readers",
         "ids",
         "is_json",
         "items",
@@ -45,6 +46,8 @@ class ResponseOutput:
         self.sources: dict[int, Source] = {}
         self.files: dict[str, ContainerFile] = {}
         """Files that programs wrote, by the paths that the model may link to."""
+        self.has_readers = True
+        """Somebody reads the events of the response, and not only its end."""
         self.turn = 0
         """Number of the model's turn that is running."""
         self._tool_result_sealer = tool_result_sealer

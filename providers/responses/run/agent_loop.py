@@ -98,22 +98,20 @@ class AgentLoop:
         """An MCP server that cannot list its tools fails the response."""
         return self._plan.requires_tool_lists
 
-    def run(
-        self, *, stream_deltas: bool = True, on_checkpoint: Callable[[Checkpoint], None] | None = None
-    ) -> AsyncGenerator[EventBatch]:
-        """Yield the events of all turns, as batches that became ready together. Without `stream_deltas`, deltas of one
-        batch are joined: for clients that get the final response only. `on_checkpoint` is called with each state from
-        which another worker can resume, once all events before it have been taken."""
+    def run(self, *, on_checkpoint: Callable[[Checkpoint], None] | None = None) -> AsyncGenerator[EventBatch]:
+        """Yield the events of all turns, as batches that became ready together; where nobody reads them, some are left
+        out, and batches may be empty. `on_checkpoint` is called with each state from which another worker can resume,
+        once all events before it have been taken."""
         self._on_checkpoint = on_checkpoint
         for result in (*self._conversation.tool_results.values(), *self.state.tool_results.values()):
             self._output.sources.update(result.sources)
             self._output.files.update(result.files)
         if self._compaction is not None and self._compaction.is_whole_response:
             return self._compact(self._compaction)
-        return self._run_turns(stream_deltas=stream_deltas)
+        return self._run_turns()
 
-    async def _run_turns(self, *, stream_deltas: bool) -> AsyncGenerator[EventBatch]:
-        state = self.state
+    async def _run_turns(self) -> AsyncGenerator[EventBatch]:
+        state, has_readers = self.state, self._output.has_readers
         while True:
             self._output.turn = state.turn
             if self._toolbox.typed_tools or self._compaction is not None:
@@ -128,7 +126,8 @@ class AgentLoop:
             self._turn = turn = TurnStream(self._output, self._toolbox, policy, hosted_calls_left=state.calls_left)
             async with aclosing(self._plan.inference.chat(self.chat)) as delta_batches:
                 async for deltas in delta_batches:
-                    if events := convert_batch(deltas, turn.feed if stream_deltas else turn.feed_joined):
+                    events = convert_batch(deltas, turn.feed if has_readers else turn.feed_joined)
+                    if events or not has_readers:  # an empty one, too, asks for pushes
                         yield events
                     del deltas, events
             if turn.finish is None:

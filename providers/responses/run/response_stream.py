@@ -82,7 +82,8 @@ class ResponseStreams:
             return await work
 
     async def _stream_events(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
-        run = pending.agent_loop.run(stream_deltas=pending.request.stream is True)
+        pending.output.has_readers = pending.request.stream is True
+        run = pending.agent_loop.run()
         begun, span = False, ResponseSpan(pending)
         try:
             with ResponseDeadline(self._timeout) as deadline:
@@ -211,7 +212,7 @@ class LiveEventView:
     def show_end(self, events: EventBatch) -> EventBatch:
         """Return the terminal event of a batch that has one, and no event of any other batch: for a response that is
         not streamed. Batches that can be pushed are dropped where they arrive."""
-        if events[-1].type in TERMINAL_EVENTS:
+        if events and events[-1].type in TERMINAL_EVENTS:
             return self._number_and_show(events[-1:])
         if isinstance(events, LiveBatch):
             events.push_to(_drop_events)

@@ -359,3 +359,29 @@ TOKEN = TokenLogprob("c", -0.1, (99,))
 )
 def test_what_is_shown_whole_is_joined_and_nothing_else(step: list[Delta], whole: list[Delta]) -> None:
     assert [*join_deltas(step)] == whole
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        [TextDelta("a"), TextDelta("b"), finish()],
+        [TextDelta("See 【1】 and [One](https://a.b/1)."), finish()],
+        [TextDelta("c", (TOKEN,)), TextDelta("d"), finish("length")],
+        [TextDelta("a", phase="commentary"), TextDelta("b", phase="final_answer"), finish()],
+        [TextDelta("a"), RefusalDelta("No."), finish()],
+        [ReasoningDelta("Hm."), TextDelta("a"), ToolCallStart("1", "look"), ToolArgumentsDelta("1", "{}"), finish()],
+        [TextDelta("cut")],
+    ],
+)
+def test_the_output_is_the_same_where_nobody_reads_the_events(deltas: list[Delta]) -> None:
+    outputs: list[list[Any]] = []
+    for has_readers in (True, False):
+        turn, output = turn_of({1: Source("https://a.b/1", "One")})
+        output.has_readers = has_readers
+        events = [*(turn.feed(deltas) if has_readers else turn.feed_joined(deltas)), *turn.close_open_items()]
+        shown = [event for event in events if event.type.startswith(("response.output_text", "response.refusal"))]
+        assert bool(shown) == has_readers
+        items = [item.model_dump() for item in output.finished_items()]
+        outputs.append([{**item, "id": ""} for item in items])
+    assert outputs[0] == outputs[1]
+    assert outputs[0]
