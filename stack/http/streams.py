@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
 from time import monotonic
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -200,40 +199,40 @@ class EventStream(Response):
 
     async def _run(self, send: Send, peer: Peer | None) -> None:
         stream: _OpenStream | None = None
-        async with aclosing(self._batches) as batches:
-            is_log = False
-            ending, last = b"", DONE_FRAME
-            waits = self._creates_response
-            try:
-                async for batch in batches:
-                    if stream is None:
-                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                        stream = _OpenStream(send, peer, self._request_record)
-                        self._monitor.add(stream)
-                    is_first_output = waits and not self._awaits_first_output(batch)
-                    waits = waits and not is_first_output
-                    is_log = is_log or (bool(batch) and isinstance(batch[-1], LoggedEvent))
-                    if not is_log and self._is_end(batch):
-                        ending = self._frame(batch)  # leaves with the end of the body
-                        continue
-                    await (stream.write_at_once if is_first_output else stream.write)(self._frame(batch))
-                    if not waits:
-                        self._request_pushes(batch, stream)
-                    del batch
-            except StackError as exc:
+        is_log = False
+        ending, last = b"", DONE_FRAME
+        waits = self._creates_response
+        try:
+            async for batch in self._batches:
                 if stream is None:
-                    raise
-                # the stream has already sent its own error event; the exception is for callers that drain it
-                _log.info("a stream failed: %s", exc.message)
-                if is_log:
-                    last = b""  # a log is not done: it can be read on from another worker
-            except asyncio.CancelledError:
-                if stream is None or not self._monitor.is_ending:
-                    raise
-                last = b"" if is_log else _SHUTDOWN_FRAME + DONE_FRAME
-            finally:
-                if stream is not None:
-                    self._monitor.discard(stream)
+                    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                    stream = _OpenStream(send, peer, self._request_record)
+                    self._monitor.add(stream)
+                is_first_output = waits and not self._awaits_first_output(batch)
+                waits = waits and not is_first_output
+                is_log = is_log or (bool(batch) and isinstance(batch[-1], LoggedEvent))
+                if not is_log and self._is_end(batch):
+                    ending = self._frame(batch)  # leaves with the end of the body
+                    continue
+                await (stream.write_at_once if is_first_output else stream.write)(self._frame(batch))
+                if not waits:
+                    self._request_pushes(batch, stream)
+                del batch
+        except StackError as exc:
+            if stream is None:
+                raise
+            # the stream has already sent its own error event; the exception is for callers that drain it
+            _log.info("a stream failed: %s", exc.message)
+            if is_log:
+                last = b""  # a log is not done: it can be read on from another worker
+        except asyncio.CancelledError:
+            if stream is None or not self._monitor.is_ending:
+                raise
+            last = b"" if is_log else _SHUTDOWN_FRAME + DONE_FRAME
+        finally:
+            if stream is not None:
+                self._monitor.discard(stream)
+            await self._batches.aclose()
         if stream is not None:
             await stream.write(ending + last, more_body=False)
 

@@ -183,11 +183,13 @@ class ChatCompletions:
             if (attempts := CALL_ATTEMPTS.get()) is not None:
                 attempts.accept()
             reader.keeps_head = span is not NO_SPAN
-            answer = AnswerStream(connection, reader, limits, self._server)
-            async with aclosing(answer.read(deadline)) as batches:
+            batches = AnswerStream(connection, reader, limits, self._server).read(deadline)
+            try:
                 async for batch in batches:
                     yield batch
                     del batch
+            finally:
+                await batches.aclose()
             if not (reader.was_cut or connection.is_complete):
                 await _drain_body(connection)
         finally:

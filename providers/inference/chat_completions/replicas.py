@@ -192,13 +192,16 @@ class Upstreams:
             is_probe = upstream.breaker.begin_request()
             upstream.in_flight += 1
             try:
-                async with aclosing(open_stream(upstream.endpoint)) as batches:
+                batches = open_stream(upstream.endpoint)
+                try:
                     async for batch in batches:
                         if not has_output:
                             has_output = True
                             upstream.breaker.record_success()
                         yield batch
                         del batch
+                finally:
+                    await batches.aclose()
                 return
             except StackError as exc:
                 if isinstance(exc, UpstreamError) and not isinstance(exc, AnswerTooLarge):

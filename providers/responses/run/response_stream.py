@@ -87,10 +87,10 @@ class ResponseStreams:
         begun, span = False, ResponseSpan(pending)
         try:
             with ResponseDeadline(self._timeout) as deadline:
-                async with aclosing(run) as batches:
+                async with aclosing(run):
                     deadline.begin_wait()
                     if pending.request.stream:
-                        async with self._read_first_batches(batches, pending) as first_batches:
+                        async with self._read_first_batches(run, pending) as first_batches:
                             deadline.end_wait()
                             begun = True
                             first_batches.precede_by(_first_events(pending.build_initial_response()))
@@ -101,7 +101,7 @@ class ResponseStreams:
                                 del events
                                 deadline.begin_wait()
                         del first_batches
-                    async for events in batches:
+                    async for events in run:
                         deadline.end_wait()
                         begun = True
                         yield events

@@ -1,7 +1,6 @@
 """/v1/responses: create, read, stream, cancel and delete responses, count their input, compact their conversation."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 from functools import cache, partial
 from typing import Any, Final
 
@@ -170,11 +169,11 @@ async def _read_final_response(batches: AsyncGenerator[Sequence[Any]], request_r
     """Return the response that the only event carries. A failed one raises its cause."""
     last: Any = None
     try:
-        async with aclosing(batches):
-            async for events in batches:
-                last = events[-1]
+        async for events in batches:
+            last = events[-1]
     finally:
         request_record.observe(last)
+        await batches.aclose()
     return last.response
 
 
