@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 from openai.types.responses import ResponseStreamEvent
 
+from apis.live_batch import LiveBatch
 from apis.storage.kv_store import Delete, Op, Put
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.runs import RunLease
@@ -47,14 +48,22 @@ class Journal:
         self._is_stopping = False
 
     async def append(self, events: Sequence[ResponseStreamEvent]) -> None:
-        """Number events and buffer them; wait while the store is too slow for the buffer."""
+        """Number events and buffer them; wait while the store is too slow for the buffer. The next ones are pushed
+        where their source can do that: see `apis.live_batch`."""
+        if not self._push(events):
+            while self._buffered_bytes >= _MAX_BUFFERED_BYTES:
+                self._has_space.clear()
+                await self._has_space.wait()
+        if isinstance(events, LiveBatch):
+            events.push_to(self._push)
+
+    def _push(self, events: Sequence[ResponseStreamEvent]) -> bool:
+        """Number events and buffer them; return true while there is room for more."""
         self._buffer_events(events)
         self._has_data.set()
         if self._buffered_bytes >= _BATCH_BYTES:
             self._has_full_batch.set()
-        while self._buffered_bytes >= _MAX_BUFFERED_BYTES:
-            self._has_space.clear()
-            await self._has_space.wait()
+        return self._buffered_bytes < _MAX_BUFFERED_BYTES
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Buffer a checkpoint; it counts the events before it."""
