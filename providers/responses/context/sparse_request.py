@@ -35,7 +35,9 @@ def _defaults(model_class: type[BaseModel]) -> Mapping[str, Any]:
 
 @cache
 def _with_defaults(model_class: type[ModelT]) -> type[ModelT]:
-    """Return a subclass whose attributes are the defaults of the fields."""
+    """Return a subclass of the same name whose attributes are the defaults of the fields; of such a one, itself."""
+    if model_class.__base__ is not None and model_class.__base__.__name__ == model_class.__name__:
+        return model_class
     attributes = {"__slots__": (), "__module__": model_class.__module__, **_defaults(model_class)}
     # not by pydantic's own metaclass, which would take the attributes for new declarations of the fields
     metaclass: Any = type(BaseModel)

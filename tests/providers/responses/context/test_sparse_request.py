@@ -35,3 +35,10 @@ def test_the_fields_take_a_fraction_of_the_memory_and_their_names_are_shared() -
     first, second = map(without_unset, requests)
     assert sys.getsizeof(vars(first)) * 5 < sys.getsizeof(vars(requests[0]))
     assert first.model_fields_set is second.model_fields_set
+
+
+def test_a_request_that_has_been_through_it_is_of_the_same_class() -> None:
+    sparse = without_unset(CreateResponse.model_validate({"model": "m", "input": "Hi"}))
+    again = without_unset(sparse.model_copy(update={"seed": 1}))
+    assert type(again) is type(sparse)
+    assert (again.seed, again.top_p, again.input) == (1, None, "Hi")
