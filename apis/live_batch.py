@@ -43,7 +43,7 @@ class LiveBatch(list[T], Generic[T]):
         self._push_source_to = push_source_to
         self._conversions = conversions
 
-    def push_to(self, receive: Callable[[Any], bool], last_conversion: Callable[[Any], Any] | None = None) -> None:
+    def push_to(self, receive: Callable[[Any], bool], last_conversion: "Conversion[T, Any] | None" = None) -> None:
         """Ask the source to push its next batches to `receive`, converted as this one was and then by
         `last_conversion`."""
         conversions = self._conversions if last_conversion is None else (*self._conversions, last_conversion)

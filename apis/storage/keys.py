@@ -11,6 +11,9 @@ MAX_RECORD_ID_CHARS: Final = 128
 """Characters of an id that the server has chosen; a longer one has no record."""
 NO_ID: Final = "."
 
+_last_ms = 0
+_ids_in_ms = 0
+"""Ids that were made in the millisecond `_last_ms` before the newest one."""
 _random_digits: Final[list[str]] = []
 """Random bits for ids, 112 each, read in advance: one at a time, they are the largest part of the time of an id."""
 os.register_at_fork(after_in_child=_random_digits.clear)
@@ -30,10 +33,6 @@ def record_id(client_id: str) -> str:
 def id_to_key_part(client_id: str) -> str:
     """Return the id itself if it is safe, else its SHA-256 in hexadecimal."""
     return client_id if is_safe_id(client_id) else hashlib.sha256(client_id.encode()).hexdigest()
-
-
-_last_ms = 0
-_ids_in_ms = 0
 
 
 def new_id_key() -> str:

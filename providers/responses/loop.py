@@ -147,7 +147,7 @@ class Loop(Responses):
                     yield shown
                 # as in every generator on this way: it would be held until the next one, if that is pushed
                 del events, shown
-        finally:  # not `aclosing`, also as in every one of them: it takes three calls and 120 bytes
+        finally:  # not `aclosing`, which takes three calls, and 120 bytes of each open stream
             await stream.aclose()
 
     def open_session(self, *, tenant: str) -> Session:

@@ -182,8 +182,8 @@ def routing_error(exc: HTTPException, scope: Scope, routes: Iterable[BaseRoute])
 
 
 def _has_no_body(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    length = find_header(headers, b"content-length") or "0"
-    return length == "0" and find_header(headers, b"transfer-encoding") is None
+    length = find_header(headers, b"content-length")
+    return length in (None, "0") and find_header(headers, b"transfer-encoding") is None
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ from apis.accounts.usage import count_hosted_calls
 from apis.deltas import Usage
 from apis.errors import StackError
 from apis.events import LoggedEvent
+from stack.http.parsing import find_header
 
 OTHER: Final = "other"
 WEBSOCKET: Final = "WEBSOCKET"
@@ -29,7 +30,7 @@ _TRACESTATE_MEMBER: Final = re.compile(
 _MAX_TRACESTATE_MEMBERS: Final = 32
 _MAX_TRACESTATE_BYTES: Final = 512
 _TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
-_CLIENT_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+_CLIENT_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _ERROR_CODE: Final = re.compile(r"[a-z0-9_]{1,64}")
 # the text after the first dot may be a key of the client's own, as in `metadata`
 _PARAM_PATH: Final = re.compile(r"[A-Za-z][A-Za-z_-]{0,63}(?:\[\d{1,9}\])?")
@@ -173,10 +174,8 @@ def _seconds_to_ms(seconds: float) -> float | None:
 
 def read_client_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the client's own id of the request, from `x-request-id`; empty if there is none or it is malformed."""
-    for name, value in headers:
-        if name == b"x-request-id":
-            return value.decode() if _CLIENT_REQUEST_ID.fullmatch(value) else ""
-    return ""
+    request_id = find_header(headers, b"x-request-id") or ""
+    return request_id if _CLIENT_REQUEST_ID.fullmatch(request_id) else ""
 
 
 def read_trace(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:

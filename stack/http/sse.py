@@ -20,7 +20,7 @@ from apis.events import (
     event_to_json,
     response_event_to_json,
 )
-from apis.wire.base import fields_to_write, sdk_model_to_json
+from apis.wire.base import sdk_model_to_json
 from stack.http.parsing import find_header
 
 ApiDialect = Literal["openai", "open-responses"]
@@ -71,8 +71,7 @@ def encode_frames(
     if obfuscate or dialect != "openai":
         return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
     if len(events) == 1 and not isinstance(event := events[0], LoggedEvent) and event.type in FLAT_EVENTS:
-        # nearly every batch: one token, an event with all of its fields set
-        return b"%b%b\n\n" % (_frame_head(event.type), orjson.dumps(event.__dict__, fields_to_write))
+        return b"%b%b\n\n" % (_frame_head(event.type), event_to_json(event))  # nearly every batch: one token
     if events and isinstance(events[0], ResponseCreatedEvent):
         return _encode_first_frames(events)
     return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_data(event)) for event in events])

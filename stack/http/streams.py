@@ -50,7 +50,9 @@ class WhileConnected:
     def __init__(self, scope: Scope, receive: Receive) -> None:
         """Start to watch the connection. Our own server calls back without a task that waits for that."""
         self._is_disconnected = False
-        self._task = asyncio.current_task()
+        task = asyncio.current_task()
+        assert task is not None  # a request is handled in a task
+        self._task = task
         self._watcher: asyncio.Task[None] | None = None
         self._peer = get_peer(scope)
         if self._peer is not None:
@@ -68,8 +70,7 @@ class WhileConnected:
             self._peer.stop_watching()
         if self._watcher is not None:
             self._watcher.cancel()
-        task = self._task
-        if isinstance(exc, asyncio.CancelledError) and self._is_disconnected and task and task.uncancel() == 0:
+        if isinstance(exc, asyncio.CancelledError) and self._is_disconnected and self._task.uncancel() == 0:
             raise ClientDisconnected from None
 
     async def _wait_for_disconnect(self, receive: Receive) -> None:
@@ -79,8 +80,7 @@ class WhileConnected:
 
     def _cancel_work(self) -> None:
         self._is_disconnected = True
-        if self._task is not None:
-            self._task.cancel()
+        self._task.cancel()
 
 
 async def run_while_connected(scope: Scope, receive: Receive, work: Awaitable[ResultT]) -> ResultT:

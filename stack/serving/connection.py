@@ -224,8 +224,8 @@ class HttpServerConnection(HttpToolsProtocol):
             self._parse_held()
 
     def body_writer(self) -> Callable[[bytes], bool]:
-        """Return `Peer.body_writer`. The parser goes, 1 KiB for as long as a stream is open, if it is between requests:
-        the next one gets a new parser."""
+        """Return the function of `Peer.body_writer`. Between two requests the parser, which takes 1 KiB, is dropped for
+        as long as the stream is open; the next request gets a new one."""
         if not (self._in_head or self.cycle.more_body):
             self.parser = None  # type: ignore[assignment]  # as uvicorn itself sets it when the connection is lost
         return self._write_body

@@ -29,7 +29,7 @@ class TrackedConnection(Protocol):
         ...
 
     def body_writer(self) -> Callable[[bytes], bool]:
-        """Return `Peer.body_writer`."""
+        """Return the function of `Peer.body_writer`."""
         ...
 
 

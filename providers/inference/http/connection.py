@@ -28,8 +28,8 @@ class HttpConnection(asyncio.Protocol):
     `push_data` pass data on as it arrives, without waking the reader.
 
     `status` is 0 until the headers have arrived; their names are in lower case, and their reader may clear them, since
-    an answer may take minutes. `is_complete` says that the body ended
-    cleanly. `deadline` is the loop time at which the current wait ends; a later one may be set meanwhile.
+    an answer may take minutes. `is_complete` says that the body ended cleanly. `deadline` is the loop time at which the
+    current wait ends; a later one may be set meanwhile.
     """
 
     __slots__ = (

@@ -50,10 +50,10 @@ class Journal:
     async def append(self, events: Sequence[ResponseStreamEvent]) -> None:
         """Number events and buffer them; wait while the store is too slow for the buffer. The next ones are pushed
         where their source can do that: see `apis.live_batch`."""
-        if not self._push(events):
-            while self._buffered_bytes >= _MAX_BUFFERED_BYTES:
-                self._has_space.clear()
-                await self._has_space.wait()
+        self._push(events)
+        while self._buffered_bytes >= _MAX_BUFFERED_BYTES:
+            self._has_space.clear()
+            await self._has_space.wait()
         if isinstance(events, LiveBatch):
             events.push_to(self._push)
 

@@ -35,14 +35,14 @@ _MAX_CITATIONS: Final = 2000
 
 
 class OpenMessage:
-    """An assistant message: parts of text and refusal, one after the other. One that `is_quiet` makes no events but its
-    last: nobody reads the others."""
+    """An assistant message: parts of text and refusal, one after the other. Unless the response `has_readers`, it makes
+    only its last event, which holds the item."""
 
     __slots__ = (
         "_annotations",
         "_citation_scanner",
         "_has_delta",
-        "_is_quiet",
+        "_has_readers",
         "_logprobs",
         "_part_kind",
         "_parts",
@@ -60,13 +60,13 @@ class OpenMessage:
         phase: Phase | None,
         citation_scanner: CitationScanner | None,
         *,
-        is_quiet: bool = False,
+        has_readers: bool = True,
     ) -> None:
         self.id = item_id
         self.index = index
         self.phase: Phase | None = phase
         self._citation_scanner = citation_scanner
-        self._is_quiet = is_quiet
+        self._has_readers = has_readers
         self._parts: list[ResponseOutputText | ResponseOutputRefusal] = []
         self._part_kind: type[TextDelta | RefusalDelta] | None = None
         self._text = GrowingText()
@@ -82,7 +82,7 @@ class OpenMessage:
         return message
 
     def open(self) -> EventList:
-        return [] if self._is_quiet else [item_added_event(self.index, self.item("in_progress"))]
+        return [item_added_event(self.index, self.item("in_progress"))] if self._has_readers else []
 
     def append_text(self, text: str, logprobs: Sequence[TokenLogprob], events: EventList) -> None:
         """Take more text and add its events to `events`."""
@@ -95,7 +95,7 @@ class OpenMessage:
             self._append_cited_text(self._citation_scanner, self._citation_scanner.feed(text), events)
             return
         self._text.append(text)
-        if self._is_quiet:
+        if not self._has_readers:
             return
         fields = [_logprob_to_dict(logprob) for logprob in logprobs] if logprobs else []
         events.append(text_delta_event(self.id, self.index, len(self._parts), text, fields))
@@ -106,7 +106,7 @@ class OpenMessage:
             self._close_part(events)
             self._open_part(RefusalDelta, events)
         self._text.append(text)
-        if self._is_quiet:
+        if not self._has_readers:
             return
         events.append(
             ResponseRefusalDeltaEvent(
@@ -136,7 +136,7 @@ class OpenMessage:
                 self._text.append(text)
                 self._has_delta = True
                 self._text_length += len(text)
-                if not self._is_quiet:
+                if self._has_readers:
                     events.append(text_delta_event(self.id, self.index, len(self._parts), text, []))
             if target is None or len(self._annotations) == _MAX_CITATIONS:
                 continue
@@ -145,7 +145,7 @@ class OpenMessage:
             if identity in self._annotations:  # two passages of one file, cited in one place
                 continue
             self._annotations[identity] = annotation
-            if self._is_quiet:
+            if not self._has_readers:
                 continue
             events.append(
                 ResponseOutputTextAnnotationAddedEvent(
@@ -161,7 +161,7 @@ class OpenMessage:
 
     def _open_part(self, kind: type[TextDelta | RefusalDelta], events: EventList) -> None:
         self._part_kind = kind
-        if self._is_quiet:
+        if not self._has_readers:
             return
         part = _text_part("") if kind is TextDelta else ResponseOutputRefusal(type="refusal", refusal="")
         events.append(
@@ -180,14 +180,13 @@ class OpenMessage:
             return
         if self._citation_scanner is not None and self._part_kind is TextDelta:
             self._append_cited_text(self._citation_scanner, self._citation_scanner.flush(), events)
-        text = str(self._text)
+        text, logprobs = str(self._text), [_logprob_to_dict(logprob) for logprob in self._logprobs]
         if self._part_kind is TextDelta:
-            logprobs = [_logprob_to_dict(logprob) for logprob in self._logprobs]
             part = _text_part(text, logprobs, [*self._annotations.values()])
         else:
             part = ResponseOutputRefusal(type="refusal", refusal=text)
-        if not self._is_quiet:
-            events.append(self._text_done_event(part))
+        if self._has_readers:
+            events.append(self._text_done_event(part, logprobs))
             events.append(
                 _build_part_done_event(
                     type="response.content_part.done",
@@ -203,7 +202,7 @@ class OpenMessage:
         self._text = GrowingText()
 
     def _text_done_event(
-        self, part: ResponseOutputText | ResponseOutputRefusal
+        self, part: ResponseOutputText | ResponseOutputRefusal, logprobs: Sequence[object]
     ) -> ResponseTextDoneEvent | ResponseRefusalDoneEvent:
         if isinstance(part, ResponseOutputRefusal):
             return ResponseRefusalDoneEvent(
@@ -214,14 +213,13 @@ class OpenMessage:
                 refusal=part.refusal,
                 sequence_number=0,
             )
-        logprobs = [_logprob_to_dict(logprob) for logprob in self._logprobs]
         return (ResponseTextDoneEvent if logprobs else _build_text_done_event)(
             type="response.output_text.done",
             item_id=self.id,
             output_index=self.index,
             content_index=len(self._parts),
             text=part.text,
-            logprobs=logprobs,  # pyright: ignore[reportArgumentType]  # validated from the dicts
+            logprobs=[*logprobs],  # pyright: ignore[reportArgumentType]  # validated from the dicts
             sequence_number=0,
         )
 

@@ -47,7 +47,7 @@ class ResponseOutput:
         self.files: dict[str, ContainerFile] = {}
         """Files that programs wrote, by the paths that the model may link to."""
         self.has_readers = True
-        """Somebody reads the events of the response, and not only its end."""
+        """The events of the response are read as they come; otherwise only its end is."""
         self.turn = 0
         """Number of the model's turn that is running."""
         self._tool_result_sealer = tool_result_sealer

@@ -99,9 +99,9 @@ class AgentLoop:
         return self._plan.requires_tool_lists
 
     def run(self, *, on_checkpoint: Callable[[Checkpoint], None] | None = None) -> AsyncGenerator[EventBatch]:
-        """Yield the events of all turns, as batches that became ready together; where nobody reads them, some are left
-        out, and batches may be empty. `on_checkpoint` is called with each state from which another worker can resume,
-        once all events before it have been taken."""
+        """Yield the events of all turns, as batches that became ready together. Where they have no readers, some are
+        left out, and batches may be empty. `on_checkpoint` is called with each state from which another worker can
+        resume, once all events before it have been taken."""
         self._on_checkpoint = on_checkpoint
         for result in (*self._conversation.tool_results.values(), *self.state.tool_results.values()):
             self._output.sources.update(result.sources)

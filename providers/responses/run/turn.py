@@ -145,8 +145,8 @@ class TurnStream:
         return events
 
     def feed_joined(self, batch: DeltaBatch) -> EventList:
-        """Return the events of one batch, with adjacent deltas of one text joined to one event: where nobody reads
-        them."""
+        """Return the events of one batch, with adjacent deltas of one text joined to one event: for a response whose
+        events have no readers."""
         joined = join_deltas(batch)
         self.delta_count += len(batch) - len(joined)
         return self.feed(joined)
@@ -227,8 +227,8 @@ class TurnStream:
         citable = (self._output.sources, self._output.files)
         citations = CitationScanner(*citable, is_json=self._output.is_json) if any(citable) else None
         item_id = self._output.ids.new_item_id(id_prefix("message"))
-        index, is_quiet = self._output.reserve_index(), not self._output.has_readers
-        message = OpenMessage(item_id, index, phase, citations, is_quiet=is_quiet)
+        index, has_readers = self._output.reserve_index(), self._output.has_readers
+        message = OpenMessage(item_id, index, phase, citations, has_readers=has_readers)
         self._open_item, self.has_message = message, True
         events += message.open()
         return message

@@ -104,19 +104,19 @@ class OfferedTools:
         self._deferred_tools: list[ChatTool] = []
         self._tools_by_name: dict[str, TypedTool | ClientToolName] = {}
         if request.tools or bindings or items:
-            self._add_tools(request, items)
+            self._add_tools(items)
 
-    def _add_tools(self, request: CreateResponse, items: Sequence[Item]) -> None:
-        bindings = self._bindings
-        self.typed_tools = [binding.tool for binding in bindings]
+    def _add_tools(self, items: Sequence[Item]) -> None:
+        """Add the tools of the request, of its typed tools and of the items. Raises InvalidRequest."""
+        self.typed_tools = [binding.tool for binding in self._bindings]
         self.refresh_names()
         searched = self._by_name(_searched_declarations(items))
         added = self._by_name(_client_declarations(collect_additional_tools(items))) | searched
-        declared = [*_request_declarations(request)]
+        declared = [*_request_declarations(self._request)]
         declared_names = self._by_name(declared).keys()
         declared += (tool for name, tool in added.items() if name not in declared_names)
         _check_schemas(declared)
-        has_search = any(isinstance(binding.declaration, ToolSearchTool) for binding in bindings)
+        has_search = any(isinstance(binding.declaration, ToolSearchTool) for binding in self._bindings)
         for tool in declared:
             is_deferred = bool(tool.tool.defer_loading) and has_search and self._qualified_name(tool) not in searched
             self._add_client_tool(tool, should_offer=not is_deferred)
@@ -166,7 +166,7 @@ class OfferedTools:
         called because of those, and InvalidRequest if the choice names a tool that is not declared."""
         choice = self._request.tool_choice
         tools, listing_errors = self.offered_tools(), listing_errors or {}
-        listed = is_final or not self.typed_tools or all(tool.offered_tools for tool in self.typed_tools)
+        listed = is_final or all(tool.offered_tools for tool in self.typed_tools)
         match choice:
             case None | "auto":
                 return "auto" if tools else None

@@ -145,11 +145,11 @@ HONOURED: dict[str, tuple[Json, Json, Json]] = {
 
 @pytest.mark.parametrize("case", HONOURED.values(), ids=HONOURED)
 async def test_a_parameter_is_echoed_and_reaches_the_model(served: Served, case: tuple[Json, Json, Json]) -> None:
-    given, echoed, told = case
-    response = await raw(served, **given)
-    assert {key: response[key] for key in echoed} == echoed
+    request_fields, response_fields, chat_fields = case
+    response = await raw(served, **request_fields)
+    assert {key: response[key] for key in response_fields} == response_fields
     chat = asked(served)[-1].model_dump()
-    assert {key: chat.get(key) for key in told} == told
+    assert {key: chat.get(key) for key in chat_fields} == chat_fields
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])

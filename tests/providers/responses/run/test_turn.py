@@ -373,7 +373,7 @@ def test_what_is_shown_whole_is_joined_and_nothing_else(step: list[Delta], whole
         [TextDelta("cut")],
     ],
 )
-def test_the_output_is_the_same_where_nobody_reads_the_events(deltas: list[Delta]) -> None:
+def test_the_output_is_the_same_where_the_events_have_no_readers(deltas: list[Delta]) -> None:
     outputs: list[list[Any]] = []
     for has_readers in (True, False):
         turn, output = turn_of({1: Source("https://a.b/1", "One")})
