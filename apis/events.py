@@ -79,9 +79,12 @@ class EventQueue(Protocol):
 
 def event_to_json(event: ResponseStreamEvent) -> bytes:
     """Return the event as the API writes it, except that times of a response object may be floats."""
-    if event.type in FLAT_EVENTS:  # nearly all events, which have all their fields set
-        return orjson.dumps(event.__dict__, fields_to_write)
-    return sdk_model_to_json(event)
+    return flat_event_to_json(event) if event.type in FLAT_EVENTS else sdk_model_to_json(event)
+
+
+def flat_event_to_json(event: ResponseStreamEvent) -> bytes:
+    """Return an event of one of the FLAT_EVENTS, which has all its fields set, as the API writes it."""
+    return orjson.dumps(event.__dict__, fields_to_write)
 
 
 def response_event_to_json(event: ResponseStatusEvent, response: bytes) -> bytes:

@@ -18,6 +18,7 @@ from apis.events import (
     ResponseEvent,
     ResponseStatusEvent,
     event_to_json,
+    flat_event_to_json,
     response_event_to_json,
 )
 from apis.wire.base import sdk_model_to_json
@@ -70,8 +71,8 @@ def encode_frames(
     """Return the frames of `events` as one chunk of the stream."""
     if obfuscate or dialect != "openai":
         return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
-    if len(events) == 1 and not isinstance(event := events[0], LoggedEvent) and event.type in FLAT_EVENTS:
-        return b"%b%b\n\n" % (_frame_head(event.type), event_to_json(event))  # nearly every batch: one token
+    if len(events) == 1 and (event := events[0]).type in FLAT_EVENTS and not isinstance(event, LoggedEvent):
+        return b"%b%b\n\n" % (_frame_head(event.type), flat_event_to_json(event))  # nearly every batch: one token
     if events and isinstance(events[0], ResponseCreatedEvent):
         return _encode_first_frames(events)
     return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_data(event)) for event in events])

@@ -228,19 +228,18 @@ class HttpServerConnection(HttpToolsProtocol):
         as long as the stream is open; the next request gets a new one."""
         if not (self._in_head or self.cycle.more_body):
             self.parser = None  # type: ignore[assignment]  # as uvicorn itself sets it when the connection is lost
-        return self._write_body
+        return _drop_body if self._active_cycle.scope["method"] == "HEAD" else self._write_body
 
     def _write_body(self, body: bytes) -> bool:
         """Write a part of the current response's body, as uvicorn does; return true if the client is ready for more."""
         cycle = self._active_cycle
         if cycle.disconnected or cycle.response_complete:
             return False
-        if cycle.scope["method"] != "HEAD":
-            data = b"%x\r\n%b\r\n" % (len(body), body) if cycle.chunked_encoding else body
-            if held_data := cycle.transport.held_data:
-                cycle.transport.held_data = b""
-                data = held_data + data
-            self.transport.write(data)
+        data = b"%x\r\n%b\r\n" % (len(body), body) if cycle.chunked_encoding else body
+        if held_data := cycle.transport.held_data:
+            cycle.transport.held_data = b""
+            data = held_data + data
+        self.transport.write(data)
         return not self._flow.write_paused
 
     def on_body(self, body: bytes) -> None:
@@ -357,6 +356,11 @@ class HttpServerConnection(HttpToolsProtocol):
             self._start_timer(self.body_s)
         else:
             self.transport.close()
+
+
+def _drop_body(_: bytes) -> bool:
+    """Take a part of the body of a response to HEAD, which has none."""
+    return True
 
 
 def _ignore() -> None:

@@ -3,6 +3,7 @@ arrive: see `apis.live_batch`."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 from apis.deltas import Delta
@@ -39,6 +40,7 @@ class AnswerStream:
         "_deadline",
         "_has_started",
         "_limits",
+        "_max_answer_bytes",
         "_max_deltas",
         "_push_error",
         "_reader",
@@ -52,6 +54,7 @@ class AnswerStream:
         self._reader = reader
         self._limits = limits
         self._server = server
+        self._max_answer_bytes = limits.max_answer_bytes
         self._max_deltas = limits.max_answer_bytes // MIN_DELTA_BYTES
         self._deadline = 0.0
         self._has_started = False
@@ -67,14 +70,14 @@ class AnswerStream:
         self._deadline = first_token_deadline
         while not reader.is_finished:
             try:
-                batch = await (self._pull() if self._receive is None else self._push())
+                batch = await (self._pull() if self._receive is None else self._push(self._receive))
             except TimeoutError as exc:
                 raise token_timeout_error(self._limits, has_started=self._has_started) from exc
             except HttpError as exc:
                 error = UpstreamError if self._has_started else UpstreamUnavailable
                 raise error(f"The connection to the {self._server} broke before the answer ended.") from exc
-            if self._is_too_large:
-                limit = self._limits.max_answer_bytes
+            if reader.answer_bytes > self._max_answer_bytes or reader.delta_count > self._max_deltas:
+                limit = self._max_answer_bytes
                 raise AnswerTooLarge(f"The inference server sent more than max_answer_bytes ({limit}) of answer.")
             if batch:
                 yield LiveBatch(batch, self._push_to)
@@ -84,10 +87,6 @@ class AnswerStream:
                 # while there is always data, no wait ends at the deadline
                 raise token_timeout_error(self._limits, has_started=self._has_started)
             del batch
-
-    @property
-    def _is_too_large(self) -> bool:
-        return self._reader.answer_bytes > self._limits.max_answer_bytes or self._reader.delta_count > self._max_deltas
 
     def _record_progress(self, batch: list[Delta]) -> bool:
         """Move the deadline if the model has generated something."""
@@ -109,28 +108,32 @@ class AnswerStream:
     def _push_to(self, receive: Receiver[Delta]) -> None:
         self._receive = receive
 
-    async def _push(self) -> list[Delta]:
+    async def _push(self, receive: Receiver[Delta]) -> list[Delta]:
         """Push batches as they arrive, until one needs control or the receiver is not ready; return the batch that was
         not pushed."""
         if not self._connection.is_ready:
-            await self._connection.push_data(self._push_data, self._deadline)
+            await self._connection.push_data(partial(self._push_data, receive), self._deadline)
         self._receive = None
         if self._push_error is not None:
             raise self._push_error
         batch, self._unpushed = self._unpushed, []
         return batch
 
-    def _push_data(self, data: bytes) -> None:
+    def _push_data(self, receive: Receiver[Delta], data: bytes) -> None:
         """Pass on what has arrived. Runs in the callback of the connection, and so must not raise."""
-        receive, reader = self._receive, self._reader
+        reader = self._reader
         try:
             batch = reader.feed(data)
-            if reader.is_finished or reader.failure is not None or self._is_too_large:
+            if (
+                reader.is_finished
+                or reader.failure is not None
+                or reader.answer_bytes > self._max_answer_bytes
+                or reader.delta_count > self._max_deltas
+            ):
                 self._unpushed = batch
-            elif not self._record_progress(batch) or receive is None:
-                return
             else:
-                self._connection.deadline = self._deadline
+                if self._record_progress(batch):
+                    self._connection.deadline = self._deadline
                 if not batch or receive(batch):
                     return
         except BaseException as exc:  # noqa: BLE001 - raised where the answer is read

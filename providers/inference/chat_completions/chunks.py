@@ -161,13 +161,12 @@ class ChatChunkReader(ChunkReader):
         return out
 
     def _handle_payloads(self, payloads: list[bytes]) -> None:
-        append, decode, size_bytes = self._deltas.append, _decode, 0
-        has_reason = self._finish_reason is not None
-        if self.keeps_head and not self.first_payload and payloads:
-            self.first_payload = payloads[0]
+        deltas, size_bytes = self._deltas, 0
+        if self.keeps_head and payloads:
+            self.keeps_head, self.first_payload = False, payloads[0]
         for payload in payloads:
             try:
-                chunk = decode(payload)
+                chunk = _decode(payload)
             except DECODE_ERRORS:
                 if payload.strip() == DONE_PAYLOAD:
                     self._finish()
@@ -181,7 +180,7 @@ class ChatChunkReader(ChunkReader):
             if chunk.usage is not None:
                 self._usage = chunk.usage
             for choice in choices:
-                if choice.index or has_reason:
+                if choice.index or self._finish_reason is not None:
                     continue
                 delta = choice.delta
                 if (
@@ -194,12 +193,12 @@ class ChatChunkReader(ChunkReader):
                     and delta.reasoning_content is None
                     and delta.refusal is None
                 ):
-                    append(TextDelta(content))
+                    deltas.append(TextDelta(content))
                     size_bytes += len(content) if content.isascii() else text_bytes(content)
                 elif delta is not None:
                     self._handle_delta(delta, choice.logprobs)
                 if choice.finish_reason is not None:
-                    self._finish_reason, has_reason = choice.finish_reason, True
+                    self._finish_reason = choice.finish_reason
         self.answer_bytes += size_bytes
 
     def _handle_chunk_without_choices(self, chunk: _Chunk) -> None:

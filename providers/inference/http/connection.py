@@ -139,7 +139,7 @@ class HttpConnection(asyncio.Protocol):
         if not chunks:
             self.raise_if_failed()
             return b""
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        data = b"".join(chunks)  # a single chunk is not copied
         chunks.clear()
         self._buffered_bytes = 0
         self.is_ready = self.is_complete or self._failure is not None
@@ -229,7 +229,7 @@ class HttpConnection(asyncio.Protocol):
             self._non_body_bytes = 0
             on_data, waiter = self._on_data, self._waiter
             if on_data is not None and waiter is not None and not waiter.done() and not self.is_complete:
-                body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                body = b"".join(chunks)  # a single chunk is not copied
                 chunks.clear()
                 on_data(body)
                 return

@@ -22,6 +22,7 @@ class EventReader:
         "_at_start",
         "_data_bytes",
         "_data_lines",
+        "_is_between_events",
         "_lines_end_in_cr",
         "_max_bytes",
         "_pending",
@@ -34,6 +35,7 @@ class EventReader:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._at_start = True
+        self._is_between_events = False
         self._lines_end_in_cr = False
         self._skip_lf = False
         self._data_lines: list[bytes] = []
@@ -43,16 +45,19 @@ class EventReader:
         """Return the data of every event that `chunk` completed. Raises UpstreamError for an event over the limit."""
         # Fast path, nearly every chunk while a model generates: one event of one line.
         if (
-            not self._at_start
-            and not self._lines_end_in_cr
-            and not self._pending
-            and chunk.find(b"\n") == len(chunk) - 2
+            self._is_between_events
             and chunk.startswith(b"data: ")
-            and len(chunk) > len(b"data: \n\n")
             and chunk.endswith(b"\n\n")
+            and chunk.count(b"\n") == 2
             and b"\r" not in chunk
+            and (data := chunk[6:-2])
         ):
-            return [chunk[6:-2]]
+            return [data]
+        events = self._feed_any(chunk)
+        self._is_between_events = not (self._at_start or self._lines_end_in_cr or self._pending)
+        return events
+
+    def _feed_any(self, chunk: bytes) -> list[bytes]:
         if self._pending:
             chunk = self._join_pending(chunk)
         if self._at_start:
