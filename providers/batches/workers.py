@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -15,6 +15,7 @@ from apis.fair_share import FairShare, Place
 from apis.storage.kv_store import Entry, KVStore
 from apis.storage.lease import LeaseLost
 from apis.storage.records import scan_groups
+from apis.ticks import wait_for_tick
 from providers.batches.control import BatchControl
 from providers.batches.execution import (
     BlockExecution,
@@ -110,9 +111,7 @@ class BatchWorkers:
             except StackError as exc:
                 _log.warning("batches wait: %s", exc.message)
             await asyncio.sleep(_REST_FACTOR * (time.monotonic() - began_at))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(poll_s):
-                    await self._wakeup.wait()
+            await wait_for_tick(self._wakeup, poll_s)
 
     async def _list_work(self) -> dict[str, _TenantWork]:
         work: dict[str, _TenantWork] = {}

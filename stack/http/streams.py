@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from apis.errors import Overloaded, StackError, error_to_body
 from apis.events import INITIAL_EVENTS, TERMINAL_EVENTS, LoggedEvent
 from apis.live_batch import LiveBatch
+from apis.ticks import next_tick
 from stack.http.peer import Peer, get_peer
 from stack.http.request_record import RequestRecord
 from stack.http.sse import DONE_FRAME, KEEP_ALIVE_FRAME
@@ -116,7 +117,7 @@ class StreamMonitor:
     async def run(self) -> None:
         """Watch the streams until cancelled."""
         while True:
-            await asyncio.sleep(min(_TICK_S, self._keep_alive_s / 2))
+            await asyncio.sleep(next_tick(min(_TICK_S, self._keep_alive_s / 2)) - monotonic())
             now = monotonic()
             for stream in list(self._open_streams):
                 silent_s = now - stream.last_write_at

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from uvicorn.config import Config
 from uvicorn.server import Server
 
 from apis.errors import ConfigError, Overloaded
+from apis.ticks import wait_for_tick
 from stack.http.answers import error_response
 from stack.http.edge import PROBE_PATHS
 from stack.http.peer import get_peer
@@ -121,9 +122,8 @@ class DrainingServer(Server):
         # uvicorn's own looks ten times a second for a signal, which would be most of the work of an idle server
         self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_S):
-                    await self._exit_event.wait()
+            await wait_for_tick(self._exit_event, _TICK_S)
+            self._exit_event.clear()
 
     async def on_tick(self, counter: int) -> bool:
         self._on_beat()

@@ -7,11 +7,11 @@ earliest deadline. So an admitted place never holds a run that another worker co
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final
 
 from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import StackError
+from apis.ticks import wait_for_tick
 from providers.responses.background.runs import ClaimedRun, Runs
 
 _log = logging.getLogger(__name__)
@@ -66,9 +66,7 @@ class DeferredRuns:
                     self._wait_for_places(tenant, waiting, capacity)
             except StackError as exc:
                 _log.warning("background responses with a completion window wait: %s", exc.message)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_s):
-                    await self._wakeup.wait()
+            await wait_for_tick(self._wakeup, self._poll_s)
 
     def _wait_for_places(self, tenant: str, waiting: int, capacity: SpareCapacity) -> None:
         waiters = self._waiters.setdefault(tenant, set())

@@ -71,11 +71,14 @@ class LogWakeups:
         self._newest_batches: dict[str, tuple[int, bytes]] = {}
 
     def wake(self, response_id: str, number: int = -1, batch: bytes = b"") -> None:
-        """Wake the readers of a log, with the batch that was written and its number, if there is one."""
+        """Wake the readers of a log, with the batch that was written and its number, if there is one. A reader that is
+        not back from the last wakeup is handed none, so that it looks for all that it missed."""
         event = self._wakeups.pop(response_id, None)
+        if event is not None and batch:
+            self._newest_batches[response_id] = number, batch
+        else:
+            self._newest_batches.pop(response_id, None)
         if event is not None:
-            if batch:
-                self._newest_batches[response_id] = number, batch
             event.set()
 
     def wake_all(self) -> None:
@@ -94,7 +97,6 @@ class LogWakeups:
     def remove_reader(self, response_id: str) -> None:
         """Drop the newest batch when a reader ends; other readers read the store once more."""
         self.wake(response_id)
-        self._newest_batches.pop(response_id, None)
 
 
 class EventLog:
@@ -175,13 +177,18 @@ class EventLog:
         """Yield batch after batch from `number` on, as they are written."""
         key_of_run = run_key(tenant, response_id)
         pause_s = _MIN_POLL_S
+        wakeup = self.wakeups.next_wakeup(response_id)
+        is_writer_here = False  # this process wrote the last batch, and wakes the reader when it has written the next
         try:
             while True:
                 if self.is_closing:
                     raise Overloaded("This server is shutting down. Read on from the last event: another one answers.")
-                wakeup = self.wakeups.next_wakeup(response_id)
+                is_woken, wakeup = wakeup.is_set(), self.wakeups.next_wakeup(response_id)
                 batch, run = self.wakeups.newest_batch(response_id, number), None
-                if batch is None:
+                if batch is not None:
+                    is_writer_here = True
+                elif is_woken or not is_writer_here:
+                    is_writer_here = False
                     keys = (event_key(tenant, response_id, number), key_of_run)
                     entry, run = await self._retry_during_outage(partial(self._kv.get_many, keys))
                     batch = entry.value if entry is not None else None
@@ -192,13 +199,14 @@ class EventLog:
                     if events[-1].type in TERMINAL_EVENTS:
                         return
                     pause_s = _MIN_POLL_S
-                elif run is None:
+                elif run is None and not is_writer_here:
                     return  # cancelled or deleted: the stream ends without an event
                 else:
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(pause_s):
+                        async with asyncio.timeout(_MAX_POLL_S if is_writer_here else pause_s):
                             await wakeup.wait()
                     pause_s = min(_MAX_POLL_S, 2 * pause_s)
+                    is_writer_here = is_writer_here and wakeup.is_set()
         finally:
             self.wakeups.remove_reader(response_id)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -10,6 +9,7 @@ from openai.types.responses import ResponseStreamEvent
 
 from apis.live_batch import LiveBatch
 from apis.storage.kv_store import Delete, Op, Put
+from apis.ticks import wait_for_tick
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.runs import RunLease
 from providers.responses.run.checkpoint import Checkpoint, checkpoint_key, encode_checkpoint
@@ -82,11 +82,8 @@ class Journal:
 
     async def run(self) -> None:
         """Write until stopped. Raises LeaseLost."""
-        loop = asyncio.get_running_loop()
         while not self._is_stopping:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(_RENEW_INTERVAL_S, self._lease.lease_s / 3)):
-                    await self._has_data.wait()
+            await wait_for_tick(self._has_data, min(_RENEW_INTERVAL_S, self._lease.lease_s / 3))
             if self._is_stopping:
                 return
             checkpoint_ops, self._checkpoint_ops = self._checkpoint_ops, []
@@ -95,10 +92,8 @@ class Journal:
             self._has_space.set()
             if op is not None:
                 self._event_log.wakeups.wake(self._ref.id, int(op.key[-8:]), op.value)
-                # until a tick that all journals share, so that the store can commit their writes together
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_BATCH_INTERVAL_S - loop.time() % _BATCH_INTERVAL_S):
-                        await self._has_full_batch.wait()
+                # all journals share the tick, so that the store can commit their writes together
+                await wait_for_tick(self._has_full_batch, _BATCH_INTERVAL_S)
 
     def stop(self) -> None:
         """Let `run` end after its current write."""

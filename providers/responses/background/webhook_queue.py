@@ -30,6 +30,7 @@ from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, delete_all, encode_record, scan_groups
 from apis.telemetry import continued_trace, current_span
+from apis.ticks import wait_for_tick
 from apis.webhooks.endpoints import WEBHOOK_EVENTS
 from providers.responses.background.webhook_endpoints import (
     DEFAULT_OPTIONS,
@@ -156,9 +157,7 @@ class WebhookQueue:
                         await self._start_deliveries(queue, rows)
                     except StackError as exc:
                         _log.warning("the webhook at %s waits: %s", queue.webhook, exc.message)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL_S):
-                        await self._wakeup.wait()
+                await wait_for_tick(self._wakeup, _POLL_S)
         finally:
             tasks = [task for queue in self._all_queues() for task in queue.tasks]
             for task in tasks:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import StackError
 from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
+from apis.ticks import wait_for_tick
 from providers.responses.background.deferred import DeferredRuns
 from providers.responses.background.ranks import QueueLimits
 from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs
@@ -190,9 +191,7 @@ class BackgroundWorkers:
                     self._waiting_count = len(await self._runs.list_waiting(self._config.max_waiting))
             except StackError as exc:
                 _log.warning("background responses wait: %s", exc.message)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(poll_s):
-                    await self._wakeup.wait()
+            await wait_for_tick(self._wakeup, poll_s)
 
     async def _claim_queued(self) -> None:
         if self._places.used >= self._config.max_running:
