@@ -5,6 +5,7 @@ is asserted of them, only that every answer was whole.
 """
 
 import asyncio
+import json
 import os
 import statistics
 import time
@@ -51,7 +52,31 @@ class Bench:
                 seen += data
         assert b'"status":"completed"' in seen
         assert b" w%04d" % (tokens - 1) in seen
-        return first, seen.rpartition(b'"id":"resp_')[2][:32].decode()
+        return first, seen.rpartition(b'"id":"resp_')[2].partition(b'"')[0].decode()
+
+    async def run_agent(self, turns: int) -> list[float]:
+        """One chain of responses whose model calls the client's function in each but the last; the seconds of each."""
+        function: dict[str, object] = {
+            "type": "function",
+            "name": "look_up",
+            "parameters": {"type": "object", "properties": {}},
+        }
+        fields: dict[str, object] = {"model": "fake-model", "stream": True, "tools": [function]}
+        outputs: list[dict[str, str]] = []
+        times: list[float] = []
+        for turn in range(turns + 1):
+            is_last = turn == turns
+            body = {**fields, "input": [*outputs, {"role": "user", "content": f"n=16 d=0{'' if is_last else ' call'}"}]}
+            began = time.perf_counter()
+            async with self.http.post(f"{self.url}/v1/responses", json=body) as answer:
+                final = (await answer.read()).rpartition(b"event: response.completed\ndata: ")[2].partition(b"\n")[0]
+            times.append(time.perf_counter() - began)
+            response = json.loads(final)["response"]
+            fields["previous_response_id"] = response["id"]
+            calls = [item["call_id"] for item in response["output"] if item["type"] == "function_call"]
+            assert len(calls) == (0 if is_last else 1)
+            outputs = [{"type": "function_call_output", "call_id": call, "output": "22 C"} for call in calls]
+        return times
 
     async def together(self, count: int, at_once: int, tokens: int, pause_us: int = 0, **fields: object) -> list[float]:
         """`count` requests, `at_once` at a time; the seconds to the first text of each."""
@@ -125,6 +150,19 @@ async def test_growth_of_a_chain(bench: Bench) -> None:
         previous = {"previous_response_id": f"resp_{response_id}"}
     early, late = statistics.median(costs[2:8]), statistics.median(costs[-6:])
     print(f"\nchain: turn 50 takes {late / early:.2f} times what turn 5 takes")
+
+
+async def test_cost_of_an_agent_of_ten_tool_turns(bench: Bench) -> None:
+    await bench.run_agent(10)
+    for at_once in (1, 8):
+        before = bench.cpu_s()
+        runs = [await asyncio.gather(*(bench.run_agent(10) for _ in range(at_once))) for _ in range(8)]
+        cpu_ms = (bench.cpu_s() - before) * 1e3 / 8 / at_once
+        times = [times for together in runs for times in together]
+        early, late = (statistics.median(each[turn] for each in times) for turn in (1, 9))
+        print(
+            f"\nagent of ten tool turns, {at_once} at once: {cpu_ms:.1f} ms of CPU, turn 10 / turn 2 {late / early:.2f}"
+        )
 
 
 async def test_memory_of_an_open_stream(bench: Bench) -> None:

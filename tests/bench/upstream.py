@@ -2,7 +2,8 @@
 
     python tests/bench/upstream.py PORT
 
-The prompt's last `n=TOKENS d=MICROSECONDS` says what to answer. Its own cost is small compared with what is measured.
+The prompt's last `n=TOKENS d=MICROSECONDS` says what to answer; with ` call` behind it, the answer ends with a call of
+the function `look_up`. Its own cost is small compared with what is measured.
 `GET /counts` returns the number of answers it has sent and their tokens.
 """
 
@@ -12,7 +13,7 @@ import re
 import sys
 from dataclasses import asdict, dataclass
 
-DIRECTIVE = re.compile(rb"n=(\d+) d=(\d+)(?!.*n=\d+ d=\d+)", re.DOTALL)
+DIRECTIVE = re.compile(rb"n=(\d+) d=(\d+)( call)?(?!.*n=\d+ d=\d+)", re.DOTALL)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -28,15 +29,19 @@ def _token(position: int) -> bytes:
 
 TOKENS = [_token(position) for position in range(1024)]
 FIRST = _chunk('[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]')
+CALL = _chunk(
+    '[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"call_1","type":"function","function":{"name":"look_up",'
+    '"arguments":"{}"}}]},"finish_reason":"tool_calls"}]'
+)
 STOP = _chunk('[{"index":0,"delta":{},"finish_reason":"stop"}]')
 PROMPT_TOKENS = 10
 DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
-def _end(tokens: int) -> bytes:
+def _end(tokens: int, *, calls: bool) -> bytes:
     total = PROMPT_TOKENS + tokens
     usage = f'{{"prompt_tokens":{PROMPT_TOKENS},"completion_tokens":{tokens},"total_tokens":{total}}}'
-    return STOP + _chunk("[]", usage) + DONE
+    return (CALL if calls else STOP) + _chunk("[]", usage) + DONE
 
 
 @dataclass
@@ -69,14 +74,15 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             body = await reader.readexactly(int(length[1])) if length else b""
             directive = DIRECTIVE.search(body)
             tokens, pause_us = (int(directive[1]), int(directive[2])) if directive else (1, 0)
+            end = _end(tokens, calls=directive is not None and directive[3] is not None)
             if pause_us:
                 writer.write(HEAD + FIRST)
                 for token in TOKENS[:tokens]:
                     await asyncio.sleep(pause_us / 1e6)
                     writer.write(token)
-                writer.write(_end(tokens))
+                writer.write(end)
             else:
-                writer.write(HEAD + FIRST + b"".join(TOKENS[:tokens]) + _end(tokens))
+                writer.write(HEAD + FIRST + b"".join(TOKENS[:tokens]) + end)
             if head.startswith(b"POST "):
                 counts.add(tokens)
             await writer.drain()
