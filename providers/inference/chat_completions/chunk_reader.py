@@ -29,8 +29,8 @@ class ChunkReader(ABC):
     `failure` is set once the stream is invalid; deltas returned together with it are still valid. `is_finished` is set
     with the Finish; no delta follows. `saw_activity` is set by every sign of generation; the caller's watchdog clears
     it. `answer_bytes` and `delta_count` grow with the answer. `was_cut` says that the reader ended an answer that went
-    on, so that its body has not been read to the end. Where `keeps_head` is set, `first_payload` is the first event of
-    an answer, whose head `describe` reads; empty for readers of other formats.
+    on, so that its body has not been read to the end. While `keeps_head` is set, the next event is kept as
+    `first_payload`, whose head `describe` reads; it stays empty for readers of other formats.
     """
 
     __slots__ = (

@@ -171,8 +171,8 @@ class HarmonyChunkReader(ChunkReader):
             return out
         try:
             for payload in self._event_reader.feed(data):
-                if self.keeps_head and not self.first_payload:
-                    self.first_payload = payload
+                if self.keeps_head:
+                    self.keeps_head, self.first_payload = False, payload
                 if payload.strip() == DONE_PAYLOAD:
                     out += self._finish()
                 else:
