@@ -1,8 +1,8 @@
 """Ticks: the common clock of work that looks for something now and then.
 
 What wakes an idle process costs more than what it then does, so all that wait for ticks of one length, or of its
-multiples, wake together: a process that has nothing to do wakes twice a second, and what its waits write to the store
-is committed together.
+multiples, wake together: a process that has nothing to do wakes for them twice a second, and what they write to the
+store is committed together.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Final
 
 _PHASES: Final = 16
 _PHASE_S: Final = 1 / 32
+"""Seconds between the ticks of two processes: those of 16 processes are spread over half a second."""
 
 
 def next_tick(interval_s: float) -> float:

@@ -17,6 +17,7 @@ from apis.inference import Inference
 from apis.storage.kv_store import Delete, Entry, KVStore, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record, scan_groups
+from apis.ticks import wait_for_tick
 from providers.vector_stores import records
 from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX, FileRecord, FileRef, JobRecord, StoreRecord
 
@@ -93,9 +94,7 @@ class IngestWorker:
                 await self._claim_jobs()
             except StoreUnavailable as exc:
                 log.warning("Files wait to be made searchable: %s", exc.message)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._lease_s):
-                    await self._wake_event.wait()
+            await wait_for_tick(self._wake_event, self._lease_s)
 
     async def _claim_jobs(self) -> None:
         """Start jobs up to the limit. The rest is looked at when one of these ends, or a lease later."""

@@ -30,7 +30,7 @@ if sys.platform == "linux":
     all that it is registered for."""
 
     class QuickEpollSelector(selectors.EpollSelector):
-        """The standard library's selector, whose `select` takes a third of the steps: where tokens arrive one by one,
+        """The standard library's selector, whose `select` takes half of the steps: where tokens arrive one by one,
         each of them pays for a turn of the loop."""
 
         def __init__(self) -> None:

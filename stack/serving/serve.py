@@ -108,7 +108,7 @@ class DrainingServer(Server):
         self._on_beat = on_beat
         self._last_request_wait_s = _LAST_REQUEST_WAIT_S
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._exit_event = asyncio.Event()
+        self._wakeup = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._open_connections.add_to(self.lifespan.state)
@@ -122,8 +122,8 @@ class DrainingServer(Server):
         # uvicorn's own looks ten times a second for a signal, which would be most of the work of an idle server
         self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
-            await wait_for_tick(self._exit_event, _TICK_S)
-            self._exit_event.clear()
+            await wait_for_tick(self._wakeup, _TICK_S)
+            self._wakeup.clear()
 
     async def on_tick(self, counter: int) -> bool:
         self._on_beat()
@@ -141,7 +141,7 @@ class DrainingServer(Server):
         self.should_exit = True
         self._app.state.draining = True
         if self._loop is not None:  # the signal itself does not wake it
-            self._loop.call_soon_threadsafe(self._exit_event.set)
+            self._loop.call_soon_threadsafe(self._wakeup.set)
         if sig == signal.SIGINT:
             self._last_request_wait_s = 0.0  # a person waits at the terminal
         # from this moment on, as probes see the state from this moment on: `shutdown` begins a little later

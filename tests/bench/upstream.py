@@ -2,7 +2,7 @@
 
     python tests/bench/upstream.py PORT
 
-The prompt's last `n=TOKENS d=MICROSECONDS` says what to answer; with ` call` behind it, the answer ends with a call of
+The prompt's last `n=TOKENS d=MICROSECONDS` says what to answer; with ` call` after it, the answer ends with a call of
 the function `look_up`. Its own cost is small compared with what is measured.
 `GET /counts` returns the number of answers it has sent and their tokens.
 """

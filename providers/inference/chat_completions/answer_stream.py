@@ -40,7 +40,6 @@ class AnswerStream:
         "_deadline",
         "_has_started",
         "_limits",
-        "_max_answer_bytes",
         "_max_deltas",
         "_push_error",
         "_reader",
@@ -54,7 +53,6 @@ class AnswerStream:
         self._reader = reader
         self._limits = limits
         self._server = server
-        self._max_answer_bytes = limits.max_answer_bytes
         self._max_deltas = limits.max_answer_bytes // MIN_DELTA_BYTES
         self._deadline = 0.0
         self._has_started = False
@@ -76,8 +74,8 @@ class AnswerStream:
             except HttpError as exc:
                 error = UpstreamError if self._has_started else UpstreamUnavailable
                 raise error(f"The connection to the {self._server} broke before the answer ended.") from exc
-            if reader.answer_bytes > self._max_answer_bytes or reader.delta_count > self._max_deltas:
-                limit = self._max_answer_bytes
+            if self._is_too_large():
+                limit = self._limits.max_answer_bytes
                 raise AnswerTooLarge(f"The inference server sent more than max_answer_bytes ({limit}) of answer.")
             if batch:
                 yield LiveBatch(batch, self._push_to)
@@ -87,6 +85,9 @@ class AnswerStream:
                 # while there is always data, no wait ends at the deadline
                 raise token_timeout_error(self._limits, has_started=self._has_started)
             del batch
+
+    def _is_too_large(self) -> bool:
+        return self._reader.answer_bytes > self._limits.max_answer_bytes or self._reader.delta_count > self._max_deltas
 
     def _record_progress(self, batch: list[Delta]) -> bool:
         """Move the deadline if the model has generated something."""
@@ -124,12 +125,7 @@ class AnswerStream:
         reader = self._reader
         try:
             batch = reader.feed(data)
-            if (
-                reader.is_finished
-                or reader.failure is not None
-                or reader.answer_bytes > self._max_answer_bytes
-                or reader.delta_count > self._max_deltas
-            ):
+            if reader.is_finished or reader.failure is not None or self._is_too_large():
                 self._unpushed = batch
             else:
                 if self._record_progress(batch):

@@ -42,8 +42,10 @@ class Journal:
         self._checkpoint_number = next_number
         self.is_running_calls = False
         """Hosted calls, which must not be interrupted, have started at the newest checkpoint."""
-        self._has_data = asyncio.Event()
-        self._has_full_batch = asyncio.Event()
+        self._is_write_due = asyncio.Event()
+        """There is something to write, or the lease is to be renewed."""
+        self._is_pause_over = asyncio.Event()
+        """The batch is full, or its tick has come."""
         self._has_space = asyncio.Event()
         self._is_stopping = False
 
@@ -60,9 +62,9 @@ class Journal:
     def _push(self, events: Sequence[ResponseStreamEvent]) -> bool:
         """Number events and buffer them; return true while there is room for more."""
         self._buffer_events(events)
-        self._has_data.set()
+        self._is_write_due.set()
         if self._buffered_bytes >= _BATCH_BYTES:
-            self._has_full_batch.set()
+            self._is_pause_over.set()
         return self._buffered_bytes < _MAX_BUFFERED_BYTES
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -73,7 +75,7 @@ class Journal:
         key = checkpoint_key(self._ref.tenant, self._ref.id, self._checkpoint_count)
         self._checkpoint_ops.append(Put(key, encode_checkpoint(checkpoint), self._event_log.ttl_s))
         self._checkpoint_count += 1
-        self._has_data.set()
+        self._is_write_due.set()
 
     @property
     def is_at_checkpoint(self) -> bool:
@@ -83,7 +85,7 @@ class Journal:
     async def run(self) -> None:
         """Write until stopped. Raises LeaseLost."""
         while not self._is_stopping:
-            await wait_for_tick(self._has_data, min(_RENEW_INTERVAL_S, self._lease.lease_s / 3))
+            await wait_for_tick(self._is_write_due, min(_RENEW_INTERVAL_S, self._lease.lease_s / 3))
             if self._is_stopping:
                 return
             checkpoint_ops, self._checkpoint_ops = self._checkpoint_ops, []
@@ -93,13 +95,13 @@ class Journal:
             if op is not None:
                 self._event_log.wakeups.wake(self._ref.id, int(op.key[-8:]), op.value)
                 # all journals share the tick, so that the store can commit their writes together
-                await wait_for_tick(self._has_full_batch, _BATCH_INTERVAL_S)
+                await wait_for_tick(self._is_pause_over, _BATCH_INTERVAL_S)
 
     def stop(self) -> None:
         """Let `run` end after its current write."""
         self._is_stopping = True
-        self._has_data.set()
-        self._has_full_batch.set()
+        self._is_write_due.set()
+        self._is_pause_over.set()
 
     def remaining_ops(self) -> list[Op]:
         """Return the writes that are still missing. `run` must have ended."""
@@ -126,6 +128,6 @@ class Journal:
     def _take_batch(self) -> Put | None:
         lines, number = self._lines, self._next_unwritten
         self._lines, self._buffered_bytes, self._next_unwritten = [], 0, self.next_number
-        self._has_data.clear()
-        self._has_full_batch.clear()
+        self._is_write_due.clear()
+        self._is_pause_over.clear()
         return self._event_log.batch_op(self._ref.tenant, self._ref.id, number, lines) if lines else None

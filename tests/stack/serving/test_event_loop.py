@@ -107,7 +107,7 @@ def test_more_connections_than_one_turn_takes_are_all_served() -> None:
         assert runner.run(talk()) == 300
 
 
-def test_the_loop_runs_processes_threads_and_signals() -> None:
+def test_the_loop_runs_processes_and_threads() -> None:
     async def work() -> str:
         process = await asyncio.create_subprocess_exec("echo", "from a process", stdout=asyncio.subprocess.PIPE)
         output, _ = await process.communicate()

@@ -56,11 +56,17 @@ async def read(log: EventLog, numbers: list[int], pause_s: float = 0.0) -> None:
         await asyncio.sleep(pause_s)
 
 
-async def test_a_reader_beside_the_writer_reads_the_store_only_at_the_beginning() -> None:
-    store, log, writer = await opened()
+async def started(log: EventLog) -> tuple[list[int], asyncio.Task[None]]:
+    """A reader that has caught up: the numbers of the events that it has read, and its task."""
     numbers: list[int] = []
     reading = asyncio.create_task(read(log, numbers))
     await asyncio.sleep(0.01)
+    return numbers, reading
+
+
+async def test_a_reader_in_the_process_that_writes_reads_the_store_only_at_the_beginning() -> None:
+    store, log, writer = await opened()
+    numbers, reading = await started(log)
     at_the_beginning = store.reads
     for _ in range(10):
         await writer.write()
@@ -89,9 +95,7 @@ async def test_a_slow_reader_misses_nothing_and_waits_for_nothing_that_is_writte
 
 async def test_a_reader_goes_on_when_the_run_moves_to_another_process() -> None:
     _, log, writer = await opened()
-    numbers: list[int] = []
-    reading = asyncio.create_task(read(log, numbers))
-    await asyncio.sleep(0.01)
+    numbers, reading = await started(log)
     await writer.write()
     await asyncio.sleep(0.01)
     await writer.write(wakes=False)
@@ -107,9 +111,7 @@ async def test_a_reader_goes_on_when_the_run_moves_to_another_process() -> None:
 
 async def test_a_reader_ends_when_another_process_cancels_the_response() -> None:
     store, log, writer = await opened()
-    numbers: list[int] = []
-    reading = asyncio.create_task(read(log, numbers))
-    await asyncio.sleep(0.01)
+    numbers, reading = await started(log)
     await writer.write()
     await asyncio.sleep(0.01)
     await store.write([Delete(run_key(TENANT, ID))])
