@@ -7,12 +7,19 @@ store is committed together.
 
 import asyncio
 import os
+from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Final
+from weakref import WeakKeyDictionary
 
 _PHASES: Final = 16
 _PHASE_S: Final = 1 / 32
 """Seconds between the ticks of two processes: those of 16 processes are spread over half a second."""
+
+_Waits = dict[Callable[[], None], None]
+_waits_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, _Waits]] = WeakKeyDictionary()
+"""The waits for each tick to come, which share one timer."""
 
 
 def next_tick(interval_s: float) -> float:
@@ -26,8 +33,25 @@ async def wait_for_tick(wakeup: asyncio.Event, interval_s: float) -> None:
     """Wait until `wakeup` is set, which the next tick of this interval does at the latest."""
     if wakeup.is_set():
         return
-    timer = asyncio.get_running_loop().call_at(next_tick(interval_s), wakeup.set)
+    on_tick = partial(wakeup.set)
+    waits = _find_waits(next_tick(interval_s))
+    waits[on_tick] = None
     try:
         await wakeup.wait()
     finally:
-        timer.cancel()
+        waits.pop(on_tick, None)
+
+
+def _find_waits(tick: float) -> _Waits:
+    loop = asyncio.get_running_loop()
+    waits_by_tick = _waits_by_loop.setdefault(loop, {})
+    waits = waits_by_tick.get(tick)
+    if waits is None:
+        waits = waits_by_tick[tick] = {}
+        loop.call_at(tick, _end_waits, waits_by_tick, tick)
+    return waits
+
+
+def _end_waits(waits_by_tick: dict[float, _Waits], tick: float) -> None:
+    for on_tick in waits_by_tick.pop(tick):
+        on_tick()

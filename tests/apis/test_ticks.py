@@ -3,6 +3,7 @@
 import asyncio
 import os
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,23 @@ async def test_a_wait_ends_at_once_when_it_is_woken_and_leaves_no_timer() -> Non
     waiting.cancel()
     await asyncio.sleep(0.15)
     assert not wakeup.is_set()
+
+
+async def test_waits_for_one_tick_share_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    timers: list[float] = []
+    call_at = loop.call_at
+
+    def count_timers(when: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        timers.append(when)
+        return call_at(when, *args, **kwargs)
+
+    monkeypatch.setattr(loop, "call_at", count_timers)
+    waits = [asyncio.create_task(wait_for_tick(asyncio.Event(), 60)) for _ in range(10)]
+    await asyncio.sleep(0)
+    for wait in waits:
+        wait.cancel()
+    assert len(timers) == 1
 
 
 @pytest.mark.parametrize("interval_s", [0.05, 0.5, 1.0, 2.0, 0.001])

@@ -32,9 +32,15 @@ async def until_told(served: Served, response_id: str) -> None:
                 return
 
 
+async def read_to_the_end(served: Served, response_id: str) -> None:
+    async for _ in await responses(served).retrieve(response_id, stream=True):
+        pass
+
+
 async def test_any_worker_cancels_and_the_model_is_left(shared_store: dict[str, Any]) -> None:
     answered: list[float] = []
     left: list[float] = []
+    read_s: list[float] = []
     async with UpstreamServer([*FIRST, Repeat(NEXT, 0.02)], [*FIRST, HANG]) as upstream:
         for _ in range(CANCELS // 2):  # every other model has nothing more to say for now
             upstream.then(*([*FIRST, Repeat(NEXT, 0.02)], [*FIRST, HANG]))
@@ -46,6 +52,7 @@ async def test_any_worker_cancels_and_the_model_is_left(shared_store: dict[str, 
             for _ in range(CANCELS):
                 async with asyncio.timeout(20):
                     queued = await responses(maker).create(model="fake-model", input="hi", background=True)
+                    reading = asyncio.create_task(read_to_the_end(maker, queued.id))
                     await until_told(other, queued.id)
                     upstream.left.clear()
                     began = time.monotonic()
@@ -53,6 +60,8 @@ async def test_any_worker_cancels_and_the_model_is_left(shared_store: dict[str, 
                     answered.append(time.monotonic() - began)
                     await upstream.left.wait()
                     left.append(time.monotonic() - began)
+                    await reading
+                    read_s.append(time.monotonic() - began)
                 assert (told.status, told.output_text[:1]) == ("cancelled", "a")
                 for served in (maker, other):
                     assert (
@@ -60,3 +69,4 @@ async def test_any_worker_cancels_and_the_model_is_left(shared_store: dict[str, 
                     )
     print(f"{CANCELS} cancels over {shared_store['provider']}; {shown('answer', answered)}; {shown('left', left)}")
     assert max(left) < LEFT_S
+    assert max(read_s) < LEFT_S, "a reader in the process that made the response"

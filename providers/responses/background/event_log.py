@@ -64,7 +64,7 @@ def _decode_event_type(event_type: bytes) -> str:
 
 class LogWakeups:
     """Wakes the readers of this process when this process writes to a log, and hands them the newest batch, so that
-    they need not read the store. Readers in other processes poll."""
+    they need not read the store; and when it no longer executes the run. Readers in other processes poll."""
 
     def __init__(self) -> None:
         self._wakeups: dict[str, asyncio.Event] = {}
@@ -178,7 +178,7 @@ class EventLog:
         key_of_run = run_key(tenant, response_id)
         pause_s = _MIN_POLL_S
         wakeup = self.wakeups.next_wakeup(response_id)
-        is_writer_here = False  # this process wrote the last batch, and wakes the reader when it has written the next
+        is_writer_here = False  # this process wrote the last batch, and wakes the reader for the next one or the end
         try:
             while True:
                 if self.is_closing:
@@ -199,14 +199,15 @@ class EventLog:
                     if events[-1].type in TERMINAL_EVENTS:
                         return
                     pause_s = _MIN_POLL_S
-                elif run is None and not is_writer_here:
+                elif is_writer_here:
+                    await wakeup.wait()
+                elif run is None:
                     return  # cancelled or deleted: the stream ends without an event
                 else:
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(_MAX_POLL_S if is_writer_here else pause_s):
+                        async with asyncio.timeout(pause_s):
                             await wakeup.wait()
                     pause_s = min(_MAX_POLL_S, 2 * pause_s)
-                    is_writer_here = is_writer_here and wakeup.is_set()
         finally:
             self.wakeups.remove_reader(response_id)
 

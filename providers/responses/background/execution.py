@@ -98,7 +98,6 @@ class RunExecutor:
         self._prepare = prepare
         self._config = config
         self._event_log = event_log
-        self._wakeups = event_log.wakeups
         self._webhook_queue = webhook_queue
         self._local_responses: dict[ResponseRef, PendingResponse] = {}
         self._journals: dict[ResponseRef, Journal] = {}
@@ -147,6 +146,7 @@ class RunExecutor:
         finally:
             self._local_responses.pop(claimed_run.ref, None)
             self._journals.pop(claimed_run.ref, None)
+            self._event_log.wakeups.wake(claimed_run.ref.id)  # readers that rely on this process look who writes now
 
     async def end_from_log(
         self, claimed_run: ClaimedRun, status: ResponseStatus, error: StackError | None = None
@@ -229,7 +229,7 @@ class RunExecutor:
             number = resume_point.next_sequence_number - len(resume_point.closing_events)
             lines = encode_event_lines(resume_point.closing_events)
             await claimed_run.lease.write([self._event_log.batch_op(ref.tenant, ref.id, number, lines)])
-            self._wakeups.wake(ref.id)
+            self._event_log.wakeups.wake(ref.id)
         return await self._generate(claimed_run, resume_point.next_sequence_number, resume_point, len(checkpoints))
 
     async def _generate(
@@ -387,7 +387,7 @@ class RunExecutor:
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(_RETRY_INTERVAL_S)
-        self._wakeups.wake(claimed_run.ref.id)
+        self._event_log.wakeups.wake(claimed_run.ref.id)
         if versions is None:
             raise LeaseLost
         self._webhook_queue.wake()

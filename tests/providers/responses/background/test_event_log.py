@@ -98,12 +98,15 @@ async def test_a_reader_goes_on_when_the_run_moves_to_another_process() -> None:
     numbers, reading = await started(log)
     await writer.write()
     await asyncio.sleep(0.01)
+    log.wakeups.wake(ID)  # as this process does when it no longer executes the run
+    await asyncio.sleep(0.01)
     await writer.write(wakes=False)
     await asyncio.sleep(0.7)
     assert numbers == [*range(6)]
     await writer.write()  # and back
     await asyncio.sleep(0.01)
     assert numbers == [*range(8)]
+    log.wakeups.wake(ID)
     await writer.end(wakes=False)
     await asyncio.wait_for(reading, 1)
     assert numbers == [*range(9)]
@@ -115,6 +118,7 @@ async def test_a_reader_ends_when_another_process_cancels_the_response() -> None
     await writer.write()
     await asyncio.sleep(0.01)
     await store.write([Delete(run_key(TENANT, ID))])
+    log.wakeups.wake(ID)  # the lease is lost, so this process stops
     await asyncio.wait_for(reading, 1)
     assert numbers == [*range(4)]
 
