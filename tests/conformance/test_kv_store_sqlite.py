@@ -85,6 +85,24 @@ async def test_a_killed_writer_loses_nothing_it_acknowledged(stores: Stores) -> 
     assert all(entry is not None and entry.value == b"x" * 500 for entry in entries)
 
 
+@pytest.mark.parametrize(("survives", "level"), [(True, "FULL"), (False, "NORMAL")])
+async def test_a_durable_write_waits_for_the_disk_unless_the_config_says_otherwise(
+    stores: Stores, survives: bool, level: str
+) -> None:
+    store = await stores.open(survives_power_loss=survives)
+    levels = [await synchronous_level(store, durable=durable) for durable in (True, False, True)]
+    assert levels == [level, "NORMAL", level]
+
+
+async def synchronous_level(store: SQLite, *, durable: bool) -> str:
+    """Write, and return how SQLite wrote it."""
+    await store.put("a", b"1", durable=durable)
+    connection = store._connection  # pyright: ignore[reportPrivateUsage] - the level is its own
+    assert connection is not None
+    [[level]] = await connection.execute_fetchall("PRAGMA synchronous")
+    return {1: "NORMAL", 2: "FULL"}[level]
+
+
 async def test_a_full_file_refuses_writes_goes_on_reading_and_recovers(stores: Stores) -> None:
     store = await stores.open(max_bytes=512 * 1024)
     stored = await fill(store)
