@@ -54,6 +54,11 @@ class Bench:
         assert b" w%04d" % (tokens - 1) in seen
         return first, seen.rpartition(b'"id":"resp_')[2].partition(b'"')[0].decode()
 
+    async def ask_after(self, delay_s: float, tokens: int) -> None:
+        """A stream of 50 tokens/s that begins after `delay_s`."""
+        await asyncio.sleep(delay_s)
+        await self.ask(tokens, 20_000, stream=True)
+
     async def run_agent(self, turns: int) -> list[float]:
         """One chain of responses whose model calls the client's function in each but the last; the seconds of each."""
         function: dict[str, object] = {
@@ -112,6 +117,22 @@ async def test_cost_of_a_token(bench: Bench) -> None:
         before = bench.cpu_s()
         await bench.together(count, at_once, tokens, pause_us, stream=True)
         print(f"\n{name}: {(bench.cpu_s() - before) * 1e6 / count / tokens:.1f} us of CPU per token")
+
+
+async def test_cost_of_a_token_by_when_tokens_arrive(bench: Bench) -> None:
+    """The same 16 streams of 50 tokens/s, whose tokens arrive together or one by one: a token that wakes the server
+    costs more, whoever serves. Engines send the tokens of one step together; those of many engines come one by one."""
+    streams, tokens, interval_s = 16, 256, 0.02
+    for name, distance_s in (("together", 0.0), ("one by one", interval_s / streams)):
+        starts = [bench.ask_after(number * (interval_s + distance_s), tokens) for number in range(streams)]
+        asking = asyncio.gather(*starts)
+        await asyncio.sleep(1)  # all streams are open for the next three seconds
+        cpu_s, wakeups = bench.cpu_s(), bench.server.num_ctx_switches().voluntary
+        await asyncio.sleep(3)
+        cpu_s, wakeups = bench.cpu_s() - cpu_s, bench.server.num_ctx_switches().voluntary - wakeups
+        count = 3 / interval_s * streams
+        print(f"\n{name}: {cpu_s * 1e6 / count:.1f} us of CPU and {wakeups / count:.2f} wake-ups per token")
+        await asking
 
 
 async def test_cost_of_a_background_token_beside_a_plain_one(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import re
 import sys
+import time
 from dataclasses import asdict, dataclass
 
 DIRECTIVE = re.compile(rb"n=(\d+) d=(\d+)( call)?(?!.*n=\d+ d=\d+)", re.DOTALL)
@@ -76,9 +77,10 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             tokens, pause_us = (int(directive[1]), int(directive[2])) if directive else (1, 0)
             end = _end(tokens, calls=directive is not None and directive[3] is not None)
             if pause_us:
+                began = time.monotonic()
                 writer.write(HEAD + FIRST)
-                for token in TOKENS[:tokens]:
-                    await asyncio.sleep(pause_us / 1e6)
+                for number, token in enumerate(TOKENS[:tokens], 1):  # by the clock, or streams would drift together
+                    await asyncio.sleep(began + number * pause_us / 1e6 - time.monotonic())
                     writer.write(token)
                 writer.write(end)
             else:
