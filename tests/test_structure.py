@@ -65,6 +65,7 @@ OPENS_SOCKETS: Final = {
     "providers/tool_runtime/python/socket_folder.py",
     "stack/serving/connection.py",  # names of socket options
     "stack/serving/launch.py",
+    "stack/serving/listener.py",
     "stack/serving/serve.py",
 }
 """Who may import what opens connections; the stores' own clients aside."""

@@ -20,6 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 
+import uvloop
 from uvicorn.config import Config
 from uvicorn.supervisors.statreload import StatReload
 
@@ -28,10 +29,10 @@ from apis.imports import import_from_string
 from stack.build import confinement_lines, machine_lines
 from stack.config import find_config, load_config
 from stack.http.metrics import forget_worker, share_metrics
-from stack.serving.event_loop import create_event_loop
 from stack.serving.exit_codes import exit_on_error
 from stack.serving.heartbeats import Heartbeats
-from stack.serving.serve import bind_listener, handle_hangup, has_lost_parent, listener_url, serve, set_up_logging
+from stack.serving.listener import bind_listener, listener_url
+from stack.serving.serve import handle_hangup, has_lost_parent, serve, set_up_logging
 from stack.wiring import load_wired_config, wiring_lines
 
 _POLL_S = 0.2
@@ -126,7 +127,7 @@ def _serve(
             shared_state.heartbeats.beat(number)
 
     is_alone = shared_state.others_keep_serving if shared_state is not None else lambda: False
-    with asyncio.Runner(loop_factory=create_event_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(app, config.server, listener, announce, is_alone, beat))
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -20,27 +21,25 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import Server
 
-from apis.errors import ConfigError, Overloaded
+from apis.errors import Overloaded
 from apis.ticks import wait_for_tick
 from stack.http.answers import error_response
 from stack.http.edge import PROBE_PATHS
 from stack.http.peer import get_peer
 from stack.server_config import HttpServerConfig
 from stack.serving.connection import HttpServerConnection
+from stack.serving.listener import Listener
 from stack.serving.open_connections import OpenConnections
 from stack.serving.socket_connection import WebSocketServerConnection
 
 # An idle connection stays open longer than those of the load balancers in common use (60 s): were it the other way
 # round, they would send a request into a connection that is being closed.
 _IDLE_TIMEOUT_S = 75
-_BACKLOG = 2048
 _POLL_S = 0.1
 _TICK_S = 0.5
 _CANCEL_TIMEOUT_S = 0.3
 _FLUSH_TIMEOUT_S = 0.2
 _EXIT_TIMEOUT_S = 0.9
-_ACCEPT_TURNS = 2
-"""Turns of the event loop from the acceptance of a connection until it is in `server_state.connections`."""
 # Seconds that a draining server waits for a request which may be on its way.
 _LAST_REQUEST_WAIT_S = 1.5
 _OPEN_FILES_LIMIT = 65_536
@@ -96,7 +95,6 @@ class DrainingServer(Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                backlog=_BACKLOG,
                 timeout_keep_alive=_IDLE_TIMEOUT_S,
                 timeout_graceful_shutdown=1,
             )
@@ -109,13 +107,19 @@ class DrainingServer(Server):
         self._last_request_wait_s = _LAST_REQUEST_WAIT_S
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakeup = asyncio.Event()
+        self.listeners: list[Listener] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._open_connections.add_to(self.lifespan.state)
         # asyncio would keep a list of the open generators, six for each answer, to close them with the loop: each is
         # closed by the code that iterates it
         sys.set_asyncgen_hooks(firstiter=None)
-        await super().startup(sockets)
+        create_connection = partial(
+            HttpServerConnection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        self.servers = []  # uvicorn's own listeners, of which there are none
+        self.listeners = [Listener(each, create_connection) for each in sockets or ()]
+        self.started = True
         self._on_listening()
 
     async def main_loop(self) -> None:
@@ -160,7 +164,7 @@ class DrainingServer(Server):
             _log.info(
                 "Finishing %s for at most %g s. Ctrl-C or a second signal ends now.", _requests(count), self._grace_s
             )
-        await self._stop_accepting(sockets or [], deadline)
+        await self._stop_accepting(deadline)
         self._drain_connections()
         while (self._is_busy() or app_tasks) and not self.force_exit and loop.time() < deadline:
             self._on_beat()
@@ -181,7 +185,7 @@ class DrainingServer(Server):
             else:
                 connection.shutdown()
 
-    async def _stop_accepting(self, sockets: list[socket.socket], deadline: float) -> None:
+    async def _stop_accepting(self, deadline: float) -> None:
         """Stop listening: at once if other workers serve the port, else after a moment in which probes can see the
         state, if there are any clients."""
         loop = asyncio.get_running_loop()
@@ -189,14 +193,8 @@ class DrainingServer(Server):
         while self._is_busy() and not self.force_exit and loop.time() < deadline:
             self._on_beat()
             await asyncio.sleep(_POLL_S)
-        # asyncio drops a connection that is being accepted while its listener closes, and the client gets a reset
-        for server in self.servers:
-            for listener in server.sockets:
-                loop.remove_reader(listener)
-        for _ in range(_ACCEPT_TURNS):
-            await asyncio.sleep(0)
-        for listener in [*self.servers, *sockets]:
-            listener.close()
+        for listener in self.listeners:
+            await listener.close()
 
     async def _end_requests(self) -> None:
         """End the requests that still run, so that each client receives an error or the last event of its stream."""
@@ -326,32 +324,6 @@ def _tune_garbage_collector() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
     gc.enable()
-
-
-def bind_listener(config: HttpServerConfig) -> socket.socket:
-    """A socket bound to the config's host and port, not listening yet. Raises ConfigError."""
-    try:
-        family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        # asyncio turns Nagle's algorithm off only for a socket with its protocol: without it, deltas wait for 40 ms
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as exc:
-        raise ConfigError(
-            f"server: cannot listen on {config.host} port {config.port}: {exc.strerror}. Choose another with "
-            "server.host and server.port, or --host and --port."
-        ) from exc
-    return listener
-
-
-def listener_url(listener: socket.socket) -> str:
-    """Return the URL at which clients reach the listener."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def set_up_logging(level: str) -> None:

@@ -10,7 +10,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from stack.server_config import HttpServerConfig
-from stack.serving.serve import DrainingServer, bind_listener
+from stack.serving.listener import bind_listener
+from stack.serving.serve import DrainingServer
 
 
 class App:

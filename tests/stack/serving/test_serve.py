@@ -24,7 +24,7 @@ from uvicorn.server import ServerState
 from apis.errors import ConfigError
 from stack.server_config import HttpServerConfig
 from stack.serving.connection import HttpServerConnection
-from stack.serving.serve import bind_listener, listener_url
+from stack.serving.listener import bind_listener, listener_url
 
 BOUND_S = 60.0
 # Far more than it takes and far less than the default grace period, on however busy a machine.

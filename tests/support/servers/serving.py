@@ -186,8 +186,8 @@ class _Quiet(DrainingServer):
         await self.leaving.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for server in self.servers:
-            server.close()
+        for listener in self.listeners:
+            await listener.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         while self.server_state.tasks:
