@@ -7,8 +7,6 @@ store is committed together.
 
 import asyncio
 import os
-from collections.abc import Callable
-from functools import partial
 from time import monotonic
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -17,9 +15,9 @@ _PHASES: Final = 16
 _PHASE_S: Final = 1 / 32
 """Seconds between the ticks of two processes: those of 16 processes are spread over half a second."""
 
-_Waits = dict[Callable[[], None], None]
+_Waits = dict[object, asyncio.Event]
 _waits_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, _Waits]] = WeakKeyDictionary()
-"""The waits for each tick to come, which share one timer."""
+"""The events that each tick to come sets, by a key for each wait: they share one timer."""
 
 
 def next_tick(interval_s: float) -> float:
@@ -33,13 +31,12 @@ async def wait_for_tick(wakeup: asyncio.Event, interval_s: float) -> None:
     """Wait until `wakeup` is set, which the next tick of this interval does at the latest."""
     if wakeup.is_set():
         return
-    on_tick = partial(wakeup.set)
-    waits = _find_waits(next_tick(interval_s))
-    waits[on_tick] = None
+    key, waits = object(), _find_waits(next_tick(interval_s))
+    waits[key] = wakeup
     try:
         await wakeup.wait()
     finally:
-        waits.pop(on_tick, None)
+        waits.pop(key, None)
 
 
 def _find_waits(tick: float) -> _Waits:
@@ -53,5 +50,5 @@ def _find_waits(tick: float) -> _Waits:
 
 
 def _end_waits(waits_by_tick: dict[float, _Waits], tick: float) -> None:
-    for on_tick in waits_by_tick.pop(tick):
-        on_tick()
+    for wakeup in waits_by_tick.pop(tick).values():
+        wakeup.set()

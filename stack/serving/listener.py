@@ -1,4 +1,4 @@
-"""The listening socket of a server: bound at the start, before workers share it, and its connections accepted."""
+"""The listening socket of a server: it is bound before the workers start, which then accept its connections."""
 
 import asyncio
 import logging
@@ -19,8 +19,11 @@ _RETRY_S: Final = 1.0
 
 
 class Listener:
-    """Accepts the connections of a bound socket, all that wait in one turn of the event loop: uvloop's own server
-    accepts one in each turn, so that requests that come together would begin far apart."""
+    """Listens on a bound socket and makes a protocol for each connection.
+
+    One turn of the event loop accepts all connections that wait. uvloop's own server accepts one in each turn, which
+    spreads the beginnings of requests that arrive together, and then each token of their streams wakes the server.
+    """
 
     def __init__(self, bound: socket.socket, create_protocol: Callable[[], asyncio.Protocol]) -> None:
         self._socket = bound
@@ -68,7 +71,7 @@ class Listener:
 
 
 def bind_listener(config: HttpServerConfig) -> socket.socket:
-    """A socket bound to the config's host and port, not listening yet. Raises ConfigError."""
+    """Return a socket bound to the config's host and port, which does not listen yet. Raises ConfigError."""
     try:
         family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         # asyncio turns Nagle's algorithm off only for a socket with its protocol: without it, deltas wait for 40 ms

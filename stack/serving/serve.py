@@ -82,7 +82,6 @@ class DrainingServer(Server):
             Config(
                 _RequestGate(app, self._open_connections),
                 loop="asyncio",
-                http=HttpServerConnection,
                 ws=WebSocketServerConnection,
                 ws_max_size=config.max_body_bytes,
                 ws_ping_interval=config.keep_alive_s,

@@ -121,7 +121,7 @@ async def test_cost_of_a_token(bench: Bench) -> None:
 
 async def test_cost_of_a_token_by_when_tokens_arrive(bench: Bench) -> None:
     """The same 16 streams of 50 tokens/s, whose tokens arrive together or one by one: a token that wakes the server
-    costs more, whoever serves. Engines send the tokens of one step together; those of many engines come one by one."""
+    costs more, in every server. Engines send the tokens of one step together; those of many engines come one by one."""
     streams, tokens, interval_s = 16, 256, 0.02
     for name, distance_s in (("together", 0.0), ("one by one", interval_s / streams)):
         starts = [bench.ask_after(number * (interval_s + distance_s), tokens) for number in range(streams)]

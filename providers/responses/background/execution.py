@@ -146,7 +146,7 @@ class RunExecutor:
         finally:
             self._local_responses.pop(claimed_run.ref, None)
             self._journals.pop(claimed_run.ref, None)
-            self._event_log.wakeups.wake(claimed_run.ref.id)  # readers that rely on this process look who writes now
+            self._event_log.wakeups.wake(claimed_run.ref.id)  # its readers look which process writes now
 
     async def end_from_log(
         self, claimed_run: ClaimedRun, status: ResponseStatus, error: StackError | None = None

@@ -19,7 +19,7 @@ on_each_loop = pytest.mark.parametrize("loop_factory", LOOPS, ids=["asyncio", "u
 
 
 class Greeting(asyncio.Protocol):
-    """Says hello to each client, and counts them in the turn of the event loop in which they were accepted."""
+    """Says hello to each client. `turns` holds the turn of the event loop in which each connection was made."""
 
     turns: list[int]
     turn = 0
@@ -63,6 +63,25 @@ def test_connections_that_wait_are_accepted_in_one_turn(loop_factory: Callable[[
             client.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
+
+    run_on(loop_factory, main())
+
+
+@on_each_loop
+def test_more_connections_than_one_turn_accepts_are_all_served(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "_MAX_ACCEPTED", 3)
+
+    async def main() -> None:
+        Greeting.turns, Greeting.turn = [], 0
+        server = bound()
+        listener = Listener(server, Greeting)
+        clients = [socket.create_connection(server.getsockname()) for _ in range(20)]
+        assert await asyncio.gather(*map(greet, clients)) == [b"hello"] * 20
+        await listener.close()
+        for client in clients:
+            client.close()
 
     run_on(loop_factory, main())
 
