@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 from openai.types.responses import ResponseStreamEvent
 
+from apis.events import INITIAL_EVENTS
 from apis.live_batch import LiveBatch
 from apis.storage.kv_store import Delete, Op, Put
 from apis.ticks import wait_for_tick
@@ -15,8 +16,8 @@ from providers.responses.background.runs import RunLease
 from providers.responses.run.checkpoint import Checkpoint, checkpoint_key, encode_checkpoint
 from providers.responses.run.response_stream import assign_sequence_numbers
 
-_BATCH_INTERVAL_S: Final = 0.05
-"""Seconds between writes; events of this time share one."""
+_BATCH_INTERVAL_S: Final = 0.1
+"""Seconds between writes; events of this time share one. The first output is written at once."""
 _BATCH_BYTES: Final = 64 * 1024
 """Bytes of events that are written at once, without waiting for the interval."""
 _MAX_BUFFERED_BYTES: Final = 1024 * 1024
@@ -94,8 +95,9 @@ class Journal:
             self._has_space.set()
             if op is not None:
                 self._event_log.wakeups.wake(self._ref.id, int(op.key[-8:]), op.value)
-                # all journals share the tick, so that the store can commit their writes together
-                await wait_for_tick(self._is_pause_over, _BATCH_INTERVAL_S)
+                if self._next_unwritten > len(INITIAL_EVENTS):  # else the next batch is the first output
+                    # all journals share the tick, so that the store can commit their writes together
+                    await wait_for_tick(self._is_pause_over, _BATCH_INTERVAL_S)
 
     def stop(self) -> None:
         """Let `run` end after its current write."""
