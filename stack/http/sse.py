@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, cast
 
 import orjson
-from openai.types.responses import Response, ResponseCreatedEvent, ResponseInProgressEvent, ResponseStreamEvent
+from openai.types.responses import Response, ResponseStreamEvent
 from starlette.types import Scope
 
 from apis.errors import InvalidRequest
@@ -73,25 +73,7 @@ def encode_frames(
         return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
     if len(events) == 1 and (event := events[0]).type in FLAT_EVENTS and not isinstance(event, LoggedEvent):
         return b"%b%b\n\n" % (_frame_head(event.type), flat_event_to_json(event))  # nearly every batch: one token
-    if events and isinstance(events[0], ResponseCreatedEvent):
-        return _encode_first_frames(events)
     return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_data(event)) for event in events])
-
-
-def _encode_first_frames(events: Sequence[ResponseStreamEvent | LoggedEvent]) -> bytes:
-    """Return the frames of a stream's first events, which hold one response object: it is serialized once."""
-    frames: list[bytes] = []
-    response: object = None
-    data = b""
-    for event in events:
-        if isinstance(event, ResponseCreatedEvent | ResponseInProgressEvent):
-            if event.response is not response:
-                response, data = event.response, response_to_json(event.response)
-            line = response_event_to_json(event, data)
-        else:
-            line = _event_to_data(event)
-        frames.append(b"%b%b\n\n" % (_frame_head(event.type), line))
-    return b"".join(frames)
 
 
 def events_to_json(events: Sequence[ResponseEvent], dialect: ApiDialect) -> bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Final, Self
 
 from openai.types.responses import ResponseOutputItemAddedEvent, ResponseOutputItemDoneEvent, ResponseStreamEvent
@@ -19,7 +19,8 @@ _RETRY_WAIT_S: Final = 10
 
 
 class FirstBatches:
-    """The first batch, read by a task that is waited for briefly: an early refusal by the model is raised on entering.
+    """The events of `build_first_events`, then the first batch, read by a task that is waited for briefly: an early
+    refusal by the model is raised on entering. The first events are built while the model is waited for.
 
     Where an attempt of the call fails meanwhile, entering waits until a server accepts the next one or all have failed.
     With `awaits_tool_lists` the refusal of a server whose tools cannot be listed is raised, too: the batches of a
@@ -27,9 +28,16 @@ class FirstBatches:
     """
 
     def __init__(
-        self, batches: AsyncGenerator[EventBatch], early_failure_wait: SharedTimeout, *, awaits_tool_lists: bool
+        self,
+        batches: AsyncGenerator[EventBatch],
+        early_failure_wait: SharedTimeout,
+        build_first_events: Callable[[], EventBatch],
+        *,
+        awaits_tool_lists: bool,
     ) -> None:
         self._batches = batches
+        self._build_first_events = build_first_events
+        self._first_events: EventBatch = ()
         self._early_failure_wait = early_failure_wait
         self._awaits_tool_lists = awaits_tool_lists
         self._read: list[EventBatch] = []
@@ -41,6 +49,9 @@ class FirstBatches:
         CALL_ATTEMPTS.reset(token)
 
     async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        # one turn of the loop after the one in which the task, and those of other requests, ask their models
+        loop.call_soon(loop.call_soon, self._build_early)
         try:
             await self._wait(self._early_failure_wait)
             if self._attempts.has_failed and not self._attempts.is_accepted:
@@ -52,17 +63,11 @@ class FirstBatches:
             await self._stop()
             raise
         self._is_over = True
+        self._put_first_events()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop()
-
-    def precede_by(self, events: EventBatch) -> None:
-        """Let these events come first: together with the first batch, if that has been read."""
-        if self._read:
-            self._read[0] = prepend_to_batch(events, self._read[0])
-        else:
-            self._read.append(events)
 
     async def __aiter__(self) -> AsyncGenerator[EventBatch]:
         while self._read:
@@ -70,6 +75,18 @@ class FirstBatches:
         await self._task
         while self._read:
             yield self._read.pop(0)
+
+    def _build_early(self) -> None:
+        if not self._is_over:
+            self._first_events = self._build_first_events()
+
+    def _put_first_events(self) -> None:
+        """Let the first events come first: together with the first batch, if that has been read."""
+        first_events, self._first_events = self._first_events or self._build_first_events(), ()
+        if self._read:
+            self._read[0] = prepend_to_batch(first_events, self._read[0])
+        else:
+            self._read.append(first_events)
 
     async def _wait(self, limit: SharedTimeout) -> None:
         """Wait until the task is done, or for as long as `limit`, or until `_wake` is called."""

@@ -20,6 +20,7 @@ from apis.errors import Overloaded, StackError, StoredValueTooLarge, StoreUnavai
 from apis.events import FLAT_EVENTS, TERMINAL_EVENTS, EventBatch
 from apis.live_batch import LiveBatch, convert_batch
 from apis.shared_timeout import SharedTimeout
+from apis.wire.base import remember_json
 from providers.responses.context.item_views import ItemView
 from providers.responses.events.unvalidated import unvalidated
 from providers.responses.run.deadline import ResponseDeadline
@@ -91,10 +92,7 @@ class ResponseStreams:
                     deadline.begin_wait()
                     if pending.request.stream:
                         async with self._read_first_batches(run, pending) as first_batches:
-                            deadline.end_wait()
                             begun = True
-                            first_batches.precede_by(_first_events(pending.build_initial_response()))
-                            deadline.begin_wait()
                             async for events in first_batches:
                                 deadline.end_wait()
                                 yield events
@@ -133,8 +131,12 @@ class ResponseStreams:
             span.end()
 
     def _read_first_batches(self, batches: AsyncGenerator[EventBatch], pending: PendingResponse) -> FirstBatches:
-        awaits_tool_lists = pending.agent_loop.requires_tool_lists
-        return FirstBatches(batches, self._early_failure_wait, awaits_tool_lists=awaits_tool_lists)
+        return FirstBatches(
+            batches,
+            self._early_failure_wait,
+            lambda: _first_events(pending.build_initial_response()),
+            awaits_tool_lists=pending.agent_loop.requires_tool_lists,
+        )
 
     def _build_interrupted(self, pending: PendingResponse) -> Response:
         """Return the response as a client that left, or the end of the process, ended it."""
@@ -176,6 +178,7 @@ class ResponseStreams:
 
 
 def _first_events(response: Response) -> EventBatch:
+    remember_json(response)
     created = _build_created_event(type="response.created", response=response, sequence_number=0)
     return [created, in_progress_event(response)]
 

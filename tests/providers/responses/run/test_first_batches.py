@@ -1,0 +1,78 @@
+"""The beginning of a stream: what comes first is built while the model is waited for, and once."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+
+from apis.errors import Overloaded
+from apis.events import EventBatch
+from apis.shared_timeout import SharedTimeout
+from providers.responses.run.first_batches import FirstBatches
+
+LONG_S = 600.0
+
+
+class Model:
+    """Answers with one batch once it is `ready`; `built` are the calls that built the first events."""
+
+    def __init__(self) -> None:
+        self.ready = asyncio.Event()
+        self.built = 0
+
+    async def answer(self) -> AsyncGenerator[EventBatch]:
+        await self.ready.wait()
+        yield cast("EventBatch", ["delta"])
+
+    def build(self) -> EventBatch:
+        self.built += 1
+        return cast("EventBatch", ["created", "in_progress"])
+
+    def first_batches(self, wait_s: float = LONG_S) -> FirstBatches:
+        return FirstBatches(self.answer(), SharedTimeout(wait_s), self.build, awaits_tool_lists=False)
+
+
+async def read(batches: FirstBatches) -> list[list[Any]]:
+    async with batches as entered:
+        return [list(batch) async for batch in entered]
+
+
+async def test_the_first_events_are_built_while_the_model_is_waited_for() -> None:
+    model = Model()
+    reading = asyncio.create_task(read(model.first_batches()))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert model.built == 1
+    model.ready.set()
+    assert await reading == [["created", "in_progress", "delta"]]
+    assert model.built == 1
+
+
+async def test_a_model_that_answers_at_once_has_them_built_once() -> None:
+    model = Model()
+    model.ready.set()
+    assert await read(model.first_batches()) == [["created", "in_progress", "delta"]]
+    await asyncio.sleep(0.01)
+    assert model.built == 1
+
+
+async def test_they_come_alone_where_the_model_takes_longer() -> None:
+    model = Model()
+    async with model.first_batches(wait_s=0.01) as batches:
+        iterator = aiter(batches)
+        assert await anext(iterator) == ["created", "in_progress"]
+        model.ready.set()
+        assert await anext(iterator) == ["delta"]
+    assert model.built == 1
+
+
+async def test_an_early_refusal_is_raised_on_entering() -> None:
+    async def refuse() -> AsyncGenerator[EventBatch]:
+        if True:
+            raise Overloaded("busy")
+        yield ()
+
+    model = Model()
+    with pytest.raises(Overloaded):
+        await read(FirstBatches(refuse(), SharedTimeout(LONG_S), model.build, awaits_tool_lists=False))
