@@ -138,10 +138,9 @@ class RunExecutor:
             _log.info("response %s is another worker's now", claimed_run.ref.id)
         except (asyncio.CancelledError, StoreUnavailable):
             journal = self._journals.get(claimed_run.ref)
+            ops = journal.remaining_ops() if journal and journal.is_at_checkpoint else ()
             with suppress(StackError):
-                await claimed_run.lease.hand_back(
-                    claimed_run.run, journal.remaining_ops() if journal and journal.is_at_checkpoint else ()
-                )
+                await claimed_run.lease.hand_back(claimed_run.run, ops)
             raise
         finally:
             self._local_responses.pop(claimed_run.ref, None)
@@ -261,6 +260,8 @@ class RunExecutor:
         journal = Journal(claimed_run.lease, next_number, self._event_log, checkpoint_count)
         on_checkpoint = None
         if claimed_run.run.is_portable:
+            if self.is_draining:
+                raise asyncio.CancelledError  # it was claimed as the drain began: another worker begins it
             self._journals[claimed_run.ref] = journal
             on_checkpoint = partial(self._add_checkpoint, journal)
         writing = asyncio.create_task(journal.run())
@@ -330,8 +331,7 @@ class RunExecutor:
         self, pending: PendingResponse, journal: Journal, on_checkpoint: "partial[None] | None"
     ) -> StackError | None:
         """Write the events of all turns into the journal; return the error that ended them."""
-        limit_s = self._config.timeout_s
-        limit = asyncio.timeout(limit_s)
+        limit = asyncio.timeout(self._config.timeout_s)
         try:
             if journal.next_number < _INITIAL_EVENT_COUNT:
                 await journal.append([in_progress_event(pending.build_initial_response())])
@@ -345,7 +345,7 @@ class RunExecutor:
         except BaseException as exc:  # noqa: BLE001 - the stream's outer edge; a native panic is no Exception
             if isinstance(exc, TimeoutError) and limit.expired():
                 return UpstreamTimeout(
-                    f"The response took longer than {limit_s:g} s (`responses.background.timeout_s`)."
+                    f"The response took longer than {self._config.timeout_s:g} s (`responses.background.timeout_s`)."
                 )
             return bug_to_error(exc, pending.ids.response_id)
         return None

@@ -6,6 +6,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from providers.responses.background import execution
+from providers.responses.run.checkpoint import Checkpoint
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import messages, responses
 from tests.support.servers.mcp_server import RealServer
@@ -99,6 +103,33 @@ async def test_handing_over_is_no_failed_attempt(tmp_path: Path) -> None:
             leaving = staying
         events = await whole(leaving, queued.id)
         assert events[-1].response.output_text == "Done."
+
+
+async def test_a_run_that_is_claimed_as_its_worker_leaves_goes_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, drains = execution.load_checkpoints, list[asyncio.Task[None]]()
+
+    async def load_while_draining(*arguments: Any) -> list[Checkpoint]:
+        """What a worker that resumes a run does before it goes on."""
+        if not drains:
+            drains.append(asyncio.create_task(second.stack.responses.drain()))
+            await asyncio.sleep(0)
+        return await load(*arguments)
+
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    async with AsyncExitStack() as stacks:
+        first = await stacks.enter_async_context(serving(playing(STUCK), kv_store=store, responses=BACKGROUND))
+        queued = await responses(first).create(model="scripted", input="hi", background=True)
+        second = await stacks.enter_async_context(serving(playing(STUCK), kv_store=store, responses=BACKGROUND))
+        monkeypatch.setattr(execution, "load_checkpoints", load_while_draining)
+        await leave(first, queued.id, "response.in_progress")
+        async with asyncio.timeout(10):
+            while not drains:  # noqa: ASYNC110 - a claim sets no event
+                await asyncio.sleep(0.01)
+            await drains[0]
+        third = await stacks.enter_async_context(serving(playing(DONE), kv_store=store, responses=BACKGROUND))
+        assert (await whole(third, queued.id))[-1].response.output_text == "Done."
 
 
 async def test_nothing_of_a_step_is_kept_after_the_end(tmp_path: Path) -> None:
