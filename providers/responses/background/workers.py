@@ -159,7 +159,10 @@ class BackgroundWorkers:
     async def drain(self) -> None:
         """Claim no more runs, and return when the last one has ended."""
         self.is_draining = True
+        self._wakeup.set()
         await self._deferred.stop()
+        if self._watcher is not None:
+            await asyncio.wait({self._watcher})  # it may have just claimed a run
         while self._tasks:
             await asyncio.wait([*self._tasks.values()])
 
