@@ -22,6 +22,8 @@ from apis.wire.base import fields_to_write, sdk_model_to_json
 
 INITIAL_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 """Types of the events that precede the first output item."""
+INITIAL_EVENT_COUNT: Final = len(INITIAL_EVENTS)
+"""Events of a background response before its first output item, one of each type."""
 TERMINAL_EVENTS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 """Types of the events that can end a stream."""
 RESPONSE_EVENTS: Final = INITIAL_EVENTS | TERMINAL_EVENTS

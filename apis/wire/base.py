@@ -105,7 +105,7 @@ def fields_to_write(model: BaseModel) -> dict[str, Any] | orjson.Fragment:
     names, extra = model.__pydantic_fields_set__, model.__pydantic_extra__
     if len(names) != len(fields) + (len(extra) if extra else 0):
         fields = fields.copy()
-        for name in fields.keys() - names:  # few of many: a new dict of the others would take twice as long
+        for name in fields.keys() - names:  # these are few: a new dict of all the others would take twice as long
             del fields[name]
     if aliases := _aliases(type(model)):
         fields = {aliases.get(name, name): value for name, value in fields.items()}

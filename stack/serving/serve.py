@@ -110,7 +110,7 @@ class DrainingServer(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._open_connections.add_to(self.lifespan.state)
-        # asyncio would keep a list of the open generators, six for each answer, to close them with the loop: each is
+        # the loop would keep a list of the open generators, six for each answer, to close them with itself: each is
         # closed by the code that iterates it
         sys.set_asyncgen_hooks(firstiter=None)
         create_connection = partial(

@@ -23,7 +23,7 @@ from apis.errors import (
     UpstreamTimeout,
     WindowExpired,
 )
-from apis.events import INITIAL_EVENTS
+from apis.events import INITIAL_EVENT_COUNT, INITIAL_EVENTS
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost
 from providers.responses.background.event_log import EventLog, encode_event_line
@@ -67,7 +67,6 @@ _log = logging.getLogger(__name__)
 
 _QUEUED_EVENT_COUNT: Final = 2
 """Events in the log of a response that waits for a worker."""
-_INITIAL_EVENT_COUNT: Final = len(INITIAL_EVENTS)
 _MAX_ATTEMPTS: Final = 3
 """Workers that may lose one response before it fails."""
 _RETRY_INTERVAL_S: Final = 0.2
@@ -114,8 +113,7 @@ class RunExecutor:
         return [
             ref
             for ref, journal in self._journals.items()
-            if journal.next_number <= _INITIAL_EVENT_COUNT
-            or (journal.is_at_checkpoint and not journal.is_running_calls)
+            if journal.next_number <= INITIAL_EVENT_COUNT or (journal.is_at_checkpoint and not journal.is_running_calls)
         ]
 
     async def execute(self, claimed_run: ClaimedRun) -> None:
@@ -261,7 +259,7 @@ class RunExecutor:
         on_checkpoint = None
         if claimed_run.run.is_portable:
             if self.is_draining:
-                raise asyncio.CancelledError  # it was claimed as the drain began: another worker begins it
+                raise asyncio.CancelledError  # it was claimed as the drain began: another worker goes on with it
             self._journals[claimed_run.ref] = journal
             on_checkpoint = partial(self._add_checkpoint, journal)
         writing = asyncio.create_task(journal.run())
@@ -333,7 +331,7 @@ class RunExecutor:
         """Write the events of all turns into the journal; return the error that ended them."""
         limit = asyncio.timeout(self._config.timeout_s)
         try:
-            if journal.next_number < _INITIAL_EVENT_COUNT:
+            if journal.next_number < INITIAL_EVENT_COUNT:
                 await journal.append([in_progress_event(pending.build_initial_response())])
             async with limit, aclosing(pending.agent_loop.run(on_checkpoint=on_checkpoint)) as batches:
                 async for events in batches:

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from openai.types.responses import ResponseStreamEvent
 
-from apis.events import INITIAL_EVENTS
+from apis.events import INITIAL_EVENT_COUNT
 from apis.live_batch import LiveBatch
 from apis.storage.kv_store import Delete, Op, Put
 from apis.ticks import wait_for_tick
@@ -95,7 +95,7 @@ class Journal:
             self._has_space.set()
             if op is not None:
                 self._event_log.wakeups.wake(self._ref.id, int(op.key[-8:]), op.value)
-                if self._next_unwritten > len(INITIAL_EVENTS):  # else the next batch is the first output
+                if self._next_unwritten > INITIAL_EVENT_COUNT:  # else the next batch is the first output
                     # all journals share the tick, so that the store can commit their writes together
                     await wait_for_tick(self._is_pause_over, _BATCH_INTERVAL_S)
 

@@ -50,7 +50,8 @@ class FirstBatches:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        # one turn of the loop after the one in which the task, and those of other requests, ask their models
+        # the task, and those of other requests, ask their models in the next turn of the loop; this is done in the one
+        # after that, so that no model is asked later for it
         loop.call_soon(loop.call_soon, self._build_early)
         try:
             await self._wait(self._early_failure_wait)

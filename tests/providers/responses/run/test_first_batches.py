@@ -15,14 +15,17 @@ LONG_S = 600.0
 
 
 class Model:
-    """Answers with one batch once it is `ready`; `built` are the calls that built the first events."""
+    """Answers with one batch, or refuses, once it is `ready`; `built` counts the calls that built the first events."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusal: Overloaded | None = None) -> None:
+        self.refusal = refusal
         self.ready = asyncio.Event()
         self.built = 0
 
     async def answer(self) -> AsyncGenerator[EventBatch]:
         await self.ready.wait()
+        if self.refusal is not None:
+            raise self.refusal
         yield cast("EventBatch", ["delta"])
 
     def build(self) -> EventBatch:
@@ -68,11 +71,7 @@ async def test_they_come_alone_where_the_model_takes_longer() -> None:
 
 
 async def test_an_early_refusal_is_raised_on_entering() -> None:
-    async def refuse() -> AsyncGenerator[EventBatch]:
-        if True:
-            raise Overloaded("busy")
-        yield ()
-
-    model = Model()
+    model = Model(Overloaded("busy"))
+    model.ready.set()
     with pytest.raises(Overloaded):
-        await read(FirstBatches(refuse(), SharedTimeout(LONG_S), model.build, awaits_tool_lists=False))
+        await read(model.first_batches())
