@@ -1,4 +1,4 @@
-"""The budgets and the laws of the house, held against every file of it."""
+"""Budgets and laws of the house, held against every file. A budget is an alarm: nothing is written to meet one."""
 
 import ast
 import importlib
@@ -69,12 +69,12 @@ OPENS_SOCKETS: Final = {
     "stack/serving/serve.py",
 }
 """Who may import what opens connections; the stores' own clients aside."""
-MAX_LINES: Final = 400
+MAX_LINES: Final = 500
 MAX_FUNCTION_LINES: Final = 50
-MAX_PARAMETERS: Final = 6
-MAX_MODULES: Final = 20
+MAX_PARAMETERS: Final = 7
+MAX_MODULES: Final = 30
 """Modules in one folder, its `__init__` aside."""
-MAX_IMPORTS: Final = 20
+MAX_IMPORTS: Final = 25
 """Modules of ours that one module may import."""
 BAD_NAMES: Final = re.compile(r"(Impl|Adapter|Mixin|Manager|Base|Utils?|Helpers?)$")
 

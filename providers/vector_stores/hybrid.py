@@ -68,7 +68,7 @@ class Hybrid(VectorStores):
         max_text_chars: int = Field(default=5_000_000, ge=1000, le=50_000_000)
         lease_s: float = Field(default=30.0, gt=0, le=3600)
 
-    def __init__(  # noqa: PLR0913, PLR0917 - every API that it builds on is one argument
+    def __init__(
         self,
         config: Config,
         files: Files,

@@ -25,7 +25,7 @@ _BLOCK = 4096
 
 
 @triton.jit
-def route_kernel(  # noqa: PLR0913, PLR0917 - a kernel
+def route_kernel(
     order, starts, chosen_experts, pairs, experts: tl.constexpr, block: tl.constexpr, dependent: tl.constexpr
 ):
     wait_for_inputs(dependent)

@@ -112,7 +112,7 @@ def choose_expert_tiling(step: StepBuffers, spec: ModelSpec) -> ExpertTiling:
 
 
 @triton.jit
-def load_tile_pairs(  # noqa: PLR0913, PLR0917 - a kernel
+def load_tile_pairs(
     chosen_experts, order, starts, tile, experts: tl.constexpr, pair_columns: tl.constexpr, single_pair: tl.constexpr
 ):
     """Return the expert of a tile of pairs (-1: there is no such tile), its pairs [pair_columns] and a mask of those

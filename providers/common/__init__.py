@@ -1,0 +1,1 @@
+"""Code that providers of several APIs share: each mechanism exists once, here. It imports the APIs only."""

@@ -1,0 +1,1 @@
+"""Stored state: scans that survive damaged records, conditional changes, contents in chunks."""
