@@ -18,9 +18,15 @@ export class ApiError extends Error {
   }
 }
 
+const SHOWN = ["code_interpreter_call.outputs", "file_search_call.results", "web_search_call.action.sources"];
 /** Event of the window: the server has refused the key. */
 export const UNAUTHORIZED = "stack:unauthorized";
 export const baseUrl = base.replace(/\/$/, "");
+
+/** Return the path of a template: each value is one segment of it, whatever characters an address or a trace brought. No
+ * resource is named by dots alone, which would lead to another route; such a name leads to a 404. */
+export const apiPath = (texts, ...values) =>
+  texts.reduce((path, text, index) => path + (/^\.*$/.test(values[index - 1]) ? "%EF%BF%BD" : encodeURIComponent(values[index - 1])) + text);
 
 async function send(method, path, { body, form, query, signal, headers } = {}) {
   const url = new URL(path.replace(/^\//, ""), base);
@@ -60,10 +66,10 @@ export async function call(method, path, options) {
 
 export const get = (path, query, signal) => call("GET", path, { query, signal });
 /** Return the rows of all pages of a listing, of 10,000 rows at most. */
-export async function getAll(path, query) {
+export async function getAll(path, query, signal) {
   const rows = [];
   for (let after, turn = 0; turn < 100; turn += 1) {
-    const page = await get(path, { limit: 100, ...query, after });
+    const page = await get(path, { limit: 100, ...query, after }, signal);
     rows.push(...page.data);
     if (!page.has_more) break;
     after = page.last_id || page.data.at(-1)?.id;
@@ -71,7 +77,9 @@ export async function getAll(path, query) {
   return rows;
 }
 export const post = (path, body) => call("POST", path, { body });
-export const cancelResponse = (id) => post(`responses/${id}/cancel`, {});
+/** Return a stored response with all that its view shows. */
+export const getShown = (id, signal) => get(apiPath`responses/${id}`, { include: SHOWN }, signal);
+export const cancelResponse = (id) => post(apiPath`responses/${id}/cancel`, {});
 export const remove = (path) => call("DELETE", path);
 
 /** Yield the events of a streamed call as {event, size, at}; `at` is the time in ms at which it came. */

@@ -1,10 +1,12 @@
 // One request in flight: reads its stream, reduces events once per animation frame, resumes what the server still runs.
 
-import { ApiError, cancelResponse, get, stream } from "./api.js";
+import { ApiError, apiPath, cancelResponse, getShown, stream } from "./api.js";
 import { TERMINAL, emptyState, reduce, stateOf } from "./reducer.js";
 
 const RETRIES = 24;
 const LONGEST_DELAY_MS = 5000;
+/** Times that the end of a stopped response is asked for, each after twice the pause of the last, 6 s in all. */
+const END_TRIES = 6;
 
 export class Run {
   /** `onChange` is called at most once per frame with this run; `state`, `rows` and the times are then current. */
@@ -22,7 +24,13 @@ export class Run {
     /** {tries, after}: the connection is lost, and the stream is asked for again after that event; null while it flows. */
     this.waits = null;
     this.stops = new AbortController();
+    this.isClosed = false;
     this.frame = 0;
+  }
+
+  /** A stop that the reader asked for: the response ends as `cancelled`. */
+  get isStopped() {
+    return this.stops.signal.aborted && this.state.response?.status === "cancelled";
   }
 
   get running() {
@@ -36,7 +44,7 @@ export class Run {
   /** Follow a stored response that runs in the background, from its first event or after `number`. */
   async follow(id, number) {
     const query = { stream: true, starting_after: number >= 0 ? number : undefined };
-    await this.read(() => stream("GET", `responses/${id}`, { query, signal: this.stops.signal }));
+    await this.read(() => stream("GET", apiPath`responses/${id}`, { query, signal: this.stops.signal }));
   }
 
   async read(open) {
@@ -62,11 +70,28 @@ export class Run {
       this.changed();
       if (!(await this.pause(Math.min(LONGEST_DELAY_MS, 500 * 2 ** tries)))) break;
       const query = { stream: true, starting_after: this.waits.after >= 0 ? this.waits.after : undefined };
-      open = () => stream("GET", `responses/${id}`, { query, signal: this.stops.signal });
+      open = () => stream("GET", apiPath`responses/${id}`, { query, signal: this.stops.signal });
     }
     this.waits = null;
     this.endedAt = performance.now();
+    if (this.stops.signal.aborted) await this.readEnd();
     this.changed();
+  }
+
+  /** Take the end of a response that was stopped from the server, which stores it a moment later; without it, end here. */
+  async readEnd() {
+    const { response } = this.state;
+    if (!response || this.isClosed || TERMINAL.has(response.status)) return;
+    for (let tries = 0; response.store && tries < END_TRIES; tries += 1) {
+      const stored = await getShown(response.id).catch(() => null);
+      if (stored && TERMINAL.has(stored.status)) {
+        this.state = { ...stateOf(stored), meta: this.state.meta, lastNumber: this.state.lastNumber };
+        return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, 100 * 2 ** tries));
+    }
+    const items = this.state.items.map((item) => (item?.status === "in_progress" ? { ...item, status: "incomplete" } : item));
+    this.state = { ...this.state, items, response: { ...response, status: "cancelled" } };
   }
 
   /** True after the last event, after an error that ended the stream, and after `close` or `stop`. */
@@ -119,6 +144,7 @@ export class Run {
   }
 
   close() {
+    this.isClosed = true;
     this.stops.abort();
     cancelAnimationFrame(this.frame);
   }
@@ -129,7 +155,7 @@ const AWAY = "The connection broke off, and the server has not come back. The re
 
 /** Return a run that shows a stored response; one that still runs in the background is followed from its first event. */
 export async function storedRun(id, onChange) {
-  const response = await get(`responses/${id}`);
+  const response = await getShown(id);
   const run = new Run(null, onChange);
   run.state = stateOf(response);
   if (response.background && !TERMINAL.has(response.status)) run.follow(id, -1);

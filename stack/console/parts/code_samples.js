@@ -2,6 +2,7 @@
 
 import { baseUrl } from "../api.js";
 import { pretty } from "../format.js";
+import { readKey } from "../session.js";
 import { html, useState } from "../vendor/preact.js";
 import { Copy, Tabs } from "./states.js";
 
@@ -22,14 +23,14 @@ export function python(value, indent = 0) {
   return JSON.stringify(value);
 }
 
+/** Programs of a request. The SDKs demand a key; a server that asks for none takes every one. */
 export const SAMPLES = {
   curl: (body) => `curl ${baseUrl}/responses \\
-  -H "Authorization: Bearer $OPENAI_API_KEY" \\
-  -H "Content-Type: application/json" \\
+${readKey() ? '  -H "Authorization: Bearer $OPENAI_API_KEY" \\\n' : ""}  -H "Content-Type: application/json" \\
   -d ${shellQuote(pretty(body))}`,
   Python: (body) => `from openai import OpenAI
 
-client = OpenAI(base_url=${JSON.stringify(baseUrl)})
+client = OpenAI(base_url=${JSON.stringify(baseUrl)}${readKey() ? "" : ', api_key="none"'})
 ${body.stream ? "events" : "response"} = client.responses.create(
 ${Object.entries(body).map(([key, value]) => `    ${key}=${python(value, 4)},`).join("\n")}
 )
@@ -37,7 +38,7 @@ ${body.stream ? 'for event in events:\n    if event.type == "response.output_tex
 `,
   JavaScript: (body) => `import OpenAI from "openai";
 
-const client = new OpenAI({ baseURL: ${JSON.stringify(baseUrl)} });
+const client = new OpenAI({ baseURL: ${JSON.stringify(baseUrl)}${readKey() ? "" : ', apiKey: "none"'} });
 const ${body.stream ? "events" : "response"} = await client.responses.create(${pretty(body)});
 ${body.stream ? 'for await (const event of events) {\n  if (event.type === "response.output_text.delta") process.stdout.write(event.delta);\n}' : "console.log(response.output_text);"}
 `,

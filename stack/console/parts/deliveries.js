@@ -1,6 +1,6 @@
 // The deliveries of a response's end to webhooks, each with its tries.
 
-import { get } from "../api.js";
+import { apiPath, get } from "../api.js";
 import { ms } from "../format.js";
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { Empty, Failure, Id, Skeleton, Status, Time } from "./states.js";
@@ -10,7 +10,7 @@ const REFRESH_MS = 3000;
 export function Deliveries({ id, ended }) {
   const [page, setPage] = useState(null);
   const [error, setError] = useState(null);
-  const load = () => get(`responses/${id}/webhook_deliveries`).then(setPage, setError);
+  const load = () => get(apiPath`responses/${id}/webhook_deliveries`).then(setPage, setError);
   useEffect(() => void load(), [id, ended]);
   const waits = (page?.data || []).some((delivery) => delivery.status === "pending");
   useEffect(() => {

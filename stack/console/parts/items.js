@@ -1,7 +1,7 @@
 // One output item as a lane: reasoning, message, tool call, whatever its type. Unknown types show as JSON.
 
 import { ms } from "../format.js";
-import { html, useState } from "../vendor/preact.js";
+import { html, useErrorBoundary, useState } from "../vendor/preact.js";
 import { Growing } from "./growing.js";
 import { Icon } from "./icons.js";
 import { JsonTree } from "./json_tree.js";
@@ -29,6 +29,8 @@ export function Items({ items, meta = [], running, selected, onSelect, actions, 
 }
 
 export function Item({ item, meta = {}, running, selected, onSelect, actions, tools }) {
+  const [broken] = useErrorBoundary((bug) => console.error(bug));
+  if (broken) return html`<section class="item failure">This item cannot be shown: ${broken.message}</section>`;
   const elapsed = Number.isFinite(meta.endedAt) && Number.isFinite(meta.startedAt) ? meta.endedAt - meta.startedAt : undefined;
   const common = { item, meta, running, elapsed, actions, tools, picks: Boolean(onSelect && item.id) };
   return html`<section class="item ${item.type} ${selected ? "selected" : ""}" data-item=${item.id} onClick=${(event) => !event.target.closest("form, input, a") && onSelect?.(item.id)}>

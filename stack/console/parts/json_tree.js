@@ -32,7 +32,7 @@ function Fold({ label, brackets, entries, depth, open }) {
 
 function Leaf({ value }) {
   const [whole, setWhole] = useState(false);
-  const text = JSON.stringify(value);
+  const text = JSON.stringify(value) ?? "undefined";
   const kind = value === null ? "null" : typeof value;
   if (text.length <= MOST_CHARS || whole) return html`<span class="value ${kind}">${text}</span>`;
   return html`<span class="value ${kind}">${text.slice(0, MOST_CHARS)}…</span>

@@ -32,6 +32,7 @@ function labelOf(item) {
   if (item.type === "mcp_call") return `${item.server_label} · ${item.name}`;
   if (item.type === "mcp_list_tools") return `${item.server_label} · tools`;
   if (item.type === "mcp_approval_request") return `${item.server_label} · ${item.name} asks for approval`;
+  if (item.type === "mcp_approval_response") return "answer to an approval request";
   return item.name ? `${item.namespace ? `${item.namespace}.` : ""}${item.name}` : kind;
 }
 
@@ -94,6 +95,8 @@ function Approval({ item, actions }) {
     </div>`;
 }
 
+const ApprovalAnswer = ({ item }) => html`<p><b>${item.approve ? "Approved" : "Denied"}</b>${item.reason && html`<span class="quiet"> ${item.reason}</span>`}</p>`;
+
 function WebSearch({ item }) {
   const action = item.action || {};
   const words =
@@ -124,9 +127,12 @@ const BODIES = {
   mcp_call: McpCall,
   mcp_list_tools: McpTools,
   mcp_approval_request: Approval,
+  mcp_approval_response: ApprovalAnswer,
   web_search_call: WebSearch,
   file_search_call: FileSearch,
   code_interpreter_call: CodeCell,
   local_shell_call: ShellCall,
+  local_shell_call_output: FunctionOutput,
+  apply_patch_call_output: FunctionOutput,
   shell_call: ShellCall,
 };

@@ -2,25 +2,11 @@
 //
 // A node with one child is followed below it at the same depth, so that a long chain does not run out of the page.
 
-import { get } from "../api.js";
+import { apiPath, get } from "../api.js";
+import { treeOf } from "../chain.js";
 import { hashOf } from "../route.js";
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { Failure, Id, Skeleton, Status, Time } from "./states.js";
-
-/** Return {roots, children: by id, path: ids from the root to `current`} of the rows of a tree. */
-export function treeOf(rows, current) {
-  const byId = new Map(rows.map((row) => [row.id, row]));
-  const children = new Map();
-  const roots = [];
-  for (const row of rows) {
-    const parent = byId.has(row.previous_response_id) ? row.previous_response_id : null;
-    if (parent === null) roots.push(row);
-    else children.set(parent, [...(children.get(parent) || []), row]);
-  }
-  const path = new Set();
-  for (let row = byId.get(current); row && !path.has(row.id); row = byId.get(row.previous_response_id)) path.add(row.id);
-  return { roots, children, path };
-}
 
 export function Tree({ id }) {
   const [page, setPage] = useState(null);
@@ -29,7 +15,7 @@ export function Tree({ id }) {
     setPage(null);
     setError(null);
     const stops = new AbortController();
-    get(`responses/${id}/tree`, { limit: 500 }, stops.signal).then(setPage, (failure) => failure.name !== "AbortError" && setError(failure));
+    get(apiPath`responses/${id}/tree`, { limit: 500 }, stops.signal).then(setPage, (failure) => failure.name !== "AbortError" && setError(failure));
     return () => stops.abort();
   }, [id]);
   if (error) return html`<${Failure} error=${error} />`;

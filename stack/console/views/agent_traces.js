@@ -1,6 +1,6 @@
 // Agents' traces: the list of them, one with its spans and the responses that it names, and those of one response.
 
-import { get, remove } from "../api.js";
+import { apiPath, get, remove } from "../api.js";
 import { ms } from "../format.js";
 import { AgentSpans } from "../parts/agent_spans.js";
 import { DeleteButton, Empty, Failure, Id, Skeleton, Status, Time } from "../parts/states.js";
@@ -38,7 +38,7 @@ function useTrace(id) {
   useEffect(() => {
     const stops = new AbortController();
     setState([null, null]);
-    get(`traces/${encodeURIComponent(id)}`, {}, stops.signal).then(
+    get(apiPath`traces/${id}`, {}, stops.signal).then(
       (trace) => setState([trace, null]),
       (error) => error.name !== "AbortError" && setState([null, error]),
     );
@@ -52,7 +52,7 @@ export function AgentTrace({ id }) {
   if (error) return html`<div class="page"><${Failure} error=${error} /></div>`;
   if (!trace) return html`<div class="page"><${Skeleton} /></div>`;
   const deleted = async () => {
-    await remove(`traces/${encodeURIComponent(id)}`);
+    await remove(apiPath`traces/${id}`);
     location.hash = hashOf({ view: "traces" });
   };
   return html`<div class="page">
@@ -78,7 +78,7 @@ function NamedResponses({ ids }) {
   const [rows, setRows] = useState(null);
   useEffect(() => {
     let isShown = true;
-    const load = (id) => get(`responses/${id}`).catch((error) => ({ id, error }));
+    const load = (id) => get(apiPath`responses/${id}`).catch((error) => ({ id, error }));
     Promise.all(ids.slice(0, MOST_RESPONSES).map(load)).then((loaded) => isShown && setRows(loaded));
     return () => (isShown = false);
   }, [ids.join(" ")]);

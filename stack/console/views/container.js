@@ -1,6 +1,6 @@
 // One container of the code interpreter: its files to download, delete and add.
 
-import { get, remove } from "../api.js";
+import { apiPath, get, remove } from "../api.js";
 import { bytes } from "../format.js";
 import { DeleteButton, Download, Empty, Failure, Id, Status, Time } from "../parts/states.js";
 import { Table, usePages } from "../parts/table.js";
@@ -13,9 +13,9 @@ export const baseName = (path) => path.split("/").at(-1) || path;
 export function Container({ id }) {
   const [container, setContainer] = useState(null);
   const [error, setError] = useState(null);
-  const files = usePages(`containers/${id}/files`);
-  useEffect(() => void get(`containers/${id}`).then(setContainer, setError), [id]);
-  const deleted = () => remove(`containers/${id}`).then(() => (location.hash = hashOf({ view: "files", params: { tab: "containers" } })), setError);
+  const files = usePages(apiPath`containers/${id}/files`);
+  useEffect(() => void get(apiPath`containers/${id}`).then(setContainer, setError), [id]);
+  const deleted = () => remove(apiPath`containers/${id}`).then(() => (location.hash = hashOf({ view: "files", params: { tab: "containers" } })), setError);
   if (error) return html`<div class="page"><header class="bar"><a class="back" href=${hashOf({ view: "files", params: { tab: "containers" } })}>Containers</a><h1><${Id} id=${id} /></h1></header><${Failure} error=${error} /></div>`;
   const columns = [
     ["File", (row) => html`<span class="clip mono" title=${row.path}>${row.path}</span>`],
@@ -24,8 +24,8 @@ export function Container({ id }) {
     ["Created", (row) => html`<${Time} at=${row.created_at} />`],
     [
       "",
-      (row) => html`<span class="row"><${Download} path=${`containers/${id}/files/${row.id}/content`} name=${baseName(row.path)} />
-        <${DeleteButton} what=${row.path} onDelete=${() => remove(`containers/${id}/files/${row.id}`).then(() => files.drop(row.id))} /></span>`,
+      (row) => html`<span class="row"><${Download} path=${apiPath`containers/${id}/files/${row.id}/content`} name=${baseName(row.path)} />
+        <${DeleteButton} what=${row.path} onDelete=${() => remove(apiPath`containers/${id}/files/${row.id}`).then(() => files.drop(row.id))} /></span>`,
     ],
   ];
   return html`<div class="page">
@@ -41,7 +41,7 @@ export function Container({ id }) {
       ${container?.expires_after && html`<span>expires after ${container.expires_after.minutes} min unused</span>`}
       ${container?.memory_limit && html`<span>memory ${container.memory_limit}</span>`}
     </p>
-    <${Uploader} path=${`containers/${id}/files`} fields=${{}} onDone=${files.reload} label="Add files" />
+    <${Uploader} path=${apiPath`containers/${id}/files`} fields=${{}} onDone=${files.reload} label="Add files" />
     <${Table} label="Files of the container" pages=${files} columns=${columns} empty=${html`<${Empty} title="No file is in this container." />`} />
   </div>`;
 }

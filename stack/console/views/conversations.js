@@ -1,6 +1,6 @@
 // Conversations: the list, and the items of one.
 
-import { post, remove } from "../api.js";
+import { apiPath, post, remove } from "../api.js";
 import { shortId } from "../format.js";
 import { Items } from "../parts/items.js";
 import { DeleteButton, Empty, Failure, Id, Skeleton, Time } from "../parts/states.js";
@@ -20,7 +20,7 @@ function List({ params }) {
     ["Conversation", (row) => html`<${Id} id=${row.id} href=${hashOf({ view: "conversations", id: row.id })} />`],
     ["Metadata", (row) => html`<span class="clip mono small quiet">${Object.keys(row.metadata || {}).length ? JSON.stringify(row.metadata) : ""}</span>`],
     ["Created", (row) => html`<${Time} at=${row.created_at} />`],
-    ["", (row) => html`<${DeleteButton} what=${shortId(row.id)} onDelete=${() => remove(`conversations/${row.id}`).then(() => pages.drop(row.id))} />`],
+    ["", (row) => html`<${DeleteButton} what=${shortId(row.id)} onDelete=${() => remove(apiPath`conversations/${row.id}`).then(() => pages.drop(row.id))} />`],
   ];
   return html`<div class="page">
     <header class="bar"><h1>Conversations</h1><span class="grow"></span>
@@ -40,11 +40,11 @@ function List({ params }) {
 }
 
 function Conversation({ id }) {
-  const pages = usePages(`conversations/${id}/items`, { order: "asc" });
+  const pages = usePages(apiPath`conversations/${id}/items`, { order: "asc" });
   const [error, setError] = useState(null);
   const deleted = async () => {
     try {
-      await remove(`conversations/${id}`);
+      await remove(apiPath`conversations/${id}`);
       location.hash = hashOf({ view: "conversations" });
     } catch (failure) {
       setError(failure);

@@ -1,6 +1,6 @@
 // Files, vector stores and containers: the three lists.
 
-import { post, remove } from "../api.js";
+import { apiPath, post, remove } from "../api.js";
 import { bytes } from "../format.js";
 import { DeleteButton, Download, Empty, Failure, Id, Status, Tabs, Time } from "../parts/states.js";
 import { Table, usePages } from "../parts/table.js";
@@ -35,8 +35,8 @@ function FileList() {
     ["Created", (row) => html`<${Time} at=${row.created_at} />`],
     [
       "",
-      (row) => html`<span class="row"><${Download} path=${`files/${row.id}/content`} name=${row.filename} />
-        <${DeleteButton} what=${row.filename} onDelete=${() => remove(`files/${row.id}`).then(() => pages.drop(row.id))} /></span>`,
+      (row) => html`<span class="row"><${Download} path=${apiPath`files/${row.id}/content`} name=${row.filename} />
+        <${DeleteButton} what=${row.filename} onDelete=${() => remove(apiPath`files/${row.id}`).then(() => pages.drop(row.id))} /></span>`,
     ],
   ];
   return html`<${Uploader} onDone=${pages.reload} />
@@ -72,7 +72,7 @@ function StoreList() {
     ["Status", (row) => html`<${Status} status=${row.status} />`],
     ["Size", (row) => html`<span class="tabular">${bytes(row.usage_bytes)}</span>`],
     ["Created", (row) => html`<${Time} at=${row.created_at} />`],
-    ["", (row) => html`<${DeleteButton} what=${row.name || row.id} onDelete=${() => remove(`vector_stores/${row.id}`).then(() => pages.drop(row.id))} />`],
+    ["", (row) => html`<${DeleteButton} what=${row.name || row.id} onDelete=${() => remove(apiPath`vector_stores/${row.id}`).then(() => pages.drop(row.id))} />`],
   ];
   return html`<${NewByName} label="New vector store" create=${(name) => post("vector_stores", { name }).then(open)} />
     <${Table} label="Vector stores" pages=${pages} columns=${columns} empty=${html`<${Empty} title="There is no vector store yet. Name one to make files searchable." />`} />`;
@@ -86,7 +86,7 @@ function ContainerList() {
     ["Status", (row) => html`<${Status} status=${row.status} />`],
     ["Memory", (row) => row.memory_limit || ""],
     ["Last used", (row) => html`<${Time} at=${row.last_active_at || row.created_at} />`],
-    ["", (row) => html`<${DeleteButton} what=${row.name || row.id} onDelete=${() => remove(`containers/${row.id}`).then(() => pages.drop(row.id))} />`],
+    ["", (row) => html`<${DeleteButton} what=${row.name || row.id} onDelete=${() => remove(apiPath`containers/${row.id}`).then(() => pages.drop(row.id))} />`],
   ];
   return html`<${NewByName} label="New container" create=${(name) => post("containers", { name }).then(open)} />
     <${Table}

@@ -1,6 +1,6 @@
 // The Playground: a conversation of turns, one or two panes, each with its own settings.
 
-import { get } from "../api.js";
+import { storedTurns } from "../chain.js";
 import { Composer } from "../parts/composer.js";
 import { useFollowEnd } from "../parts/follow_end.js";
 import { Inspector } from "../parts/inspector.js";
@@ -10,7 +10,7 @@ import { Empty, Failure, Reconnecting, Status } from "../parts/states.js";
 import { UsageBar } from "../parts/usage_bar.js";
 import { openCalls } from "../reducer.js";
 import { hashOf, parseHash } from "../route.js";
-import { Run, storedRun } from "../run.js";
+import { Run } from "../run.js";
 import { bodyOf, loadSettings, saveSettings } from "../settings.js";
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact.js";
 
@@ -62,17 +62,18 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
   const last = turns.current.at(-1);
 
   useEffect(() => {
-    if (!from) return;
-    (async () => {
-      try {
-        const run = await storedRun(from, redraw);
-        const input = await get(`responses/${from}/input_items`, { limit: 100, order: "asc" });
-        turns.current = [{ input: input.data, run }];
-        redraw();
-      } catch (error) {
-        setFailure(error);
-      }
-    })();
+    if (!from) return undefined;
+    let isWanted = true;
+    storedTurns(from, redraw).then(
+      (stored) => {
+        if (!isWanted) return stored.forEach((turn) => turn.run.close());
+        turns.current.forEach((turn) => turn.run.close());
+        turns.current = stored;
+        return redraw();
+      },
+      (error) => isWanted && setFailure(error),
+    );
+    return () => (isWanted = false);
   }, [from]);
   useEffect(() => () => turns.current.forEach((turn) => turn.run.close()), []);
   useEffect(() => {
@@ -193,6 +194,7 @@ function Turn({ turn, selected, onSelect, actions, onRetry, onEdit }) {
   const status = run.running ? "running" : response?.status;
   const isUser = input.every((item) => !item.type || item.type === "message");
   return html`<article class="turn">
+    ${turn.followsDeleted && html`<p class="quiet small">An earlier turn was deleted.</p>`}
     ${input.map((item, index) => html`<${Item} key=${index} item=${{ type: "message", ...item }} />`)}
     <${Items} items=${run.state.items} meta=${run.state.meta} running=${run.running} selected=${selected} onSelect=${onSelect} actions=${actions} tools=${response?.tools} />
     ${run.running && !run.state.items.length && html`<div class="item"><${Waiting} run=${run} /></div>`}
@@ -200,7 +202,7 @@ function Turn({ turn, selected, onSelect, actions, onRetry, onEdit }) {
     ${(run.failure || run.state.error) && html`<${Failure} error=${run.failure || run.state.error} onRetry=${onRetry} />`}
     ${!run.running &&
     html`<footer class="row">
-      ${status && status !== "completed" && html`<${Status} status=${status} />`}
+      ${status && status !== "completed" && html`<${Status} status=${status} word=${run.isStopped ? "stopped" : status} />`}
       ${response?.incomplete_details?.reason && html`<span class="quiet">${response.incomplete_details.reason}</span>`}
       <${UsageBar} usage=${response?.usage} firstMs=${run.firstAt && run.firstAt - run.startedAt} totalMs=${run.endedAt - run.startedAt || undefined} />
       <span class="grow"></span>
@@ -217,6 +219,6 @@ const textOf = (input) =>
   input.flatMap((item) => (typeof item.content === "string" ? [{ text: item.content }] : item.content || [])).map((part) => part.text || "").join("\n");
 
 function answerItem(item, given) {
-  if (item.type === "mcp_approval_request") return { type: "mcp_approval_response", approval_request_id: item.id, ...given, reason: given.reason || undefined };
+  if (item.type === "mcp_approval_request") return { type: "mcp_approval_response", approval_request_id: item.id, approve: given.approve, ...(given.reason && { reason: given.reason }) };
   return { type: item.type.replace(/_call$/, "_call_output"), call_id: item.call_id, output: given };
 }

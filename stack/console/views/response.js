@@ -1,6 +1,6 @@
 // One stored response: input, output, events, the chain it belongs to, and what to do with it.
 
-import { cancelResponse, get, remove } from "../api.js";
+import { apiPath, cancelResponse, getAll, getShown, remove } from "../api.js";
 import { Deliveries } from "../parts/deliveries.js";
 import { Inspector } from "../parts/inspector.js";
 import { Items } from "../parts/items.js";
@@ -15,7 +15,6 @@ import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact.
 import { SpansOfResponse } from "./agent_traces.js";
 
 const NO_ROWS = [];
-const SHOWN = ["code_interpreter_call.outputs", "file_search_call.results", "web_search_call.action.sources"];
 
 export function ResponseView({ route }) {
   const { id } = route;
@@ -33,9 +32,9 @@ export function ResponseView({ route }) {
     const stops = new AbortController();
     (async () => {
       try {
-        const stored = await get(`responses/${id}`, { include: SHOWN }, stops.signal);
+        const stored = await getShown(id, stops.signal);
         setResponse(stored);
-        setInput((await get(`responses/${id}/input_items`, { limit: 100, order: "asc" }, stops.signal)).data);
+        setInput(await getAll(apiPath`responses/${id}/input_items`, { order: "asc" }, stops.signal));
         if (stored.background) {
           run.current = new Run(null, redraw);
           run.current.isReplay = TERMINAL.has(stored.status);
@@ -71,7 +70,7 @@ export function ResponseView({ route }) {
   const current = state.response;
   const shown = (after !== undefined && replay.current) || live;
   const deleted = async () => {
-    await remove(`responses/${id}`);
+    await remove(apiPath`responses/${id}`);
     location.hash = hashOf({ view: "responses" });
   };
   return html`<div class="playground inspects">

@@ -1,6 +1,6 @@
 // Stored responses: a listing with filters; each row opens the response.
 
-import { remove } from "../api.js";
+import { apiPath, remove } from "../api.js";
 import { count, shortId } from "../format.js";
 import { Icon } from "../parts/icons.js";
 import { DeleteButton, Empty, Id, Status, Time } from "../parts/states.js";
@@ -59,7 +59,7 @@ export function Responses({ route, models }) {
   const pages = usePages("responses", { status, model, order, search, conversation });
   const columns = [
     ...responseColumns,
-    ["", (row) => html`<${DeleteButton} what=${shortId(row.id)} onDelete=${() => remove(`responses/${row.id}`).then(() => pages.drop(row.id))} />`],
+    ["", (row) => html`<${DeleteButton} what=${shortId(row.id)} onDelete=${() => remove(apiPath`responses/${row.id}`).then(() => pages.drop(row.id))} />`],
   ];
   const filtered = status || model || search || conversation;
   return html`<div class="page">

@@ -1,6 +1,6 @@
 // One vector store: its files with their state and error, and a search that shows each chunk with its scores.
 
-import { get, post, remove } from "../api.js";
+import { apiPath, get, post, remove } from "../api.js";
 import { bytes } from "../format.js";
 import { DeleteButton, Empty, Failure, Id, Status, Time } from "../parts/states.js";
 import { Table, usePages } from "../parts/table.js";
@@ -14,9 +14,9 @@ const DEPTH = 50;
 export function VectorStore({ id, params }) {
   const [store, setStore] = useState(null);
   const [error, setError] = useState(null);
-  const files = usePages(`vector_stores/${id}/files`);
+  const files = usePages(apiPath`vector_stores/${id}/files`);
   const names = useNames(files.rows);
-  useEffect(() => void get(`vector_stores/${id}`).then(setStore, setError), [id, files.rows]);
+  useEffect(() => void get(apiPath`vector_stores/${id}`).then(setStore, setError), [id, files.rows]);
   const working = (files.rows || []).some((row) => row.status === "in_progress");
   useEffect(() => {
     if (!working) return undefined;
@@ -24,10 +24,10 @@ export function VectorStore({ id, params }) {
     return () => clearInterval(timer);
   }, [working]);
   const attach = async (file) => {
-    await post(`vector_stores/${id}/files`, { file_id: file.id });
+    await post(apiPath`vector_stores/${id}/files`, { file_id: file.id });
     await files.reload();
   };
-  const deleted = () => remove(`vector_stores/${id}`).then(() => (location.hash = hashOf({ view: "files", params: { tab: "vector stores" } })), setError);
+  const deleted = () => remove(apiPath`vector_stores/${id}`).then(() => (location.hash = hashOf({ view: "files", params: { tab: "vector stores" } })), setError);
   if (error) return html`<div class="page"><header class="bar"><a class="back" href=${hashOf({ view: "files", params: { tab: "vector stores" } })}>Vector stores</a><h1><${Id} id=${id} /></h1></header><${Failure} error=${error} /></div>`;
   const columns = [
     ["File", (row) => html`<span class="clip" title=${names[row.id] || ""}>${names[row.id] || ""}</span>`],
@@ -35,7 +35,7 @@ export function VectorStore({ id, params }) {
     ["State", (row) => html`<${Status} status=${row.status} />${row.last_error && html`<div class="bad small">${row.last_error.message} <span class="mono">${row.last_error.code}</span></div>`}`],
     ["Size", (row) => html`<span class="tabular">${bytes(row.usage_bytes)}</span>`],
     ["Added", (row) => html`<${Time} at=${row.created_at} />`],
-    ["", (row) => html`<${DeleteButton} what=${names[row.id] || row.id} onDelete=${() => remove(`vector_stores/${id}/files/${row.id}`).then(() => files.drop(row.id))} />`],
+    ["", (row) => html`<${DeleteButton} what=${names[row.id] || row.id} onDelete=${() => remove(apiPath`vector_stores/${id}/files/${row.id}`).then(() => files.drop(row.id))} />`],
   ];
   return html`<div class="page">
     <header class="bar">
@@ -60,7 +60,7 @@ function useNames(rows) {
   useEffect(() => {
     for (const { id } of rows || [])
       if (!(id in names))
-        get(`files/${id}`).then(
+        get(apiPath`files/${id}`).then(
           (file) => setNames((all) => ({ ...all, [id]: file.filename })),
           () => setNames((all) => ({ ...all, [id]: "(deleted)" })),
         );
@@ -72,7 +72,7 @@ const keyOf = (result) => JSON.stringify([result.file_id, result.content]);
 
 /** Search three times: as the server ranks, by likeness alone, by words alone; the latter two are the halves' scores. */
 async function searchWithScores(id, query) {
-  const ranked = (limit, options) => post(`vector_stores/${id}/search`, { query, max_num_results: limit, ...options }).then((page) => page.data);
+  const ranked = (limit, options) => post(apiPath`vector_stores/${id}/search`, { query, max_num_results: limit, ...options }).then((page) => page.data);
   const weights = (embedding_weight, text_weight) => ({ ranking_options: { hybrid_search: { embedding_weight, text_weight } } });
   const [results, byLikeness, byWords] = await Promise.all([ranked(RESULTS, {}), ranked(DEPTH, weights(1, 0)), ranked(DEPTH, weights(0, 1))]);
   const scores = (rows) => new Map(rows.map((row) => [keyOf(row), row.score]));

@@ -1,6 +1,6 @@
 // The keys of a project, and those of administrators: list, create, revoke. A new key's text is shown once.
 
-import { remove } from "../../api.js";
+import { apiPath, remove } from "../../api.js";
 import { ConfirmButton, Empty, Time } from "../../parts/states.js";
 import { Table, usePages } from "../../parts/table.js";
 import { html, useState } from "../../vendor/preact.js";
@@ -47,7 +47,7 @@ function Keys({ pages, columns, label, empty, Form, project }) {
 }
 
 export function ProjectKeys({ project }) {
-  const path = `organization/projects/${project.id}/api_keys`;
+  const path = apiPath`organization/projects/${project.id}/api_keys`;
   const pages = usePages(path);
   const rights = [
     ["Rights", (row) => html`<${Rights} scopes=${row.scopes || []} />`],
@@ -59,7 +59,7 @@ export function ProjectKeys({ project }) {
 
 export function AdminKeys() {
   const pages = usePages("organization/admin_api_keys");
-  const columns = columnsOf((row) => remove(`organization/admin_api_keys/${row.id}`).then(() => pages.drop(row.id)), []);
+  const columns = columnsOf((row) => remove(apiPath`organization/admin_api_keys/${row.id}`).then(() => pages.drop(row.id)), []);
   return html`<p class="quiet">Keys of administrators manage projects, keys and limits and read usage. They use no model and read nothing of a project.</p>
     <${Keys} pages=${pages} columns=${columns} label="Administrators' keys" empty="No stored key is an administrator's." Form=${NewAdminKey} />`;
 }

@@ -1,6 +1,6 @@
 // The limits of a project: of all of it, of its keys, of its models. Each row is saved by itself, and each field below.
 
-import { getAll, post } from "../../api.js";
+import { apiPath, getAll, post } from "../../api.js";
 import { ROW_BOUNDS, isBound, isOfKey, subjectName, textOf } from "../../limits.js";
 import { Failure, Skeleton } from "../../parts/states.js";
 import { html, useEffect, useState } from "../../vendor/preact.js";
@@ -10,7 +10,7 @@ const kindOf = (subject) => (subject === "*" ? "project" : isOfKey(subject) ? "k
 const ORDER = ["project", "key", "model"];
 
 export function Limits({ project, currency }) {
-  const path = `organization/projects/${project.id}`;
+  const path = apiPath`organization/projects/${project.id}`;
   const [state, setState] = useState({ limits: null, keys: [], error: null });
   const [added, setAdded] = useState([]);
   const load = async () => {

@@ -1,6 +1,6 @@
 // Forms for new keys, and the one look at a key's text.
 
-import { getAll, post } from "../../api.js";
+import { apiPath, getAll, post } from "../../api.js";
 import { isOfKey } from "../../limits.js";
 import { ChoiceList } from "../../parts/choice_list.js";
 import { Copy, Failure } from "../../parts/states.js";
@@ -73,7 +73,7 @@ export function NewKey({ project, onDone, onClose }) {
   const [chosen, setChosen] = useState({ scopes: [], models: [], tools: [] });
   const created = useRef(null);
   const set = (field) => (values) => setChosen({ ...chosen, [field]: values });
-  const path = `organization/projects/${project.id}`;
+  const path = apiPath`organization/projects/${project.id}`;
   useEffect(() => {
     getAll(`${path}/service_accounts`).then(setAccounts, () => {});
     getAll(`${path}/rate_limits`).then((limits) => setModels(limits.map(({ model }) => model).filter((model) => model !== "*" && !isOfKey(model))), () => {});

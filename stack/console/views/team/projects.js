@@ -1,6 +1,6 @@
 // Projects: create, rename, archive, and the way to what belongs to one.
 
-import { post } from "../../api.js";
+import { apiPath, post } from "../../api.js";
 import { ConfirmButton, Empty, Failure, Id, Status, Time } from "../../parts/states.js";
 import { Table, usePages } from "../../parts/table.js";
 import { hashOf, setParams } from "../../route.js";
@@ -19,7 +19,7 @@ export function Projects({ params, onChange }) {
       "",
       (row) => html`<span class="row actions">
         ${["keys", "limits", "usage"].map((tab) => html`<a key=${tab} class="button" href=${hashOf({ view: "team", id: tab, params: { project: row.id } })}>${tab[0].toUpperCase() + tab.slice(1)}</a>`)}
-        ${row.status === "active" && html`<${ConfirmButton} verb="Archive" what=${`${row.name}: its keys are refused for ever`} onConfirm=${() => post(`organization/projects/${row.id}/archive`, {}).then(changed)} />`}
+        ${row.status === "active" && html`<${ConfirmButton} verb="Archive" what=${`${row.name}: its keys are refused for ever`} onConfirm=${() => post(apiPath`organization/projects/${row.id}/archive`, {}).then(changed)} />`}
       </span>`,
     ],
   ];
@@ -59,7 +59,7 @@ function Name({ project, onDone }) {
   const submit = async (event) => {
     event.preventDefault();
     try {
-      await post(`organization/projects/${project.id}`, { name: name.trim() });
+      await post(apiPath`organization/projects/${project.id}`, { name: name.trim() });
       setName(null);
       await onDone();
     } catch (failure) {

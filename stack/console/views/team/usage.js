@@ -1,6 +1,6 @@
 // What the projects, keys and models have used.
 
-import { get, getAll } from "../../api.js";
+import { apiPath, get, getAll } from "../../api.js";
 import { Choices, MEASURE_CHOICE, RANGE_CHOICE, UsageReport, rangeOf, useBuckets } from "../../parts/usage_report.js";
 import { html, useEffect, useState } from "../../vendor/preact.js";
 
@@ -40,7 +40,7 @@ function useKeyNames(buckets) {
   useEffect(() => {
     const projects = new Set((buckets || []).flatMap(({ results }) => results.map(({ project_id }) => project_id)));
     for (const id of projects)
-      getAll(`organization/projects/${id}/api_keys`).then(
+      getAll(apiPath`organization/projects/${id}/api_keys`).then(
         (keys) => setNames((all) => ({ ...all, ...Object.fromEntries(keys.map((key) => [key.id, nameOfKey(key)])) })),
         () => {},
       );
