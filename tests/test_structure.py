@@ -30,6 +30,7 @@ ROOT_FILES: Final = {
     "SECURITY.md",
 }
 BROAD_EXCEPTS: Final = {
+    "providers/common/supervision.py",  # the outer edge of background work, which is started again
     "providers/inference/gpt_oss/engine/engine.py",  # the engine thread's outer edge
     "providers/inference/chat_completions/answer_stream.py",  # in a transport's callback: raised where it is read
     "providers/tool_runtime/python/guest.py",  # around the model's program: its exceptions are its output

@@ -24,7 +24,7 @@ def decode_record(entry: Entry, record_type: type[RecordT]) -> RecordT:
     """Return the record in the entry. Raises StorageCorrupt if it is damaged."""
     try:
         return _decoder(record_type).decode(entry.value)
-    except (msgspec.MsgspecError, ValueError) as exc:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
         raise StorageCorrupt from exc
 
 

@@ -18,8 +18,9 @@ from apis.inference import Inference
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import Lease
 from apis.storage.records import decode_record, delete_all, scan_all
-from providers.batches.records import ENDED, BatchRef, BatchState, BatchStatus, BlockCounts, LineError
+from providers.batches.records import ENDED, BatchRef, BatchState, BatchStatus, BlockCounts, LineError, stored_life_s
 from providers.batches.validation import BatchValidator
+from providers.common.state.change import change
 
 _log = logging.getLogger(__name__)
 
@@ -46,17 +47,15 @@ class BatchControl:
         return None if entry is None else (decode_record(entry, BatchState), entry.version)
 
     async def change(
-        self, ref: BatchRef, change: Callable[[BatchState], bool], ops: Sequence[Op] = ()
+        self, ref: BatchRef, edit: Callable[[BatchState], bool], ops: Sequence[Op] = ()
     ) -> BatchState | None:
-        """Apply `change` to the record and store it with `ops`, until no other change comes in between. Returns the
-        record; None if there is none, or if `change` returned False, and nothing was changed."""
-        while (loaded := await self.load(ref)) is not None:
-            record, version = loaded
-            if not change(record):
-                return None
-            if await self._kv.write([ref.put(record, version), *ops]) is not None:
-                return record
-        return None
+        """Apply `edit` to the record and store it with `ops`. Returns the record; None if there is none, or if `edit`
+        returned False, and nothing was changed."""
+
+        def edit_existing(record: BatchState | None) -> BatchState | None:
+            return record if record is not None and edit(record) else None
+
+        return await change(self._kv, ref.key, BatchState, edit_existing, also=ops, ttl_s=stored_life_s)
 
     async def end(self, ref: BatchRef, status: BatchStatus, before: Sequence[BatchStatus]) -> BatchState | None:
         """Let a batch that has one of the statuses `before` end, and report that to the webhooks."""

@@ -154,8 +154,12 @@ class BatchRef(msgspec.Struct, frozen=True):
 
     def put(self, record: BatchState, expect: int) -> Put:
         """Return the operation that stores the record."""
-        ttl_s = record.expires_at + RETENTION_S - time.time()
-        return Put(self.key, encode_record(record), max(1.0, ttl_s), expect)
+        return Put(self.key, encode_record(record), stored_life_s(record), expect)
+
+
+def stored_life_s(record: BatchState) -> float:
+    """Return the seconds after which the store may forget the record."""
+    return max(1.0, record.expires_at + RETENTION_S - time.time())
 
 
 def new_batch_ref(tenant: str) -> BatchRef:

@@ -15,6 +15,7 @@ _log = logging.getLogger(__name__)
 
 MARK: Final = b"\0\xffcrc32\xff"
 _TRAILER_BYTES: Final = len(MARK) + 4
+_MAX_LOGGED: Final = 10_000
 _MIN_EQUAL_BYTES: Final = 5
 """Bytes of a trailer that equal those of the mark from which it is a damaged mark, and no end of an old value."""
 
@@ -24,14 +25,28 @@ def add_checksum(key: bytes, value: bytes) -> bytes:
     return b"%b%b%b" % (value, MARK, zlib.crc32(value, zlib.crc32(key)).to_bytes(4, "big"))
 
 
-def stored_to_entry(key: bytes, stored: bytes, version: int) -> Entry:
-    """Return the entry of stored bytes. One that is damaged has no value, and its key is logged."""
-    mark = stored[-_TRAILER_BYTES:-4]
-    if mark == MARK:
-        value = stored[:-_TRAILER_BYTES]
-        if zlib.crc32(value, zlib.crc32(key)) == int.from_bytes(stored[-4:], "big"):
-            return Entry(value, version)
-    elif sum(map(int.__eq__, mark, MARK)) < _MIN_EQUAL_BYTES:
-        return Entry(stored, version)
-    _log.error("the stored value of the key %r is damaged", key.decode(errors="replace"))
-    return Entry(None, version)
+class EntryDecoder:
+    """Decodes what one store has stored, and logs each damaged entry once, however often it is read."""
+
+    def __init__(self) -> None:
+        self._logged: set[tuple[bytes, int]] = set()
+
+    def decode(self, key: bytes, stored: bytes, version: int) -> Entry:
+        """Return the entry of stored bytes. One that is damaged has no value, and its key is logged."""
+        mark = stored[-_TRAILER_BYTES:-4]
+        if mark == MARK:
+            value = stored[:-_TRAILER_BYTES]
+            if zlib.crc32(value, zlib.crc32(key)) == int.from_bytes(stored[-4:], "big"):
+                return Entry(value, version)
+        elif sum(map(int.__eq__, mark, MARK)) < _MIN_EQUAL_BYTES:
+            return Entry(stored, version)
+        self._log_once(key, version)
+        return Entry(None, version)
+
+    def _log_once(self, key: bytes, version: int) -> None:
+        if (key, version) in self._logged:
+            return
+        if len(self._logged) >= _MAX_LOGGED:
+            self._logged.clear()
+        self._logged.add((key, version))
+        _log.error("the stored value of the key %r is damaged", key.decode(errors="replace"))

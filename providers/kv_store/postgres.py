@@ -10,7 +10,7 @@ from apis.errors import StoreUnavailable
 from apis.storage.kv_store import ABSENT, MEASURE_ROWS, Entry, KVStore, Op, Put
 from providers.kv_store.batcher import Batcher, BatchTasks
 from providers.kv_store.checks import build_quota, encode_key, encode_ops, scan_range
-from providers.kv_store.checksum import add_checksum, stored_to_entry
+from providers.kv_store.checksum import EntryDecoder, add_checksum
 from providers.kv_store.postgres_schema import (
     GET_SQL,
     MEASURE_SQL,
@@ -55,6 +55,7 @@ class Postgres(KVStore):
     def __init__(self, config: Config) -> None:
         deadline_s = config.timeout_s + config.connect_timeout_s
         self._is_open = False
+        self._decoder = EntryDecoder()
         self._read_session, self._write_session, self._scan_session = (
             PostgresSession(
                 config.url.get_secret_value(),
@@ -117,7 +118,7 @@ class Postgres(KVStore):
         )
         bound = () if max_bytes is None else (max_bytes,)
         rows = await self._scan_batcher.submit((sql, low, high, limit, *bound))
-        return [(key.decode(), stored_to_entry(key, stored, version)) for key, stored, version in rows]
+        return [(key.decode(), self._decoder.decode(key, stored, version)) for key, stored, version in rows]
 
     async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]:
         low, high = scan_range(prefix, after, "", MEASURE_ROWS)
@@ -133,7 +134,7 @@ class Postgres(KVStore):
     async def _read_batch(self, requests: Sequence[list[bytes]]) -> list[list[Entry | None]]:
         keys = list({key: None for request in requests for key in request})
         rows = await self._fetch(self._read_session, self._get_sql, keys)
-        entries = {key: stored_to_entry(key, stored, version) for key, stored, version in rows}
+        entries = {key: self._decoder.decode(key, stored, version) for key, stored, version in rows}
         return [[entries.get(key) for key in request] for request in requests]
 
     async def _write_batch(self, writes: Sequence[PostgresWrite]) -> list[list[int] | None]:

@@ -15,7 +15,7 @@ from apis.errors import ConfigError, StoreUnavailable
 from apis.storage.kv_store import ABSENT, MEASURE_ROWS, Entry, KVStore, Op, Put
 from providers.kv_store.batcher import Batcher, BatchTasks
 from providers.kv_store.checks import build_quota, encode_key, encode_ops, scan_range
-from providers.kv_store.checksum import add_checksum, stored_to_entry
+from providers.kv_store.checksum import EntryDecoder, add_checksum
 from providers.kv_store.redis_master import MOVED_ERRORS, RedisMaster
 from providers.kv_store.redis_scripts import (
     ANY_VERSION,
@@ -68,6 +68,7 @@ class Redis(KVStore):
         self._deadline_s = config.timeout_s + config.connect_timeout_s
         self._batcher: Batcher[Command, Any] = Batcher(BatchTasks(self._run_pipeline), timeout_s=self._deadline_s)
         self._is_open = False
+        self._decoder = EntryDecoder()
         prefix = config.prefix.encode()
         if config.cluster and not _has_hash_tag(prefix):
             prefix = b"{%b}" % prefix  # the hash tag that keeps the store in one slot
@@ -109,7 +110,7 @@ class Redis(KVStore):
             return []
         stored = await self._batcher.submit(("MGET", *names))
         return [
-            None if value is None else _stored_to_entry(key.encode(), value)
+            None if value is None else self._stored_to_entry(key.encode(), value)
             for key, value in zip(keys, stored, strict=True)
         ]
 
@@ -150,7 +151,7 @@ class Redis(KVStore):
             )
         )
         rows = zip(cells[::2], cells[1::2], strict=True)
-        return [(key.decode(), _stored_to_entry(key, stored)) for key, stored in rows]
+        return [(key.decode(), self._stored_to_entry(key, stored)) for key, stored in rows]
 
     async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]:
         low, high = scan_range(prefix, after, "", MEASURE_ROWS)
@@ -173,6 +174,9 @@ class Redis(KVStore):
         while (count := await self._batcher.submit(command)) == SWEEP_ROWS:
             swept += count
         return swept + count
+
+    def _stored_to_entry(self, key: bytes, stored: bytes) -> Entry:
+        return self._decoder.decode(key, stored[VERSION_BYTES:], int.from_bytes(stored[:VERSION_BYTES], "big"))
 
     async def _run_pipeline(self, commands: Sequence[Command]) -> list[Any]:
         if not self._is_open:
@@ -226,10 +230,6 @@ def _op_to_cells(key: bytes, op: Op) -> Command:
     if not isinstance(op, Put):
         return "delete", key, expect, b"", b""
     return "put", key, expect, b"" if op.ttl_s is None else math.ceil(op.ttl_s * 1000), add_checksum(key, op.value)
-
-
-def _stored_to_entry(key: bytes, stored: bytes) -> Entry:
-    return stored_to_entry(key, stored[VERSION_BYTES:], int.from_bytes(stored[:VERSION_BYTES], "big"))
 
 
 def _answer_to_unavailable(answer: Exception) -> StoreUnavailable:

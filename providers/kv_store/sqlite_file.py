@@ -18,7 +18,7 @@ import msgspec
 from apis.errors import ConfigError, StackError, StorageCorrupt, StoreUnavailable
 from apis.storage.database_file import DatabaseFile
 from apis.storage.kv_store import ABSENT, MEASURE_ROWS, Entry, Op, Put
-from providers.kv_store.checksum import add_checksum, stored_to_entry
+from providers.kv_store.checksum import EntryDecoder, add_checksum
 from providers.kv_store.clock import StoreClock
 
 _log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class Database:
         self._now = now
         self._file = file
         self._synchronous = ""
+        self._decoder = EntryDecoder()
 
     def prepare(self, max_bytes: int | None, busy_timeout_s: float) -> None:
         """Create the schema in an empty file, or check it. Raises ConfigError, and changes nothing then."""
@@ -102,7 +103,7 @@ class Database:
         rows = self._db.execute(statement, (*key_range, self._now(), limit))
         try:
             for key, stored, version in rows:
-                entries.append((key.decode(errors="replace"), stored_to_entry(key, stored, version)))
+                entries.append((key.decode(errors="replace"), self._decoder.decode(key, stored, version)))
                 size += len(stored)
                 if max_bytes is not None and size > max_bytes:
                     break
@@ -235,7 +236,7 @@ class Database:
             self._db.execute("BEGIN")
         try:
             rows = self._select("key, value, version", keys, self._now())
-            entries = {key: stored_to_entry(key, stored, version) for key, stored, version in rows}
+            entries = {key: self._decoder.decode(key, stored, version) for key, stored, version in rows}
         finally:
             self._end_transaction()
         return [[entries.get(key) for key in request] for request in requests]

@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 from apis.errors import StackError
 from apis.inference import Inference
 from apis.provider import Provider
+from providers.common.counters import PROCESS_COUNTERS
 from stack import __version__
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, TokenCounts
 
@@ -97,6 +98,8 @@ class Metrics:
         self._streams_gauge = summed_gauge("stack_streams_open", "Event streams that are open.")
         worker_gauge = partial(Gauge, labelnames=("provider",), registry=add_to, multiprocess_mode="liveall")
         self._provider_gauge = cache(partial(worker_gauge, documentation="Reported by the provider."))
+        self._process_counters = [(source, counter(source.name, source.about)) for source in PROCESS_COUNTERS]
+        self._process_counts = dict.fromkeys(PROCESS_COUNTERS, 0)
         self._listed_models: set[str] = {OTHER}
         self._unlisted_tokens: dict[str, TokenCounts] = {}
 
@@ -161,6 +164,9 @@ class Metrics:
         self._in_flight_gauge.set(self.requests_in_flight)
         self._websockets_gauge.set(self.open_websockets)
         self._streams_gauge.set(open_streams)
+        for source, shown_counter in self._process_counters:
+            shown_counter.inc(source.count - self._process_counts[source])
+            self._process_counts[source] = source.count
         for path, provider in providers.items():
             figures = provider.metrics()
             for field in dataclasses.fields(figures) if figures is not None else ():

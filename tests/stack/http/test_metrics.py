@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from apis.provider import ProviderMetrics
+from providers.common.counters import DAMAGED_RECORDS, WATCHER_FAILURES
 from providers.inference.scripted import Scripted
 from tests.stack.http.raw import Answer, ask, bearer, check_error, connection, request
 from tests.support.servers.serving import Served, scripted, serving
@@ -352,3 +353,14 @@ async def test_a_scrape_of_any_worker_gives_the_sums_of_all_and_the_files_go_wit
     assert not folder.exists()
     assert {its["worker"] for its, _ in read(scraped)["process_open_fds"]} == {"0", "1"}
     assert not any("worker" in its for its, _ in read(scraped)["stack_requests_total"])
+
+
+async def test_damaged_records_and_failures_of_watchers_are_counted() -> None:
+    """D3: the operator sees that something was skipped, and what."""
+    async with serving(scripted()) as served:
+        before = await figures(served)
+        DAMAGED_RECORDS.add()
+        WATCHER_FAILURES.add()
+        after = await figures(served)
+    for name in ("stack_damaged_records_total", "stack_watcher_failures_total"):
+        assert after[name] == [({}, before[name][0][1] + 1)]

@@ -1,0 +1,103 @@
+"""Scans of records that go on after a damaged one: it is skipped, logged and counted, and only its owner notices.
+
+All code that reads many records decodes them here. A request for one record decodes it with `decode_record` and fails.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, contextmanager
+from typing import Final, Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from apis.errors import StorageCorrupt
+from apis.storage.kv_store import Entry, KVStore
+from apis.storage.records import decode_record, scan_all
+from providers.common.counters import DAMAGED_RECORDS
+
+RecordT = TypeVar("RecordT")
+
+_log = logging.getLogger(__name__)
+_MAX_REPORTED: Final = 10_000
+"""Damaged keys that a process remembers, so that it reports each of them once."""
+_reported_keys: WeakKeyDictionary[KVStore, dict[str, None]] = WeakKeyDictionary()
+
+
+class StoredRecord(NamedTuple, Generic[RecordT]):
+    """A record of a scan, with its key and the version of its entry."""
+
+    key: str
+    record: RecordT
+    version: int
+
+
+async def scan_records(
+    kv: KVStore, prefix: str, record_type: type[RecordT], *, page_size: int = 1000
+) -> AsyncGenerator[StoredRecord[RecordT]]:
+    """Yield the readable records whose keys begin with `prefix`, ordered by key, read in pages."""
+    async with aclosing(scan_all(kv, prefix, page_size=page_size)) as rows:
+        async for key, entry in rows:
+            stored = _decode_or_skip(kv, key, entry, record_type)
+            if stored is not None:
+                yield stored
+
+
+async def list_records(
+    kv: KVStore,
+    prefix: str,
+    record_type: type[RecordT],
+    *,
+    limit: int,
+    after: str = "",
+    before: str = "",
+    reverse: bool = False,
+) -> list[StoredRecord[RecordT]]:
+    """Return the first `limit` readable records, in one read of the store where none is damaged. `after`, `before` and
+    `reverse` are those of `KVStore.scan`."""
+    records: list[StoredRecord[RecordT]] = []
+    while True:
+        rows = await kv.scan(prefix, after=after, before=before, limit=limit, reverse=reverse)
+        for key, entry in rows:
+            stored = _decode_or_skip(kv, key, entry, record_type)
+            if stored is not None:
+                records.append(stored)
+        if len(records) >= limit or len(rows) < limit:
+            return records[:limit]
+        if reverse:
+            before = rows[-1][0]
+        else:
+            after = rows[-1][0]
+
+
+def _decode_or_skip(kv: KVStore, key: str, entry: Entry, record_type: type[RecordT]) -> StoredRecord[RecordT] | None:
+    with skipping_damaged(kv, key, record_type.__name__):
+        return StoredRecord(key, decode_record(entry, record_type), entry.version)
+    return None
+
+
+@contextmanager
+def skipping_damaged(kv: KVStore, key: str, record_name: str) -> Generator[None]:
+    """Leave the block where it cannot decode or validate what is stored under `key`: that is logged and counted, and
+    the work goes on after the block. `record_name` is for the log: the name of the record's type."""
+    try:
+        yield
+    except (msgspec.MsgspecError, ValueError, StorageCorrupt) as exc:
+        report_damaged(kv, key, record_name, exc)
+
+
+def report_damaged(kv: KVStore, key: str, record_name: str, exc: Exception) -> None:
+    """Log and count a damaged record, once in this process."""
+    keys = _reported_keys.setdefault(kv, {})
+    if key in keys:
+        return
+    if len(keys) >= _MAX_REPORTED:
+        keys.clear()
+    keys[key] = None
+    DAMAGED_RECORDS.add()
+    _log.error(
+        "the stored record %r (%s) is damaged and is skipped: %s. Delete or restore it.",
+        key,
+        record_name,
+        exc.__cause__ or exc,
+    )

@@ -1,0 +1,90 @@
+"""Scans of records: a damaged one is skipped, logged and counted, and the others are read."""
+
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from apis.errors import StorageCorrupt
+from apis.storage.kv_store import KVStore
+from apis.storage.records import decode_record, encode_record
+from providers.common.counters import DAMAGED_RECORDS
+from providers.common.state.scan import list_records, scan_records
+from providers.kv_store.sqlite import SQLite
+from tests.support.damage import DAMAGES, damage_record
+
+
+class Fruit(msgspec.Struct):
+    """A record with a required field."""
+
+    name: str
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[KVStore]:
+    store = SQLite(SQLite.Config(path=str(tmp_path / "store.db")))
+    await store.start()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def keys(store: KVStore) -> list[str]:
+    keys = [f"t/fruit/{number}" for number in range(7)]
+    for key in keys:
+        await store.put(key, encode_record(Fruit(key)))
+    return keys
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_scan_skips_a_damaged_record_and_reports_it_once(
+    store: KVStore, keys: list[str], tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D3: the others are read, and the log does not grow with each look of a watcher."""
+    damage_record(tmp_path / "store.db", keys[2], damage)
+    counted = DAMAGED_RECORDS.count
+    for _ in range(3):
+        found = [stored.key async for stored in scan_records(store, "t/fruit/", Fruit, page_size=2)]
+        assert found == [key for key in keys if key != keys[2]]
+    assert DAMAGED_RECORDS.count == counted + 1
+    lines = [record for record in caplog.records if record.levelno == logging.ERROR and keys[2] in record.getMessage()]
+    assert len([line for line in lines if line.name.startswith("providers.common")]) == 1
+    assert len(lines) <= 2  # the store itself reports a wrong checksum once
+    entry = await store.get(keys[2])
+    assert entry is not None
+    with pytest.raises(StorageCorrupt):
+        decode_record(entry, Fruit)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+async def test_a_page_is_full_although_records_in_it_are_damaged(
+    store: KVStore, keys: list[str], tmp_path: Path, is_reversed: bool
+) -> None:
+    """D3: lists show the next ones instead."""
+    for key in keys[1:4]:
+        damage_record(tmp_path / "store.db", key, "junk")
+    good = [key for key in keys if key not in keys[1:4]]
+    found = await list_records(store, "t/fruit/", Fruit, limit=3, reverse=is_reversed)
+    assert [stored.key for stored in found] == ([*reversed(good)] if is_reversed else good)[:3]
+    assert [stored.record.name for stored in found] == [stored.key for stored in found]
+    cursors = {"before": good[2]} if is_reversed else {"after": good[0]}
+    found = await list_records(store, "t/fruit/", Fruit, limit=9, reverse=is_reversed, **cursors)
+    assert [stored.key for stored in found] == ([good[1], good[0]] if is_reversed else good[1:])
+
+
+async def test_a_scan_reads_a_table_without_damage_in_one_read(store: KVStore, keys: list[str]) -> None:
+    """D3: the check costs a list no second read of the store."""
+    reads = 0
+    scan = store.scan
+
+    async def counting_scan(*args: object, **kwargs: object) -> object:
+        nonlocal reads
+        reads += 1
+        return await scan(*args, **kwargs)  # type: ignore[arg-type]  # the arguments as they came
+
+    store.scan = counting_scan  # type: ignore[method-assign, assignment]  # as above
+    assert len(await list_records(store, "t/fruit/", Fruit, limit=8)) == 7
+    assert len(await list_records(store, "t/fruit/", Fruit, limit=7)) == 7
+    assert reads == 2
