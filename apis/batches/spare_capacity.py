@@ -4,8 +4,10 @@ Lines of batches and background responses with a completion window are such work
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from apis.fair_share import FairShare
@@ -13,11 +15,21 @@ from apis.fair_share import FairShare
 _YIELD_POLL_S: Final = 0.05
 
 
-class SpareCapacity:
-    """Places shared by tenants, of which `busy_places` are used at most while the process answers requests of clients.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """Work that has a place and waits for its turn; `number` counts the arrivals."""
 
-    `interactive_requests` returns the number of those; `engine_priority` is sent to the engine with each request that
-    has no `priority` of its own.
+    tenant: str
+    number: int
+    is_alone: bool
+
+
+class SpareCapacity:
+    """Places shared by tenants, of which `busy_places` are used while the process answers requests of clients: in turns
+    of the tenants, and each of them may use its part of these, though others use all of them.
+
+    `interactive_requests` returns the number of those requests; `engine_priority` is sent to the engine with each
+    request that has no `priority` of its own.
     """
 
     def __init__(
@@ -32,16 +44,60 @@ class SpareCapacity:
         self._places = places
         self._interactive_requests = interactive_requests
         self._busy_places = busy_places
-        self._running = 0
+        self._running: Counter[str] = Counter()
+        self._running_alone = False
+        self._waiting: list[_Waiter] = []
+        self._arrivals = 0
+        self._last_turns: dict[str, int] = {}
 
     @asynccontextmanager
-    async def admit(self, tenant: str) -> AsyncGenerator[None]:
-        """Wait until it is the turn of the tenant's work, which is executed while the context is entered."""
+    async def admit(self, tenant: str, *, alone: bool = False) -> AsyncGenerator[None]:
+        """Wait until it is the turn of the tenant's work, which is executed while the context is entered. With `alone`,
+        no other work of this queue is executed meanwhile, so that it alone is to blame if the process ends."""
         with await self._places.acquire(tenant):
-            while self._running >= self._busy_places and self._interactive_requests():  # noqa: ASYNC110 - requests are counted, and set no event
-                await asyncio.sleep(_YIELD_POLL_S)
-            self._running += 1
+            self._arrivals += 1
+            waiter = _Waiter(tenant, self._arrivals, alone)
+            self._waiting.append(waiter)
+            try:
+                while not self._may_begin(waiter):  # noqa: ASYNC110 - requests are counted, and set no event
+                    await asyncio.sleep(_YIELD_POLL_S)
+            finally:
+                self._waiting.remove(waiter)
+            self._begin(waiter)
             try:
                 yield
             finally:
-                self._running -= 1
+                self._end(waiter)
+
+    def _may_begin(self, waiter: _Waiter) -> bool:
+        if self._running_alone:
+            return False
+        if waiter.is_alone:
+            return not self._running and waiter is min(self._waiting, key=self._order)
+        first_alone = min((self._order(each) for each in self._waiting if each.is_alone), default=None)
+        if first_alone is not None and self._order(waiter) > first_alone:
+            return False
+        if not self._interactive_requests():
+            return True
+        running = self._running[waiter.tenant]
+        tenants = {each.tenant for each in self._waiting} | self._running.keys()
+        if self._running.total() >= self._busy_places:
+            return running < max(1, self._busy_places // len(tenants))
+        return running == min(self._running[each.tenant] for each in self._waiting)
+
+    def _order(self, waiter: _Waiter) -> tuple[int, int]:
+        """Return the rank of waiting work: the tenant that was served the longest time ago comes first."""
+        return self._last_turns.get(waiter.tenant, 0), waiter.number
+
+    def _begin(self, waiter: _Waiter) -> None:
+        self._running[waiter.tenant] += 1
+        self._running_alone = waiter.is_alone
+        self._last_turns[waiter.tenant] = 1 + max(self._last_turns.values(), default=0)
+
+    def _end(self, waiter: _Waiter) -> None:
+        self._running[waiter.tenant] -= 1
+        self._running_alone = False
+        if not self._running[waiter.tenant]:
+            del self._running[waiter.tenant]
+            if all(each.tenant != waiter.tenant for each in self._waiting):
+                del self._last_turns[waiter.tenant]

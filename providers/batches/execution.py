@@ -2,6 +2,10 @@
 
 A line is executed when the tenant has a place for it and the process's own clients leave room. Whatever ends a block
 early leaves the results that it has, and another worker goes on with the other lines.
+
+A line may end its process. So each is stored as begun before it is executed. The lines that were running when a worker
+ended are executed one at a time by those that follow: a second worker that ends shows which line is to blame, and that
+line fails alone.
 """
 
 import asyncio
@@ -34,18 +38,19 @@ from providers.batches.validation import decode_body, decode_line, splice_fields
 
 _log = logging.getLogger(__name__)
 
-StopReason = Literal[
-    "", "batch_cancelled", "batch_expired", "api_key_revoked", "worker_lost", "storage_corrupt", "drain"
-]
+StopReason = Literal["", "batch_cancelled", "batch_expired", "api_key_revoked", "storage_corrupt", "drain"]
 ABANDON_MESSAGES: Final[Mapping[str, str]] = {
     "batch_expired": "This request could not be executed before the completion window expired.",
     "batch_cancelled": "This request was not executed because the batch was cancelled.",
     KEY_REVOKED: f"This request was not executed. {KEY_REVOKED_MESSAGE}",
     "storage_corrupt": "This request cannot be read from the store any more: it is damaged.",
-    "worker_lost": "The processes that executed this request ended before it was done, each time.",
 }
-_MAX_LOST_CLAIMS: Final = 10
-"""Workers that may lose one block, without a result in between, until its other lines fail."""
+_MAX_LOSSES: Final = 2
+"""Workers that one line may cost until it fails."""
+_WORKER_LOST: Final = {
+    "code": "worker_lost",
+    "message": f"The processes that executed this request ended before it was done, {_MAX_LOSSES} times.",
+}
 _MAX_RETRY_DELAY_S: Final = 60.0
 _HTTP_OK: Final = 200
 
@@ -110,9 +115,10 @@ class LineGate:
         """The priority of requests that have none."""
         return self._capacity.engine_priority
 
-    def admit(self, tenant: str) -> AbstractAsyncContextManager[None]:
-        """Wait until it is the turn of a line of the tenant, which is executed while the context is entered."""
-        return self._capacity.admit(tenant)
+    def admit(self, tenant: str, *, alone: bool) -> AbstractAsyncContextManager[None]:
+        """Wait until it is the turn of a line of the tenant, which is executed while the context is entered; `alone`
+        if it may end the process."""
+        return self._capacity.admit(tenant, alone=alone)
 
     async def execute(self, endpoint: str, body: bytes, owner: BatchOwner, response_id: str) -> LineAnswer:
         """Return the answer to an admitted line."""
@@ -124,18 +130,28 @@ class LineGate:
 
 
 async def claim_block(
-    kv: KVStore, ref: BatchRef, batch: BatchState, row: tuple[str, Entry], lease_s: float
+    kv: KVStore, ref: BatchRef, batch: BatchState, row: tuple[str, Entry], lease_s: float, worker: str
 ) -> ClaimedBlock | None:
-    """Claim a block that no worker holds; None if one does, or the block is done."""
+    """Claim a block that no worker holds; None if one does, or the block is done. The lines that another worker has
+    begun and not ended count as lost; those of this `worker` do not, which has lost its lease in an outage."""
     key, entry = row
     name, block = key.removeprefix(ref.block_prefix), decode_record(entry, BlockRecord)
-    block.lost_claims += 1
+    if block.begun and block.worker != worker:
+        done = (await _load_counts(kv, ref, name)).done
+        for number in set(block.begun).difference(done):
+            block.losses[number] = block.losses.get(number, 0) + 1
+    block.begun, block.worker = [], worker
     lease = Lease(kv, f"{ref.lease_prefix}{name}", lease_s)
     put_block = Put(key, encode_record(block), _block_ttl_s(batch), entry.version)
     # durable, so that no store that fails over forgets who executes it
     if await lease.acquire([put_block], durable=True) is None:
         return None
     return ClaimedBlock(ref, batch, name, block, lease)
+
+
+async def _load_counts(kv: KVStore, ref: BatchRef, name: str) -> BlockCounts:
+    entry = await kv.get(f"{ref.data_prefix('progress')}{name}")
+    return BlockCounts() if entry is None else decode_record(entry, BlockCounts)
 
 
 class BlockExecution:
@@ -151,11 +167,9 @@ class BlockExecution:
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._running: set[int] = set()
         self._storing: set[int] = set()
-        self._stop_reason: StopReason = ""
-        if claim.batch.abandons_lines:
-            self._stop_reason = abandon_reason(claim.batch)
-        elif claim.block.lost_claims > _MAX_LOST_CLAIMS:
-            self._stop_reason = "worker_lost"
+        self._stored_begun: frozenset[int] = frozenset()
+        self._begun_lock = asyncio.Lock()
+        self._stop_reason: StopReason = abandon_reason(claim.batch) if claim.batch.abandons_lines else ""
 
     @property
     def ref(self) -> BatchRef:
@@ -208,11 +222,9 @@ class BlockExecution:
     async def _load_lines(self) -> dict[int, bytes]:
         """Return the lines without a result, by their numbers."""
         ref, block = self._claim.ref, self._claim.block
-        keys = [f"{ref.data_prefix(kind)}{self._claim.name}" for kind in ("input", "progress")]
-        input_entry, progress = await self._kv.get_many(keys)
-        if progress is not None:
-            self._counts = decode_record(progress, BlockCounts)
+        self._counts = await _load_counts(self._kv, ref, self._claim.name)
         try:
+            input_entry = await self._kv.get(f"{ref.data_prefix('input')}{self._claim.name}")
             if input_entry is None:
                 raise StorageCorrupt
             lines = input_entry.value.split(b"\n")
@@ -227,32 +239,51 @@ class BlockExecution:
         """Execute a line until it has a result, and store that. Raises StoreUnavailable: an outage of the store fails
         no line."""
         claim = self._claim
+        losses = claim.block.losses.get(number, 0)
+        if losses >= _MAX_LOSSES:
+            await self._store_error(number, line, _WORKER_LOST)
+            return
         try:
             await self._kv.require_room(claim.ref.tenant)
         except InvalidRequest as exc:
             await self._store_error(number, line, {"code": exc.code or exc.type, "message": exc.message})
             return
-        body = bytes(decode_line(line).body)
-        engine_priority = self._gate.engine_priority
-        if engine_priority is not None and claim.batch.endpoint != "/v1/embeddings":
-            fields = decode_body(body)
-            body = body if fields.priority is not None else splice_fields(body, {"priority": engine_priority})
-        owner = BatchOwner(claim.ref.tenant, claim.batch.key_id)
         attempt = 0
         while True:
-            async with self._gate.admit(owner.tenant):
+            async with self._gate.admit(claim.ref.tenant, alone=losses > 0):
                 self._running.add(number)
-                response_id = self._response_id(number, attempt + 1)
-                answer = await self._gate.execute(claim.batch.endpoint, body, owner, response_id)
-            self._running.discard(number)
+                await self._store_begun()
+                answer = await self._execute_line(number, line, attempt + 1)
             attempt += not answer.is_limited
             if not answer.is_limited and (not answer.is_transient or attempt == self._limits.max_attempts):
                 await self._store_answer(number, line, answer)
                 return
+            self._running.discard(number)
             if self._stop_reason == "drain":
                 return
+            await self._store_begun()  # no worker that ends while it waits is lost to it
             delay_s = min(_MAX_RETRY_DELAY_S, self._limits.retry_s * 2 ** max(0, attempt - 1))
             await asyncio.sleep(max(answer.retry_after_s or 0, delay_s) * random.uniform(0.5, 1))  # noqa: S311 - spreads attempts, not a secret
+
+    async def _execute_line(self, number: int, line: bytes, attempt: int) -> LineAnswer:
+        batch, body = self._claim.batch, bytes(decode_line(line).body)
+        engine_priority = self._gate.engine_priority
+        if engine_priority is not None and batch.endpoint != "/v1/embeddings":
+            fields = decode_body(body)
+            body = body if fields.priority is not None else splice_fields(body, {"priority": engine_priority})
+        owner = BatchOwner(self._claim.ref.tenant, batch.key_id)
+        return await self._gate.execute(batch.endpoint, body, owner, self._response_id(number, attempt))
+
+    async def _store_begun(self) -> None:
+        """Store which lines are running, as the holder of the lease; lines that begin together share a write."""
+        claim = self._claim
+        async with self._begun_lock:
+            begun = frozenset(self._running)
+            if begun == self._stored_begun:
+                return
+            claim.block.begun = sorted(begun)
+            await claim.lease.write([Put(claim.key, encode_record(claim.block), _block_ttl_s(claim.batch))])
+            self._stored_begun = begun
 
     def _response_id(self, number: int, attempt: int) -> str:
         """Return the id of the response of an attempt, the same for every worker that executes the line."""
@@ -290,11 +321,9 @@ class BlockExecution:
                 Put(f"{prefix}{number:06d}", result, ttl_s),
                 Put(f"{claim.ref.data_prefix('progress')}{claim.name}", encode_record(counts), ttl_s),
             ]
-            if claim.block.lost_claims:
-                claim.block.lost_claims = 0
-                ops.append(Put(claim.key, encode_record(claim.block), ttl_s))
             await claim.lease.write(ops)
             self._counts = counts
+        self._running.discard(number)
 
     async def _end_claim(self) -> None:
         """Remove a block that is done, else return it to the other workers."""
@@ -303,7 +332,7 @@ class BlockExecution:
         if len(self._counts.done) >= claim.block.line_count:
             ops = [Delete(claim.key), Delete(f"{claim.ref.data_prefix('input')}{claim.name}")]
         else:
-            claim.block.lost_claims = max(0, claim.block.lost_claims - 1)
+            claim.block.begun = []
             ops = [Put(claim.key, encode_record(claim.block), _block_ttl_s(claim.batch))]
         with suppress(LeaseLost):
             await claim.lease.release(ops)

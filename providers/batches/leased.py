@@ -40,6 +40,8 @@ from providers.batches.validation import BLOCK_LINES
 from providers.batches.workers import BatchWorkers, WorkerShares
 
 _CONTROL_PLACES: Final = 2
+_BLOCK_TENANTS: Final = 4
+"""Tenants of which a process holds blocks at a time: a block is no more than work that is at hand."""
 
 
 class LeasedBatches(Batches):
@@ -97,7 +99,12 @@ class LeasedBatches(Batches):
         )
         block_places = 2 * -(-config.max_running // BLOCK_LINES)
         shares = WorkerShares(
-            FairShare("blocks of batches", block_places, several_tenants=several),
+            FairShare(
+                "blocks of batches",
+                _BLOCK_TENANTS * block_places,
+                tenant_places=block_places // 2 if several else block_places,
+                several_tenants=True,
+            ),
             FairShare("batches", _CONTROL_PLACES, several_tenants=several),
             config.max_active,
         )

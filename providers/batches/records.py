@@ -14,7 +14,8 @@
          |  \\--> failed   \\--> cancelling --> cancelled
 
 The record of the batch is only written on the condition that it is as it was read. The result of a line, the counts
-of its block and the renewal of the block's lease are one write: a worker that lost the lease adds nothing.
+of its block and the renewal of the block's lease are one write: a worker that lost the lease adds nothing. That a line
+begins is stored before it does, so that one which ends its workers is found out.
 """
 
 import time
@@ -73,12 +74,14 @@ class BlockCounts(msgspec.Struct, array_like=True):
 
 
 class BlockRecord(msgspec.Struct, omit_defaults=True):
-    """A block of `line_count` lines from number `first_line` on, counted from 1. `lost_claims` is the number of workers
-    that lost it since its last result."""
+    """A block of `line_count` lines from number `first_line` on, counted from 1. `begun` are the lines that its last
+    `worker` began, each stored before it is executed; `losses` counts by line the workers that ended meanwhile."""
 
     first_line: int
     line_count: int
-    lost_claims: int = 0
+    worker: str = ""
+    begun: list[int] = msgspec.field(default_factory=list[int])
+    losses: dict[int, int] = msgspec.field(default_factory=dict[int, int])
 
 
 class BatchState(msgspec.Struct, omit_defaults=True):

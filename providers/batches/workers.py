@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -68,6 +69,7 @@ class BatchWorkers:
         self._gate = gate
         self._limits = limits
         self._shares = shares
+        self._worker = secrets.token_hex(8)
         self._wakeup = asyncio.Event()
         self._executions: dict[asyncio.Task[None], BlockExecution] = {}
         self._controls: dict[BatchRef, asyncio.Task[None]] = {}
@@ -186,7 +188,7 @@ class BatchWorkers:
             with ExitStack() as claim_stack:
                 claim_stack.enter_context(place)
                 ref, record, row = waiting[tenant].pop(0)
-                claim = await claim_block(self._kv, ref, record, row, lease_s)
+                claim = await claim_block(self._kv, ref, record, row, lease_s, self._worker)
                 if claim is not None:
                     self._start_execution(BlockExecution(self._kv, claim, self._gate, self._limits), place)
                     claim_stack.pop_all()

@@ -170,7 +170,7 @@ def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, An
     return {"provider": "postgres", "url": postgres.url, "namespace": f"shared{next(numbers)}", "connect_timeout_s": 5}
 
 
-KILLS: Final = ("test_kills", "test_batch_kills", "test_promises_kept", "test_steps")
+KILLS: Final = ("test_kills", "test_batch_kills", "test_poison_work", "test_promises_kept", "test_steps")
 """Modules that kill whole deployments, which takes ten seconds a trial."""
 
 

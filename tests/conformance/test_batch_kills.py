@@ -1,4 +1,5 @@
-"""Workers that are killed while they execute batches, on each shared store: every line has exactly one result.
+"""Workers that are killed while they execute batches, on each shared store: every line has exactly one result, and only
+one that was running in two killed workers, the second time alone, may fail for that.
 
 STACK_KILL_TRIALS says how many workers are killed in the long forms (200 by default), STACK_KILL_LINES how many lines
 the large batch has (50,000), STACK_KILL_SEED what is drawn; the seed is printed.
@@ -56,18 +57,21 @@ async def run_under_kills(workers: Workers, dice: random.Random, line_count: int
                     killed += 1
         assert batch.status == "completed", batch
         assert batch.request_counts is not None
-        assert batch.request_counts.model_dump() == {
-            "total": line_count,
-            "completed": line_count - 1,
-            "failed": 1,
-        }
         output = await ask_until_answered(lambda: read_results(client, batch.output_file_id))
         errors = await ask_until_answered(lambda: read_results(client, batch.error_file_id))
         expected = [line["custom_id"] for line in lines]
-        bad = expected.pop(line_count // 2)
-        assert [line["custom_id"] for line in output] == expected
-        assert [line["custom_id"] for line in errors] == [bad]
-        assert len({line["response"]["body"]["id"] for line in output}) == line_count - 1
+        failed = [line["custom_id"] for line in errors]
+        lost = [line["custom_id"] for line in errors if line["error"] and line["error"]["code"] == "worker_lost"]
+        assert set(failed) == {expected[line_count // 2], *lost}
+        assert len(lost) <= max(0, killed - 1)
+        assert failed == [each for each in expected if each in failed]
+        assert [line["custom_id"] for line in output] == [each for each in expected if each not in failed]
+        assert batch.request_counts.model_dump() == {
+            "total": line_count,
+            "completed": len(output),
+            "failed": len(failed),
+        }
+        assert len({line["response"]["body"]["id"] for line in output}) == len(output)
         files = (await ask_until_answered(lambda: client.files.list(purpose="batch_output"))).data
         assert {batch.output_file_id, batch.error_file_id} <= {file.id for file in files}
         return killed

@@ -28,7 +28,7 @@ from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
-from providers.responses.background.runs import ClaimedRun, ResponseRef
+from providers.responses.background.runs import MAX_LOST_WORKERS, ClaimedRun, ResponseRef
 from providers.responses.background.stored_run import (
     build_charge_ops,
     build_final_response,
@@ -67,10 +67,11 @@ _log = logging.getLogger(__name__)
 
 _QUEUED_EVENT_COUNT: Final = 2
 """Events in the log of a response that waits for a worker."""
-_MAX_ATTEMPTS: Final = 3
-"""Workers that may lose one response before it fails."""
 _RETRY_INTERVAL_S: Final = 0.2
 """Seconds between attempts to store a final response during an outage of the store."""
+_WORKERS_LOST_MESSAGE: Final = (
+    f"{MAX_LOST_WORKERS} servers that made this response stopped before it was done. It is not tried again."
+)
 _WORKER_STOPPED_MESSAGE: Final = "The server that made this response stopped before it was done."
 _WINDOW_EXPIRED_MESSAGE: Final = (
     "This response had not begun when its completion window expired (`background_options.completion_window`): the "
@@ -216,8 +217,9 @@ class RunExecutor:
         checkpoints = await load_checkpoints(self._kv, ref.tenant, ref.id)
         resume_point = find_resume_point(log, checkpoints)
         has_output = any(event.type not in INITIAL_EVENTS for event in log)
-        lost_count = run.attempts - run.handover_count
-        if (has_output and resume_point is None) or not run.is_portable or lost_count > _MAX_ATTEMPTS:
+        if run.lost_count > MAX_LOST_WORKERS:
+            return StackError(_WORKERS_LOST_MESSAGE)
+        if (has_output and resume_point is None) or not run.is_portable:
             return StackError(_WORKER_STOPPED_MESSAGE)
         count_resumed_run()
         if resume_point is None:

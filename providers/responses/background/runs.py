@@ -21,7 +21,7 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -45,7 +45,9 @@ from providers.responses.store.run_key import run_key
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 1000
 _CLAIM_PAGE = 16
-_MAX_LOST_CLAIMS = 10
+MAX_LOST_WORKERS: Final = 3
+"""Workers that one run may cost before it fails: the next one only stores its end."""
+_MAX_LOST_CLAIMS: Final = 10
 """Workers that may lose one run until no more claim it: its request is damaged, or its end cannot be stored."""
 
 
@@ -68,6 +70,11 @@ class RunRecord(
     def is_deferred(self) -> bool:
         """True for a run with a completion window."""
         return is_deferred_key(self.queue_key)
+
+    @property
+    def lost_count(self) -> int:
+        """The workers that have ended while they executed it; of a claimed run, with the one that does so now."""
+        return self.attempts - self.handover_count
 
 
 class StoredRequest(msgspec.Struct, rename={"input_items": "given", "item_id_count": "ids"}):
@@ -257,9 +264,9 @@ class Runs:
             return None
         return decode_record(run, RunRecord), decode_record(request, StoredRequest)
 
-    async def claim(self, ref: ResponseRef, queue_key: str = "") -> ClaimedRun | None:
+    async def claim(self, ref: ResponseRef, queue_key: str = "", *, may_be_last: bool = True) -> ClaimedRun | None:
         """Claim a run that no worker holds, from the queue or as an orphan; None if a worker holds it, it has ended or
-        its records are damaged."""
+        its records are damaged, or if this is the last worker that it may cost and not `may_be_last`."""
         run, request, lease = await self._kv.get_many([ref.run_key, ref.request_key, ref.lease_key])
         if run is None or request is None:
             if queue_key:
@@ -269,7 +276,9 @@ class Runs:
             return None
         try:
             record = decode_record(run, RunRecord)
-            if record.attempts - record.handover_count >= _MAX_LOST_CLAIMS:
+            if record.lost_count >= _MAX_LOST_CLAIMS:
+                return None
+            if record.lost_count == MAX_LOST_WORKERS - 1 and not may_be_last:
                 return None
             is_late = not queue_key and record.status == "queued"
             claimed = await self._acquire(ref, run, request, ABSENT)

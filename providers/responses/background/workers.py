@@ -16,7 +16,7 @@ from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
 from apis.ticks import wait_for_tick
 from providers.responses.background.deferred import DeferredRuns
 from providers.responses.background.ranks import QueueLimits
-from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs
+from providers.responses.background.runs import MAX_LOST_WORKERS, ClaimedRun, ResponseRef, Runs
 from providers.responses.background.worker_registry import WorkerRegistry
 
 _log = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ class BackgroundWorkers:
             several_tenants=tenants.are_several,
         )
         self._last_turns: dict[str, int] = {}
+        self._last_try: ResponseRef | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._deferred = DeferredRuns(
             runs,
@@ -142,10 +143,17 @@ class BackgroundWorkers:
     def start_run(self, claimed_run: ClaimedRun, place: Place | None) -> "asyncio.Task[None]":
         """Execute a claimed run in a task, which releases its place in the end."""
         task = asyncio.create_task(self._run_claimed(claimed_run))
-        if place is not None:
-            task.add_done_callback(lambda _: place.release())
         self._tasks[claimed_run.ref] = task
+        task.add_done_callback(lambda ended: self._end_run(claimed_run.ref, ended, place))
         return task
+
+    def _end_run(self, ref: ResponseRef, task: "asyncio.Task[None]", place: Place | None) -> None:
+        """Forget a run that has ended here: also one whose task was cancelled before its first step."""
+        if self._tasks.get(ref) is task:
+            del self._tasks[ref]
+        if place is not None:
+            place.release()
+        self._wakeup.set()
 
     def stop_run(self, ref: ResponseRef) -> None:
         """Cancel a run, if this process executes it."""
@@ -217,7 +225,7 @@ class BackgroundWorkers:
         """Start a waiting run; return False, and release the place, if another worker has it."""
         with ExitStack() as held:
             held.enter_context(place)
-            claimed = await self._runs.claim(ref, key)
+            claimed = await self._claim(ref, key)
             if claimed is not None:
                 self.start_run(claimed, place)
                 held.pop_all()
@@ -226,15 +234,19 @@ class BackgroundWorkers:
     async def _claim_orphaned(self) -> None:
         """Claim orphaned runs beyond all limits: they have begun, and their clients wait."""
         for ref in await self._runs.list_orphaned():
-            if not self.is_draining and ref not in self._tasks and (claimed := await self._runs.claim(ref)):
+            if not self.is_draining and ref not in self._tasks and (claimed := await self._claim(ref)):
                 self.start_run(claimed, None)
+
+    async def _claim(self, ref: ResponseRef, key: str = "") -> ClaimedRun | None:
+        """Claim a run, unless it has one worker left to lose and another such run is executed here: were both, and one
+        of them ended this process, they would fail together."""
+        claimed = await self._runs.claim(ref, key, may_be_last=self._last_try not in self._tasks)
+        if claimed is not None and claimed.run.lost_count == MAX_LOST_WORKERS:
+            self._last_try = ref
+        return claimed
 
     async def _run_claimed(self, claimed_run: ClaimedRun) -> None:
         try:
             await self._execute(claimed_run)
         except StackError as exc:
             _log.warning("a background response goes to another worker: %s", exc.message)
-        finally:
-            if self._tasks.get(claimed_run.ref) is asyncio.current_task():
-                del self._tasks[claimed_run.ref]
-            self._wakeup.set()

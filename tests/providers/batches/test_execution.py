@@ -95,9 +95,11 @@ async def store_block(kv: KVStore, tenant: str, count: int, **fields: Any) -> tu
     return ref, batch
 
 
-async def claim(kv: KVStore, ref: BatchRef, batch: BatchState, lease_s: float = 5) -> ClaimedBlock | None:
+async def claim(
+    kv: KVStore, ref: BatchRef, batch: BatchState, lease_s: float = 5, worker: str = "one"
+) -> ClaimedBlock | None:
     rows = await kv.scan(ref.block_prefix)
-    return await claim_block(kv, ref, batch, rows[0], lease_s) if rows else None
+    return await claim_block(kv, ref, batch, rows[0], lease_s, worker) if rows else None
 
 
 async def results(kv: KVStore, ref: BatchRef) -> tuple[list[str], list[str]]:
@@ -119,6 +121,47 @@ async def test_clients_requests_leave_lines_a_share_only(kv: Memory) -> None:
         await execute(kv, await claim(kv, ref, batch), executor)
         assert executor.most_running == most
         assert (await results(kv, ref))[0] == [f"{n}" for n in range(1, 17)]
+
+
+async def test_busy_places_go_round_the_tenants(kv: Memory) -> None:
+    """D11: long lines of one tenant and one open request of a client stop no other tenant's batch."""
+    loud, quiet = Executor(wait_s=60), Executor()
+    clients = 0
+    capacity = SpareCapacity(FairShare("lines", 32, several_tenants=True), lambda: clients, busy_places=8)
+    executions: list[BlockExecution] = []
+    for tenant, executor in (("loud", loud), ("quiet", quiet), ("third", quiet)):
+        ref, batch = await store_block(kv, tenant, 16)
+        claimed = await claim(kv, ref, batch)
+        assert claimed is not None
+        executions.append(BlockExecution(kv, claimed, LineGate(capacity, executor), LIMITS))
+    running = asyncio.create_task(executions[0].run())
+    async with asyncio.timeout(10):
+        while loud.running < 16:  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0)
+        clients = 1
+        await asyncio.gather(executions[1].run(), executions[2].run())
+    assert len(quiet.executed) == 32
+    assert quiet.most_running <= 2 * 4
+    executions[0].stop("batch_cancelled")
+    await running
+
+
+async def test_work_that_runs_alone_waits_for_all_other_and_takes_turns(kv: Memory) -> None:
+    """S1: while a line runs that may end the process no other does, and other tenants' come between two of them."""
+    capacity = SpareCapacity(FairShare("lines", 8, several_tenants=True), lambda: 0, busy_places=2)
+    running, order = 0, list[str]()
+
+    async def work(tenant: str, *, alone: bool = False) -> None:
+        nonlocal running
+        async with capacity.admit(tenant, alone=alone):
+            running += 1
+            order.append(f"{tenant} alone" if alone else tenant)
+            await asyncio.sleep(0.01)
+            assert running == 1 or not alone
+            running -= 1
+
+    await asyncio.gather(work("a"), work("a"), *(work("a", alone=True) for _ in range(2)), work("b"), work("b"))
+    assert order == ["a", "a", "b", "a alone", "b", "a alone"]
 
 
 async def test_places_go_round_the_tenants(kv: Memory) -> None:
@@ -179,12 +222,71 @@ async def test_a_line_whose_result_the_store_has_lost_is_executed_again(kv: Memo
     assert await results(kv, ref) == (["1", "2", "3"], [])
 
 
-async def test_lines_that_end_every_worker_fail_in_the_end(kv: Memory) -> None:
-    ref, batch = await store_block(kv, "t", 3, lost_claims=10)
-    executor = Executor()
-    await execute(kv, await claim(kv, ref, batch), executor)
-    assert executor.executed == []
-    assert await results(kv, ref) == ([], ["worker_lost"] * 3)
+async def test_a_line_is_stored_as_begun_while_it_is_executed(kv: Memory) -> None:
+    """S1: attempts are counted in the store before they begin."""
+    ref, batch = await store_block(kv, "t", 4)
+    stored: list[list[int]] = []
+
+    class Looking(Executor):
+        async def execute(self, endpoint: str, body: bytes, *, owner: BatchOwner, response_id: str) -> LineAnswer:
+            [(_, entry)] = await kv.scan(ref.block_prefix)
+            stored.append(decode_record(entry, BlockRecord).begun)
+            return await super().execute(endpoint, body, owner=owner, response_id=response_id)
+
+    claimed = await claim(kv, ref, batch)
+    assert claimed is not None
+    await BlockExecution(kv, claimed, line_gate(Looking(), 1), LIMITS).run()
+    assert stored == [[1], [2], [3], [4]]
+
+
+async def test_a_line_that_has_cost_two_workers_fails_alone(kv: Memory) -> None:
+    """S1: the lines that ran when a worker ended are executed one at a time, so that the next one has one cause."""
+    ref, batch = await store_block(kv, "t", 6, begun=[1, 2, 3], worker="ended")
+    first = await claim(kv, ref, batch, lease_s=0.05)
+    assert first is not None
+    assert first.block.losses == {1: 1, 2: 1, 3: 1}
+    executor = Executor(wait_s=60)
+    execution = BlockExecution(kv, first, line_gate(executor, 8), LIMITS)
+    running = asyncio.create_task(execution._run_lines())  # pyright: ignore[reportPrivateUsage]  # `run` would release the lease
+    async with asyncio.timeout(5):
+        while not executor.executed:  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)  # time for any other line to begin
+        assert [body["input"] for _, body in executor.executed] == ["1"]
+        running.cancel()
+        while await kv.scan(ref.lease_prefix):  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.01)
+    again = Executor(wait_s=0.001)
+    await execute(kv, await claim(kv, ref, batch, worker="two"), again)
+    assert [body["input"] for _, body in again.executed] == ["2", "3", "4", "5", "6"]
+    assert await results(kv, ref) == (["2", "3", "4", "5", "6"], ["worker_lost"])
+
+
+async def test_lines_that_lost_their_lease_in_an_outage_are_not_to_blame(kv: Memory) -> None:
+    """S1: a worker that goes on has not been ended by its lines."""
+    ref, batch = await store_block(kv, "t", 3, begun=[1, 2], losses={1: 1}, worker="one")
+    claimed = await claim(kv, ref, batch, worker="one")
+    assert claimed is not None
+    assert claimed.block.losses == {1: 1}
+    await execute(kv, claimed, Executor())
+    assert await results(kv, ref) == (["1", "2", "3"], [])
+
+
+async def test_a_line_that_waits_for_its_next_attempt_is_not_to_blame(kv: Memory) -> None:
+    """S1: what ends a worker meanwhile is another line."""
+    ref, batch = await store_block(kv, "t", 1)
+    claimed = await claim(kv, ref, batch)
+    assert claimed is not None
+    busy = LineAnswer(503, "req", b"{}", is_transient=True, retry_after_s=60)
+    execution = BlockExecution(kv, claimed, line_gate(Executor(answer=lambda _: busy), 8), LIMITS)
+    running = asyncio.create_task(execution.run())
+    begun = [[0]]
+    async with asyncio.timeout(5):
+        while begun[-1:] != [[]] or [1] not in begun:
+            begun.append(decode_record((await kv.scan(ref.block_prefix))[0][1], BlockRecord).begun)
+            await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait({running})
 
 
 async def test_want_of_capacity_is_retried_under_other_ids(kv: Memory) -> None:
