@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Final
 
@@ -27,12 +27,12 @@ from providers.responses.store.history import (
 from providers.responses.store.history_cache import (
     CachedTurn,
     HistoryCache,
-    ItemWithToolResult,
     LoadedHistory,
     StoredTurn,
     TurnPosition,
     extend_history,
 )
+from providers.responses.store.item_lookup import FoundItem, LoadAllowance, decode_item_ids, find_in_turn
 
 _MAX_RESPONSES: Final = 64
 """Unstored responses that one session can continue; the oldest is forgotten first."""
@@ -112,6 +112,8 @@ class _SessionHistory(HistorySource):
         self._tenant = tenant
         self._key_prefix = key_prefix
         self._stream_ids: dict[str, str] = {}
+        self._item_ids: dict[str, frozenset[str]] = {}
+        self.max_bytes = history.max_bytes
 
     def has_response(self, response_id: str) -> bool:
         return response_id in self._stream_ids
@@ -125,16 +127,27 @@ class _SessionHistory(HistorySource):
             raise chain_too_long_error(self._history.max_turns)
         return history
 
-    async def find_item(self, item_id: str, *, tenant: str) -> ItemWithToolResult | None:
-        for response_id in self._stream_ids:
+    async def find_items(
+        self, params_by_id: Mapping[str, str], *, tenant: str, allowance: LoadAllowance
+    ) -> dict[str, FoundItem]:
+        found_items: dict[str, FoundItem] = {}
+        missing = {*params_by_id}
+        for response_id, item_ids in self._item_ids.items():
+            if not missing:
+                break
             cached = self._cache.get(self._tenant, self._key_prefix + response_id)
             if cached is None:
                 continue
-            history = extend_history(cached.previous_history, [cached.turn], _NO_POSITION)
+            if not missing.isdisjoint(item_ids):
+                found_items |= find_in_turn(cached.turn, missing)
+            history = cached.previous_history
             for item in history.items:
-                if item.id == item_id:
-                    return item, history.tool_results.get(item_id)
-        return await self._history.find_item(item_id, tenant=tenant)
+                if item.id in missing:
+                    item_json = item.model_dump_json(exclude_none=True, by_alias=True).encode()
+                    found_items[item.id] = FoundItem(item_json, history.tool_results.get(item.id))
+            missing -= found_items.keys()
+        stored = {item_id: param for item_id, param in params_by_id.items() if item_id in missing}
+        return found_items | await self._history.find_items(stored, tenant=tenant, allowance=allowance)
 
     def put(self, pending: PendingResponse, response: Response, stream_id: str) -> None:
         """Cache a response in place of the one that it follows; that one stays where it belongs to another stream."""
@@ -153,16 +166,19 @@ class _SessionHistory(HistorySource):
             self._tenant, self._key_prefix + response.id, CachedTurn(pending.conversation.history, turn, _NO_POSITION)
         )
         self._stream_ids[response.id] = stream_id
+        own_items = (*decode_item_ids(turn.input_items), *decode_item_ids(turn.output_items))
+        self._item_ids[response.id] = frozenset(item.id for item in own_items if item.id)
         while len(self._stream_ids) > _MAX_RESPONSES:
             oldest = next(iter(self._stream_ids))
             self.forget(oldest, self._stream_ids[oldest])
 
     def forget(self, response_id: str, stream_id: str) -> None:
         if self._stream_ids.get(response_id) == stream_id:
-            del self._stream_ids[response_id]
+            del self._stream_ids[response_id], self._item_ids[response_id]
             self._cache.discard(self._tenant, self._key_prefix + response_id)
 
     def clear(self) -> None:
         for response_id in self._stream_ids:
             self._cache.discard(self._tenant, self._key_prefix + response_id)
         self._stream_ids.clear()
+        self._item_ids.clear()

@@ -38,8 +38,8 @@ _Prompts = dict[PromptId, Annotated[StoredPrompt, _BuiltWhenUsed]]
 
 class LoopSettings(Responses.Config):
     """Responses are deleted `retention_days` after their last use; `max_turns` bounds a chain, and
-    `max_history_bytes` what one request loads of a chain or conversation. `cache_bytes` of the
-    newest conversations stay in memory, and `session_bytes` of those that connections continue without storing
+    `max_history_bytes` what one request loads of a chain or conversation and of items that it refers to. `cache_bytes`
+    of the newest conversations stay in memory, and `session_bytes` of those that connections continue without storing
     them. One response may run `max_tool_calls` hosted calls, `parallel_tool_calls` of them at a time, each for
     `tool_timeout_s`; the model reads `max_tool_output_chars` of a result. `reasoning_keys` seal the reasoning that
     clients store: the first seals, all open; without any, the workers on one store share a key that is stored

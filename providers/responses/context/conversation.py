@@ -11,9 +11,11 @@ from openai.types.responses.response import InputTransformation
 from apis.chat import ContentPart, Message
 from apis.errors import InvalidRequest, NotFound
 from apis.responses import CreateResponse
+from apis.storage.records import reading_stored
 from apis.wire.base import value_to_kept_json
 from apis.wire.item_parts import InputFile, InputImage
 from apis.wire.items import (
+    ITEM_LIST_ADAPTER,
     AssistantMessage,
     CompactionTrigger,
     InputMessage,
@@ -33,18 +35,25 @@ from providers.responses.context.window import (
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import unvalidated
-from providers.responses.store.conversation_items import reject_existing_items
-from providers.responses.store.history_cache import ItemWithToolResult, LoadedHistory
+from providers.responses.store.conversation_items import reject_existing_items, reject_repeated_items
+from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.store.item_lookup import FoundItem, LoadAllowance
 from providers.responses.tools.item_types import HOSTED_CALL_TYPES, ITEM_TYPES, REPLAYED_TYPES, id_prefix
 from providers.responses.tools.mcp.approvals import find_approved_calls
 
 
 class HistorySource(Protocol):
-    """Source of the responses and items that a request refers to: the store, or a connection's own cache before it."""
+    """Source of the responses and items that a request refers to: the store, or a connection's own cache before it.
+    Its methods are those of History."""
 
     async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory: ...
 
-    async def find_item(self, item_id: str, *, tenant: str) -> ItemWithToolResult | None: ...
+    max_bytes: int
+    """The most bytes of stored items that one request may load."""
+
+    async def find_items(
+        self, params_by_id: Mapping[str, str], *, tenant: str, allowance: LoadAllowance
+    ) -> dict[str, FoundItem]: ...
 
 
 class ResponseProgress(msgspec.Struct, frozen=True):
@@ -176,7 +185,11 @@ async def read_conversation(
     tool_results, must_compact = history.tool_results, False
     if isinstance(request.input, list):
         check_items(request.input)
-        resolved, input_results = await resolve_items(request.input, history_source, tenant=tenant)
+        resolved, input_results = await resolve_items(
+            request.input, history_source, tenant=tenant, loaded_bytes=history.size_bytes
+        )
+        if request.conversation_id is not None:
+            reject_repeated_items(resolved)
         reject_existing_items(resolved, history)
         input_items = [
             item if item.id or item.type not in HOSTED_CALL_TYPES else _assign_id(item, ids) for item in resolved
@@ -200,42 +213,57 @@ async def read_conversation(
 
 
 async def resolve_items(
-    items: Sequence[Item], history_source: HistorySource, *, tenant: str, field: str = "input"
+    items: Sequence[Item], history_source: HistorySource, *, tenant: str, loaded_bytes: int = 0, field: str = "input"
 ) -> tuple[list[Item], dict[str, ToolResultRecord]]:
     """Return the items with references resolved, and the stored results of the hosted calls among them, by item id.
-    `field` names the list in errors. Raises NotFound."""
+    `loaded_bytes` are those of the history before them; `field` names the list in errors. Raises NotFound, and
+    InvalidRequest where more is referred to than one request may load."""
+    params_by_id: dict[str, str] = {}
+    for index, item in enumerate(items):
+        if item.id and (_refers(item) or item.type in REPLAYED_TYPES):
+            params_by_id.setdefault(item.id, f"{field}[{index}].id")
+    if not params_by_id:
+        return [item for item in items if not isinstance(item, CompactionTrigger)], {}
+    allowance = LoadAllowance(history_source.max_bytes, loaded_bytes)
+    found_items = await history_source.find_items(params_by_id, tenant=tenant, allowance=allowance)
+    stored_items: dict[str, Item] = {}
     resolved: list[Item] = []
-    tool_results: dict[str, ToolResultRecord] = {}
     for index, item in enumerate(items):
         if isinstance(item, CompactionTrigger):
             continue
-        if isinstance(item, ItemReference) or item.type in REPLAYED_TYPES:
-            stored = await history_source.find_item(item.id, tenant=tenant) if item.id else None
-            if (isinstance(item, ItemReference) or _is_image_id(item)) and stored is None:
-                raise NotFound(
-                    f"Item with id '{item.id}' not found. Items are not persisted when `store` is set to false.",
-                    param=f"{field}[{index}].id",
-                )
-            if stored is not None and stored[1] is not None and item.id:
-                tool_results[item.id] = stored[1]
-            refers = isinstance(item, ItemReference) or _is_image_id(item)
-            resolved.append(stored[0] if stored is not None and refers else item)
-        elif isinstance(item, ReasoningItem) and item.id and _is_id_only(item):
-            stored = await history_source.find_item(item.id, tenant=tenant)
-            resolved.append(stored[0] if stored is not None else item)
-        else:
+        if not (item.id and _refers(item)):
             resolved.append(item)
-    return resolved, tool_results
+            continue
+        param = f"{field}[{index}].id"
+        if item.id in stored_items:  # it is in memory once, and once more in the prompt for each reference
+            allowance.take(len(found_items[item.id].json), param)
+        elif item.id in found_items:
+            with reading_stored(item.id):
+                stored_items[item.id] = ITEM_LIST_ADAPTER.validate_json(b"[%b]" % found_items[item.id].json)[0]
+        elif not isinstance(item, ReasoningItem):
+            raise NotFound(
+                f"Item with id '{item.id}' not found. Items are not persisted when `store` is set to false.",
+                param=param,
+            )
+        resolved.append(stored_items.get(item.id, item))
+    return resolved, {
+        item_id: each.tool_result for item_id, each in found_items.items() if each.tool_result is not None
+    }
 
 
-def _is_id_only(item: ReasoningItem) -> bool:
-    """Return whether the item is empty but for its id: the client then means the stored item."""
-    return not (item.content or item.summary or item.encrypted_content)
+def _refers(item: Item) -> bool:
+    """Return whether a client means the stored item of this id: it is a reference, or empty but for its id."""
+    return isinstance(item, ItemReference) or _is_id_only(item) or _is_image_id(item)
+
+
+def _is_id_only(item: Item) -> bool:
+    """Return whether the item is reasoning that is empty but for its id."""
+    return isinstance(item, ReasoningItem) and not (item.content or item.summary or item.encrypted_content)
 
 
 def _is_image_id(item: Item) -> bool:
-    """Return whether the item names a generated image by nothing but its id: the client then means the stored item."""
-    return isinstance(item, ImageGenerationCallItem) and bool(item.id) and not (item.result or item.status)
+    """Return whether the item names a generated image by nothing but its id."""
+    return isinstance(item, ImageGenerationCallItem) and not (item.result or item.status)
 
 
 def _assign_id(item: Item, ids: ResponseIds) -> Item:

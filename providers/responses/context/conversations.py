@@ -41,6 +41,7 @@ from providers.responses.store.conversation_items import (
     duplicate_item_error,
     load_conversation_history,
     load_conversation_state,
+    reject_repeated_items,
 )
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import History
@@ -227,7 +228,9 @@ class StoredConversations(Conversations):
         self, items: Sequence[Item], tenant: str
     ) -> tuple[Sequence[Item], dict[str, ToolResultRecord]]:
         check_items(items, "items")
-        return await resolve_items(items, self.history, tenant=tenant, field="items")
+        resolved, tool_results = await resolve_items(items, self.history, tenant=tenant, field="items")
+        reject_repeated_items(resolved, "items")
+        return resolved, tool_results
 
 
 def page_input_items(items: Sequence[dict[str, Any]], params: InputItemListParams) -> ItemList:

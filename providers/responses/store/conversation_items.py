@@ -21,9 +21,9 @@ from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record, reading_stored, scan_all
 from apis.wire.items import ITEM_LIST_ADAPTER, Item, LocalShellCallOutput
-from providers.responses.events.ids import ResponseIds, response_id_of
+from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.store.history_cache import ItemWithToolResult, LoadedHistory
+from providers.responses.store.history_cache import LoadedHistory
 from providers.responses.tools.item_types import id_prefix
 
 MAX_CONVERSATION_ITEMS: Final = 10_000
@@ -130,24 +130,7 @@ async def load_conversation_history(kv: KVStore, ref: ConversationKeys, max_byte
         for item, stored in zip(items, stored_items, strict=True)
         if item.id and stored.tool_result
     }
-    return LoadedHistory(items, tool_results)
-
-
-async def find_conversation_item(kv: KVStore, tenant: str, item_id: str) -> ItemWithToolResult | None:
-    """Return an item whose id was made from its conversation's id, and its tool result; None if there is none."""
-    owner = response_id_of(item_id)
-    if owner is None:
-        return None
-    ref = ConversationKeys(tenant, owner.replace("resp_", "conv_"))
-    position = await kv.get(ref.position_key(item_id))
-    if position is None:
-        return None
-    record, entry = await kv.get_many([ref.record_key("conversation"), ref.item_key(decode_position(position))])
-    if record is None or entry is None or decode_record(record, ConversationRecord).is_deleted:
-        return None
-    stored = decode_record(entry, StoredItem)
-    with reading_stored(item_id):
-        return ITEM_LIST_ADAPTER.validate_json(b"[%b]" % bytes(stored.item))[0], stored.tool_result
+    return LoadedHistory(items, tool_results, size_bytes=size)
 
 
 def decode_position(entry: Entry) -> int:
@@ -180,6 +163,17 @@ def build_append_ops(
         ops.append(Put(ref.item_key(position), encode_record(stored)))
         ops.append(Put(ref.position_key(fields["id"]), str(position).encode(), None, ABSENT))
     return added, ops
+
+
+def reject_repeated_items(input_items: Sequence[Item], field: str = "input") -> None:
+    """Raise InvalidRequest, naming the index in `field`, for an item that a request adds to a conversation twice."""
+    seen_ids: set[str] = set()
+    for index, item in enumerate(input_items):
+        if item.id is None or isinstance(item, LocalShellCallOutput):
+            continue
+        if item.id in seen_ids:
+            raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"{field}[{index}].id", code="invalid_value")
+        seen_ids.add(item.id)
 
 
 def reject_existing_items(input_items: Sequence[Item], history: LoadedHistory) -> None:

@@ -11,7 +11,7 @@ turn, and nothing is stored twice.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,23 +25,23 @@ from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record, reading_stored
 from apis.telemetry import agent_traceparent
 from apis.wire.base import remember_json, sdk_model_to_json
-from apis.wire.items import ITEM_LIST_ADAPTER, items_to_json
+from apis.wire.items import items_to_json
 from providers.responses.events.ids import is_response_id, response_id_of
 from providers.responses.events.response_object import response_from_json
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import copy_with
 from providers.responses.store.chain_tree import ChainTree, load_chain_tree
-from providers.responses.store.conversation_items import find_conversation_item, history_too_large_error
+from providers.responses.store.conversation_items import history_too_large_error
 from providers.responses.store.history_cache import (
     CachedTurn,
     HistoryCache,
-    ItemWithToolResult,
     LoadedHistory,
     StoredTurn,
     TurnPosition,
     extend_history,
 )
 from providers.responses.store.history_keys import branch_key, record_key, turn_key
+from providers.responses.store.item_lookup import FoundItem, ItemLookup, LoadAllowance, decode_item_ids
 from providers.responses.store.listing import Listing
 from providers.responses.store.response_record import ResponseRecord, first_words, summarize_response
 from providers.responses.store.run_key import run_key
@@ -67,6 +67,7 @@ class History:
         """`max_turns` and `max_bytes` bound the chain, or the conversation, that one request may load."""
         self._kv = kv
         self._cache = HistoryCache(cache_bytes, max_age_s=min(3600, retention_s / 4))
+        self._item_lookup = ItemLookup(kv, self._cache)
         self.retention_s = retention_s
         self.max_turns = max_turns
         self.max_bytes = max_bytes
@@ -186,32 +187,11 @@ class History:
         with reading_stored(response_id):
             return orjson.loads(bytes(turn.input_items))
 
-    async def find_item(self, item_id: str, *, tenant: str) -> ItemWithToolResult | None:
-        """Return a stored item by its id, and its tool result if a hosted tool made it; None if there is none."""
-        item = await self._find_response_item(item_id, tenant)
-        return await find_conversation_item(self._kv, tenant, item_id) if item is None else item
-
-    async def _find_response_item(self, item_id: str, tenant: str) -> ItemWithToolResult | None:
-        owner = response_id_of(item_id)
-        if owner is None:
-            entry = await self._kv.get(record_key(tenant, "item", item_id))
-            if entry is None:
-                return None
-            with reading_stored(item_id):
-                owner = entry.value.decode()
-        try:
-            _, turn = await self._load_response_record(owner, tenant)
-        except NotFound:
-            return None
-        with reading_stored(owner):
-            items = [
-                *ITEM_LIST_ADAPTER.validate_json(bytes(turn.output_items)),
-                *ITEM_LIST_ADAPTER.validate_json(bytes(turn.input_items)),
-            ]
-        for item in items:
-            if item.id == item_id:
-                return item, turn.tool_results.get(item_id)
-        return None
+    async def find_items(
+        self, params_by_id: Mapping[str, str], *, tenant: str, allowance: LoadAllowance
+    ) -> dict[str, FoundItem]:
+        """Return the stored ones of the items by id; `params_by_id` and `allowance` are as in `ItemLookup`."""
+        return await self._item_lookup.find_items(params_by_id, tenant=tenant, allowance=allowance)
 
     async def delete(self, response_id: str, *, tenant: str) -> None:
         """Delete a response, and its turn unless later turns follow it. Raises NotFound."""
@@ -258,7 +238,8 @@ class History:
         tenant: str,
         extra_ops: Sequence[Op],
     ) -> list[int] | None:
-        record = ResponseRecord(position.line, position.depth, msgspec.Raw(response_json), preview)
+        turn_bytes = len(turn.input_items) + len(turn.output_items)
+        record = ResponseRecord(position.line, position.depth, msgspec.Raw(response_json), preview, turn_bytes)
         ttl = self.retention_s
         ops: list[Op] = [
             Put(turn_key(tenant, position), encode_record(turn), ttl, ABSENT),
@@ -363,13 +344,7 @@ def chain_too_long_error(max_turns: int) -> InvalidRequest:
     )
 
 
-class _ItemWithId(msgspec.Struct, gc=False):
-    id: str | None = None
-
-
-_decode_ids = msgspec.json.Decoder(list[_ItemWithId]).decode
-
-
 def _client_item_ids(turn: StoredTurn) -> list[str]:
-    ids = [item.id for item in _decode_ids(turn.input_items)]
-    return [item_id for item_id in ids if item_id and response_id_of(item_id) is None]
+    """Return the ids that clients chose, once each: a request may refer to one item more than once."""
+    ids = (item.id for item in decode_item_ids(turn.input_items))
+    return [*dict.fromkeys(item_id for item_id in ids if item_id and response_id_of(item_id) is None)]

@@ -12,9 +12,6 @@ from providers.responses.events.tool_result import ToolResultRecord
 _TURN_OVERHEAD_BYTES: Final = 1536
 """Bytes that a turn takes besides the JSON of its items: its objects, keys and ids."""
 
-ItemWithToolResult = tuple[Item, ToolResultRecord | None]
-"""A stored item, and the result of its call if a hosted tool made it."""
-
 
 class TurnPosition(msgspec.Struct, frozen=True):
     """The line of a turn and its depth in it, from 0."""

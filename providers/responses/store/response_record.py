@@ -14,12 +14,14 @@ _SUMMARY_FIELDS: Final = (
 
 
 class ResponseRecord(msgspec.Struct):
-    """A response without its output, the position of its turn, and the first words of its text."""
+    """A response without its output, the position of its turn, the first words of its text, and the bytes of the items
+    in its turn."""
 
     line: str
     depth: int
     response: msgspec.Raw
     preview: str = ""
+    turn_bytes: int = 0
 
 
 def first_words(response: Response) -> str:

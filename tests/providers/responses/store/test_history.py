@@ -22,6 +22,7 @@ from providers.responses.events.response_object import begin_response, end_respo
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.turn import TurnStream
 from providers.responses.store.history import FinishedResponse, History, LoadedHistory
+from providers.responses.store.item_lookup import FoundItem, LoadAllowance
 from providers.responses.tools.offered import OfferedTools
 
 DAY_S = 86_400.0
@@ -88,6 +89,19 @@ class Kept:
         told = {output.finished_items()[0].id or "": ToolResultRecord("c", "f", "{}", f"told {text}")}
         await self.history.save(FinishedResponse(final, orjson.dumps(given), told), tenant=tenant, history=past)
         return ids.response_id
+
+    async def save_items(self, items: Sequence[dict[str, Any]]) -> None:
+        """Store one turn with these input items, and no output."""
+        request = CreateResponse.model_validate({"model": "m", "input": "x"})
+        final = end_response(begin_response(request, ResponseIds().response_id, created_at=5), "completed", (), Usage())
+        finished = FinishedResponse(final, orjson.dumps(items), {})
+        await self.history.save(finished, tenant=TENANT, history=LoadedHistory())
+
+    async def find(self, item_id: str, *, tenant: str = TENANT) -> FoundItem | None:
+        """One item by its id."""
+        params = {item_id: "input[0].id"}
+        found = await self.history.find_items(params, tenant=tenant, allowance=LoadAllowance(1_000_000))
+        return found.get(item_id)
 
     async def said(self, response_id: str, *, tenant: str = TENANT) -> str:
         """All that a request after `response_id` would stand on, in one line."""
@@ -201,12 +215,12 @@ async def test_a_response_is_read_as_it_was_saved() -> None:
 async def test_an_item_is_found_by_the_id_that_its_client_gave(item_id: str) -> None:
     kept = Kept()
     a = await kept.say("a", item_id=item_id)
-    found = await kept.history.find_item(item_id, tenant=TENANT)
+    found = await kept.find(item_id)
     assert found is not None
-    assert found[0].model_dump()["content"] == "a"
-    assert await kept.history.find_item(item_id, tenant="other") is None
+    assert orjson.loads(found.json)["content"] == "a"
+    assert await kept.find(item_id, tenant="other") is None
     await kept.history.delete(a, tenant=TENANT)
-    assert await kept.history.find_item(item_id, tenant=TENANT) is None
+    assert await kept.find(item_id) is None
     assert not await kept.store.keys()
 
 
@@ -216,11 +230,48 @@ async def test_an_item_of_ours_is_found_with_what_it_told() -> None:
     response = await kept.history.load_response(a, tenant=TENANT)
     made = response.output[0].id
     assert made is not None
-    found = await kept.history.find_item(made, tenant=TENANT)
+    found = await kept.find(made)
     assert found is not None
-    assert found[1] is not None
-    assert found[1].output == "told a"
-    assert await kept.history.find_item(made[:-1] + "9", tenant=TENANT) is None
+    assert found.tool_result is not None
+    assert found.tool_result.output == "told a"
+    assert await kept.find(made[:-1] + "9") is None
+
+
+async def test_items_of_one_turn_are_found_in_a_few_reads() -> None:
+    """D8, C2: the number of reads, and the items that are decoded, do not grow with items times size of the turn."""
+    kept = Kept()
+    items = [{"type": "message", "role": "user", "content": "x" * 100, "id": f"mine{number}"} for number in range(256)]
+    await kept.save_items(items)
+    kept.store.calls = 0
+    found = await kept.history.find_items(
+        {f"mine{number}": f"input[{number}].id" for number in range(256)} | {"none": "input[256].id"},
+        tenant=TENANT,
+        allowance=LoadAllowance(100_000),
+    )
+    assert [orjson.loads(each.json)["id"] for each in found.values()] == [item["id"] for item in items]
+    assert kept.store.calls <= 4
+
+
+async def test_unknown_items_are_looked_for_in_a_few_reads() -> None:
+    """D8, C2: ids that nothing is stored of cost no read each."""
+    kept = Kept()
+    ids = ResponseIds()
+    params = {ids.new_item_id("fs"): "input[0].id" for _ in range(100)}
+    assert not await kept.history.find_items(params, tenant=TENANT, allowance=LoadAllowance(1))
+    assert kept.store.calls <= 4
+
+
+@CACHES
+async def test_turns_that_are_looked_up_count_for_what_a_request_may_load(cache_bytes: int) -> None:
+    """D2, C1: a turn counts once, however many of its items are asked for."""
+    kept = Kept(cache_bytes=cache_bytes)
+    items = [{"type": "message", "role": "user", "content": "x" * 900, "id": f"mine{number}"} for number in range(4)]
+    await kept.save_items(items)
+    params = {f"mine{number}": f"input[{number}].id" for number in range(4)}
+    assert len(await kept.history.find_items(params, tenant=TENANT, allowance=LoadAllowance(8000))) == 4
+    with pytest.raises(InvalidRequest) as caught:
+        await kept.history.find_items(params, tenant=TENANT, allowance=LoadAllowance(8000, 6000))
+    assert (caught.value.param, caught.value.code) == ("input[0].id", "history_too_large")
 
 
 # --- forgetting ------------------------------------------------------------------------------------------------------
@@ -327,10 +378,10 @@ async def test_tenants_do_not_see_each_other(cache_bytes: int) -> None:
             await wrong(mine, tenant="t2")
     made = (await kept.history.load_response(mine, tenant="t1")).output[0].id
     assert made is not None
-    assert await kept.history.find_item(made, tenant="t2") is None
-    found = await kept.history.find_item("one", tenant="t2")
+    assert await kept.find(made, tenant="t2") is None
+    found = await kept.find("one", tenant="t2")
     assert found is not None
-    assert found[0].model_dump()["content"] == "b"
+    assert orjson.loads(found.json)["content"] == "b"
     await kept.history.delete(theirs, tenant="t2")
     assert await kept.said(mine, tenant="t1") == "a A"
 

@@ -1,0 +1,205 @@
+"""Stored items by their ids: each response or conversation that holds some of them is read once for all of them."""
+
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Final, TypeVar
+
+import msgspec
+
+from apis.errors import InvalidRequest
+from apis.storage.kv_store import KVStore
+from apis.storage.records import PAGE_BYTES, decode_record, reading_stored
+from providers.responses.events.ids import response_id_of
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.store.conversation_items import (
+    ConversationKeys,
+    ConversationRecord,
+    StoredItem,
+    decode_position,
+)
+from providers.responses.store.history_cache import HistoryCache, StoredTurn, TurnPosition
+from providers.responses.store.history_keys import record_key, turn_key
+from providers.responses.store.response_record import ResponseRecord
+
+T = TypeVar("T")
+
+_RECORDS_PER_READ: Final = 8
+"""Records of responses in one read: a record may hold long instructions, and its size is not known before."""
+_TURNS_PER_READ: Final = 64
+_CONVERSATIONS_PER_READ: Final = 256
+_ITEMS_PER_READ: Final = 8
+"""Items of conversations in one read, as large as their clients made them."""
+
+
+class FoundItem(msgspec.Struct, frozen=True):
+    """A stored item as JSON, and the result of its call if a hosted tool made it."""
+
+    json: bytes
+    tool_result: ToolResultRecord | None = None
+
+
+class LoadAllowance:
+    """Counts what one request loads of the stored items, its history included, and refuses more than `max_bytes`."""
+
+    def __init__(self, max_bytes: int, loaded_bytes: int = 0) -> None:
+        self._max_bytes = max_bytes
+        self._left_bytes = max_bytes - loaded_bytes
+
+    def take(self, size_bytes: int, param: str) -> None:
+        """Count bytes that are loaded for the field `param`. Raises InvalidRequest beyond the limit."""
+        self._left_bytes -= size_bytes
+        if self._left_bytes < 0:
+            raise InvalidRequest(
+                "The items before this response, together with those that it refers to, are larger than "
+                f"{self._max_bytes} bytes (`responses.max_history_bytes`).",
+                param=param,
+                code="history_too_large",
+            )
+
+
+class ItemLookup:
+    """Looks up items in the stored responses and conversations of one store; `cache` has the turns in memory."""
+
+    def __init__(self, kv: KVStore, cache: HistoryCache) -> None:
+        self._kv = kv
+        self._cache = cache
+
+    async def find_items(
+        self, params_by_id: Mapping[str, str], *, tenant: str, allowance: LoadAllowance
+    ) -> dict[str, FoundItem]:
+        """Return the stored ones of the items by id. `params_by_id` has the field of the request that names each id,
+        for the error of `allowance`, which counts what is read."""
+        found_items: dict[str, FoundItem] = {}
+        ids_by_response = await self._find_responses(params_by_id, tenant)
+        records = self._read_records(ids_by_response, params_by_id, tenant, allowance)
+        async with aclosing(records), aclosing(self._read_turns(records, tenant)) as turns:
+            async for turn in turns:
+                item_ids = ids_by_response[turn.id]
+                allowance.take(len(turn.output_items) + len(turn.input_items), params_by_id[item_ids[0]])
+                with reading_stored(turn.id):
+                    found_items |= find_in_turn(turn, {*item_ids})
+        missing = {item_id: param for item_id, param in params_by_id.items() if item_id not in found_items}
+        return found_items | await self._find_in_conversations(missing, tenant, allowance)
+
+    async def _find_responses(self, item_ids: Collection[str], tenant: str) -> dict[str, list[str]]:
+        """Return the ids of the items by the ids of the responses that may hold them."""
+        ids_by_response: dict[str, list[str]] = {}
+        client_ids: list[str] = []
+        for item_id in item_ids:
+            response_id = response_id_of(item_id)
+            if response_id is None:
+                client_ids.append(item_id)
+            else:
+                ids_by_response.setdefault(response_id, []).append(item_id)
+        entries = await self._kv.get_many([record_key(tenant, "item", item_id) for item_id in client_ids])
+        for item_id, entry in zip(client_ids, entries, strict=True):
+            if entry is not None:
+                with reading_stored(item_id):
+                    ids_by_response.setdefault(entry.value.decode(), []).append(item_id)
+        return ids_by_response
+
+    async def _read_records(
+        self,
+        ids_by_response: Mapping[str, Sequence[str]],
+        params_by_id: Mapping[str, str],
+        tenant: str,
+        allowance: LoadAllowance,
+    ) -> AsyncGenerator[tuple[str, ResponseRecord]]:
+        for response_ids in _split([*ids_by_response], _RECORDS_PER_READ):
+            entries = await self._kv.get_many([record_key(tenant, "response", each) for each in response_ids])
+            for response_id, entry in zip(response_ids, entries, strict=True):
+                if entry is not None:
+                    with reading_stored(response_id):
+                        record = decode_record(entry, ResponseRecord)
+                    allowance.take(len(record.response), params_by_id[ids_by_response[response_id][0]])
+                    yield response_id, record
+
+    async def _read_turns(
+        self, records: AsyncGenerator[tuple[str, ResponseRecord]], tenant: str
+    ) -> AsyncGenerator[StoredTurn]:
+        """Yield the turns of responses. One read returns no more than a page."""
+        positions: dict[str, TurnPosition] = {}
+        size_bytes = 0
+        async for response_id, record in records:
+            cached = self._cache.get(tenant, response_id)
+            if cached is not None:
+                yield cached.turn
+                continue
+            if positions and (size_bytes + record.turn_bytes > PAGE_BYTES or len(positions) == _TURNS_PER_READ):
+                for turn in await self._load_turns(positions, tenant):
+                    yield turn
+                positions, size_bytes = {}, 0
+            positions[response_id] = TurnPosition(record.line, record.depth)
+            size_bytes += record.turn_bytes
+        for turn in await self._load_turns(positions, tenant):
+            yield turn
+
+    async def _load_turns(self, positions: Mapping[str, TurnPosition], tenant: str) -> list[StoredTurn]:
+        entries = await self._kv.get_many([turn_key(tenant, position) for position in positions.values()])
+        turns: list[StoredTurn] = []
+        for response_id, entry in zip(positions, entries, strict=True):
+            if entry is not None:
+                with reading_stored(response_id):
+                    turns.append(decode_record(entry, StoredTurn))
+        return turns
+
+    async def _find_in_conversations(
+        self, params_by_id: Mapping[str, str], tenant: str, allowance: LoadAllowance
+    ) -> dict[str, FoundItem]:
+        """Return the items whose ids were made from the ids of conversations that hold them."""
+        owners = {item_id: owner for item_id in params_by_id if (owner := response_id_of(item_id)) is not None}
+        keys = {item_id: ConversationKeys(tenant, owner.replace("resp_", "conv_")) for item_id, owner in owners.items()}
+        entries = await self._kv.get_many([keys[item_id].position_key(item_id) for item_id in keys])
+        positions = {
+            item_id: decode_position(entry) for item_id, entry in zip(keys, entries, strict=True) if entry is not None
+        }
+        existing = await self._find_existing({keys[item_id].record_key("conversation") for item_id in positions})
+        found_items: dict[str, FoundItem] = {}
+        for item_ids in _split(
+            [each for each in positions if keys[each].record_key("conversation") in existing], _ITEMS_PER_READ
+        ):
+            entries = await self._kv.get_many([keys[item_id].item_key(positions[item_id]) for item_id in item_ids])
+            for item_id, entry in zip(item_ids, entries, strict=True):
+                if entry is not None:
+                    allowance.take(len(entry.value), params_by_id[item_id])
+                    with reading_stored(item_id):
+                        stored = decode_record(entry, StoredItem)
+                    found_items[item_id] = FoundItem(bytes(stored.item), stored.tool_result)
+        return found_items
+
+    async def _find_existing(self, conversation_keys: Collection[str]) -> set[str]:
+        """Return the keys of those conversations that are stored and not deleted."""
+        existing: set[str] = set()
+        for keys in _split([*conversation_keys], _CONVERSATIONS_PER_READ):
+            entries = await self._kv.get_many(keys)
+            existing |= {
+                key
+                for key, entry in zip(keys, entries, strict=True)
+                if entry is not None and not decode_record(entry, ConversationRecord).is_deleted
+            }
+        return existing
+
+
+def find_in_turn(turn: StoredTurn, item_ids: Collection[str]) -> dict[str, FoundItem]:
+    """Return those of the items that the turn holds. The others are only skipped over: their ids are read and no
+    more. Raises msgspec.MsgspecError for a damaged turn."""
+    found_items: dict[str, FoundItem] = {}
+    for items in (turn.input_items, turn.output_items):
+        for raw, fields in zip(_decode_raw_items(items), decode_item_ids(items), strict=True):
+            if fields.id is not None and fields.id in item_ids:
+                found_items[fields.id] = FoundItem(bytes(raw), turn.tool_results.get(fields.id))
+    return found_items
+
+
+class ItemId(msgspec.Struct, gc=False):
+    """The id of an item, without the rest of it."""
+
+    id: str | None = None
+
+
+decode_item_ids = msgspec.json.Decoder(list[ItemId]).decode
+_decode_raw_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def _split(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
