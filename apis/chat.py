@@ -3,10 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Discriminator, Field, JsonValue, Tag
 
 from apis.errors import Unsupported
 from apis.wire.base import Effort, Phase, Wire
+from apis.wire.item_parts import text_or_list
 from apis.wire.text_format import Grammar, JsonObjectFormat, JsonSchema, TextFormat, TextFormatInput
 
 NativeToolName = Literal["browser", "python"]
@@ -56,6 +57,10 @@ class RefusalPart(Wire):
 
 
 ContentPart = Annotated[TextPart | ImagePart | FilePart | RefusalPart, Field(discriminator="type")]
+ChatContent = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[ContentPart], Field(fail_fast=True), Tag("list")],
+    Discriminator(text_or_list),
+]
 
 
 class CalledFunction(Wire):
@@ -90,7 +95,7 @@ class Message(Wire):
     is a preamble or the answer. A `tool` message holds the output of the call `tool_call_id`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: ChatContent | None = None
     name: str | None = None
     reasoning: str | None = None
     phase: Phase | None = None

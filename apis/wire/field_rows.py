@@ -249,6 +249,9 @@ UNSUPPORTED_TYPES: Final[Mapping[str, str]] = {
     "input_audio": "The models here read text and images.",
 }
 """Types of tools, tool choices, items, parts and environments that are refused by name, each with the reason."""
+_PART_NAMES: Final = {"text": "input_text", "image_url": "input_image", "file": "input_file"}
+OTHER_TYPE_NAMES: Final[Mapping[str, str]] = {**_PART_NAMES, **{new: old for old, new in _PART_NAMES.items()}}
+"""Types of content parts in chat completions by those in responses, and the reverse."""
 
 
 def refused_fields(model_names: Iterable[str]) -> dict[str, FieldRow]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +14,11 @@ from pydantic_core import ErrorDetails
 
 from apis.errors import InvalidRequest, Unsupported
 from apis.wire.base import REFUSED_FIELD
-from apis.wire.field_rows import UNSUPPORTED_TYPES, FieldRow, find_refused_value, refusal_message
+from apis.wire.field_rows import OTHER_TYPE_NAMES, UNSUPPORTED_TYPES, FieldRow, find_refused_value, refusal_message
+from stack.http.unknown_fields import refuse_misspelt_field
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
-_log = logging.getLogger(__name__)
 _MAX_DEPTH: Final = 64
 _MAX_VALUES: Final = 100_000
 """Values in one body. Each costs microseconds in which no other code runs, even in a thread; text parses fast."""
@@ -82,8 +81,7 @@ def validate_request(fields: dict[str, Any], model: type[ModelT]) -> ModelT:
         request = model.model_validate(fields)
     except ValidationError as exc:
         raise to_invalid_request(exc.errors(include_url=False)[0], fields) from None
-    if _log.isEnabledFor(logging.DEBUG) and (unknown := fields.keys() - model.model_fields.keys()):
-        _log.debug("ignored %d unknown fields of a request", len(unknown))
+    refuse_misspelt_field(fields, request)
     return request
 
 
@@ -99,7 +97,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         if isinstance(exc, _DuplicateKey):
             raise InvalidRequest(str(exc)) from None
-        raise InvalidRequest("We could not parse the JSON body of your request.") from None
+        where = f" (line {exc.lineno}, column {exc.colno})" if isinstance(exc, json.JSONDecodeError) else ""
+        raise InvalidRequest(f"We could not parse the JSON body of your request{where}.") from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_type")
     if body.count(b"{") + body.count(b"[") > _MAX_DEPTH and _is_nested_deeper(value, _MAX_DEPTH):
@@ -156,6 +155,9 @@ def to_invalid_request(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequ
     value = error["input"]
     if kind == "missing":
         message = f"Missing required parameter: '{param}'."
+        if param.endswith(".name") and isinstance(value, dict) and "function" in value:  # a tool of chat completions
+            owner = param.removesuffix(".name")
+            message += f" In the Responses API, the fields of '{owner}.function' stand in '{owner}' itself."
         return InvalidRequest(message, param=param, code="missing_required_parameter")
     if kind in _EXPECTED_TYPES:
         name = "null" if value is None else _JSON_TYPE_NAMES.get(cast(type[Any], type(value)), "an object")
@@ -216,6 +218,9 @@ def _union_tag_error(error: ErrorDetails, param: str) -> InvalidRequest:
             "'message:assistant', ", ""
         )
         message = f"Invalid value: '{fields[tag][:64]}' at '{param}.{tag}'. Supported values are: {expected}."
+        other_name = OTHER_TYPE_NAMES.get(fields[tag])
+        if other_name and f"'{other_name}'" in expected:
+            message += f" In this API, '{fields[tag]}' has the name '{other_name}'."
         return InvalidRequest(message, param=f"{param}.{tag}", code="invalid_value")
     message = f"Missing required parameter: '{param}.{tag}'."
     return InvalidRequest(message, param=f"{param}.{tag}", code="missing_required_parameter")

@@ -22,6 +22,7 @@ ABSENT_RESOURCES: Final[Mapping[str, str]] = {
     "fine_tuning": _NO_TRAINING,
     "images": "The routes here write text.",
     "live": _TEXT_ONLY,
+    "messages": "Use responses or chat completions: Anthropic's Messages API is not spoken here.",
     "moderations": "No moderation model is served here.",
     "projects": _NO_PERSONS,
     "prompts": "Prompts are templates of the run config, which requests refer to by 'prompt'.",
@@ -52,6 +53,8 @@ _ADMINISTRATION: Final = re.compile(r"/organization/(?:projects/[^/]+/)?([a-z_]+
 def absence_message(path: str) -> str | None:
     """Return the error of a path of one of these resources, None for any other path."""
     path = path.removeprefix("/v1")
+    if path.startswith("/v1/"):
+        return f"Unknown request URL: '/v1{path[:256]}' has '/v1' twice. The base URL of a client ends with one '/v1'."
     if match := _ADMINISTRATION.match(path):
         name, reason = match[0], ABSENT_ADMINISTRATION.get(match[1])
     else:
