@@ -23,6 +23,7 @@ from apis.errors import (
     internal_error,
 )
 from apis.telemetry import NO_SPAN, REQUEST_ID, TRACE_HEADERS, current_span
+from providers.common.fair_turns import CURRENT_TURN, turn_of
 from stack.config import StackConfig
 from stack.http.access.metering import end_charge
 from stack.http.access.privileges import require_privilege
@@ -183,6 +184,7 @@ class Edge:
             return
         context.caller = await self._authenticate(scope)
         context.tenant = context.caller.tenant
+        CURRENT_TURN.set(turn_of(context.tenant))
         if self._requires_keys and scope["type"] == "websocket":
             context.authenticate_again = partial(self._authenticate, scope)
         peer = get_peer(scope)

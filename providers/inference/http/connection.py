@@ -11,8 +11,10 @@ from typing import Final
 
 import httptools
 
-HIGH_WATER_BYTES: Final = 256 * 1024
-"""Bytes of unread body at which reading pauses, so that the server has to wait."""
+from providers.common.fair_turns import TURN_WORK, current_turn
+
+HIGH_WATER_BYTES: Final = 32 * 1024
+"""Bytes of unread body at which reading pauses, so that the server has to wait. A reader takes all of them at once."""
 MAX_NON_BODY_BYTES: Final = 64 * 1024
 """Bytes of headers, trailers and chunk framing allowed between two chunks of a body."""
 WRITE_CHUNK_BYTES: Final = 64 * 1024
@@ -40,6 +42,7 @@ class HttpConnection(asyncio.Protocol):
         "_failure",
         "_is_body_framed",
         "_is_paused",
+        "_is_queued",
         "_is_request_sent",
         "_loop",
         "_non_body_bytes",
@@ -49,6 +52,7 @@ class HttpConnection(asyncio.Protocol):
         "_timer",
         "_timer_at",
         "_transport",
+        "_unparsed",
         "_waiter",
         "deadline",
         "headers",
@@ -58,6 +62,7 @@ class HttpConnection(asyncio.Protocol):
         "is_reusable",
         "on_body",
         "status",
+        "turn",
     )
     _transport: asyncio.Transport
 
@@ -74,7 +79,9 @@ class HttpConnection(asyncio.Protocol):
         self._drain_waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self.deadline = math.inf
-        self._is_paused = False
+        self._is_paused = self._is_queued = False
+        self._unparsed = bytearray()
+        self.turn = current_turn()
         self.reset()
 
     def reset(self) -> None:
@@ -86,13 +93,15 @@ class HttpConnection(asyncio.Protocol):
         self._failure: HttpError | None = None
         self._buffered_bytes = self._non_body_bytes = self._body_chunk_count = 0
         self._chunks.clear()
+        self._unparsed.clear()
         self.deadline = math.inf  # the timer stays: the next response may need none of its own
-        self._resume_reading()
+        self._go_on()
 
     async def send_request(self, head: bytes, body: bytes, deadline: float = math.inf) -> None:
         """Send a request. Returns early when the server responds before it has received all of it. Raises HttpError,
         and TimeoutError at the loop time `deadline`."""
         self.is_complete = self.is_ready = False
+        self.turn = current_turn()
         if len(body) <= WRITE_CHUNK_BYTES:
             self._transport.write(head + body)
         else:
@@ -144,7 +153,7 @@ class HttpConnection(asyncio.Protocol):
         self._buffered_bytes = 0
         self.is_ready = self.is_complete or self._failure is not None
         if self._is_paused:
-            self._resume_reading()
+            self._go_on()
         return data
 
     async def read_body(self, limit_bytes: int, deadline: float) -> bytes:
@@ -187,10 +196,32 @@ class HttpConnection(asyncio.Protocol):
             self._on_data = None
             waiter.set_exception(TimeoutError())
 
-    def _resume_reading(self) -> None:
-        if self._is_paused:
+    def _go_on(self) -> None:
+        """Parse what was received and is not parsed yet, in the tenant's turns, and then read on."""
+        if self._unparsed:
+            if not self._is_queued:
+                self._is_queued = True
+                self.turn.queue(self._parse_piece, min(len(self._unparsed), TURN_WORK))
+        elif self._is_paused:
             self._is_paused = False
             self._transport.resume_reading()
+
+    def _parse_piece(self) -> None:
+        self._is_queued = False
+        if self._unparsed and not self.is_ready:  # else its reader has not read the piece before
+            piece = bytes(self._unparsed[:TURN_WORK])
+            del self._unparsed[:TURN_WORK]
+            self._parse(piece)
+            if self.is_complete and self._unparsed:
+                self._unparsed.clear()
+                self.is_reusable = False
+            elif not self.is_ready:
+                self._go_on()
+
+    def _pause_reading(self) -> None:
+        if not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -216,6 +247,16 @@ class HttpConnection(asyncio.Protocol):
             self.is_reusable = False
             self.abort()
             return
+        turn = self.turn
+        turn.spent += len(data)
+        if turn.spent > TURN_WORK or self._unparsed:
+            self._unparsed += data
+            self._pause_reading()
+            self._go_on()
+        else:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         chunks = self._chunks
         chunk_count = len(chunks)
         try:
@@ -235,9 +276,8 @@ class HttpConnection(asyncio.Protocol):
                 return
             self.is_ready = True
             self._buffered_bytes += len(data)
-            if self._buffered_bytes > HIGH_WATER_BYTES and not self._is_paused:
-                self._is_paused = True
-                self._transport.pause_reading()
+            if self._buffered_bytes > HIGH_WATER_BYTES:
+                self._pause_reading()
         else:
             self._non_body_bytes += len(data)
             if self._non_body_bytes > MAX_NON_BODY_BYTES:
@@ -249,6 +289,9 @@ class HttpConnection(asyncio.Protocol):
             self.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._unparsed and not self.is_closing:
+            self._parse(bytes(self._unparsed))
+        self._unparsed.clear()
         if self.status and exc is None and not self.is_closing and not self._is_body_framed:
             self.is_complete = self.is_ready = True
         self.is_closing = True

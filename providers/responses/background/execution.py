@@ -26,6 +26,7 @@ from apis.errors import (
 from apis.events import INITIAL_EVENT_COUNT, INITIAL_EVENTS
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost
+from providers.common.fair_turns import CURRENT_TURN, turn_of
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
 from providers.responses.background.runs import MAX_LOST_WORKERS, ClaimedRun, ResponseRef
@@ -120,6 +121,7 @@ class RunExecutor:
     async def execute(self, claimed_run: ClaimedRun) -> None:
         """Bring a run to its end, or release it for another worker: when cancelled, and when the store is
         unavailable, which is raised."""
+        CURRENT_TURN.set(turn_of(claimed_run.ref.tenant))
         with background_run(claimed_run.stored_request.trace, self._find_queue_time(claimed_run)):
             await self._execute(claimed_run)
 

@@ -25,6 +25,7 @@ from apis.errors import (
     internal_error,
 )
 from apis.telemetry import REQUEST_ID, TRACE_HEADERS
+from providers.common.fair_turns import CURRENT_TURN, turn_of
 from stack.http.access.metering import end_charge
 from stack.http.context import Handler, HttpContext, Services, set_context
 from stack.http.request_record import RequestRecord
@@ -65,6 +66,7 @@ class RouteLineExecutor:
         record = RequestRecord(f"req_{secrets.token_hex(16)}", "POST", _ROUTE)
         REQUEST_ID.set(record.id)
         TRACE_HEADERS.set({})
+        CURRENT_TURN.set(turn_of(owner.tenant))
         count_request = self._services.metrics.count_request
         context = HttpContext(
             record, count_request, {}, tenant=owner.tenant, response_id=response_id, is_batch_line=True

@@ -1,0 +1,118 @@
+"""Turns of the event loop by tenant: who causes much work at once has it done in pieces, between the work of others.
+
+One event loop serves all tenants of a process, and a piece of work on it delays everybody. So each tenant has a turn in
+every iteration of the loop. Work within the turn is done at once, as nearly all is: a token, a small request. Work
+beyond it is cut into pieces and queued; every iteration then does one piece of each of a few tenants, in rotation, and
+looks at the sockets of all others between two iterations.
+
+    def data_received(self, data: bytes) -> None:
+        turn = self.turn
+        turn.spent += len(data)
+        if turn.spent > TURN_WORK:
+            self.hold(data)                         # and turn.queue(self.parse_a_piece, PIECE_BYTES)
+        else:
+            self.parse(data)
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from itertools import islice
+from typing import Final
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+TURN_WORK: Final = 16 * 1024
+"""Work of one tenant in one iteration of the event loop. The unit is the work on one byte of a model's stream, some
+tenth of a microsecond; other work counts by what it costs compared with that."""
+REQUEST_WORK: Final = TURN_WORK // 4
+"""Work on a small request, apart from its model's stream."""
+_TENANTS_PER_ROUND: Final = 4
+"""Tenants with queued work that one iteration of the event loop serves."""
+
+
+class TenantTurn:
+    """The turn of one tenant on one event loop. `spent` is the work that it has done; above TURN_WORK, more work has to
+    be queued, also while other work of the tenant is."""
+
+    __slots__ = ("__weakref__", "_pieces", "_rounds", "spent", "tenant")
+
+    def __init__(self, tenant: str, rounds: "_Rounds") -> None:
+        self.tenant = tenant
+        self.spent = 0
+        self._rounds = rounds
+        self._pieces: deque[tuple[Callable[[], object], int]] = deque()
+
+    def queue(self, do_piece: Callable[[], object], work: int) -> None:
+        """Call `do_piece` at a turn of the tenant, after the pieces that it has queued before. What is left to do then
+        is to be queued again."""
+        self._pieces.append((do_piece, work))
+        self._rounds.add(self)
+
+    async def wait(self, work: int) -> None:
+        """Wait until the tenant may do this work: at once, where its turn is not spent."""
+        self.spent += work
+        if self.spent > TURN_WORK:
+            waiter = asyncio.get_running_loop().create_future()
+            self.queue(lambda: None if waiter.done() else waiter.set_result(None), work)
+            await waiter
+
+    def serve(self) -> bool:
+        """Begin a new turn with the queued pieces; return true if some are left for the next one."""
+        pieces, self.spent = self._pieces, 0
+        while pieces and self.spent < TURN_WORK:
+            do_piece, work = pieces.popleft()
+            self.spent += work
+            do_piece()
+        if pieces:
+            self.spent = TURN_WORK + 1
+        return bool(pieces)
+
+
+class _Rounds:
+    """The turns of all tenants on one event loop, and the rotation of those that have queued work."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[TenantTurn, None] = {}
+        self._is_scheduled = False
+        self.turns: WeakValueDictionary[str, TenantTurn] = WeakValueDictionary()
+
+    def add(self, turn: TenantTurn) -> None:
+        turn.spent = TURN_WORK + 1
+        self._waiting[turn] = None
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._serve_round)
+
+    def _serve_round(self) -> None:
+        self._is_scheduled = bool(self._waiting)
+        if not self._waiting:
+            return
+        asyncio.get_running_loop().call_soon(self._serve_round)  # before the pieces, of which one may raise
+        for turn in list(islice(self._waiting, _TENANTS_PER_ROUND)):
+            self._waiting[turn] = self._waiting.pop(turn)  # to the end of the rotation
+            if not turn.serve():
+                del self._waiting[turn]
+
+
+_rounds_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Rounds] = WeakKeyDictionary()
+
+CURRENT_TURN: Final[ContextVar[TenantTurn | None]] = ContextVar("turn", default=None)
+"""The turn of the tenant whose request the current task works for."""
+
+
+def turn_of(tenant: str) -> TenantTurn:
+    """Return the turn of a tenant on the running event loop; '' stands for the server itself."""
+    loop = asyncio.get_running_loop()
+    rounds = _rounds_by_loop.get(loop)
+    if rounds is None:
+        rounds = _rounds_by_loop[loop] = _Rounds()
+    turn = rounds.turns.get(tenant)
+    if turn is None:
+        turn = rounds.turns[tenant] = TenantTurn(tenant, rounds)
+    return turn
+
+
+def current_turn() -> TenantTurn:
+    """Return the turn of the tenant that the current task works for."""
+    return CURRENT_TURN.get() or turn_of("")
