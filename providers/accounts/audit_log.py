@@ -10,8 +10,9 @@ from apis.accounts.directory import Project
 from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.storage.pages import Page, first_page
-from apis.storage.records import decode_record, encode_record
+from apis.storage.records import encode_record
 from providers.accounts.records import audit_key
+from providers.common.state.scan import list_records
 
 _ID_PREFIX: Final = "audit_log-"
 _PAGE_ROWS: Final = 500
@@ -49,17 +50,22 @@ class StoredAuditLog(AuditLog):
         older_than, newer_than = _bounds(query)
         records: list[AuditRecord] = []
         while len(records) <= query.limit:
-            rows = await self._kv.scan(
-                audit_key(""), after=newer_than, before=older_than, limit=_PAGE_ROWS, reverse=not is_backward
+            stored = await list_records(
+                self._kv,
+                audit_key(""),
+                AuditRecord,
+                limit=_PAGE_ROWS,
+                after=newer_than,
+                before=older_than,
+                reverse=not is_backward,
             )
-            if not rows:
+            if not stored:
                 break
-            stored = (decode_record(entry, AuditRecord) for _, entry in rows)
-            records += [record for record in stored if query.admits(record)]
+            records += [row.record for row in stored if query.admits(row.record)]
             if is_backward:
-                newer_than = rows[-1][0]
+                newer_than = stored[-1].key
             else:
-                older_than = rows[-1][0]
+                older_than = stored[-1].key
         page = first_page(records, query.limit)
         return Page([*reversed(page.data)], page.has_more) if is_backward else page
 

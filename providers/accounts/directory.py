@@ -20,11 +20,11 @@ from apis.accounts.directory import (
     UpdateKey,
 )
 from apis.accounts.scopes import parse_project_scopes
-from apis.errors import InvalidRequest, NotFound, Overloaded
+from apis.errors import InvalidRequest, NotFound, Overloaded, StorageCorrupt
 from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
 from apis.storage.pages import Page, first_page
-from apis.storage.records import decode_record, encode_record, scan_all
+from apis.storage.records import decode_record, encode_record
 from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.project_entries import load_project
 from providers.accounts.records import (
@@ -34,6 +34,7 @@ from providers.accounts.records import (
     service_account_key,
     stored_key_key,
 )
+from providers.common.state.scan import list_records, scan_records, skipping_damaged
 
 _PROJECT_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 _ATTEMPTS: Final = 8
@@ -69,10 +70,12 @@ class StoredDirectory(AccountDirectory):
     async def list_projects(self, page: ProjectPage) -> Page[Project]:
         projects: list[Project] = []
         prefix, last_key = project_key(""), project_key(record_id(page.after)) if page.after else ""
-        while len(projects) <= page.limit and (rows := await self._kv.scan(prefix, after=last_key, limit=100)):
-            last_key = rows[-1][0]
-            stored = [decode_record(entry, Project) for _, entry in rows]
-            projects += [project for project in stored if page.include_archived or project.archived_at is None]
+        while len(projects) <= page.limit:
+            stored = await list_records(self._kv, prefix, Project, limit=100, after=last_key)
+            if not stored:
+                break
+            last_key = stored[-1].key
+            projects += [row.record for row in stored if page.include_archived or row.record.archived_at is None]
         return first_page(projects, page.limit)
 
     async def rename_project(self, project_id: str, name: str | None) -> Project:
@@ -131,10 +134,9 @@ class StoredDirectory(AccountDirectory):
         # The account goes first: a key is only created together with a check that its account exists.
         record = self._audit.put("service_account.deleted", account_id, project_id, {})
         await self._kv.write([Delete(service_account_key(project_id, account_id)), record])
-        async for _, entry in scan_all(self._kv, stored_key_key(project_id, "")):
-            key = decode_record(entry, StoredKey)
-            if key.service_account_id == account_id:
-                await self._delete_key(key)
+        async for stored in scan_records(self._kv, stored_key_key(project_id, ""), StoredKey):
+            if stored.record.service_account_id == account_id:
+                await self._delete_key(stored.record)
 
     async def create_key(self, account: ServiceAccount | None, options: KeyOptions) -> NewKey:
         if account is None:
@@ -177,13 +179,27 @@ class StoredDirectory(AccountDirectory):
         raise _busy_error()
 
     async def revoke_key(self, project_id: str, key_id: str) -> None:
-        await self._delete_key(await self.get_key(project_id, key_id))
+        entry = await self._load_key(project_id, key_id)
+        try:
+            key = decode_record(entry, StoredKey)
+        except StorageCorrupt:
+            # no one can use a key whose record is damaged; its digest, which is unknown now, leads to nothing then
+            record = self._audit.put("api_key.deleted", key_id, None if project_id == ADMIN_TENANT else project_id, {})
+            await self._kv.write([Delete(stored_key_key(project_id, key_id)), Delete(last_use_key(key_id)), record])
+        else:
+            await self._delete_key(key)
 
     async def last_uses(self, keys: Sequence[StoredKey]) -> list[int | None]:
         if not keys:
             return []
         entries = await self._kv.get_many([last_use_key(key.id) for key in keys])
-        return [None if entry is None else int(entry.value) for entry in entries]
+        uses: list[int | None] = []
+        for key, entry in zip(keys, entries, strict=True):
+            used_at = None
+            with skipping_damaged(self._kv, last_use_key(key.id), "last use of an API key"):
+                used_at = None if entry is None else int(entry.value)
+            uses.append(used_at)
+        return uses
 
     async def _delete_key(self, key: StoredKey) -> None:
         keys = (digest_reference_key(key.digest), stored_key_key(key.project_id, key.id), last_use_key(key.id))
@@ -219,8 +235,10 @@ class StoredDirectory(AccountDirectory):
     ) -> Page[RecordT]:
         cursor = f"{prefix}{record_id(page.after)}" if page.after else ""
         after, before = ("", cursor) if reverse else (cursor, "")
-        rows = await self._kv.scan(prefix, after=after, before=before, limit=page.limit + 1, reverse=reverse)
-        return first_page([decode_record(entry, record_type) for _, entry in rows], page.limit)
+        stored = await list_records(
+            self._kv, prefix, record_type, limit=page.limit + 1, after=after, before=before, reverse=reverse
+        )
+        return first_page([row.record for row in stored], page.limit)
 
 
 def _generate_key(project_id: str, account_id: str | None, options: KeyOptions) -> NewKey:

@@ -14,6 +14,7 @@ from providers.accounts.records import (
     stored_key_key,
     tombstone_key,
 )
+from providers.common.state.scan import skipping_damaged
 
 
 class StoredProjectErasure(ProjectErasure):
@@ -26,9 +27,11 @@ class StoredProjectErasure(ProjectErasure):
     async def delete_keys(self, project_id: str) -> int:
         count = 0
         async for name, entry in scan_all(self._kv, stored_key_key(project_id, "")):
-            key = decode_record(entry, StoredKey)
-            record = self._audit.put("api_key.deleted", key.id, project_id, {})
-            names = (name, digest_reference_key(key.digest), last_use_key(key.id))
+            key_id = name.rpartition("/")[2]
+            record = self._audit.put("api_key.deleted", key_id, project_id, {})
+            names = [name, last_use_key(key_id)]
+            with skipping_damaged(self._kv, name, StoredKey.__name__):  # its digest then leads to nothing
+                names.append(digest_reference_key(decode_record(entry, StoredKey).digest))
             await self._kv.write([*(Delete(each) for each in names), record])
             count += 1
         return count

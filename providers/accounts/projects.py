@@ -1,6 +1,8 @@
 """StoredProjects: projects, their limits and usage in the KVStore, whichever provider recognizes their keys."""
 
 import secrets
+from collections.abc import Sequence
+from typing import Final
 
 from pydantic import ConfigDict, Field
 
@@ -9,7 +11,7 @@ from apis.accounts.administration import Administration
 from apis.accounts.limits import WHOLE_PROJECT
 from apis.errors import StorageCorrupt
 from apis.provider import Provider
-from apis.storage.kv_store import ABSENT, KVStore, Put
+from apis.storage.kv_store import ABSENT, KVStore, Op, Put
 from providers.accounts.alerts.alerting import SpendAlerting
 from providers.accounts.alerts.settings import EmailConfig
 from providers.accounts.alerts.stored_alerts import StoredSpendAlerts
@@ -24,6 +26,10 @@ from providers.accounts.project_state import ProjectState
 from providers.accounts.records import SALT_KEY
 from providers.accounts.spending import StoredSpendLimits
 from providers.accounts.usage_log import StoredUsageLog
+from providers.common.state.change import write_prepared
+from providers.common.state.scan import skipping_damaged
+
+_SECRET_BYTES: Final = 32
 
 
 class StoredProjectsConfig(Provider.Config):
@@ -63,17 +69,32 @@ class StoredProjects(Accounts):
 
     async def start(self) -> None:
         """Load the secret of the cache salts, which the first process of all creates."""
-        await self._kv.write([Put(SALT_KEY, secrets.token_bytes(32), expect=ABSENT)])
-        entry = await self._kv.get(SALT_KEY)
-        if entry is None:
-            raise StorageCorrupt
-        self._salt_secret = entry.value
+        self._salt_secret = await self._load_salt_secret()
         self._ledger.start()
         await self._alerting.start()
 
     async def close(self) -> None:
         await self._alerting.close()
         await self._ledger.close()
+
+    async def _load_salt_secret(self) -> bytes:
+        """Return the secret of all processes. A damaged one is replaced: the engines' caches are filled again."""
+        secret = b""
+
+        async def prepare() -> Sequence[Op] | None:
+            nonlocal secret
+            entry = await self._kv.get(SALT_KEY)
+            if entry is not None:
+                with skipping_damaged(self._kv, SALT_KEY, "secret of the cache salts"):
+                    secret = entry.value
+                    if len(secret) != _SECRET_BYTES:
+                        raise StorageCorrupt
+                    return None
+            secret = secrets.token_bytes(_SECRET_BYTES)
+            return [Put(SALT_KEY, secret, expect=ABSENT if entry is None else entry.version)]
+
+        await write_prepared(self._kv, prepare)
+        return secret
 
     def directory(self) -> StoredDirectory:
         return self._directory

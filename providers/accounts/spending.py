@@ -19,6 +19,7 @@ from providers.accounts.ledger.limit_lease import LEASE_SUFFIX, LeaseRecord
 from providers.accounts.ledger.round_planner import COUNTER_TTL_S
 from providers.accounts.limiter import LimitTable, StoredLimiter
 from providers.accounts.records import ORGANIZATION_ID, find_counter_key
+from providers.common.state.scan import skipping_damaged
 
 _ATTEMPTS: Final = 200
 
@@ -76,12 +77,13 @@ class StoredSpendLimits(SpendLimits):
         spent = sum(entry.counts.cost for entry in entries if project_id in (None, entry.subject.project_id))
         subject, windows = _subject(project_id), Windows.at(now)
         async for key, entry in scan_all(self._kv, CHARGES_PREFIX + (f"{project_id}/" if project_id else "")):
-            if key.endswith("/open"):
-                parts = decode_record(entry, OpenCharge).record.parts
-                spent += sum(part.amounts.cost for part in parts if part.subject == subject)
-            elif key.endswith(LEASE_SUFFIX):
-                leased = decode_record(entry, LeaseRecord).amounts.get(subject)
-                spent += 0 if leased is None else leased.advance(windows).month_cost
+            with skipping_damaged(self._kv, key, "charge"):
+                if key.endswith("/open"):
+                    parts = decode_record(entry, OpenCharge).record.parts
+                    spent += sum(part.amounts.cost for part in parts if part.subject == subject)
+                elif key.endswith(LEASE_SUFFIX):
+                    leased = decode_record(entry, LeaseRecord).amounts.get(subject)
+                    spent += 0 if leased is None else leased.advance(windows).month_cost
         return spent
 
 

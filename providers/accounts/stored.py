@@ -7,7 +7,7 @@ from typing import Final
 from apis.accounts.accounts import ADMIN_TENANT, Caller, digest_key
 from apis.accounts.directory import StoredKey
 from apis.accounts.scopes import ADMIN_SCOPE, Grant, parse_project_scopes
-from apis.errors import StoreUnavailable
+from apis.errors import StorageCorrupt, StoreUnavailable
 from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import KVStore
 from apis.storage.records import decode_record, reading_stored
@@ -63,14 +63,17 @@ class StoredAccounts(StoredProjects):
         reference = await self._kv.get(digest_reference_key(digest.hex()))
         if reference is None:
             return None
-        record_key = reference.value.decode()
-        project_id = record_key.split("/")[-2]
+        with reading_stored(digest_reference_key(digest.hex())):
+            record_key = reference.value.decode()
+            project_id, _, key_id = record_key.removeprefix(stored_key_key("", "")[:-1]).partition("/")
+            if record_key != stored_key_key(project_id, key_id):
+                raise StorageCorrupt
         key_entry, *project_entries = await self._kv.get_many((record_key, *project_record_keys(project_id)))
         if key_entry is None:
             return None
         with reading_stored(record_key):
             key = decode_record(key_entry, StoredKey)
-        project = read_project(project_id, project_entries)
+        project = read_project(self._kv, project_id, project_entries)
         self._bound_stored_bytes(project)
         if project_id != ADMIN_TENANT and not project.is_active:
             return None

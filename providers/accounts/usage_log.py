@@ -8,6 +8,7 @@ from apis.storage.kv_store import KVStore
 from apis.storage.records import decode_record
 from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.records import usage_key
+from providers.common.state.scan import skipping_damaged
 
 _PAGE_ROWS: Final = 1000
 
@@ -25,7 +26,9 @@ class StoredUsageLog(UsageLog):
         after, before = usage_key(-(-start_time // HOUR_S), "", ""), usage_key(-(-end_time // HOUR_S), "", "")
         entries: list[UsageEntry] = []
         while rows := await self._kv.scan(usage_key(None, "", ""), after=after, before=before, limit=_PAGE_ROWS):
-            entries += [decode_record(entry, UsageEntry) for _, entry in rows]
+            for key, entry in rows:
+                with skipping_damaged(self._kv, key, UsageEntry.__name__):
+                    entries.append(decode_record(entry, UsageEntry))
             after = rows[-1][0]
             await asyncio.sleep(0)  # a store within the process answers without a pause
         return entries

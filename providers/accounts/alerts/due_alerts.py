@@ -7,12 +7,11 @@ from typing import Final
 from apis.accounts.limits import NANOS_PER_CENT
 from apis.accounts.spend_alerts import SpendAlert
 from apis.accounts.usage import UsageLog
-from apis.errors import StorageCorrupt
 from apis.storage.kv_store import KVStore
-from apis.storage.records import reading_stored, scan_all
 from providers.accounts.alerts.months import Month, MonthSums
-from providers.accounts.alerts.stored_alerts import read_alerts
+from providers.accounts.alerts.stored_alerts import AlertList
 from providers.accounts.records import ORGANIZATION_ID, alert_notices_prefix, alerts_key
+from providers.common.state.scan import scan_records
 
 _GRACE_S: Final = 3 * 24 * 3600
 """Seconds after a month in which its alerts are sent: it may end before a worker looks, or while a mail server is
@@ -42,7 +41,6 @@ class DueAlerts:
     def __init__(self, kv_store: KVStore, usage_log: UsageLog) -> None:
         self._kv = kv_store
         self._sums = MonthSums(usage_log)
-        self._damaged: set[str] = set()
 
     async def exist(self) -> bool:
         """Return true if there are any alerts, in one read of one entry."""
@@ -63,16 +61,10 @@ class DueAlerts:
     async def _find_waiting(self, months: Sequence[Month]) -> list[DueAlert]:
         """Return the alerts whose e-mail for one of the months was not sent yet."""
         waiting: list[DueAlert] = []
-        async for key, entry in scan_all(self._kv, alerts_key(""), page_size=_PAGE_RECORDS):
-            if key in self._damaged:
-                continue
-            try:
-                with reading_stored(key):
-                    alerts = read_alerts(entry)
-            except StorageCorrupt:
-                self._damaged.add(key)  # logged once; the alerts of the other projects go on
-                continue
-            armed = [DueAlert(alert, month) for alert in alerts for month in months if alert.armed_at < month.end]
+        async for stored in scan_records(self._kv, alerts_key(""), AlertList, page_size=_PAGE_RECORDS):
+            armed = [
+                DueAlert(alert, month) for alert in stored.record for month in months if alert.armed_at < month.end
+            ]
             notices = await self._kv.get_many([each.notice_key for each in armed]) if armed else ()
             waiting += [each for each, notice in zip(armed, notices, strict=True) if notice is None]
         return waiting

@@ -17,6 +17,7 @@ from apis.storage.records import decode_record
 from providers.accounts.alerts.due_alerts import DueAlert, DueAlerts
 from providers.accounts.alerts.message import MailError, MailService, build_message
 from providers.accounts.records import ALERT_LEASE_KEY, project_key
+from providers.common.supervision import supervise
 
 _log = logging.getLogger(__name__)
 _LEASE_S: Final = 10.0
@@ -66,7 +67,7 @@ class AlertWatcher:
 
     def start(self) -> None:
         """Begin to watch."""
-        self._watching = asyncio.create_task(self._watch_forever())
+        self._watching = supervise("the watcher of spend alerts", self._watch_forever)
 
     async def close(self) -> None:
         """End within seconds; e-mails that the mail server has not accepted by then are sent by other processes."""

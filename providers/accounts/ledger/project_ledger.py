@@ -31,6 +31,7 @@ from providers.accounts.ledger.round_planner import (
     find_usage_row,
 )
 from providers.accounts.records import find_counter_key, usage_key
+from providers.common.state.scan import skipping_damaged
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS: Final = 200
@@ -142,18 +143,17 @@ class ProjectLedger:
         leases whose guard is among `void_guards`."""
         pending, void = {end.record.id for end in self._ends}, set(void_guards)
         for key, entry in rows:
-            if key.endswith("/end"):
-                end = decode_record(entry, ChargeEnd)
-                if end.record.id not in pending and time.time() - end.ended_at >= min_age_s:
-                    pending.add(end.record.id)  # its reservation, whose key follows, ends with it
-                    self.add(PendingEnd(end, None, entry.version, is_stored=True))
-            elif key.endswith(LEASE_SUFFIX):
-                lease = decode_record(entry, LeaseRecord)
-                if lease.guard_key in void and key != self._lease.key:
-                    self._void_leases.append(VoidLease(key, entry.version, lease.amounts))
+            stored = _decode_charge(self._kv, key, entry)
+            if isinstance(stored, ChargeEnd):
+                if stored.record.id not in pending and time.time() - stored.ended_at >= min_age_s:
+                    pending.add(stored.record.id)  # its reservation, whose key follows, ends with it
+                    self.add(PendingEnd(stored, None, entry.version, is_stored=True))
+            elif isinstance(stored, LeaseRecord):
+                if stored.guard_key in void and key != self._lease.key:
+                    self._void_leases.append(VoidLease(key, entry.version, stored.amounts))
                     self._start()
-            elif (charge := decode_record(entry, OpenCharge)).guard_key in void and charge.record.id not in pending:
-                released = ChargeEnd(charge.record, int(time.time()))
+            elif stored is not None and stored.guard_key in void and stored.record.id not in pending:
+                released = ChargeEnd(stored.record, int(time.time()))
                 # a run that ended after the reservation was read has stored its end before its guard was gone
                 self.add(PendingEnd(released, may_be_stored=True, is_void=True))
 
@@ -372,14 +372,19 @@ class ProjectLedger:
 
 async def find_void_guards(kv: KVStore, rows: Sequence[tuple[str, Entry]]) -> set[str]:
     """Return the guard keys of the reservations among `rows` that do not exist."""
-    guards = {
-        decode_record(entry, LeaseRecord if key.endswith(LEASE_SUFFIX) else OpenCharge).guard_key
-        for key, entry in rows
-        if not key.endswith("/end")
-    }
-    ordered = sorted(guards)
+    charges = [_decode_charge(kv, key, entry) for key, entry in rows if not key.endswith("/end")]
+    ordered = sorted({charge.guard_key for charge in charges if isinstance(charge, LeaseRecord | OpenCharge)})
     entries = await kv.get_many(ordered) if ordered else []
     return {guard for guard, entry in zip(ordered, entries, strict=True) if entry is None}
+
+
+def _decode_charge(kv: KVStore, key: str, entry: Entry) -> ChargeEnd | LeaseRecord | OpenCharge | None:
+    """Return the record, or None if it is damaged: it then counts until it expires, for its project alone."""
+    is_end, is_lease = key.endswith("/end"), key.endswith(LEASE_SUFFIX)
+    record_type = ChargeEnd if is_end else LeaseRecord if is_lease else OpenCharge
+    with skipping_damaged(kv, key, record_type.__name__):
+        return decode_record(entry, record_type)
+    return None
 
 
 def _fail(requests: Sequence[ChargeRequest], error: StackError) -> None:

@@ -19,6 +19,7 @@ from providers.accounts.ledger.project_ledger import ProjectLedger, find_void_gu
 from providers.accounts.ledger.round_planner import PendingEnd, RoundPlanner
 from providers.accounts.prices import Prices
 from providers.accounts.records import heartbeat_key
+from providers.common.supervision import supervise
 
 _log = logging.getLogger(__name__)
 HEARTBEAT_TTL_S: Final = 10.0
@@ -50,7 +51,7 @@ class StoredLedger(Meter):
 
     def start(self) -> None:
         """Begin to look for ends that no process has counted."""
-        self._sweeper = asyncio.create_task(self._sweep_forever())
+        self._sweeper = supervise("the count of ended charges", self._sweep_forever)
 
     async def close(self) -> None:
         """Count what waits, and make what is still reserved by this process void."""
@@ -114,7 +115,7 @@ class StoredLedger(Meter):
             if time.monotonic() - self._beat_at >= HEARTBEAT_TTL_S / 2:
                 await self._beat()
             if self._heartbeat is None:
-                self._heartbeat = asyncio.create_task(self._beat_forever())
+                self._heartbeat = supervise("the heartbeat of the charges", self._beat_forever)
 
     async def _beat(self) -> None:
         beat_at = time.monotonic()

@@ -141,7 +141,7 @@ class OpenIDAccounts(StoredProjects):
 
     async def _read_project(self, project_id: bytes) -> ProjectState | None:
         name = project_id.decode()
-        project = read_project(name, await self._kv.get_many(project_record_keys(name)))
+        project = read_project(self._kv, name, await self._kv.get_many(project_record_keys(name)))
         self._bound_stored_bytes(project)
         is_absent = project.project is None and not self._config.require_project
         return project if is_absent or project.is_active else None
