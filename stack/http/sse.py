@@ -4,7 +4,7 @@ import functools
 import re
 import secrets
 from collections.abc import Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import orjson
 from openai.types.responses import Response, ResponseStreamEvent
@@ -24,6 +24,7 @@ from apis.events import (
 from apis.wire.base import sdk_model_to_json
 from stack.http.parsing import find_header
 
+EventT = TypeVar("EventT", bound=ResponseStreamEvent | LoggedEvent)
 ApiDialect = Literal["openai", "open-responses"]
 DIALECT_HEADER: Final = b"x-responses-dialect"
 
@@ -34,6 +35,8 @@ _OPEN_RESPONSES_NAMES: Final = {
     "response.reasoning_text.delta": "response.reasoning.delta",
     "response.reasoning_text.done": "response.reasoning.done",
 }
+_NOT_IN_OPEN_RESPONSES: Final = frozenset(("response.compaction.compacting",))
+"""Events of items of the Open Responses schema that its closed union of events does not have."""
 _FLOAT_TIMES: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])')
 
 
@@ -65,12 +68,20 @@ def _to_open_responses(response: dict[str, Any]) -> dict[str, Any]:
     return response
 
 
+def select_events(events: Sequence[EventT], dialect: ApiDialect) -> Sequence[EventT]:
+    """Return the events that the dialect has. The numbers of those that are left out are missing in the stream."""
+    if dialect == "openai":
+        return events
+    return [event for event in events if event.type not in _NOT_IN_OPEN_RESPONSES]
+
+
 def encode_frames(
     events: Sequence[ResponseStreamEvent | LoggedEvent], dialect: ApiDialect, *, obfuscate: bool = False
 ) -> bytes:
     """Return the frames of `events` as one chunk of the stream."""
     if obfuscate or dialect != "openai":
-        return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
+        shown = select_events(events, dialect)
+        return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in shown])
     if len(events) == 1 and (event := events[0]).type in FLAT_EVENTS and not isinstance(event, LoggedEvent):
         return b"%b%b\n\n" % (_frame_head(event.type), flat_event_to_json(event))  # nearly every batch: one token
     return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_data(event)) for event in events])
@@ -80,7 +91,7 @@ def events_to_json(events: Sequence[ResponseEvent], dialect: ApiDialect) -> byte
     """Return events as an array of JSON."""
     if dialect == "openai":
         return b"[%b]" % b",".join([_event_to_data(event) for event in events])
-    return orjson.dumps([_event_to_fields(event, dialect, obfuscate=False) for event in events])
+    return orjson.dumps([_event_to_fields(event, dialect, obfuscate=False) for event in select_events(events, dialect)])
 
 
 @functools.cache

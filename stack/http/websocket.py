@@ -35,7 +35,7 @@ from stack.http.admission import unauthorized_error
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
 from stack.http.request_record import WEBSOCKET, RequestRecord
-from stack.http.sse import ApiDialect, encode_message, read_dialect
+from stack.http.sse import ApiDialect, encode_message, read_dialect, select_events
 from stack.http.streams import SHUTTING_DOWN_MESSAGE
 from stack.serving.socket_connection import DRAIN_MESSAGE_TYPE
 
@@ -247,7 +247,7 @@ class _SocketHandler:
                     if not started:
                         started = True
                         record.observe(events[0])
-                    for event in events:
+                    for event in select_events(events, self._dialect):
                         await self._send(
                             encode_message(event, self._dialect, create_message.stream_id, obfuscate=obfuscate)
                         )

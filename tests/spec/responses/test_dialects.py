@@ -1,5 +1,7 @@
 """The two dialects of a stream: OpenAI's, and Open Responses'. They differ in names of events alone."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from tests.support.servers.serving import Served, scripted, serving
 
 SCRIPT = scripted([{"reasoning": ["th", "ink"]}, {"text": ["Hel", "lo"]}])
 HEADER = "x-responses-dialect"
+COMPACTS = [{"type": "compaction", "compact_threshold": 40}]
+SCHEMA = Path(__file__).with_name("openresponses-2026-04-24.json")
 
 
 async def events(served: Served, headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
@@ -64,3 +68,16 @@ async def test_the_sdk_reads_a_stream_in_either_dialect() -> None:
     async with serving(SCRIPT) as served:
         told = await stream(served, extra_headers={HEADER: "open-responses"})
     assert told[-1].response.output_text == "Hello"
+
+
+async def test_a_compaction_has_the_events_of_the_open_responses_schema_alone() -> None:
+    """E5: `response.compaction.compacting` is no event of its closed union, in no transport."""
+    turns = [[{"text": "A long answer. " * 20}], [{"text": "A summary."}], [{"text": "An answer."}]]
+    async with serving(scripted(*turns)) as served:
+        served.streams.check = False
+        first = await served.client.responses.create(model="scripted", input="one " * 20)
+        fields: dict[str, Any] = {"input": "two", "previous_response_id": first.id, "context_management": COMPACTS}
+        shown = check_frames(await wire(served, headers={HEADER: "open-responses"}, **fields))
+    assert "compaction" in [item["type"] for item in shown[-1]["response"]["output"]]
+    known = set(re.findall(r'"(response\.[a-z_.]+)"', SCHEMA.read_text()))
+    assert {event["type"] for event in shown} <= known
