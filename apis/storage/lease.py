@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from apis.errors import StoreUnavailable
+from apis.errors import StorageCorrupt, StoreUnavailable
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -30,8 +30,11 @@ class LeaseLost(Exception):
 
 
 def read_holder(entry: Entry) -> str:
-    """Return the name of the holder of the lease in `entry`, which may be empty."""
-    return entry.value.partition(b" ")[0].decode()
+    """Return the name of the holder of the lease in `entry`, which may be empty. Raises StorageCorrupt."""
+    try:
+        return entry.value.partition(b" ")[0].decode()
+    except UnicodeDecodeError as exc:
+        raise StorageCorrupt from exc
 
 
 class Lease:
@@ -48,6 +51,7 @@ class Lease:
         self._holder = holder.encode()
         self._value_prefix = b"%b %b " % (self._holder, secrets.token_hex(8).encode())
         self._write_number = 0
+        self._tried_at = 0.0  # when the newest write was tried for the first time
         self._stored_number = 0  # the newest write that is known to have happened
         self._version: int | None = None  # None while it is unknown
         self._expires_at = 0.0
@@ -72,7 +76,7 @@ class Lease:
             versions = await self._kv.write([put, *ops], durable=durable)
             if versions is None:
                 return None
-            self._set_version(versions[0], put)
+            self._set_version(versions[0], put, self._tried_at)
             return versions[1:]
 
     async def write(self, ops: Sequence[Op] = (), *, durable: bool = False) -> bool:
@@ -94,7 +98,7 @@ class Lease:
 
     def check(self) -> None:
         """Raise LeaseLost if the lease is lost as far as this object knows: after a failed renewal, or when the last
-        successful write is longer ago than the lease lives."""
+        successful write began longer ago than the lease lives."""
         if time.monotonic() > self._expires_at:
             raise LeaseLost
 
@@ -169,17 +173,18 @@ class Lease:
         while True:
             entry = await self._load_version()
             if entry is not None and isinstance(op, Put) and entry.value == op.value:
-                self._set_version(entry.version, op)
+                self._set_version(entry.version, op, self._tried_at)
                 return True
             if self._version == refused_version:
                 return False  # the lease is as it was, so a condition among `ops` did not hold
             refused_version, self._version = self._version, None
+            began_at = time.monotonic()
             versions = await self._kv.write(
                 [msgspec.structs.replace(op, expect=refused_version), *ops], durable=durable
             )
             if versions is not None:
                 if isinstance(op, Put):
-                    self._set_version(versions[0], op)
+                    self._set_version(versions[0], op, began_at)
                 return True
 
     async def _load_version(self) -> Entry | None:
@@ -187,27 +192,36 @@ class Lease:
         if self._version is not None:
             return None
         entry = await self._kv.get(self.key)
-        if entry is None or not entry.value.startswith(self._value_prefix):
+        number = None if entry is None else self._find_number(entry)
+        if entry is None or number is None:
             self._expires_at = 0.0
             raise LeaseLost
-        if self._read_number(entry.value) < self._stored_number:
+        if number < self._stored_number:
             _log.warning("the store has lost writes of the lease %s, so its holder gives it up", self.key)
             self._expires_at = 0.0
             raise LeaseLost
         self._version = entry.version
         return entry
 
-    def _read_number(self, value: bytes) -> int:
-        return int(value[len(self._value_prefix) :])
+    def _find_number(self, entry: Entry) -> int | None:
+        """Return the number of the write; None if the lease is of another holder or damaged."""
+        try:
+            value = entry.value
+            return int(value.removeprefix(self._value_prefix)) if value.startswith(self._value_prefix) else None
+        except (StorageCorrupt, ValueError):
+            return None
 
     def _next_put(self, ttl_s: float, expect: int | None = None) -> Put:
         self._write_number += 1
+        self._tried_at = time.monotonic()
         return Put(self.key, b"%b%d" % (self._value_prefix, self._write_number), ttl_s, expect)
 
-    def _set_version(self, version: int, put: Put) -> None:
+    def _set_version(self, version: int, put: Put, began_at: float) -> None:
+        """Take note of a write that has happened. `began_at` is a time before it: the store's clock started later, so
+        that the holder never believes in a lease that another may have by now."""
         self._version = version
-        self._stored_number = self._read_number(put.value)
-        self._expires_at = time.monotonic() + (put.ttl_s or self.lease_s)
+        self._stored_number = int(put.value.removeprefix(self._value_prefix))
+        self._expires_at = began_at + (put.ttl_s or self.lease_s)
 
 
 async def release_lease_of(kv: KVStore, key: str, holder: str) -> None:
