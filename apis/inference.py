@@ -52,6 +52,18 @@ LOCAL_HOST: Final = ModelHost()
 ALL_CONSTRAINTS: Final[frozenset[Constraint]] = frozenset({"json_schema", "grammar"})
 
 
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """The names of one model. Usage is counted by `name`, under which the model is listed; `names` are all that reach
+    it, with the one that was asked for. `shared` are ids that other models of other providers have, too: who closes or
+    limits such an id means this model as well. `is_listed` is None where only a listing of the models can tell."""
+
+    name: str
+    names: frozenset[str]
+    shared: frozenset[str] = frozenset()
+    is_listed: bool | None = None
+
+
 class CallAttempts:
     """Progress of one model call: `has_failed` after an attempt that is being repeated, `is_accepted` once a server has
     taken the request and generates. `on_accepted` is called then, if it is set."""
@@ -81,6 +93,11 @@ class Inference(Provider, ABC):
     async def models(self) -> Sequence[Model]:
         """Return the models that the provider's server lists now. Raises UpstreamError when the server does not
         respond."""
+
+    async def find_names(self, model: str) -> ModelNames:
+        """Return all names of the model that this name reaches, for permissions, limits and prices; by default a model
+        has one. Raises UpstreamError where the server that may have the model does not respond."""
+        return ModelNames(model, frozenset({model}))
 
     @abstractmethod
     def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:

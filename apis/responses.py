@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from apis.accounts.accounts import Caller
 from apis.accounts.charges import Charge
 from apis.batches.spare_capacity import SpareCapacity
 from apis.chat import Sampling
@@ -264,7 +265,13 @@ class Session(ABC):
 
     @abstractmethod
     def create(
-        self, request: CreateResponse, *, stream_id: str = "", generate: bool = True, charge: Charge | None = None
+        self,
+        request: CreateResponse,
+        *,
+        stream_id: str = "",
+        generate: bool = True,
+        charge: Charge | None = None,
+        caller: Caller | None = None,
     ) -> AsyncGenerator[Sequence[ResponseStreamEvent]]:
         """Create a response as `Responses.create` does, never in the background; several may run at a time. Without
         `generate` no model is called: the response holds its input for later responses to continue. Raises
@@ -299,9 +306,20 @@ class Responses(Provider, ABC):
         stream whose task is cancelled ends with `response.failed`, and its response is stored as `failed` with
         `server_error`; one that is closed early is stored like that, too, instead of as `cancelled`."""
 
+    def resolve_prompt(self, request: CreateResponse) -> CreateResponse:
+        """Return the request with the fields of the prompt that it refers to, for permissions and limits; `create`
+        takes the request as it was sent. Raises InvalidRequest for an unknown prompt and for wrong variables."""
+        return request
+
     @abstractmethod
     def create(
-        self, request: CreateResponse, *, tenant: str, response_id: str | None = None, charge: Charge | None = None
+        self,
+        request: CreateResponse,
+        *,
+        tenant: str,
+        response_id: str | None = None,
+        charge: Charge | None = None,
+        caller: Caller | None = None,
     ) -> AsyncGenerator[ResponseEventBatch]:
         """Create a response, under a new id or one from the caller (`apis.storage.keys.new_response_id`), and yield its
         events in batches that became ready together; the laws of the stream hold for all. Without `stream` in the
@@ -311,7 +329,9 @@ class Responses(Provider, ABC):
         the terminal `response.failed`, then as the StackError that caused it, so that no caller that drains the stream
         can mistake it for an answer. The terminal event of a stored response is in the store before it is yielded.
         Closing the generator early stops the generation and stores the output so far as `cancelled`. A stored response
-        ends the `charge` in the step that stores it; a background response takes the charge along.
+        ends the `charge` in the step that stores it; a background response takes the charge along. Raises
+        PermissionDenied if the `caller` may not use a tool or a model of the response as it is built, with the tools of
+        its prompt, its chain and its conversation.
 
         A `background` response continues without the generator. With `stream` the events are those of `follow` from the
         first one; without, it is `response.queued`. Raises RateLimited if too many responses wait.
@@ -368,12 +388,16 @@ class Responses(Provider, ABC):
         """Return one page of the request's own input items, newest first by default. Raises NotFound."""
 
     @abstractmethod
-    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> InputTokenCount:
+    async def count_input_tokens(
+        self, request: CreateResponse, *, tenant: str, caller: Caller | None = None
+    ) -> InputTokenCount:
         """Return the tokens of the prompt of this request, its history and tools included; an estimate where the
         model's server cannot count."""
 
     @abstractmethod
-    async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
+    async def compact(
+        self, request: CompactConversation, *, tenant: str, caller: Caller | None = None
+    ) -> CompactedConversation:
         """Have the model summarise a conversation. Nothing is stored: the output is the input of later requests. Raises
         as `create`; cancelling it stops the generation."""
 

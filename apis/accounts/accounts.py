@@ -10,14 +10,22 @@ from typing import Final
 from apis.accounts.administration import Administration
 from apis.accounts.charges import Meter
 from apis.accounts.directory import AccountDirectory
-from apis.accounts.limits import KEY_SUBJECT_PREFIX, ORGANIZATION, WHOLE_PROJECT, Limiter, RateLimit
-from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings
+from apis.accounts.limits import (
+    KEY_SUBJECT_PREFIX,
+    ORGANIZATION,
+    WHOLE_PROJECT,
+    Limiter,
+    RateLimit,
+    is_model_subject,
+)
+from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, find_hosted_tool
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
 from apis.accounts.sign_in import SignIn
 from apis.accounts.spend_alerts import SpendAlerts
 from apis.accounts.spending import SpendLimits
 from apis.accounts.usage import UsageLog
 from apis.errors import PermissionDenied
+from apis.inference import ModelNames
 from apis.provider import Provider
 
 MAX_KEY_AGE_S: Final = 1.0
@@ -41,12 +49,30 @@ class Caller:
     """The limits of the project by subject: WHOLE_PROJECT, `key:KEY_ID` or a model; and that of all projects."""
     settings: ProjectSettings = OPEN_SETTINGS
 
-    def find_limits(self, model: str | None) -> Mapping[str, RateLimit]:
-        """Return the limits that apply to a request for the model, by subject."""
+    def find_limits(self, model: ModelNames | None) -> Mapping[str, RateLimit]:
+        """Return the limits that apply to a request for the model, by subject: those under all of its names."""
         if not self.limits:
             return {}
-        subjects = (ORGANIZATION, WHOLE_PROJECT, f"{KEY_SUBJECT_PREFIX}{self.key_id}", model or "")
+        names = () if model is None else sorted(model.names | model.shared)
+        subjects = (
+            *(ORGANIZATION, WHOLE_PROJECT, f"{KEY_SUBJECT_PREFIX}{self.key_id}"),
+            *(name for name in names if is_model_subject(name)),
+        )
         return {subject: self.limits[subject] for subject in subjects if subject in self.limits}
+
+    @property
+    def is_restricted(self) -> bool:
+        """True if some models, tools or service tiers are closed to the key or to its project."""
+        return self.grant.models is not None or self.grant.tools is not None or not self.settings.are_open
+
+    @property
+    def needs_listed_models(self) -> bool:
+        """True if models are closed or limited one by one. A name that no list has could stand for any of them, so it
+        is not for this caller."""
+        settings = self.settings
+        return (settings.model_mode == "deny_list" and bool(settings.model_ids)) or any(
+            map(is_model_subject, self.limits)
+        )
 
     @property
     def is_administrator(self) -> bool:
@@ -66,21 +92,25 @@ class Caller:
                 f"This API key may not use {resource}: it needs the scope {names}.", code="missing_scope"
             )
 
-    def require_model(self, model: str | None) -> None:
+    def require_model(self, model: ModelNames | None) -> None:
         """Raise PermissionDenied if the key is bound to other models, or to models and the request names none."""
         models = self.grant.models
-        if models is None or model in models:
+        if models is None or (model is not None and not models.isdisjoint(model.names)):
             return
         named = ", ".join(sorted(models)[:10])
-        problem = "has to name its model" if model is None else f"may not use the model '{model[:256]}'"
+        problem = "has to name its model" if model is None else f"may not use the model '{model.name[:256]}'"
         raise PermissionDenied(
             f"A request with this API key {problem}: the key is for {named}.", param="model", code="model_not_allowed"
         )
 
-    def require_tool(self, tool_type: str, param: str) -> None:
-        """Raise PermissionDenied if the key is bound to other tools of the server."""
+    def require_tool(self, tool_type: str, param: str | None) -> None:
+        """Raise PermissionDenied if the key is bound to other tools of the server. A tool has the same rights in all
+        its spellings."""
         tools = self.grant.tools
         if tools is None or tool_type in tools or tool_type in CLIENT_TOOLS:
+            return
+        name = find_hosted_tool(tool_type)
+        if name is not None and name in map(find_hosted_tool, tools):
             return
         raise PermissionDenied(
             f"This API key may not use the tool '{tool_type[:64]}': it is for {', '.join(sorted(tools)[:10])}.",

@@ -36,7 +36,8 @@ class Amounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """An estimate of what a request will use. `is_background` says that it outlives its connection."""
+    """An estimate of what a request will use. `is_background` says that it outlives its connection; `model_aliases` are
+    the other names of `model`, of which one may have the price."""
 
     model: str = ""
     input_tokens: int = 0
@@ -44,6 +45,7 @@ class Demand(msgspec.Struct, frozen=True):
     tool_calls: int = 0
     is_background: bool = False
     is_batch: bool = False
+    model_aliases: tuple[str, ...] = ()
 
 
 class ReservedPart(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +59,8 @@ class ReservedPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChargeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A charge as it is stored. A background response takes it along to the worker that ends it."""
+    """A charge as it is stored. A background response takes it along to the worker that ends it. Its usage is that of
+    `model`, whichever name the request used; `priced_as` is the name that has the price, if that is another one."""
 
     id: str
     project_id: str
@@ -65,6 +68,8 @@ class ChargeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     parts: tuple[ReservedPart, ...] = ()
     is_background: bool = False
     is_batch: bool = False
+    model: str = ""
+    priced_as: str = ""
 
     @property
     def open_key(self) -> str:
@@ -124,7 +129,12 @@ UNKNOWN_USE: Final = Use("", _RELEASED, uses_reserved=True)
 def build_end(record: ChargeRecord, use: Use) -> ChargeEnd:
     """Return the end of a charge as of now."""
     subject = UsageSubject(
-        record.project_id, record.key_id, use.model, use.category, use.service_tier, is_batch=record.is_batch
+        record.project_id,
+        record.key_id,
+        record.model or use.model,
+        use.category,
+        use.service_tier,
+        is_batch=record.is_batch,
     )
     return ChargeEnd(record, int(time.time()), subject, use.counts, use.uses_reserved)
 
@@ -218,7 +228,8 @@ class Meter(ABC):
         each of `limits`, by subject. Where a limit is smaller than the demand, all of it is reserved. Without limits
         nothing is written.
 
-        Raises RateLimited or QuotaExceeded, with nothing counted, and StoreUnavailable.
+        Raises RateLimited or QuotaExceeded, with nothing counted; PermissionDenied for a model without a price under a
+        limit of money; and StoreUnavailable.
         """
 
     @abstractmethod

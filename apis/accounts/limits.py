@@ -56,6 +56,11 @@ LIMIT_FIELDS: Final[Mapping[str, str]] = {
 """The fields of RateLimit by their names in the API; money has objects of its own."""
 
 
+def is_model_subject(subject: str) -> bool:
+    """Return true if a limit of this subject is one of a model. No model is reached by the name of another subject."""
+    return subject not in (WHOLE_PROJECT, ORGANIZATION) and not subject.startswith(KEY_SUBJECT_PREFIX)
+
+
 def unbounded_value(field: str) -> int:
     """Return the number that stands for no bound of a field of RateLimit."""
     return NO_BYTES_LIMIT if field == "stored_bytes" else NO_LIMIT

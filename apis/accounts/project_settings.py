@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, get_args
 from pydantic import Field
 
 from apis.errors import PermissionDenied
+from apis.inference import ModelNames
 from apis.wire.base import Wire
 
 PermissionMode = Literal["allow_list", "deny_list"]
@@ -21,10 +22,14 @@ _MAX_MODELS: Final = 1000
 _TIER_NAMES: Final[Mapping[str, str]] = {"priority": "fast"}
 """Values of `service_tier` by the tier that they are another name of."""
 _STANDARD_TIERS: Final = frozenset({"auto", "default", "scale"})
-STORING_RESOURCES: Final = frozenset({"batches", "containers", "conversations", "files", "traces", "uploads"}) | {
-    "vector_stores"
+_HOSTED_TOOL_TYPES: Final[Mapping[str, HostedTool]] = {
+    **{name: name for name in HOSTED_TOOLS},
+    "browser_search": "web_search",
+    "web_search_2025_08_26": "web_search",
+    "web_search_preview": "web_search",
+    "web_search_preview_2025_03_11": "web_search",
 }
-"""Resources whose POST stores content."""
+"""The tool that each type of a declaration stands for, in all its spellings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +59,27 @@ class ProjectSettings:
         """True if no content of the project may be stored."""
         return self.retention_type == "zero_data_retention"
 
-    def require_model(self, model: str | None) -> None:
-        """Raise PermissionDenied if the project may not use the model, or has to name one."""
+    def require_model(self, model: ModelNames | None) -> None:
+        """Raise PermissionDenied if the project may not use the model under any of its names, or has to name one."""
         if not self.model_ids and self.model_mode == "deny_list":
             return
-        if model is None or (model in self.model_ids) != (self.model_mode == "allow_list"):
-            problem = "has to name its model" if model is None else f"may not use the model '{model[:256]}'"
+        if model is None:
+            is_allowed = False
+        elif self.model_mode == "allow_list":
+            is_allowed = not model.names.isdisjoint(self.model_ids)
+        else:
+            is_allowed = (model.names | model.shared).isdisjoint(self.model_ids)
+        if not is_allowed:
+            problem = "has to name its model" if model is None else f"may not use the model '{model.name[:256]}'"
             raise PermissionDenied(f"A request of this project {problem}.", param="model", code="model_not_allowed")
 
-    def require_tool(self, tool_type: str, environment: str | None, param: str) -> None:
+    def require_tool(self, tool_type: str, environment: str | None, param: str | None) -> None:
         """Raise PermissionDenied if the project is closed to the tool. A `shell` in a container runs code as the code
         interpreter does; `environment` is the type of that of the tool."""
-        for name in self.disabled_tools:
-            is_dated = name == "web_search" and tool_type.startswith(name)
-            runs_code = name == "code_interpreter" and tool_type == "shell" and environment not in (None, "local")
-            if tool_type == name or is_dated or runs_code:
-                raise PermissionDenied(
-                    f"This project may not use the tool '{tool_type[:64]}'.", param=param, code="tool_not_allowed"
-                )
+        if self.disabled_tools and find_hosted_tool(tool_type, environment) in self.disabled_tools:
+            raise PermissionDenied(
+                f"This project may not use the tool '{tool_type[:64]}'.", param=param, code="tool_not_allowed"
+            )
 
     def require_tier(self, tier: str | None) -> None:
         """Raise PermissionDenied if the project may not use the service tier."""
@@ -82,6 +90,14 @@ class ProjectSettings:
                 param="service_tier",
                 code="service_tier_not_allowed",
             )
+
+
+def find_hosted_tool(tool_type: str, environment: str | None = None) -> HostedTool | None:
+    """Return the hosted tool that a declaration of this type is, with the type of its environment where it has one;
+    None for a tool that runs where the client is. Code runs in a container by `shell` as by `code_interpreter`."""
+    if tool_type == "shell" and environment not in (None, "local"):
+        return "code_interpreter"
+    return _HOSTED_TOOL_TYPES.get(tool_type)
 
 
 OPEN_SETTINGS: Final = ProjectSettings()

@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from apis.accounts.charges import Demand
+from apis.accounts.charges import ChargeEnd, Demand
 from apis.accounts.limits import NANOS
 from apis.accounts.usage import UsageCounts
 
@@ -43,9 +43,19 @@ class Prices:
             + _to_nanos(price.output) * counts.output_tokens
         ) // _PRICED_TOKENS
 
+    def cost_of_end(self, end: ChargeEnd) -> int:
+        """Return the cost with which a charge ended."""
+        return self.cost_of(end.record.priced_as or end.subject.model, end.counts)
+
     def estimate(self, demand: Demand) -> int:
         """Return the cost of what a request may use, in NANOS of the currency."""
-        return self.cost_of(demand.model, UsageCounts(1, demand.input_tokens, 0, demand.output_tokens))
+        name = self.find_name(demand) or demand.model
+        return self.cost_of(name, UsageCounts(1, demand.input_tokens, 0, demand.output_tokens))
+
+    def find_name(self, demand: Demand) -> str | None:
+        """Return the name of the model that has a price; None if none of its names has one."""
+        names = (demand.model, *demand.model_aliases)
+        return next((name for name in names if name in self.by_model), None)
 
 
 def _to_nanos(price: float) -> int:

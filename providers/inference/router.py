@@ -14,7 +14,7 @@ from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, UpstreamError
-from apis.inference import LOCAL_HOST, Inference, Model, ModelHost
+from apis.inference import LOCAL_HOST, Inference, Model, ModelHost, ModelNames
 from apis.provider import Provider
 from apis.wire.base import Effort
 
@@ -53,6 +53,7 @@ class Router(Inference):
         self._providers = providers
         self._models_by_provider: dict[str, Sequence[Model]] = {}
         self._routes: dict[str, Route] = {}
+        self._names: dict[Route, ModelNames] = {}
         self._silent_providers: set[str] = set()
         self._refreshed_at = float("-inf")
         self._refresh_lock = asyncio.Lock()
@@ -63,6 +64,10 @@ class Router(Inference):
         await self._refresh_routes(0)
         if len(self._silent_providers) == len(self._providers):
             raise UpstreamError("No inference server answered.")
+        return list(self._public_models().values())
+
+    def _public_models(self) -> dict[str, Model]:
+        """Return the listed models and the aliases by their public ids."""
         models: dict[str, Model] = {}
         for name in self._providers:
             for model in self._models_by_provider.get(name, ()):
@@ -71,12 +76,37 @@ class Router(Inference):
         for alias, target in self._config.aliases.items():
             if target in models and alias not in models:
                 models[alias] = replace(models[target], id=alias)
-        return list(models.values())
+        return models
+
+    async def find_names(self, model: str) -> ModelNames:
+        """Return the ids, aliases and full names (`provider/model`) of the model, and the name that was asked for: the
+        default model has any."""
+        route = await self._find_route(model)
+        if route is None:
+            return ModelNames(model, frozenset({model}), is_listed=False)
+        listed = await self._find_listed(route)
+        if listed is None:  # it may be new at its provider
+            await self._refresh_routes(self._config.refresh_interval_s)
+            listed = await self._find_listed(route)
+        if listed is not None:
+            return listed if model in listed.names else replace(listed, names=listed.names | {model})
+        provider, own = route
+        full_name = f"{provider}/{own}"
+        is_listed = False if provider in self._models_by_provider else None
+        return ModelNames(full_name, frozenset({full_name, model}), is_listed=is_listed)
+
+    async def _find_listed(self, route: Route) -> ModelNames | None:
+        """Return the names of a model that its provider lists, under this id or another one that the provider knows."""
+        provider, own = route
+        if route in self._names:
+            return self._names[route]
+        own_ids = (await self._providers[provider].find_names(own)).names
+        return next((self._names[provider, each] for each in sorted(own_ids) if (provider, each) in self._names), None)
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
-        with _public_name(request.model):
+        with self._public_name(request.model):
             async with aclosing(provider.chat(forwarded)) as batches:
                 async for batch in batches:
                     yield batch
@@ -84,7 +114,7 @@ class Router(Inference):
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
-        with _public_name(request.model):
+        with self._public_name(request.model):
             async with aclosing(provider.complete(forwarded)) as batches:
                 async for batch in batches:
                     yield batch
@@ -92,7 +122,7 @@ class Router(Inference):
     async def count_tokens(self, request: ChatRequest) -> int:
         """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
-        with _public_name(request.model):
+        with self._public_name(request.model):
             return await provider.count_tokens(forwarded)
 
     async def used_effort(self, request: ChatRequest) -> Effort | None:
@@ -114,13 +144,13 @@ class Router(Inference):
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
-        with _public_name(request.model):
+        with self._public_name(request.model):
             return await provider.embed(forwarded, tenant=tenant)
 
     async def _route_request(self, request: _RoutedRequest) -> tuple[Inference, _RoutedRequest]:
         route = await self._find_route(request.model)
         if route is None:
-            raise ModelNotFound(request.model, self._routes)
+            raise ModelNotFound(request.model, self._public_models())
         name, model = route
         return self._providers[name], request.model_copy(update={"model": model})
 
@@ -162,6 +192,7 @@ class Router(Inference):
                 else:
                     self._models_by_provider[name] = listed
             self._routes = self._build_routes()
+            self._names = self._build_names(await self._find_own_names())
             self._refreshed_at = time.monotonic()
 
     def _build_routes(self) -> dict[str, Route]:
@@ -171,6 +202,42 @@ class Router(Inference):
             for model in self._models_by_provider.get(name, ()):
                 routes.setdefault(model.id, (name, own_ids.get(model.id, model.id)))
         return routes
+
+    async def _find_own_names(self) -> dict[Route, frozenset[str]]:
+        """Return the names that the providers themselves know of their models, where they were asked for a list."""
+        return {
+            (name, model.id): (await self._providers[name].find_names(model.id)).names
+            for name, models in self._models_by_provider.items()
+            if name not in self._config.models
+            for model in models
+        }
+
+    def _build_names(self, own_names: Mapping[Route, frozenset[str]]) -> dict[Route, ModelNames]:
+        """Return the names of all listed models: of each, those that lead to it and its provider's own names. Its ids
+        that lead to another model are `shared`."""
+        ids: dict[Route, set[str]] = {}
+        names: dict[Route, set[str]] = {}
+        for name in self._providers:
+            own_ids = self._config.models.get(name, {})
+            for model in self._models_by_provider.get(name, ()):
+                route = name, own_ids.get(model.id, model.id)
+                ids.setdefault(route, set()).update({model.id}, own_names.get(route, ()))
+        for route, of_route in ids.items():
+            full_names = {f"{route[0]}/{each}" for each in of_route}
+            names[route] = full_names | {each for each in of_route if self._lookup_route(each) in (route, None)}
+        for alias in self._config.aliases:
+            if (target := self._lookup_route(alias)) in names:
+                names[target].add(alias)
+        public = self._public_models()
+        return {
+            route: ModelNames(
+                next((each for each in public if each in names[route]), f"{route[0]}/{route[1]}"),
+                frozenset(names[route]),
+                frozenset(of_route - names[route]),
+                is_listed=True,
+            )
+            for route, of_route in ids.items()
+        }
 
     async def _list_models(self, name: str) -> Sequence[Model] | None:
         """Return the models of one provider; None when it does not respond."""
@@ -182,11 +249,10 @@ class Router(Inference):
         except (StackError, TimeoutError):
             return None
 
-
-@contextmanager
-def _public_name(model: str) -> Generator[None]:
-    """Let the error of a model that its provider does not have name the model as the request does."""
-    try:
-        yield
-    except ModelNotFound as exc:
-        raise ModelNotFound(model) from exc
+    @contextmanager
+    def _public_name(self, model: str) -> Generator[None]:
+        """Let the error of a model that its provider does not have name the models as requests do."""
+        try:
+            yield
+        except ModelNotFound as exc:
+            raise ModelNotFound(model, self._public_models()) from exc

@@ -11,13 +11,13 @@ from apis.chat import ChatRequest
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
-from apis.errors import ConfigError
+from apis.errors import ConfigError, StackError
 from apis.imports import import_from_string, install_command
-from apis.inference import Inference, Modality, Model, ModelHost
+from apis.inference import Inference, Modality, Model, ModelHost, ModelNames
 from apis.observation.background import UpstreamHealth
 from apis.wire.base import Effort
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
-from providers.inference.chat_completions.endpoint import ChatCompletions
+from providers.inference.chat_completions.endpoint import DEFAULT_TAG, LISTING_TIMEOUT_S, ChatCompletions
 from providers.inference.chat_completions.formatted_answers import chat_in_two_passes, needs_two_passes
 from providers.inference.chat_completions.health import HealthWatch
 from providers.inference.chat_completions.reasoning_tags import (
@@ -92,6 +92,17 @@ class VLLM(Inference):
         models = [replace(model, enforces=enforced, caches_prefixes=caches) for model in models]
         self._models_cache = (time.monotonic() + self._config.models_cache_s, models)
         return models
+
+    async def find_names(self, model: str) -> ModelNames:
+        """Return the model's id, and the one without its tag where that is Ollama's default tag."""
+        if self._models_cache is None:
+            with suppress(StackError, TimeoutError):
+                async with asyncio.timeout(LISTING_TIMEOUT_S):
+                    await self.models()
+        listed = {each.id for each in self._models_cache[1]} if self._models_cache is not None else frozenset[str]()
+        tagged = f"{model}{DEFAULT_TAG}"
+        name = tagged if model not in listed and tagged in listed else model
+        return ModelNames(name, frozenset({model, name, name.removesuffix(DEFAULT_TAG)}))
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from openai.types.responses import Response
 
+from apis.accounts.accounts import Caller
 from apis.documents.fetcher import Fetcher
 from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
@@ -126,10 +127,20 @@ class Loop(Responses):
             await asyncio.wait({self._sweeper})
         await self._streams.close()
 
+    def resolve_prompt(self, request: CreateResponse) -> CreateResponse:
+        with self._prompts.rendering(request) as rendered:
+            return rendered
+
     async def create(
-        self, request: CreateResponse, *, tenant: str, response_id: str | None = None, charge: Charge | None = None
+        self,
+        request: CreateResponse,
+        *,
+        tenant: str,
+        response_id: str | None = None,
+        charge: Charge | None = None,
+        caller: Caller | None = None,
     ) -> AsyncGenerator[ResponseEventBatch]:
-        pending = await self._prepare_new(request, tenant, self._preparer.new_ids(response_id))
+        pending = await self._prepare_new(request, tenant, self._preparer.new_ids(response_id), caller=caller)
         pending = pending.charged_to(charge)
         view = self._views.of_create(request)
         request = pending.request
@@ -223,14 +234,18 @@ class Loop(Responses):
         page = page_input_items(items, params)
         return page.model_copy(update={"data": await self._views.show_items(page.data, params.include or (), tenant)})
 
-    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> InputTokenCount:
+    async def count_input_tokens(
+        self, request: CreateResponse, *, tenant: str, caller: Caller | None = None
+    ) -> InputTokenCount:
         with self._prompts.rendering(request) as rendered:
-            pending = await self._preparer.prepare_unlocked(rendered, tenant)
+            pending = await self._preparer.prepare_unlocked(rendered, tenant, caller)
         return await self._preparer.token_counter.count(pending.agent_loop.chat)
 
-    async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
+    async def compact(
+        self, request: CompactConversation, *, tenant: str, caller: Caller | None = None
+    ) -> CompactedConversation:
         with self._prompts.rendering(CreateResponse(**dict(request))) as rendered:
-            pending = await self._preparer.prepare_unlocked(rendered, tenant)
+            pending = await self._preparer.prepare_unlocked(rendered, tenant, caller)
         chat, compactor = pending.agent_loop.chat, self._preparer.compactor
         return await self._streams.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import msgspec
 from openai.types.responses.response import InputTransformation
 
+from apis.accounts.accounts import Caller
 from apis.documents.reader import Reader
 from apis.inference import Inference
 from apis.responses import CreateResponse
 from apis.storage.kv_store import KVStore
+from providers.common.permissions import require_prepared
 from providers.responses.context.attachments import Attachments
 from providers.responses.context.chat_request import accept_request, apply_configuration_updates, build_chat
 from providers.responses.context.compaction import Compactor
@@ -49,7 +51,7 @@ class PrepareOptions:
 
 
 class _Origin(msgspec.Struct, frozen=True):
-    """Identity of the response that a request is prepared for, and the point at which it is resumed."""
+    """Identity of the response that a request is prepared for, its sender, and the point at which it is resumed."""
 
     tenant: str
     ids: ResponseIds
@@ -57,6 +59,7 @@ class _Origin(msgspec.Struct, frozen=True):
     history_source: HistorySource
     resume_point: ResumePoint | None = None
     lock: ConversationLock | None = None
+    caller: Caller | None = None
 
 
 class ResponsePreparer:
@@ -73,6 +76,7 @@ class ResponsePreparer:
     ) -> None:
         self._options = options
         self._kv = kv_store
+        self._inference = inference
         self._inferences = RequestInferences(inference, request_tools.model_catalog, options.summary_model)
         self._request_tools = request_tools
         self._conversations = conversations
@@ -99,6 +103,7 @@ class ResponsePreparer:
         history_source: HistorySource | None = None,
         resume_point: ResumePoint | None = None,
         created_at: int | None = None,
+        caller: Caller | None = None,
     ) -> PendingResponse:
         """Return the response, which holds the lock of its conversation, if it adds to one. Raises StackError for a
         request that cannot be served."""
@@ -109,24 +114,25 @@ class ResponsePreparer:
         created_at = int(time.time()) if created_at is None else created_at
         source = history_source or self._conversations.history
         try:
-            return await self._prepare(request, _Origin(tenant, ids, created_at, source, resume_point, lock))
+            return await self._prepare(request, _Origin(tenant, ids, created_at, source, resume_point, lock, caller))
         except BaseException:
             if lock is not None:
                 await lock.release()
             raise
 
-    async def prepare_unlocked(self, request: CreateResponse, tenant: str) -> PendingResponse:
+    async def prepare_unlocked(self, request: CreateResponse, tenant: str, caller: Caller | None) -> PendingResponse:
         """Return a response that will not run: to count its tokens, or to compact its conversation."""
         request = accept_request(request)
-        return await self._prepare(
-            request, _Origin(tenant, ResponseIds(), int(time.time()), self._conversations.history)
-        )
+        source = self._conversations.history
+        return await self._prepare(request, _Origin(tenant, ResponseIds(), int(time.time()), source, caller=caller))
 
     async def _prepare(self, request: CreateResponse, origin: _Origin) -> PendingResponse:
         tenant, resume_point = origin.tenant, origin.resume_point
         output_items = resume_point.input_items if resume_point is not None else ()
         output_results = resume_point.checkpoint.tool_results if resume_point is not None else {}
         request, conversation, transformations = await self._read_input(request, origin)
+        if origin.caller is not None:
+            await require_prepared(origin.caller, request, [*conversation.items, *output_items], self._inference)
         toolbox = await self._request_tools.build(
             request,
             [*conversation.items, *output_items],

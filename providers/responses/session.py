@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 from openai.types.responses import Response, ResponseCompletedEvent, ResponseIncompleteEvent
 
+from apis.accounts.accounts import Caller
 from apis.accounts.charges import Charge
 from apis.errors import InvalidRequest
 from apis.events import EventBatch
@@ -75,7 +76,13 @@ class LoopSession(Session):
         self._session_history = _SessionHistory(factory.history, factory.cache, tenant, f"{id(self)}/")
 
     async def create(
-        self, request: CreateResponse, *, stream_id: str = "", generate: bool = True, charge: Charge | None = None
+        self,
+        request: CreateResponse,
+        *,
+        stream_id: str = "",
+        generate: bool = True,
+        charge: Charge | None = None,
+        caller: Caller | None = None,
     ) -> AsyncGenerator[EventBatch]:
         previous_id = request.previous_response_id
         if previous_id is not None and request.store is not False and self._session_history.has_response(previous_id):
@@ -84,7 +91,9 @@ class LoopSession(Session):
                 "Send `store: false`, or all of the input."
             )
             raise InvalidRequest(message, param="store", code="invalid_value")
-        pending = await self._prepare(request, self._tenant, ResponseIds(), history_source=self._session_history)
+        pending = await self._prepare(
+            request, self._tenant, ResponseIds(), history_source=self._session_history, caller=caller
+        )
         pending = pending.charged_to(charge)
         is_input_only = not generate or request.is_prewarm
         stream = self._streams.stream_input_only if is_input_only else self._streams.stream

@@ -104,7 +104,7 @@ class _App(Starlette):
 @cache
 def _build_route(path: str, template: str, route: Route) -> StarletteRoute:
     """Return the route for Starlette. The apps of one process share it, because compiling its pattern is expensive."""
-    return StarletteRoute(path, Endpoint(route.handler, template), methods=[route.method])
+    return StarletteRoute(path, Endpoint(route, template), methods=[route.method])
 
 
 def _collect_routes(config: StackConfig) -> list[tuple[str, str, Route]]:

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from apis.accounts.accounts import NO_CALLER, Caller
 from apis.accounts.charges import Charge
-from apis.errors import Unsupported
+from apis.accounts.project_settings import HostedTool
+from apis.errors import PermissionDenied, Unsupported
 from apis.fair_share import Place
 from stack.build import Stack
 from stack.http.access.admission_queue import AdmissionQueue
@@ -143,6 +144,9 @@ class Route:
     A handler returns an ASGI response or raises a StackError. A route with `form` takes a file as
     `multipart/form-data`, in the field `file_field`; the model describes the other fields of the form, and BaseModel
     itself has none.
+
+    Every POST declares whether it `stores` content of its tenant, whichever fields it has: it is then closed to
+    projects that store nothing. `tool` is the hosted tool whose work the route does, without which it is closed.
     """
 
     method: str
@@ -152,22 +156,40 @@ class Route:
     query: type[BaseModel] | None = None
     form: type[BaseModel] | None = None
     file_field: str = "file"
+    stores: bool | None = None
+    tool: HostedTool | None = None
+
+    def __post_init__(self) -> None:
+        if self.method == "POST" and self.stores is None:
+            raise TypeError(f"POST {self.path} has to declare whether it stores content")
+
+    def require_access(self, caller: Caller) -> None:
+        """Raise PermissionDenied if the caller's project may not store what the route stores, or the caller may not use
+        the tool whose work it does."""
+        if self.stores and caller.settings.stores_nothing:
+            raise PermissionDenied(
+                f"This project stores nothing: {self.method} /v1{self.path} is closed to it.", code="zero_retention"
+            )
+        if self.tool is not None:
+            caller.require_tool(self.tool, None)
+            caller.settings.require_tool(self.tool, None, None)
 
 
 class Endpoint:
-    """ASGI app over one handler. Starlette puts three more layers around a plain function, and every token of a stream
-    would pass through them."""
+    """ASGI app over the handler of one route. Starlette puts three more layers around a plain function, and every token
+    of a stream would pass through them."""
 
-    def __init__(self, handler: Handler, path: str) -> None:
-        self._handler = handler
+    def __init__(self, route: Route, path: str) -> None:
+        self._route = route
         self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = get_context(scope)
         context.request_record.route = self._path
         services = get_services(scope)
+        self._route.require_access(context.caller)
         try:
-            response = await self._handler(Request(scope, receive, send), context, services)
+            response = await self._route.handler(Request(scope, receive, send), context, services)
         except ClientDisconnected:
             response = client_disconnected_response()
         if isinstance(response, EventStream):

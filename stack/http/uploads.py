@@ -1,6 +1,6 @@
 """Readers of a request: its bounded body, its query parameters, and the form of an uploaded file."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +14,7 @@ from starlette.requests import Request
 from apis.errors import InvalidRequest, PayloadTooLarge, PermissionDenied
 from apis.wire.field_rows import refused_fields
 from stack.http.access.admission_queue import AdmissionQueue
-from stack.http.access.metering import open_charge
-from stack.http.access.privileges import apply_settings, require_request
+from stack.http.access.metering import GrantedRequest, count_request, grant_request, open_charge
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import ModelT, find_header, read_request, to_invalid_request
 from stack.http.streams import run_while_connected
@@ -96,25 +95,38 @@ def _too_large_error(max_bytes: int, setting: str | None) -> PayloadTooLarge:
 async def read_model(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
     """Return the body as one of our models; no body is an empty object. Raises PayloadTooLarge, InvalidRequest, and
     PermissionDenied if the caller's key is bound to other models or tools."""
-    return await _parse_granted(http, await read_body(http, max_bytes) or b"{}", model)
+    return (await _parse_granted(http, await read_body(http, max_bytes) or b"{}", model)).sent
 
 
-async def read_granted(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
-    """Return the body, which is not empty, as a request for a model. Raises PayloadTooLarge, InvalidRequest, and
-    PermissionDenied if the caller's key is bound to other models or tools."""
-    return await _parse_granted(http, await read_body(http, max_bytes), model)
+async def read_counted(
+    http: Request,
+    max_bytes: int,
+    model: type[ModelT],
+    *,
+    complete: Callable[[ModelT], Awaitable[ModelT]] | None = None,
+    embeds: bool = False,
+) -> ModelT:
+    """Return the body as a request for which no model generates, after it was counted under the limits of its key;
+    with `embeds` also the tokens of its text. `complete` returns it with the fields that it may leave out. Raises what
+    `read_metered` raises."""
+    context, services = get_context(http.scope), get_services(http.scope)
+    body = await _read_body(http, context, services, max_bytes)
+    granted = await _parse_granted(http, body or b"{}", model, complete)
+    embedded_bytes = len(body) if embeds else 0
+    context.charge = await count_request(services.stack.accounts, context.caller, granted, embedded_bytes)
+    return granted.sent
 
 
 async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
     """Return the body as a request that a model will answer, after it was counted under the limits of its key and
-    admitted to the models. Raises RateLimited, Overloaded, and what `read_granted` raises."""
+    admitted to the models. Raises RateLimited, Overloaded, and what `read_model` raises."""
     context, services = get_context(http.scope), get_services(http.scope)
     body = await _read_body(http, context, services, max_bytes)
-    request = await _parse_granted(http, body, model)
+    granted = await _parse_granted(http, body, model)
     accounts, is_batch = services.stack.accounts, context.is_batch_line
-    context.charge = await open_charge(accounts, context.caller, request, len(body), is_batch=is_batch)
-    await _admit(http, context, services.admission, request)
-    return request
+    context.charge = await open_charge(accounts, context.caller, granted, len(body), is_batch=is_batch)
+    await _admit(http, context, services.admission, granted.sent)
+    return granted.sent
 
 
 async def _admit(http: Request, context: HttpContext, admission: AdmissionQueue, request: BaseModel) -> None:
@@ -128,13 +140,19 @@ async def _admit(http: Request, context: HttpContext, admission: AdmissionQueue,
     context.body_places.append(place)
 
 
-async def _parse_granted(http: Request, body: bytes, model: type[ModelT]) -> ModelT:
+async def _parse_granted(
+    http: Request,
+    body: bytes,
+    model: type[ModelT],
+    complete: Callable[[ModelT], Awaitable[ModelT]] | None = None,
+) -> GrantedRequest[ModelT]:
     request = await read_request(body, model)
+    if complete is not None:
+        request = await complete(request)
     caller = get_context(http.scope).caller
-    require_request(caller, request)
     if caller.settings.stores_nothing and find_header(http.scope["headers"], b"idempotency-key") is not None:
         raise PermissionDenied("This project stores nothing, also no answer under an Idempotency-Key.")
-    return apply_settings(caller, request)
+    return await grant_request(get_services(http.scope).stack, caller, request)
 
 
 def read_query(http: Request, model: type[ModelT]) -> ModelT:

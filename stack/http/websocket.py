@@ -29,8 +29,7 @@ from apis.errors import (
 from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
-from stack.http.access.metering import end_charge, open_charge
-from stack.http.access.privileges import apply_settings, require_request
+from stack.http.access.metering import GrantedRequest, end_charge, grant_request, open_charge
 from stack.http.admission import unauthorized_error
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
@@ -104,7 +103,7 @@ class _SocketHandler:
         self._tenant = context.tenant
         self._caller = context.caller
         self._authenticate_again = context.authenticate_again
-        self._open_charge = partial(open_charge, services.stack.accounts)
+        self._stack = services.stack
         self._shares = services.shares
         self._admission = services.admission
         self._add_salt = services.cache_salts.add_salt
@@ -231,15 +230,14 @@ class _SocketHandler:
         events: Sequence[ResponseStreamEvent] = ()
         charge: Charge | None = None
         try:
-            request, generate = await self._parse_granted(create_message)
-            charge = await self._open_charge(self._caller, request, create_message.size_bytes)
+            granted, generate = await self._parse_granted(create_message)
+            request = granted.sent
+            charge = await open_charge(self._stack.accounts, self._caller, granted, create_message.size_bytes)
             create_message.places.append(await self._admission.enter(self._tenant, request))
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
+            salted, stream_id = self._add_salt(request, self._tenant), create_message.stream_id
             created = self._session.create(
-                self._add_salt(request, self._tenant),
-                stream_id=create_message.stream_id,
-                generate=generate,
-                charge=charge,
+                salted, stream_id=stream_id, generate=generate, charge=charge, caller=self._caller
             )
             record.expect_response()
             async with aclosing(created) as batches:
@@ -248,9 +246,7 @@ class _SocketHandler:
                         started = True
                         record.observe(events[0])
                     for event in select_events(events, self._dialect):
-                        await self._send(
-                            encode_message(event, self._dialect, create_message.stream_id, obfuscate=obfuscate)
-                        )
+                        await self._send(encode_message(event, self._dialect, stream_id, obfuscate=obfuscate))
         except _ConnectionClosed:
             _log.info("a client left its WebSocket early")
         except Exception as exc:  # noqa: BLE001 - the stream's outer edge
@@ -275,10 +271,9 @@ class _SocketHandler:
             end_charge(charge, record)
             self._start_queued()
 
-    async def _parse_granted(self, create_message: _CreateMessage) -> tuple[CreateResponse, bool]:
+    async def _parse_granted(self, create_message: _CreateMessage) -> tuple[GrantedRequest[CreateResponse], bool]:
         request, generate = await _parse_create(create_message)
-        require_request(self._caller, request)
-        return apply_settings(self._caller, request), generate
+        return await grant_request(self._stack, self._caller, request), generate
 
     def _log_bug(self, exc: Exception) -> StackError:
         _log.error("a response on the WebSocket of request %s failed on a bug", self._request_id, exc_info=exc)

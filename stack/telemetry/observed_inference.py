@@ -13,7 +13,7 @@ from apis.chat import ChatRequest
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch, Finish, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
-from apis.inference import Inference, Model, ModelHost
+from apis.inference import Inference, Model, ModelHost, ModelNames
 from apis.live_batch import convert_batch
 from apis.observation.background import UpstreamHealth
 from apis.provider import ProviderMetrics
@@ -43,6 +43,9 @@ class ObservedInference(Inference):
 
     async def models(self) -> Sequence[Model]:
         return await self._inference.models()
+
+    async def find_names(self, model: str) -> ModelNames:
+        return await self._inference.find_names(model)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         return await self._inference.count_tokens(request)

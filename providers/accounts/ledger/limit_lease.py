@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from apis.accounts.charges import CHARGES_PREFIX, Amounts, ChargeRecord, Demand
+from apis.accounts.charges import CHARGES_PREFIX, Amounts, ChargeRecord, Demand, ReservedPart
 from apis.accounts.limits import RateLimit
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Entry
@@ -41,6 +41,7 @@ class ChargeRequest:
     limits: Mapping[str, RateLimit]
     demand: Demand
     amounts: Amounts
+    priced_as: str
     result: "asyncio.Future[Admission]"
 
     def reserve(self, subject: str, windows: Windows) -> UseCounter:
@@ -51,9 +52,16 @@ class ChargeRequest:
     def build_record(self, project_id: str, reserved: Mapping[str, UseCounter]) -> ChargeRecord:
         """Return the record of a new charge with these reservations by subject."""
         parts = tuple(counter.to_part(subject) for subject, counter in reserved.items())
-        return ChargeRecord(
-            new_id_key(), project_id, self.key_id, parts, self.demand.is_background, self.demand.is_batch
-        )
+        return new_record((project_id, self.key_id), self.demand, self.priced_as, parts)
+
+
+def new_record(
+    caller_ids: tuple[str, str], demand: Demand, priced_as: str, parts: tuple[ReservedPart, ...] = ()
+) -> ChargeRecord:
+    """Return the record of a new charge of a project and key."""
+    other_name = "" if priced_as == demand.model else priced_as
+    model, is_background = demand.model, demand.is_background
+    return ChargeRecord(new_id_key(), *caller_ids, parts, is_background, demand.is_batch, model, other_name)
 
 
 class LimitLease:

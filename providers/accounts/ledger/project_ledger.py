@@ -90,13 +90,15 @@ class ProjectLedger:
     def _is_running(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    async def reserve(self, key_id: str, limits: Mapping[str, RateLimit], demand: Demand) -> Admission:
+    async def reserve(
+        self, key_id: str, limits: Mapping[str, RateLimit], demand: Demand, *, priced_as: str
+    ) -> Admission:
         """Admit a request. Raises RateLimited, QuotaExceeded, StoreUnavailable and Overloaded."""
         amounts = Amounts(
             demand.input_tokens + demand.output_tokens, demand.tool_calls, self._planner.prices.estimate(demand)
         )
         result = asyncio.get_running_loop().create_future()
-        request = ChargeRequest(key_id, limits, demand, amounts, result)
+        request = ChargeRequest(key_id, limits, demand, amounts, priced_as, result)
         if not (self._is_writing or self._requests):
             admission = self._lease.admit(request)
             if admission is not None:

@@ -190,7 +190,7 @@ class RoundPlanner:
         if not parts:
             return {}
         counts = end.counts
-        cost = self.prices.cost_of(end.subject.model, counts)
+        cost = self.prices.cost_of_end(end)
         used = Amounts(counts.input_tokens + counts.output_tokens, sum(counts.tool_calls.values()), cost)
         return {
             part.subject: UseCounter.of_use(part, _larger(used, part.amounts) if end.uses_reserved else used)
@@ -206,7 +206,7 @@ class RoundPlanner:
             end.record.open_key, pending.open_version
         )
         if end.counts.requests:
-            cost = self.prices.cost_of(end.subject.model, end.counts)
+            cost = self.prices.cost_of_end(end)
             row = find_usage_row(end)
             counts = round_.usage.get(row, rows.usage[row])
             round_.usage[row] = counts.plus(msgspec.structs.replace(end.counts, cost=cost) if cost else end.counts)

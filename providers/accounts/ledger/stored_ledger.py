@@ -10,11 +10,11 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Final
 
-from apis.accounts.charges import CHARGES_PREFIX, Charge, ChargeEnd, ChargeRecord, Demand, Meter
+from apis.accounts.charges import CHARGES_PREFIX, Charge, ChargeEnd, Demand, Meter
 from apis.accounts.limits import RateLimit
-from apis.errors import StackError
-from apis.storage.keys import new_id_key
+from apis.errors import PermissionDenied, StackError
 from apis.storage.kv_store import Delete, Entry, KVStore
+from providers.accounts.ledger.limit_lease import new_record
 from providers.accounts.ledger.project_ledger import ProjectLedger, find_void_guards
 from providers.accounts.ledger.round_planner import PendingEnd, RoundPlanner
 from providers.accounts.prices import Prices
@@ -67,11 +67,20 @@ class StoredLedger(Meter):
                 await self._kv.write([Delete(self._guard_key)], durable=False)
 
     async def open_charge(self, caller_ids: tuple[str, str], limits: Mapping[str, RateLimit], demand: Demand) -> Charge:
-        project_id, key_id = caller_ids
+        priced_as = self._prices.find_name(demand)
         if not limits:
-            return Charge(self, ChargeRecord(new_id_key(), project_id, key_id, is_batch=demand.is_batch), {})
+            return Charge(self, new_record(caller_ids, demand, priced_as or ""), {})
+        if demand.model and priced_as is None and any(limit.month_cost is not None for limit in limits.values()):
+            raise PermissionDenied(
+                f"There is a limit of spending, and the model '{demand.model[:256]}' has no price: an administrator of "
+                "this server adds one to `accounts.prices`, 0 for a model that is free.",
+                param="model",
+                code="model_without_price",
+            )
         await self._ensure_heartbeat()
-        record, headers, version = await self._find_project(project_id).reserve(key_id, limits, demand)
+        project_id, key_id = caller_ids
+        project = self._find_project(project_id)
+        record, headers, version = await project.reserve(key_id, limits, demand, priced_as=priced_as or "")
         return Charge(self, record, headers, version)
 
     def count_end(self, end: ChargeEnd, open_version: int | None, *, may_be_stored: bool) -> None:

@@ -36,6 +36,8 @@ DRAIN_TIMEOUT_S: Final = 0.1
 LISTING_TIMEOUT_S: Final = 2.0
 """Seconds that a chat waits for the list of models, which it needs for an unknown model only."""
 LISTING_MAX_AGE_S: Final = 3.0
+DEFAULT_TAG: Final = ":latest"
+"""The tag that Ollama adds to the name of a model without one."""
 NO_HEADERS: Final[Mapping[str, str]] = {}
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 TOKENIZE_PATH: Final = "/tokenize"
@@ -228,7 +230,7 @@ class ChatCompletions:
             raise ModelNotFound(model, self._listed_models)
 
     def _is_listed(self, model: str) -> bool:
-        return model in self._listed_models or f"{model}:latest" in self._listed_models  # Ollama's default tag
+        return model in self._listed_models or f"{model}{DEFAULT_TAG}" in self._listed_models
 
     async def _find_context_tokens(self, model: str) -> int | None:
         """Return the model's context length as the server lists it; cached until a request fails."""

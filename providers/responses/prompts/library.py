@@ -5,6 +5,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from apis.accounts.accounts import Caller
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
 from providers.responses.context.conversation import HistorySource
@@ -68,6 +69,7 @@ class PromptLibrary:
             history_source: HistorySource | None = None,
             resume_point: ResumePoint | None = None,
             created_at: int | None = None,
+            caller: Caller | None = None,
         ) -> PendingResponse:
             with nullcontext(request) if request.prompt is None else self.rendering(request) as rendered:
                 return await prepare(
@@ -77,6 +79,7 @@ class PromptLibrary:
                     history_source=history_source,
                     resume_point=resume_point,
                     created_at=created_at,
+                    caller=caller,
                 )
 
         return prepare_rendered

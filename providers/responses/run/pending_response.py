@@ -8,6 +8,7 @@ import msgspec
 from openai.types.responses import Response, ResponseError
 from openai.types.responses.response import InputTransformation
 
+from apis.accounts.accounts import Caller
 from apis.accounts.charges import Charge, Use
 from apis.accounts.usage import count_response
 from apis.chat import ChatRequest
@@ -154,8 +155,8 @@ def use_of_response(response: Response) -> Use:
 
 
 class PrepareResponse(Protocol):
-    """Prepares a request, and raises every refusal of it. `resume_point` and `created_at` are those of a response that
-    another worker began."""
+    """Prepares a request, and raises every refusal of it: also of a model or tool that the `caller` may not use.
+    `resume_point` and `created_at` are those of a response that another worker began."""
 
     async def __call__(
         self,
@@ -166,6 +167,7 @@ class PrepareResponse(Protocol):
         history_source: HistorySource | None = None,
         resume_point: ResumePoint | None = None,
         created_at: int | None = None,
+        caller: Caller | None = None,
     ) -> PendingResponse: ...
 
 

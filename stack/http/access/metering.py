@@ -1,32 +1,92 @@
-"""Metering: what a request reserves under the limits of its key, and the usage with which it ends."""
+"""Metering: the check of a request, what it reserves under the limits of its key, and the usage with which it ends."""
 
-from functools import cache
-from typing import Final, cast
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar, cast
 
 from pydantic import BaseModel
 
 from apis.accounts.accounts import CLIENT_TOOLS, Accounts, Caller
 from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Use
-from apis.accounts.usage import count_one_request
+from apis.accounts.usage import UsageCounts, count_one_request
+from apis.completions.completion import CompletionRequest
+from apis.documents.embeddings import EmbeddingRequest
+from apis.inference import ModelNames
+from apis.responses import CreateResponse
+from providers.common.permissions import find_model, require_request
+from stack.build import Stack
+from stack.http.access.privileges import apply_settings
 from stack.http.request_record import RequestRecord
 
+RequestT = TypeVar("RequestT", bound=BaseModel)
 _BYTES_PER_TOKEN: Final = 4
 _DEFAULT_OUTPUT_TOKENS: Final = 1024
 """Tokens that are reserved for an output whose length the request does not bound."""
+_OUTPUT_BOUNDS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 _CLIENT_RUN_TOOLS: Final = CLIENT_TOOLS | {"local_shell", "apply_patch", "computer_use_preview", "computer"}
 
 
+@dataclass(frozen=True, slots=True)
+class GrantedRequest(Generic[RequestT]):
+    """A request that its caller may send. `resolved` is the request with the fields of its prompt, and `model` has the
+    names of its model: what permissions, limits and prices go by. `sent` goes on to its handler."""
+
+    sent: RequestT
+    resolved: BaseModel
+    model: ModelNames | None
+
+
+async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> GrantedRequest[RequestT]:
+    """Resolve a request and check it: the one place on the way of every request that names a model or tools. Raises
+    PermissionDenied, ModelNotFound, and InvalidRequest for a prompt that is not there."""
+    resolved: BaseModel = request
+    if isinstance(request, CreateResponse) and request.prompt is not None:
+        resolved = stack.responses.resolve_prompt(request)
+    name = getattr(resolved, "model", None)
+    needs_names = name and (caller.is_restricted or stack.accounts.meter() is not None)
+    model = await find_model(caller, name, stack.inference) if needs_names else None
+    require_request(caller, resolved, model)
+    return GrantedRequest(apply_settings(caller, request), resolved, model)
+
+
 async def open_charge(
-    accounts: Accounts, caller: Caller, request: BaseModel, body_bytes: int, *, is_batch: bool = False
+    accounts: Accounts, caller: Caller, granted: GrantedRequest[Any], body_bytes: int, *, is_batch: bool = False
 ) -> Charge | None:
     """Count the request and reserve what it may use under all limits that apply. Returns None where nothing is counted.
-    Raises RateLimited."""
+    Raises RateLimited, and PermissionDenied for a model without a price under a limit of money."""
+    output = _estimate_output(granted.resolved)
+    return await _open(accounts, caller, granted, (body_bytes // _BYTES_PER_TOKEN, output), is_batch=is_batch)
+
+
+async def count_request(
+    accounts: Accounts, caller: Caller, granted: GrantedRequest[Any], embedded_bytes: int = 0
+) -> Charge | None:
+    """Count a request for which no model generates, and the tokens of the text that is embedded for it. Raises as
+    `open_charge`."""
+    tokens = embedded_bytes // _BYTES_PER_TOKEN
+    charge = await _open(accounts, caller, granted, (tokens, 0), is_batch=False)
+    if charge is not None:
+        charge.end(Use("", UsageCounts(input_tokens=tokens)))
+    return charge
+
+
+async def _open(
+    accounts: Accounts, caller: Caller, granted: GrantedRequest[Any], tokens: tuple[int, int], *, is_batch: bool
+) -> Charge | None:
     meter = accounts.meter()
     if meter is None:
         return None
-    limits = caller.find_limits(getattr(request, "model", None))
-    demand = _estimate(request, body_bytes, is_batch=is_batch) if limits else Demand(is_batch=is_batch)
-    return await meter.open_charge((caller.tenant, caller.key_id), limits, demand)
+    request, model = granted.resolved, granted.model
+    tools = cast("list[object]", getattr(request, "tools", None) or [])
+    has_hosted_tools = any(getattr(tool, "type", "function") not in _CLIENT_RUN_TOOLS for tool in tools)
+    demand = Demand(
+        "" if model is None else model.name,
+        *tokens,
+        int(has_hosted_tools),
+        bool(getattr(request, "background", None)),
+        is_batch,
+        () if model is None else (*sorted(model.names - {model.name}), *sorted(model.shared)),
+    )
+    return await meter.open_charge((caller.tenant, caller.key_id), caller.find_limits(model), demand)
 
 
 def end_charge(charge: Charge | None, record: RequestRecord) -> None:
@@ -46,23 +106,10 @@ def end_charge(charge: Charge | None, record: RequestRecord) -> None:
         charge.end(UNKNOWN_USE)
 
 
-@cache
-def _output_bounds(request_type: type[BaseModel]) -> tuple[str, ...]:
-    names = ("max_output_tokens", "max_completion_tokens", "max_tokens")
-    return tuple(name for name in names if name in request_type.model_fields)
-
-
-def _estimate(request: BaseModel, body_bytes: int, *, is_batch: bool) -> Demand:
-    output = 0
-    for name in _output_bounds(type(request)):
-        output = getattr(request, name) or output or _DEFAULT_OUTPUT_TOKENS
-    tools = cast("list[object]", getattr(request, "tools", None) or [])
-    has_hosted_tools = any(getattr(tool, "type", "function") not in _CLIENT_RUN_TOOLS for tool in tools)
-    return Demand(
-        getattr(request, "model", None) or "",
-        body_bytes // _BYTES_PER_TOKEN,
-        output,
-        int(has_hosted_tools),
-        bool(getattr(request, "background", None)),
-        is_batch,
-    )
+def _estimate_output(request: BaseModel) -> int:
+    """Return the tokens that a model may generate for a request."""
+    if isinstance(request, EmbeddingRequest):
+        return 0
+    bounds = [bound for name in _OUTPUT_BOUNDS if (bound := getattr(request, name, None)) is not None]
+    count = request.completion_count if isinstance(request, CompletionRequest) else getattr(request, "n", None) or 1
+    return (bounds[0] if bounds else _DEFAULT_OUTPUT_TOKENS) * count

@@ -1,15 +1,16 @@
-"""Privileges: the scopes of a key that admit a request, by the first part of its path below /v1.
+"""Privileges: the scopes of a key that admit a request, by the first part of its path below /v1; and the settings of
+its project. What a request may ask of models and tools is in `providers/common/permissions.py`.
 
 The edge asks here before anything else sees the request: what has no row needs all rights of a project.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar, cast
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
 from apis.accounts.accounts import Caller
-from apis.accounts.project_settings import OPEN_SETTINGS, STORING_RESOURCES
+from apis.accounts.project_settings import OPEN_SETTINGS
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Scope
 from apis.errors import PermissionDenied
 
@@ -55,33 +56,11 @@ def require_privilege(caller: Caller, method: str, path: str) -> None:
         if resource in SERVER_RESOURCES or caller.grant.scopes >= PROJECT_SCOPES:
             return
         raise PermissionDenied("This API key may not use this path: its scopes are for others.", code="missing_scope")
-    if method == "POST" and caller.settings.stores_nothing and resource in STORING_RESOURCES:
-        raise PermissionDenied(f"This project stores nothing: /v1/{resource} is closed to it.", code="zero_retention")
     if not scopes.isdisjoint(caller.grant.scopes):
         return
     if scopes is not ADMIN_SCOPE and method in _READ_METHODS:
         scopes = scopes | _READ
     caller.require_any(scopes, f"{method} /v1/{resource}")
-
-
-def require_request(caller: Caller, request: BaseModel) -> None:
-    """Raise PermissionDenied if the caller's key or project is bound to other models or tools than the request names,
-    or the project to other service tiers."""
-    grant, settings = caller.grant, caller.settings
-    if grant.models is None and grant.tools is None and settings.are_open:
-        return
-    if grant.models is not None:
-        caller.require_model(getattr(request, "model", None))
-    if "model" in type(request).model_fields:
-        settings.require_model(getattr(request, "model", None))
-    if "service_tier" in type(request).model_fields:
-        settings.require_tier(getattr(request, "service_tier", None))
-    if grant.tools is not None or settings.disabled_tools:
-        _require_tools(caller, request, "")
-        for field in ("input", "items"):
-            items: object = getattr(request, field, None)
-            for index, item in enumerate(cast("list[object]", items) if isinstance(items, list) else ()):
-                _require_tools(caller, item, f"{field}[{index}].")
 
 
 def apply_settings(caller: Caller, request: RequestT) -> RequestT:
@@ -101,15 +80,3 @@ def apply_settings(caller: Caller, request: RequestT) -> RequestT:
         changes["store"] = False
     changes = {name: value for name, value in changes.items() if name in fields}
     return request.model_copy(update=changes) if changes else request
-
-
-def _require_tools(caller: Caller, owner: object, prefix: str) -> None:
-    """Check the tools of a request, or those that one of its items loads."""
-    tools: Sequence[object] = getattr(owner, "tools", None) or ()
-    for index, tool in enumerate(tools):
-        tool_type = getattr(tool, "type", None)
-        if isinstance(tool_type, str):
-            param = f"{prefix}tools[{index}]"
-            caller.require_tool(tool_type, param)
-            environment = getattr(tool, "environment", None)
-            caller.settings.require_tool(tool_type, getattr(environment, "type", None), param)

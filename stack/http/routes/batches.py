@@ -40,10 +40,10 @@ async def cancel_batch(http: Request, context: HttpContext, services: Services) 
 
 
 BATCH_ROUTES: Final = (
-    Route("POST", "/batches", create_batch, body=CreateBatch),
+    Route("POST", "/batches", create_batch, body=CreateBatch, stores=True),
     Route("GET", "/batches", list_batches, query=BatchListParams),
     Route("GET", "/batches/{batch_id}", get_batch),
-    Route("POST", "/batches/{batch_id}/cancel", cancel_batch),
+    Route("POST", "/batches/{batch_id}/cancel", cancel_batch, stores=False),
 )
 
 

@@ -89,11 +89,13 @@ async def refuse_stored_completion(_http: Request, _context: HttpContext, _servi
 
 
 _COMPLETION_PATH: Final = "/chat/completions/{completion_id}"
-CHAT_ROUTES: Final = (Route("POST", "/chat/completions", create_chat_completion, body=CreateChatCompletion),)
+CHAT_ROUTES: Final = (
+    Route("POST", "/chat/completions", create_chat_completion, body=CreateChatCompletion, stores=False),
+)
 STORED_COMPLETION_ROUTES: Final = (
     Route("GET", "/chat/completions", refuse_stored_completion),
     Route("GET", _COMPLETION_PATH, refuse_stored_completion),
-    Route("POST", _COMPLETION_PATH, refuse_stored_completion),
+    Route("POST", _COMPLETION_PATH, refuse_stored_completion, stores=False),
     Route("DELETE", _COMPLETION_PATH, refuse_stored_completion),
     Route("GET", f"{_COMPLETION_PATH}/messages", refuse_stored_completion),
 )

@@ -52,7 +52,7 @@ async def create_completion(http: Request, context: HttpContext, services: Servi
     return json_response(orjson.dumps(completion))
 
 
-COMPLETION_ROUTES: Final = (Route("POST", "/completions", create_completion, body=CreateCompletion),)
+COMPLETION_ROUTES: Final = (Route("POST", "/completions", create_completion, body=CreateCompletion, stores=False),)
 
 
 @dataclass(slots=True)

@@ -75,11 +75,19 @@ async def get_container_file_content(http: Request, context: HttpContext, servic
 
 
 CONTAINER_ROUTES: Final = (
-    Route("POST", "/containers", create_container, body=CreateContainer),
+    Route("POST", "/containers", create_container, body=CreateContainer, stores=True, tool="code_interpreter"),
     Route("GET", "/containers", list_containers, query=ContainerListParams),
     Route("GET", "/containers/{container_id}", get_container),
     Route("DELETE", "/containers/{container_id}", delete_container),
-    Route("POST", "/containers/{container_id}/files", add_container_file, body=CopyFile, form=BaseModel),
+    Route(
+        "POST",
+        "/containers/{container_id}/files",
+        add_container_file,
+        body=CopyFile,
+        form=BaseModel,
+        stores=True,
+        tool="code_interpreter",
+    ),
     Route("GET", "/containers/{container_id}/files", list_container_files, query=ContainerListParams),
     Route("GET", "/containers/{container_id}/files/{file_id}", get_container_file),
     Route("DELETE", "/containers/{container_id}/files/{file_id}", delete_container_file),

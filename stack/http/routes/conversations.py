@@ -71,11 +71,11 @@ async def delete_item(http: Request, context: HttpContext, services: Services) -
 _CONVERSATION_PATH: Final = "/conversations/{conversation_id}"
 
 CONVERSATION_ROUTES: Final = (
-    Route("POST", "/conversations", create_conversation, body=CreateConversation),
+    Route("POST", "/conversations", create_conversation, body=CreateConversation, stores=True),
     Route("GET", _CONVERSATION_PATH, get_conversation),
-    Route("POST", _CONVERSATION_PATH, update_conversation, body=UpdateConversation),
+    Route("POST", _CONVERSATION_PATH, update_conversation, body=UpdateConversation, stores=True),
     Route("DELETE", _CONVERSATION_PATH, delete_conversation),
-    Route("POST", f"{_CONVERSATION_PATH}/items", add_items, body=AddItems, query=ItemInclude),
+    Route("POST", f"{_CONVERSATION_PATH}/items", add_items, body=AddItems, query=ItemInclude, stores=True),
     Route("GET", f"{_CONVERSATION_PATH}/items", list_items, query=ItemListParams),
     Route("GET", f"{_CONVERSATION_PATH}/items/{{item_id}}", get_item, query=ItemInclude),
     Route("DELETE", f"{_CONVERSATION_PATH}/items/{{item_id}}", delete_item),

@@ -31,7 +31,7 @@ async def create_embeddings(http: Request, context: HttpContext, services: Servi
     return json_response(_embeddings_to_json(request, embeddings))
 
 
-EMBEDDING_ROUTES: Final = (Route("POST", "/embeddings", create_embeddings, body=EmbeddingRequest),)
+EMBEDDING_ROUTES: Final = (Route("POST", "/embeddings", create_embeddings, body=EmbeddingRequest, stores=False),)
 
 
 def _embeddings_to_json(request: EmbeddingRequest, embeddings: Embeddings) -> bytes:

@@ -56,7 +56,7 @@ async def get_file_content(http: Request, context: HttpContext, services: Servic
 
 
 FILE_ROUTES: Final = (
-    Route("POST", "/files", create_file, form=CreateFile),
+    Route("POST", "/files", create_file, form=CreateFile, stores=True),
     Route("GET", "/files", list_files, query=FileListParams),
     Route("GET", "/files/{file_id}", get_file),
     Route("DELETE", "/files/{file_id}", delete_file),

@@ -17,11 +17,14 @@ async def list_models(_http: Request, _context: HttpContext, services: Services)
 
 
 async def get_model(http: Request, _context: HttpContext, services: Services) -> Response:
-    model_id = http.path_params["model_id"]
-    models = {model.id: model for model in await services.stack.inference.models()}
-    if model_id not in models:
+    model_id, inference = http.path_params["model_id"], services.stack.inference
+    models = {model.id: model for model in await inference.models()}
+    model = models.get(model_id)
+    if model is None:  # a request may name it by another name than the list
+        model = models.get((await inference.find_names(model_id)).name)
+    if model is None:
         raise ModelNotFound(model_id, models)
-    return value_response(_model_to_fields(models[model_id]))
+    return value_response({**_model_to_fields(model), "id": model_id})
 
 
 MODEL_ROUTES: Final = (

@@ -19,7 +19,7 @@ from stack.http.context import HttpContext, Route, Services
 from stack.http.request_record import RequestRecord
 from stack.http.sse import ApiDialect, encode_frames, read_dialect, response_to_json
 from stack.http.streams import EventStream, run_while_connected
-from stack.http.uploads import read_granted, read_metered, read_query
+from stack.http.uploads import read_counted, read_metered, read_query
 
 
 class ResponseParams(ItemInclude):
@@ -48,6 +48,7 @@ async def create_response(http: Request, context: HttpContext, services: Service
         tenant=context.tenant,
         response_id=response_id,
         charge=context.charge,
+        caller=context.caller,
     )
     if request.stream:
         obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
@@ -57,10 +58,16 @@ async def create_response(http: Request, context: HttpContext, services: Service
 
 
 async def count_input_tokens(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_granted(http, services.max_body_bytes, CountInputTokens)
-    model = request.model if request.model or request.prompt else await _find_only_model(services)
-    fields: dict[str, Any] = {**dict(request), "model": model}
-    count = await services.stack.responses.count_input_tokens(CreateResponse(**fields), tenant=context.tenant)
+    async def name_model(request: CountInputTokens) -> CountInputTokens:
+        if request.model or request.prompt:
+            return request
+        return request.model_copy(update={"model": await _find_only_model(services)})
+
+    request = await read_counted(http, services.max_body_bytes, CountInputTokens, complete=name_model)
+    fields: dict[str, Any] = dict(request)
+    count = await services.stack.responses.count_input_tokens(
+        CreateResponse(**fields), tenant=context.tenant, caller=context.caller
+    )
     estimate = {"estimated": True} if count.is_estimate else {}  # the SDK's type allows further fields
     return value_response({"object": "response.input_tokens", "input_tokens": count.tokens, **estimate})
 
@@ -68,7 +75,7 @@ async def count_input_tokens(http: Request, context: HttpContext, services: Serv
 async def compact_conversation(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_metered(http, services.max_body_bytes, CompactConversation)
     salted = services.cache_salts.add_salt(request, context.tenant)
-    compaction = services.stack.responses.compact(salted, tenant=context.tenant)
+    compaction = services.stack.responses.compact(salted, tenant=context.tenant, caller=context.caller)
     compacted = await run_while_connected(http.scope, http.receive, compaction)
     usage = compacted.usage
     context.request_record.record_usage(
@@ -116,12 +123,12 @@ async def list_input_items(http: Request, context: HttpContext, services: Servic
 RESPONSE_PATH: Final = "/responses/{response_id}"
 
 RESPONSE_ROUTES: Final = (
-    Route("POST", "/responses", create_response, body=CreateResponse),
-    Route("POST", "/responses/input_tokens", count_input_tokens, body=CountInputTokens),
-    Route("POST", "/responses/compact", compact_conversation, body=CompactConversation),
+    Route("POST", "/responses", create_response, body=CreateResponse, stores=False),
+    Route("POST", "/responses/input_tokens", count_input_tokens, body=CountInputTokens, stores=False),
+    Route("POST", "/responses/compact", compact_conversation, body=CompactConversation, stores=False),
     Route("GET", RESPONSE_PATH, get_response, query=ResponseParams),
     Route("DELETE", RESPONSE_PATH, delete_response),
-    Route("POST", f"{RESPONSE_PATH}/cancel", cancel_response),
+    Route("POST", f"{RESPONSE_PATH}/cancel", cancel_response, stores=False),
     Route("GET", f"{RESPONSE_PATH}/input_items", list_input_items, query=InputItemListParams),
 )
 

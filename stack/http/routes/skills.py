@@ -89,13 +89,20 @@ async def delete_skill_version(http: Request, context: HttpContext, services: Se
 
 
 SKILL_ROUTES: Final = (
-    Route("POST", "/skills", create_skill, form=BaseModel, file_field="files"),
+    Route("POST", "/skills", create_skill, form=BaseModel, file_field="files", stores=True),
     Route("GET", "/skills", list_skills, query=SkillListParams),
     Route("GET", "/skills/{skill_id}", get_skill),
-    Route("POST", "/skills/{skill_id}", update_skill, body=UpdateSkill),
+    Route("POST", "/skills/{skill_id}", update_skill, body=UpdateSkill, stores=True),
     Route("DELETE", "/skills/{skill_id}", delete_skill),
     Route("GET", "/skills/{skill_id}/content", get_skill_content),
-    Route("POST", "/skills/{skill_id}/versions", create_skill_version, form=CreateSkillVersion, file_field="files"),
+    Route(
+        "POST",
+        "/skills/{skill_id}/versions",
+        create_skill_version,
+        form=CreateSkillVersion,
+        file_field="files",
+        stores=True,
+    ),
     Route("GET", "/skills/{skill_id}/versions", list_skill_versions, query=SkillListParams),
     Route("GET", "/skills/{skill_id}/versions/{version}", get_skill_version),
     Route("DELETE", "/skills/{skill_id}/versions/{version}", delete_skill_version),

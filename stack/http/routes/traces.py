@@ -43,7 +43,7 @@ def _get_traces(services: Services) -> Traces:
 
 
 TRACE_ROUTES: Final = (
-    Route("POST", "/traces/ingest", ingest_traces, body=IngestTraces),
+    Route("POST", "/traces/ingest", ingest_traces, body=IngestTraces, stores=True),
     Route("GET", "/traces", list_traces, query=TraceListParams),
     Route("GET", "/traces/{trace_id}", get_trace),
     Route("DELETE", "/traces/{trace_id}", delete_trace),

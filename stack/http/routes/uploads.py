@@ -35,10 +35,10 @@ async def cancel_upload(http: Request, context: HttpContext, services: Services)
 
 
 UPLOAD_ROUTES: Final = (
-    Route("POST", "/uploads", create_upload, body=CreateUpload),
-    Route("POST", "/uploads/{upload_id}/parts", add_upload_part, form=BaseModel, file_field="data"),
-    Route("POST", "/uploads/{upload_id}/complete", complete_upload, body=CompleteUpload),
-    Route("POST", "/uploads/{upload_id}/cancel", cancel_upload),
+    Route("POST", "/uploads", create_upload, body=CreateUpload, stores=True),
+    Route("POST", "/uploads/{upload_id}/parts", add_upload_part, form=BaseModel, file_field="data", stores=True),
+    Route("POST", "/uploads/{upload_id}/complete", complete_upload, body=CompleteUpload, stores=True),
+    Route("POST", "/uploads/{upload_id}/cancel", cancel_upload, stores=False),
 )
 
 

@@ -19,11 +19,11 @@ from apis.documents.vector_stores import (
 from stack.http.answers import deleted_response, model_response, page_response, single_page_response
 from stack.http.context import HttpContext, Route, Services, require_section
 from stack.http.streams import run_while_connected
-from stack.http.uploads import read_model, read_query
+from stack.http.uploads import read_counted, read_model, read_query
 
 
 async def create_store(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateVectorStore)
+    request = await read_counted(http, services.max_body_bytes, CreateVectorStore)
     store = await _require_vector_stores(services).create(request, tenant=context.tenant)
     context.created_id = store.id
     return model_response(store)
@@ -55,14 +55,14 @@ async def delete_store(http: Request, context: HttpContext, services: Services) 
 
 
 async def search_store(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, SearchStores)
+    request = await read_counted(http, services.max_body_bytes, SearchStores, embeds=True)
     search = _require_vector_stores(services).search([http.path_params["store_id"]], request, tenant=context.tenant)
     results = await run_while_connected(http.scope, http.receive, search)
     return single_page_response("vector_store.search_results.page", results, search_query=list(request.queries))
 
 
 async def add_store_file(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, AddFile)
+    request = await read_counted(http, services.max_body_bytes, AddFile)
     return model_response(
         await _require_vector_stores(services).add_file(http.path_params["store_id"], request, tenant=context.tenant)
     )
@@ -101,7 +101,7 @@ async def get_store_file_content(http: Request, context: HttpContext, services: 
 
 
 async def add_batch(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, AddFiles)
+    request = await read_counted(http, services.max_body_bytes, AddFiles)
     return model_response(
         await _require_vector_stores(services).add_files(http.path_params["store_id"], request, tenant=context.tenant)
     )
@@ -117,21 +117,21 @@ async def cancel_batch(http: Request, context: HttpContext, services: Services) 
 
 _STORE_PATH: Final = "/vector_stores/{store_id}"
 VECTOR_STORE_ROUTES: Final = (
-    Route("POST", "/vector_stores", create_store, body=CreateVectorStore),
+    Route("POST", "/vector_stores", create_store, body=CreateVectorStore, stores=True),
     Route("GET", "/vector_stores", list_stores, query=VectorStoreListParams),
     Route("GET", _STORE_PATH, get_store),
-    Route("POST", _STORE_PATH, update_store, body=UpdateVectorStore),
+    Route("POST", _STORE_PATH, update_store, body=UpdateVectorStore, stores=True),
     Route("DELETE", _STORE_PATH, delete_store),
-    Route("POST", f"{_STORE_PATH}/search", search_store, body=SearchStores),
-    Route("POST", f"{_STORE_PATH}/files", add_store_file, body=AddFile),
+    Route("POST", f"{_STORE_PATH}/search", search_store, body=SearchStores, stores=False, tool="file_search"),
+    Route("POST", f"{_STORE_PATH}/files", add_store_file, body=AddFile, stores=True),
     Route("GET", f"{_STORE_PATH}/files", list_store_files, query=VectorStoreFileListParams),
     Route("GET", f"{_STORE_PATH}/files/{{file_id}}", get_store_file),
-    Route("POST", f"{_STORE_PATH}/files/{{file_id}}", update_store_file, body=UpdateFile),
+    Route("POST", f"{_STORE_PATH}/files/{{file_id}}", update_store_file, body=UpdateFile, stores=True),
     Route("DELETE", f"{_STORE_PATH}/files/{{file_id}}", delete_store_file),
     Route("GET", f"{_STORE_PATH}/files/{{file_id}}/content", get_store_file_content),
-    Route("POST", f"{_STORE_PATH}/file_batches", add_batch, body=AddFiles),
+    Route("POST", f"{_STORE_PATH}/file_batches", add_batch, body=AddFiles, stores=True),
     Route("GET", f"{_STORE_PATH}/file_batches/{{batch_id}}", get_batch),
-    Route("POST", f"{_STORE_PATH}/file_batches/{{batch_id}}/cancel", cancel_batch),
+    Route("POST", f"{_STORE_PATH}/file_batches/{{batch_id}}/cancel", cancel_batch, stores=False),
     Route("GET", f"{_STORE_PATH}/file_batches/{{batch_id}}/files", list_store_files, query=VectorStoreFileListParams),
 )
 

@@ -163,6 +163,7 @@ async def test_a_project_with_zero_data_retention_stores_nothing() -> None:
             one.client.conversations.create(),
             one.client.files.create(file=("a.txt", b"a"), purpose="user_data"),
             one.client.vector_stores.create(name="v"),
+            one.client.post("/webhook_endpoints", cast_to=object, body={"url": "https://example.com"}),
         ):
             with pytest.raises(PermissionDeniedError, match="stores nothing"):
                 await call

@@ -92,9 +92,9 @@ async def revoke_admin_key(http: Request, _context: HttpContext, services: Servi
 KEY_ROUTES: Final = (
     Route("GET", _KEYS, list_keys, query=KeyPage),
     Route("GET", f"{_KEYS}/{{api_key_id}}", get_key),
-    Route("POST", f"{_KEYS}/{{api_key_id}}", update_key, body=UpdateKey),
+    Route("POST", f"{_KEYS}/{{api_key_id}}", update_key, body=UpdateKey, stores=False),
     Route("DELETE", f"{_KEYS}/{{api_key_id}}", revoke_key),
-    Route("POST", _ADMIN_KEYS, create_admin_key, body=CreateAdminKey),
+    Route("POST", _ADMIN_KEYS, create_admin_key, body=CreateAdminKey, stores=False),
     Route("GET", _ADMIN_KEYS, list_admin_keys, query=AdminKeyPage),
     Route("GET", f"{_ADMIN_KEYS}/{{key_id}}", get_admin_key),
     Route("DELETE", f"{_ADMIN_KEYS}/{{key_id}}", revoke_admin_key),

@@ -92,14 +92,14 @@ async def update_data_retention(http: Request, _context: HttpContext, services: 
 
 PERMISSION_ROUTES: Final = (
     Route("GET", _MODELS, get_model_permissions),
-    Route("POST", _MODELS, update_model_permissions, body=UpdateModelPermissions),
+    Route("POST", _MODELS, update_model_permissions, body=UpdateModelPermissions, stores=False),
     Route("DELETE", _MODELS, delete_model_permissions),
     Route("GET", _TOOLS, get_hosted_tool_permissions),
-    Route("POST", _TOOLS, update_hosted_tool_permissions, body=UpdateHostedToolPermissions),
+    Route("POST", _TOOLS, update_hosted_tool_permissions, body=UpdateHostedToolPermissions, stores=False),
     Route("GET", _TIERS, get_service_tier_settings),
-    Route("POST", _TIERS, update_service_tier_settings, body=UpdateServiceTierSettings),
+    Route("POST", _TIERS, update_service_tier_settings, body=UpdateServiceTierSettings, stores=False),
     Route("GET", _RETENTION, get_data_retention),
-    Route("POST", _RETENTION, update_data_retention, body=UpdateDataRetention),
+    Route("POST", _RETENTION, update_data_retention, body=UpdateDataRetention, stores=False),
 )
 
 

@@ -100,17 +100,17 @@ async def create_service_account_key(http: Request, _context: HttpContext, servi
 
 
 PROJECT_ROUTES: Final = (
-    Route("POST", "/organization/projects", create_project, body=CreateProject),
+    Route("POST", "/organization/projects", create_project, body=CreateProject, stores=False),
     Route("GET", "/organization/projects", list_projects, query=ProjectPage),
     Route("GET", _PROJECT, get_project),
-    Route("POST", _PROJECT, update_project, body=UpdateProject),
-    Route("POST", f"{_PROJECT}/archive", archive_project),
-    Route("POST", f"{_PROJECT}/service_accounts", create_service_account, body=CreateServiceAccount),
+    Route("POST", _PROJECT, update_project, body=UpdateProject, stores=False),
+    Route("POST", f"{_PROJECT}/archive", archive_project, stores=False),
+    Route("POST", f"{_PROJECT}/service_accounts", create_service_account, body=CreateServiceAccount, stores=False),
     Route("GET", f"{_PROJECT}/service_accounts", list_service_accounts, query=AccountPage),
     Route("GET", _ACCOUNT, get_service_account),
-    Route("POST", _ACCOUNT, update_service_account, body=UpdateServiceAccount),
+    Route("POST", _ACCOUNT, update_service_account, body=UpdateServiceAccount, stores=False),
     Route("DELETE", _ACCOUNT, delete_service_account),
-    Route("POST", f"{_ACCOUNT}/api_keys", create_service_account_key, body=CreateServiceAccountKey),
+    Route("POST", f"{_ACCOUNT}/api_keys", create_service_account_key, body=CreateServiceAccountKey, stores=False),
 )
 
 

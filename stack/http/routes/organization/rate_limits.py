@@ -52,7 +52,7 @@ async def update_rate_limit(http: Request, _context: HttpContext, services: Serv
 
 RATE_LIMIT_ROUTES: Final = (
     Route("GET", _LIMITS, list_rate_limits, query=RateLimitPage),
-    Route("POST", f"{_LIMITS}/{{rate_limit_id:path}}", update_rate_limit, body=UpdateRateLimit),
+    Route("POST", f"{_LIMITS}/{{rate_limit_id:path}}", update_rate_limit, body=UpdateRateLimit, stores=False),
 )
 
 

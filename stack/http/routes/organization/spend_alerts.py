@@ -49,10 +49,10 @@ async def delete_spend_alert(http: Request, _context: HttpContext, services: Ser
 
 
 SPEND_ALERT_ROUTES: Final = (
-    *(Route("POST", path, create_spend_alert, body=SaveSpendAlert) for path in _PATHS),
+    *(Route("POST", path, create_spend_alert, body=SaveSpendAlert, stores=False) for path in _PATHS),
     *(Route("GET", path, list_spend_alerts, query=SpendAlertPage) for path in _PATHS),
     *(Route("GET", f"{path}/{{alert_id}}", get_spend_alert) for path in _PATHS),
-    *(Route("POST", f"{path}/{{alert_id}}", update_spend_alert, body=SaveSpendAlert) for path in _PATHS),
+    *(Route("POST", f"{path}/{{alert_id}}", update_spend_alert, body=SaveSpendAlert, stores=False) for path in _PATHS),
     *(Route("DELETE", f"{path}/{{alert_id}}", delete_spend_alert) for path in _PATHS),
 )
 

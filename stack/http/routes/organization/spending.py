@@ -36,7 +36,7 @@ async def delete_spend_limit(http: Request, _context: HttpContext, services: Ser
 
 SPENDING_ROUTES: Final = (
     *(Route("GET", path, get_spend_limit) for path in _PATHS),
-    *(Route("POST", path, set_spend_limit, body=UpdateSpendLimit) for path in _PATHS),
+    *(Route("POST", path, set_spend_limit, body=UpdateSpendLimit, stores=False) for path in _PATHS),
     *(Route("DELETE", path, delete_spend_limit) for path in _PATHS),
 )
 

@@ -73,13 +73,13 @@ async def list_webhook_event_types(_http: Request, _context: HttpContext, servic
 
 
 WEBHOOK_ENDPOINT_ROUTES: Final = (
-    Route("POST", _ENDPOINTS, create_webhook_endpoint, body=CreateWebhookEndpoint),
+    Route("POST", _ENDPOINTS, create_webhook_endpoint, body=CreateWebhookEndpoint, stores=True),
     Route("GET", _ENDPOINTS, list_webhook_endpoints, query=WebhookEndpointPage),
     Route("GET", _ENDPOINT, get_webhook_endpoint),
-    Route("POST", _ENDPOINT, update_webhook_endpoint, body=UpdateWebhookEndpoint),
+    Route("POST", _ENDPOINT, update_webhook_endpoint, body=UpdateWebhookEndpoint, stores=True),
     Route("DELETE", _ENDPOINT, delete_webhook_endpoint),
-    Route("POST", f"{_ENDPOINT}/rotate_secret", rotate_webhook_secret, body=RotateWebhookSecret),
-    Route("POST", f"{_ENDPOINT}/test", send_test_event, body=SendTestEvent),
+    Route("POST", f"{_ENDPOINT}/rotate_secret", rotate_webhook_secret, body=RotateWebhookSecret, stores=False),
+    Route("POST", f"{_ENDPOINT}/test", send_test_event, body=SendTestEvent, stores=True),
     Route("GET", "/webhook_event_types", list_webhook_event_types),
 )
 
