@@ -166,8 +166,8 @@ def _block_to_text(block: Json) -> str:
         case {"type": "resource", "resource": {"blob": str(blob)} as resource}:
             return _describe("resource", resource.get("uri"), resource.get("mimeType"), _base64_size(blob))
         case _:
-            shown = {name: value for name, value in block.items() if name not in ("_meta", "annotations")}
-            return "" if shown in ({"type": "text"}, {"type": "text", "text": None}) else _to_json(_shorten(shown))
+            fields = {name: value for name, value in block.items() if name not in ("_meta", "annotations")}
+            return "" if fields in ({"type": "text"}, {"type": "text", "text": None}) else _to_json(_shorten(fields))
 
 
 def _shorten(value: Any) -> Any:
