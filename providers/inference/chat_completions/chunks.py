@@ -5,8 +5,8 @@ Correct for every stream and fast for the usual one, because this runs for every
 
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -14,7 +14,6 @@ from apis.chat import ChatRequest
 from apis.deltas import (
     Delta,
     Finish,
-    FinishReason,
     ReasoningDelta,
     RefusalDelta,
     TextDelta,
@@ -23,6 +22,7 @@ from apis.deltas import (
     Usage,
 )
 from apis.errors import StackError, UpstreamError
+from providers.inference.chat_completions.answer_body import AnswerBody, JsonReader
 from providers.inference.chat_completions.answer_limits import (
     BYTES_PER_TOKEN,
     LOGPROB_BYTES,
@@ -30,6 +30,13 @@ from providers.inference.chat_completions.answer_limits import (
     tokens_with_slack,
 )
 from providers.inference.chat_completions.chunk_reader import ChunkReader
+from providers.inference.chat_completions.deviations import (
+    EndReason,
+    has_unread_fields,
+    normalize_chunk,
+    read_error,
+    read_finish_reason,
+)
 from providers.inference.chat_completions.errors import failure_to_error
 from providers.inference.chat_completions.streamed_calls import StreamedCalls
 from providers.inference.chat_completions.text_repair import SurrogateJoiner, repair_surrogates
@@ -39,34 +46,26 @@ from providers.inference.http.event_stream import EventReader
 DONE_PAYLOAD: Final = b"[DONE]"
 MIN_LOGPROB: Final = -9999.0
 DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-FINISH_REASONS: Final[dict[str, FinishReason]] = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    "content_filter": "content_filter",
-}
+_CAUTION: Final[Sequence[EndReason]] = ("tool_calls", "stop", "length", "content_filter", "error")
+"""Finish reasons by what they take from an answer. Of two for one end, the later in this order counts."""
+_MAX_UNREAD: Final = 64
+"""Chunks in which nothing was read that are kept until something is read."""
 
 ProseKind = Literal["text", "reasoning", "refusal"]
 
 
-class _FunctionDelta(msgspec.Struct, gc=False):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _CallDelta(msgspec.Struct, gc=False):
-    index: int | None = 0
-    id: str | None = None
-    function: _FunctionDelta | None = None
-
-
 class _Delta(msgspec.Struct, gc=False):
+    """A delta. `thinking` to `text` are other places of the answer: where one is set, the chunk is normalized."""
+
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: list[_CallDelta] | None = None
+    tool_calls: list[Any] | None = None
+    thinking: Any = None
+    reasoning_details: Any = None
+    function_call: Any = None
+    text: Any = None
 
 
 class _TopLogprob(msgspec.Struct, gc=False):
@@ -83,40 +82,67 @@ class _Logprobs(msgspec.Struct, gc=False):
     content: list[_TokenLogprob] | None = None
 
 
-class _Choice(msgspec.Struct, gc=False):
+class _ChoiceHead(msgspec.Struct, gc=False):
+    """A choice. `is_message` is None before the chunk is normalized; true says that the delta was read from a message
+    in its place."""
+
     delta: _Delta | None = None
     finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
+    message: Any = None
     index: int = 0
+    is_message: bool | None = None
 
 
-class _Chunk(msgspec.Struct, gc=False):
-    choices: list[_Choice] | None = None
+class _Choice(_ChoiceHead, gc=False):
+    """A choice whose log probabilities are skipped, because the request does not ask for them."""
+
+    logprobs: ClassVar[None] = None
+
+
+class _LogprobChoice(_ChoiceHead, gc=False):
+    logprobs: _Logprobs | None = None
+
+
+_AnyChoice = TypeVar("_AnyChoice", _Choice, _LogprobChoice)
+
+
+class _Chunk(msgspec.Struct, Generic[_AnyChoice], gc=False):
+    choices: list[_AnyChoice] | None = None
     usage: Any = None
     error: Any = None
-    object: str | None = None
-    message: Any = None
-    code: Any = None
 
 
-_decode = msgspec.json.Decoder(_Chunk).decode
+_AnyChunk = _Chunk[_Choice] | _Chunk[_LogprobChoice]
+_decode = msgspec.json.Decoder(_Chunk[_Choice]).decode
+_decode_with_logprobs = msgspec.json.Decoder(_Chunk[_LogprobChoice]).decode
 
 
 class ChatChunkReader(ChunkReader):
     """Reader of chat completions. An answer that goes on after its `max_completion_tokens` ends here with a Finish, and
-    `was_cut` is true."""
+    `was_cut` is true.
+
+    A finish reason does not end the answer: `[DONE]` or the end of the body does. Where more of the answer follows the
+    last finish reason, only `[DONE]` is an end, because such a body may have been cut.
+    """
 
     __slots__ = (
+        "_body",
         "_calls",
+        "_decode",
         "_deltas",
-        "_event_reader",
+        "_finish_is_early",
         "_finish_reason",
+        "_has_reasoning",
+        "_has_text",
         "_logprobs",
         "_max_deltas",
+        "_message_texts",
+        "_names_calls",
         "_on_fast_path",
         "_prose_kind",
         "_request",
         "_surrogate_joiner",
+        "_unread",
         "_usage",
     )
 
@@ -125,12 +151,18 @@ class ChatChunkReader(ChunkReader):
         limit = request.max_completion_tokens
         self._max_deltas = sys.maxsize if limit is None else tokens_with_slack(limit)
         self._request = request
-        self._event_reader = EventReader()
-        self._finish_reason: str | None = None
+        self._decode: Callable[[bytes], _AnyChunk] = _decode_with_logprobs if request.logprobs else _decode
+        self._body: AnswerBody | EventReader | JsonReader = AnswerBody()
+        self._finish_reason: EndReason | None = None
+        self._finish_is_early = False
+        self._names_calls = False
         self._usage: Any = None
         self._deltas: list[Delta] = []
         self._logprobs: list[TokenLogprob] = []
         self._prose_kind: ProseKind | None = None
+        self._has_text = self._has_reasoning = False
+        self._message_texts: dict[str, str] | None = None
+        self._unread: list[bytes] = []
         self._surrogate_joiner = SurrogateJoiner()
         self._calls: StreamedCalls | None = None  # most answers have none
         self._on_fast_path = True
@@ -142,7 +174,9 @@ class ChatChunkReader(ChunkReader):
         if self.is_finished or self.failure is not None:
             return out
         try:
-            self._handle_payloads(self._event_reader.feed(data))
+            self._handle_payloads(self._body.feed(data))
+            if type(self._body) is not EventReader:
+                self._follow_body()
             self.delta_count += len(out)
             if self.delta_count > self._max_deltas and self.answer_bytes > self._max_deltas * BYTES_PER_TOKEN:
                 self._cut(out)
@@ -151,36 +185,47 @@ class ChatChunkReader(ChunkReader):
         return out
 
     def end(self) -> list[Delta]:
-        """Return the last deltas after the body ended cleanly. Sets `failure` if no finish reason was received."""
+        """Return the last deltas after the body ended cleanly. Sets `failure` if the answer has no end."""
         out = self._deltas = list[Delta]()
         if not self.is_finished and self.failure is None:
             try:
-                self._finish()
+                if isinstance(self._body, JsonReader):
+                    self._handle_payloads(self._body.end())
+                if not self.is_finished:
+                    self._finish(is_ended=False)
             except StackError as exc:
                 self.failure = exc
+        self.delta_count += len(out)
         return out
 
-    def _handle_payloads(self, payloads: list[bytes]) -> None:
+    def _follow_body(self) -> None:
+        """Let the reader of the body's form take over. A JSON text that grows is a sign of generation."""
+        if isinstance(self._body, AnswerBody) and self._body.reader is not None:
+            self._body = self._body.reader
+        if isinstance(self._body, JsonReader):
+            self.saw_activity = True
+
+    def _handle_payloads(self, payloads: Sequence[bytes]) -> None:
         deltas, size_bytes = self._deltas, 0
+        decode = self._decode
         if self.keeps_head and payloads:
             self.keeps_head, self.first_payload = False, payloads[0]
         for payload in payloads:
             try:
-                chunk = _decode(payload)
+                chunk = decode(payload)
             except DECODE_ERRORS:
-                if payload.strip() == DONE_PAYLOAD:
-                    self._finish()
+                if payload.strip(b' \t\r\n"').upper() == DONE_PAYLOAD:
+                    self._finish(is_ended=True)
                     break
-                chunk = _decode_leniently(payload)
-                self._on_fast_path = False
+                chunk = self._normalize(payload)
             choices = chunk.choices
-            if chunk.error is not None or not choices:
-                self._handle_chunk_without_choices(chunk)
+            if not choices or chunk.error:
+                self._handle_chunk_without_choices(chunk, payload)
                 continue
             if chunk.usage is not None:
                 self._usage = chunk.usage
             for choice in choices:
-                if choice.index or self._finish_reason is not None:
+                if choice.index:
                     continue
                 delta = choice.delta
                 if (
@@ -192,25 +237,93 @@ class ChatChunkReader(ChunkReader):
                     and delta.reasoning is None
                     and delta.reasoning_content is None
                     and delta.refusal is None
+                    and delta.thinking is None
+                    and delta.reasoning_details is None
+                    and self._finish_reason is None
                 ):
                     deltas.append(TextDelta(content))
                     size_bytes += len(content) if content.isascii() else text_bytes(content)
-                elif delta is not None:
-                    self._handle_delta(delta, choice.logprobs)
-                if choice.finish_reason is not None:
-                    self._finish_reason = choice.finish_reason
-        self.answer_bytes += size_bytes
+                    if choice.finish_reason is not None:
+                        self._set_finish_reason(choice.finish_reason)
+                else:
+                    self._has_text = self._has_text or size_bytes > 0
+                    self._handle_choice(choice, payload)
+        if size_bytes:
+            self._has_text = True
+            self.answer_bytes += size_bytes
 
-    def _handle_chunk_without_choices(self, chunk: _Chunk) -> None:
+    def _normalize(self, payload: bytes) -> _AnyChunk:
+        """Return a chunk that has another form than the usual one. Raises UpstreamError for what is no chunk."""
+        self._on_fast_path = False
+        is_whole = isinstance(self._body, JsonReader) and self._body.is_whole
+        try:
+            value = _load_json(payload)
+            fields = normalize_chunk(value, is_whole=is_whole)
+            if not fields["choices"] and fields["error"] is None and is_whole:
+                fields["error"] = read_error(value, is_body=True)
+            return msgspec.convert(fields, _Chunk[_LogprobChoice] if self._request.logprobs else _Chunk[_Choice])
+        except (ValueError, RecursionError) as exc:
+            raise UpstreamError("The inference server sent a chunk that is not valid.") from exc
+
+    def _handle_chunk_without_choices(self, chunk: _AnyChunk, payload: bytes) -> None:
+        if chunk.usage is not None and not chunk.error:
+            self._usage = chunk.usage
+            return
+        chunk = self._normalize(payload)
         if chunk.error is not None:
-            raise failure_to_error(chunk.error, self._request.model)
-        if chunk.object == "error":
-            raise failure_to_error({"message": chunk.message, "code": chunk.code}, self._request.model)
+            is_whole = isinstance(self._body, JsonReader) and self._body.is_whole
+            raise failure_to_error(chunk.error, self._request.model, is_whole_answer=is_whole)
+        self._keep_unread(payload)
         if chunk.usage is not None:
             self._usage = chunk.usage
+        for choice in chunk.choices or ():
+            if not choice.index:
+                self._handle_choice(choice, payload)
+
+    def _handle_choice(self, choice: _Choice | _LogprobChoice, payload: bytes) -> None:
+        """Read a choice that may hold anything."""
+        if choice.is_message is None and _is_odd(choice):
+            choice = next((other for other in self._normalize(payload).choices or () if not other.index), choice)
+        delta = choice.delta
+        if delta is not None and choice.is_message:
+            self._drop_repetitions(delta, is_last=choice.finish_reason is not None)
+        if delta is None or not _holds_something(delta):
+            self._keep_unread(payload)
+        elif self._finish_reason is not None:
+            self._finish_is_early = True
+        if delta is not None:
+            self._handle_delta(delta, choice.logprobs)
+        if choice.finish_reason is not None:
+            self._set_finish_reason(choice.finish_reason)
+
+    def _keep_unread(self, payload: bytes) -> None:
+        """Keep a chunk in which nothing was read, as long as nothing has been read at all."""
+        if not self.answer_bytes and len(self._unread) < _MAX_UNREAD:
+            self._unread.append(payload)
+
+    def _drop_repetitions(self, delta: _Delta, *, is_last: bool) -> None:
+        """Drop from a message what has been read before: the deltas that it sums up, or the earlier messages that it
+        begins with."""
+        if self._message_texts is None:
+            if self._has_text or self._has_reasoning or self._calls:
+                delta.content = None if self._has_text else delta.content
+                delta.reasoning = None if self._has_reasoning else delta.reasoning
+                delta.tool_calls = None if self._calls else delta.tool_calls
+                return
+            self._message_texts = {"content": "", "reasoning": ""}
+        for name, text in (("content", delta.content), ("reasoning", delta.reasoning)):
+            former = self._message_texts[name]
+            if not text:
+                continue
+            if former and text.startswith(former) and (is_last or text != former):
+                setattr(delta, name, text[len(former) :])
+                self._message_texts[name] = text
+            else:
+                self._message_texts[name] = former + text
 
     def _handle_delta(self, delta: _Delta, logprobs: _Logprobs | None) -> None:
         if thought := delta.reasoning or delta.reasoning_content:
+            self._has_reasoning = True
             self._add_prose("reasoning", thought)
         if delta.content is not None:
             if logprobs is not None and logprobs.content:
@@ -220,11 +333,13 @@ class ChatChunkReader(ChunkReader):
                     1 + len(token.top_logprobs or ()) for token in logprobs.content
                 )
             if delta.content:
+                self._has_text = True
                 self._add_prose("text", delta.content)
         if delta.refusal:
+            self._has_text = True
             self._add_prose("refusal", delta.refusal)
-        for call in delta.tool_calls or ():
-            self._add_call(call)
+        if delta.tool_calls:
+            self._add_calls(delta.tool_calls)
 
     # --- text, reasoning, refusal ------------------------------------------------------------------------------------
 
@@ -260,33 +375,58 @@ class ChatChunkReader(ChunkReader):
 
     # --- calls and the end -------------------------------------------------------------------------------------------
 
-    def _add_call(self, call: _CallDelta) -> None:
+    def _add_calls(self, entries: Sequence[Any]) -> None:
         self._end_prose()
-        function = call.function or _FunctionDelta()
         if self._calls is None:
             self._calls = StreamedCalls(self._request)
         calls = self._calls
         size_bytes = calls.size_bytes
-        self._deltas += calls.add_delta(call.index or 0, call.id or "", function.name or "", function.arguments or "")
+        self._deltas += calls.add_entries(entries)
         grown_bytes = calls.size_bytes - size_bytes
+        self.delta_count += bool(grown_bytes and not self._deltas)  # what is delayed counts, too
         if grown_bytes:  # a delta that adds nothing to a call is no sign of generation
             self.saw_activity = True
             self.answer_bytes += grown_bytes
 
-    def _finish(self) -> None:
-        if self._finish_reason is None:
-            raise UpstreamError("The inference server's stream ended before the answer did.")
-        reason = FINISH_REASONS.get(self._finish_reason)
+    def _set_finish_reason(self, said: str) -> None:
+        reason = read_finish_reason(said)
         if reason is None:
+            return
+        self._names_calls = self._names_calls or reason == "tool_calls"
+        former = self._finish_reason
+        is_replaced = former is None or (self._finish_is_early and former != "error")
+        if is_replaced or _CAUTION.index(reason) > _CAUTION.index(former or reason):
+            self._finish_reason = reason
+        self._finish_is_early = False
+
+    def _finish(self, *, is_ended: bool) -> None:
+        """End the answer, which `is_ended` by the server's own word. Raises UpstreamError for one without an end, and
+        for one in which nothing could be read."""
+        reason = self._finish_reason
+        if reason is None or (self._finish_is_early and not is_ended):
+            if reason is None and not self._unread and not self.answer_bytes:
+                raise UpstreamError("The inference server sent neither chunks of an answer nor a whole one.")
+            raise UpstreamError("The inference server's stream ended before the answer did.")
+        if reason == "error":
             raise UpstreamError("The inference server broke the generation off.")
         self._end_prose()
         if self._calls is not None:
-            self._deltas += self._calls.finish()
+            self._deltas += self._calls.finish(is_cut=reason in ("length", "content_filter"))
+        self._refuse_unread_answer()
         # With a named tool choice, servers report "stop" although there is a call to execute.
         if reason in ("stop", "tool_calls"):
             reason = "tool_calls" if self._calls else "stop"
         self._deltas.append(Finish(reason, parse_usage(self._usage)))
         self.is_finished = True
+
+    def _refuse_unread_answer(self) -> None:
+        """Raise UpstreamError where something was sent and nothing was read."""
+        if self._has_text or self._calls:
+            return
+        if self._names_calls:
+            raise UpstreamError("The inference server said that the model calls a tool, and sent no call.")
+        if not self._has_reasoning and any(has_unread_fields(_load_json(payload)) for payload in self._unread):
+            raise UpstreamError("The inference server sent an answer of an unknown form: nothing in it could be read.")
 
     def _cut(self, deltas: list[Delta]) -> None:
         """End an answer that has more tokens than were asked for; the deltas after the limit are dropped."""
@@ -296,17 +436,26 @@ class ChatChunkReader(ChunkReader):
         self.is_finished = self.was_cut = True
 
 
-def _decode_leniently(payload: bytes) -> _Chunk:
-    """Decode a chunk that the strict decoder refuses but that is still readable: lone surrogates and wrong UTF-8."""
-    try:
-        return _decode(payload)
-    except DECODE_ERRORS:
-        pass
-    try:
-        value = json.loads(payload.decode("utf-8", "replace"), parse_constant=_refuse_constant)
-        return msgspec.convert(value, _Chunk)
-    except (ValueError, RecursionError) as exc:
-        raise UpstreamError("The inference server sent a chunk that is not valid.") from exc
+def _is_odd(choice: _ChoiceHead) -> bool:
+    """Return true for a choice whose answer may be in another place than the usual fields of its delta."""
+    delta = choice.delta
+    return (
+        delta is None
+        or choice.message is not None
+        or delta.thinking is not None
+        or delta.reasoning_details is not None
+        or delta.function_call is not None
+        or delta.text is not None
+    )
+
+
+def _holds_something(delta: _Delta) -> bool:
+    return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.refusal or delta.tool_calls)
+
+
+def _load_json(payload: bytes) -> Any:
+    """Return a JSON text that may have lone surrogates and wrong UTF-8. Raises ValueError and RecursionError."""
+    return json.loads(payload.decode("utf-8", "replace"), parse_constant=_refuse_constant)
 
 
 def _refuse_constant(name: str) -> None:

@@ -18,6 +18,7 @@ from apis.errors import (
     StackError,
     UpstreamError,
 )
+from providers.inference.chat_completions.deviations import read_error
 
 MAX_MESSAGE_CHARS: Final = 1024
 MAX_REASON_CHARS: Final = 400
@@ -29,6 +30,11 @@ _CONTEXT_LENGTH_WORDS: Final = re.compile(
     r"|(?:prompt|input) is too long|longer than the (?:maximum|max) model",
     re.IGNORECASE,
 )
+_CONTEXT_LIMIT: Final = re.compile(
+    r"(?:maximum (?:context|model) length|context (?:length|window|size)|max_model_len|\bn_ctx)\D{0,40}?(\d{2,9})\b",
+    re.IGNORECASE,
+)
+_REFUSAL_TYPES: Final = re.compile("bad_?request|invalid_?request|validation", re.IGNORECASE)
 _PRIVATE_WORDS: Final = re.compile(r"[a-z][a-z0-9+.-]{0,20}://\S+|(?<![\w.])(?:/[\w.-]+){2,}|[\w-]{40,}|Traceback.*")
 _UNKNOWN_PATH_WORDS: Final = re.compile(rb'"detail" ?: ?"Not Found"|404 page not found|<html|<!doctype', re.IGNORECASE)
 """How servers and proxies say that they have no such path."""
@@ -73,19 +79,35 @@ def _map_response(
     return UpstreamError(f"The inference server answered with HTTP status {status}.{hint}")
 
 
-def failure_to_error(failure: object, model: str) -> StackError:
-    """Return the error for an `error` in the middle of a stream, in any shape."""
+def failure_to_error(failure: object, model: str, *, is_whole_answer: bool = False) -> StackError:
+    """Return the error for an `error` in a stream, in any form. One that `is_whole_answer` came with status 200 in
+    place of an answer: unless it names a failure of the server, its reason is shown like that of a status 400."""
     detail = cast(dict[str, Any], failure) if isinstance(failure, dict) else {"message": failure}
-    code = detail.get("code")
-    if code in (400, 422, "400", "context_length_exceeded", "invalid_request_error") or _is_context_too_long(detail):
+    code = _read_code(detail)
+    is_refusal = code in (400, 413, 422, "context_length_exceeded", "invalid_request_error")
+    is_refusal = is_refusal or bool(not isinstance(code, int) and _REFUSAL_TYPES.search(str(detail.get("type"))))
+    if is_refusal or _is_context_too_long(detail):
         return _build_invalid_request(detail)
     if code in (404, "model_not_found") and "model" in _join_error_fields(detail).lower():
         return ModelNotFound(model)
     if code in (429, "rate_limit_exceeded"):
         return RateLimited("The inference server is at its limit. Try again later.")
-    error = UpstreamError("The inference server reported a failure while it generated.")
-    error.add_note(clean_text(str(detail.get("message") or ""), MAX_MESSAGE_CHARS))
+    reason = _read_reason(detail) if is_whole_answer and not isinstance(code, int) else ""
+    error = UpstreamError(
+        f"The inference server answered with an error: {reason}"
+        if reason
+        else "The inference server reported a failure while it generated."
+    )
+    error.add_note(_read_message(detail, MAX_MESSAGE_CHARS))
     return error
+
+
+def _read_code(detail: Mapping[str, Any]) -> int | str | None:
+    """Return the status or the code of an error, as a number where it is one."""
+    code = next((code for name in ("code", "status") if (code := detail.get(name)) not in (None, "")), None)
+    if isinstance(code, str) and code.strip().isdecimal():
+        return int(code)
+    return int(code) if isinstance(code, int | float) and code == code else code if isinstance(code, str) else None  # noqa: PLR0124 - not for NaN
 
 
 def parse_retry_after(value: str | None) -> float | None:
@@ -106,11 +128,35 @@ def parse_retry_after(value: str | None) -> float | None:
 
 def _build_invalid_request(detail: dict[str, Any]) -> InvalidRequest:
     """Return the error for a request that the server refuses. Its reason helps to correct the request, so a short part
-    of it is shown, without addresses, paths and long names, which are the operator's."""
-    reason = clean_text(str(detail.get("message") or ""), MAX_REASON_CHARS)
-    reason = _PRIVATE_WORDS.sub("[...]", reason)
-    kind = ContextLengthExceeded if _is_context_too_long(detail) else InvalidRequest
-    return kind(f"The inference server refused the request: {reason}" if reason else "The inference server refused it.")
+    of it is shown, without addresses, paths and long names, which are the operator's. The server's own words are a note
+    of the error."""
+    if _is_context_too_long(detail):
+        limit = _CONTEXT_LIMIT.search(_join_error_fields(detail))
+        tokens = f" of {limit[1]} tokens" if limit else ""
+        error: InvalidRequest = ContextLengthExceeded(f"The input is longer than the model's context window{tokens}.")
+    else:
+        reason = _read_reason(detail)
+        error = InvalidRequest(
+            f"The inference server refused the request: {reason}" if reason else "The inference server refused it."
+        )
+    error.add_note(_read_message(detail, MAX_MESSAGE_CHARS))
+    return error
+
+
+def _read_reason(detail: Mapping[str, Any]) -> str:
+    return _PRIVATE_WORDS.sub("[...]", _read_message(detail, MAX_REASON_CHARS))
+
+
+def _read_message(detail: Mapping[str, Any], limit: int) -> str:
+    """Return the message of an error; that of FastAPI is a list with one for each field."""
+    message = detail.get("message") or detail.get("msg") or detail.get("detail") or ""
+    if isinstance(message, list):
+        entries = cast(list[object], message)
+        texts = [cast(dict[str, Any], each).get("msg") if isinstance(each, dict) else each for each in entries[:4]]
+        message = "; ".join(str(text) for text in texts if text)
+    elif isinstance(message, dict):
+        message = cast(dict[str, Any], message).get("message") or ""
+    return clean_text(str(message), limit)
 
 
 def clean_text(text: str, limit: int) -> str:
@@ -127,7 +173,7 @@ def _join_error_fields(detail: dict[str, Any]) -> str:
 
 
 def _parse_error_object(body: bytes) -> dict[str, Any]:
-    """Return the error object of a body: OpenAI's, vLLM's older flat one, FastAPI's; empty for any other body."""
+    """Return the error object of a body in any form, or its fields; empty for a body that is no object."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -135,7 +181,5 @@ def _parse_error_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {}
     fields = cast(dict[str, Any], value)
-    error = fields.get("error", fields)
-    if isinstance(error, dict):
-        return cast(dict[str, Any], error)
-    return {"message": error} if isinstance(error, str) else {}
+    error = read_error(fields, is_body=True)
+    return cast(dict[str, Any], error) if isinstance(error, dict) else fields

@@ -1,14 +1,23 @@
-"""Tool calls as an upstream streams them, keyed by index, as ToolCallStart and ToolArgumentsDelta."""
+"""Tool calls as an upstream streams them, as ToolCallStart and ToolArgumentsDelta.
+
+A server should number the calls and name each once. Many do not: numbers are missing, all 0 or count the pieces, ids
+are missing, repeated or made for each piece, the name comes with each piece. So a piece belongs to the call with its
+number, else to the one with its id, else to the newest; and a piece with a name begins another call once the arguments
+of that call have begun, unless it only repeats what has been said.
+"""
 
 import secrets
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from apis.chat import ChatCustomTool, ChatRequest
 from apis.deltas import ToolArgumentsDelta, ToolCallStart
 from apis.errors import UpstreamError
 from providers.inference.chat_completions.answer_limits import text_bytes
+from providers.inference.chat_completions.arguments import JsonDepth, read_object
 from providers.inference.chat_completions.custom_tools import CustomInputReader
+from providers.inference.chat_completions.deviations import CallPart
 from providers.inference.chat_completions.text_repair import SurrogateJoiner
 
 MAX_CALLS: Final = 1024
@@ -16,19 +25,65 @@ MAX_ID_CHARS: Final = 256
 MAX_NAME_CHARS: Final = 256
 MAX_UNNAMED_CHARS: Final = 64 * 1024
 """Characters of arguments that a call may have before its name."""
+MAX_DELAYED_CHARS: Final = 64 * 1024
+"""Characters of arguments that wait for their end because they do not begin as an object does."""
 
 ToolCallDelta = ToolCallStart | ToolArgumentsDelta
 
 
 class _StreamedCall:
-    __slots__ = ("custom_input", "id", "is_started", "name", "pending_arguments", "surrogate_joiner", "upstream_id")
+    """One call. `naming_chunk` is the number of the chunk that named it. `pieces` are its arguments as they came;
+    `delayed` those that are not sent on, because they do not begin as an object does."""
 
-    def __init__(self, upstream_id: str) -> None:
-        self.upstream_id = upstream_id
-        self.id = self.name = self.pending_arguments = ""
-        self.is_started = False
+    __slots__ = (
+        "chars",
+        "custom_input",
+        "delayed",
+        "depth",
+        "has_arguments",
+        "has_delayed_text",
+        "id",
+        "index",
+        "is_dropped",
+        "is_named_again",
+        "is_repeating",
+        "is_started",
+        "name",
+        "naming_chunk",
+        "pieces",
+        "sends_arguments",
+        "surrogate_joiner",
+        "upstream_id",
+    )
+
+    def __init__(self, part: CallPart, *, is_dropped: bool) -> None:
+        self.index = part.index
+        self.upstream_id = part.call_id
+        self.is_dropped = is_dropped
+        self.id = self.name = ""
+        self.naming_chunk = self.chars = 0
+        self.pieces: list[str] = []
+        self.delayed: list[str] = []
+        self.depth = JsonDepth()
+        self.is_started = self.has_arguments = self.has_delayed_text = self.sends_arguments = False
+        self.is_repeating = self.is_named_again = False
         self.custom_input: CustomInputReader | None = None
         self.surrogate_joiner = SurrogateJoiner()
+
+    @property
+    def is_complete(self) -> bool:
+        """The arguments are a whole JSON value."""
+        return self.depth.is_closed_by(self.pieces)
+
+    @property
+    def is_half(self) -> bool:
+        """There are arguments, and they are not yet a whole JSON value."""
+        return self.has_arguments and not self.is_complete
+
+    def add_arguments(self, text: str) -> None:
+        self.pieces.append(text)
+        self.chars += len(text)
+        self.has_arguments = self.has_arguments or not text.isspace()
 
 
 class StreamedCalls:
@@ -41,8 +96,10 @@ class StreamedCalls:
     def __init__(self, request: ChatRequest) -> None:
         self._request = request
         self._allows_one_call = request.parallel_tool_calls is False
-        self._calls_by_index: dict[int, _StreamedCall] = {}
         self._calls: list[_StreamedCall] = []
+        self._newest_by_index: dict[int, _StreamedCall] = {}
+        self._newest_by_id: dict[str, _StreamedCall] = {}
+        self._chunk_count = 0
         self.size_bytes = 0
 
     # built at the first call: most answers have none
@@ -60,85 +117,212 @@ class StreamedCalls:
         return {call.id for message in self._request.messages for call in message.tool_calls or ()}
 
     def __len__(self) -> int:
-        return len(self._calls)
+        """Return the number of calls that say anything."""
+        return len([call for call in self._calls if call.name or call.has_arguments])
 
-    def add_delta(self, index: int, call_id: str, name: str, arguments: str) -> list[ToolCallDelta]:
-        """Return the deltas of one upstream delta; the parameters are empty strings where it has no value. Raises
-        UpstreamError for too many calls and too long names."""
-        self.size_bytes += text_bytes(arguments)
-        call = self._calls_by_index.get(index)
-        # Some servers number every call 0: a new id together with a name is a new call.
-        if call is None or (name and call_id and call.upstream_id and call_id != call.upstream_id):
-            if self._allows_one_call and self._calls:
-                self._calls_by_index.pop(index, None)
-                return []
-            call = self._calls_by_index[index] = self._open_call(call_id)
+    def add_entries(self, entries: Sequence[Any]) -> list[ToolCallDelta]:
+        """Return the deltas of the `tool_calls` of one chunk. Raises UpstreamError for too many calls and too long
+        names."""
+        self._chunk_count += 1
         out: list[ToolCallDelta] = []
-        if not call.is_started:
-            call.upstream_id = call.upstream_id or call_id
-            call.name += name
-            self.size_bytes += len(name)
-            call.pending_arguments += arguments
-            if len(call.name) > MAX_NAME_CHARS:
-                raise UpstreamError("The inference server sent a tool name that is longer than allowed.")
-            if not call.name and len(call.pending_arguments) > MAX_UNNAMED_CHARS:
-                raise UpstreamError("The inference server sent a tool call without a name.")
-            if not call.name or not (call.pending_arguments or self._is_complete_name(call.name)):
-                return out
-            out.append(self._start_call(call))
-            arguments, call.pending_arguments = call.pending_arguments, ""
-        if arguments:
-            self._append_arguments(out, call, arguments)
+        for entry in entries:
+            if self._add_next_arguments(entry, out):
+                continue
+            part = CallPart(entry)
+            if part.name or part.call_id or part.arguments:
+                self._add_part(part, out)
         return out
 
-    def finish(self) -> list[ToolCallDelta]:
-        """Return the deltas buffered until the end. Raises UpstreamError for a call without a name."""
+    def finish(self, *, is_cut: bool) -> list[ToolCallDelta]:
+        """Return the deltas buffered until the end. The arguments of an answer that `is_cut` stay as they are. Raises
+        UpstreamError for a call without a name that has arguments."""
         out: list[ToolCallDelta] = []
         for call in self._calls:
+            if call.is_dropped or not (call.name or call.has_arguments):
+                continue
+            if not call.name:
+                raise UpstreamError("The inference server sent a tool call without a name.")
             if not call.is_started:
-                if not call.name:
-                    raise UpstreamError("The inference server sent a tool call without a name.")
-                out.append(self._start_call(call))
-            remainder = call.surrogate_joiner.flush()
-            if call.custom_input is not None:
-                remainder = call.custom_input.feed(remainder) + call.custom_input.finish()
-            if remainder:
-                out.append(ToolArgumentsDelta(call.id, remainder))
+                self._start_call(out, call)
+            self._finish_arguments(out, call, is_cut=is_cut)
         return out
 
-    def _open_call(self, upstream_id: str) -> _StreamedCall:
+    def _add_next_arguments(self, entry: Any, out: list[ToolCallDelta]) -> bool:
+        """Send the arguments of an entry that has nothing else, and return true, if its call has begun to send them:
+        the fast path of nearly all entries."""
+        if entry.__class__ is not dict or entry.get("id") or (index := entry.get("index")).__class__ is not int:
+            return False
+        function, call = entry.get("function"), self._newest_by_index.get(index)
+        if call is None or not call.sends_arguments or function.__class__ is not dict or function.get("name"):
+            return False
+        arguments = function.get("arguments")
+        if arguments.__class__ is not str or not arguments.isascii() or call.is_named_again:
+            return False
+        if arguments:
+            self.size_bytes += len(arguments)
+            call.add_arguments(arguments)
+            out.append(ToolArgumentsDelta(call.id, call.surrogate_joiner.feed(arguments)))
+        return True
+
+    def _add_part(self, part: CallPart, out: list[ToolCallDelta]) -> None:
+        self.size_bytes += text_bytes(part.arguments)
+        call = self._find_call(part)
+        if call is None:
+            call = self._open_call(part)
+        elif part.name and call.has_arguments:
+            call.is_repeating, call.is_named_again = True, call.is_complete
+        if not call.is_started and part.name:
+            self._add_name(call, part.name)
+        if part.call_id and not call.upstream_id:
+            call.upstream_id = part.call_id
+            self._newest_by_id[part.call_id] = call
+        if part.arguments:
+            call.add_arguments(part.arguments)
+        if call.is_dropped:
+            return
+        if call.is_started:
+            if part.arguments:
+                self._send_arguments(out, call, part.arguments)
+        elif call.name and (call.has_arguments or self._is_complete_name(call.name)):
+            self._start_call(out, call)
+        elif not call.name and call.chars > MAX_UNNAMED_CHARS:
+            raise UpstreamError("The inference server sent a tool call without a name.")
+
+    # --- which call a part belongs to --------------------------------------------------------------------------------
+
+    def _find_call(self, part: CallPart) -> _StreamedCall | None:
+        """Return the call that the part continues; None for one that begins a call. A call that was named again after
+        its arguments had ended is another call of the same function."""
+        call = self._match_call(part)
+        if call is None:
+            return None
+        if part.name:
+            return None if self._begins_another(call, part) else call
+        if call.is_named_again and part.arguments.strip():
+            call.is_named_again = False
+            part.name, part.call_id = call.name, ""
+            return None
+        return call
+
+    def _match_call(self, part: CallPart) -> _StreamedCall | None:
+        """Return the call that the part belongs to by its number, its id or its place."""
+        if not self._calls:
+            return None
+        newest = self._calls[-1]
+        with_id = self._newest_by_id.get(part.call_id)
+        numbered = None if part.index is None else self._newest_by_index.get(part.index)
+        if numbered is not None:
+            return with_id if with_id is not None and with_id.index == part.index else numbered
+        if part.index is not None and part.name:
+            # the number may count the pieces of one call, each of which has the name
+            is_same = part.name == newest.name and part.call_id in ("", newest.upstream_id)
+            return newest if is_same and _continues(newest, part) else None
+        if with_id is not None:
+            return with_id
+        if part.index is None and (part.name or not part.call_id):
+            return newest
+        # without a name, the number or the id may be that of the piece
+        return newest if part.arguments and newest.name and not newest.is_complete else None
+
+    def _begins_another(self, call: _StreamedCall, part: CallPart) -> bool:
+        """Return true if a part with a name begins a call of its own, although it would otherwise belong to `call`."""
+        has_other_id = bool(part.call_id and call.upstream_id and part.call_id != call.upstream_id)
+        if not call.name:
+            return has_other_id
+        if not call.has_arguments:
+            if has_other_id or call.naming_chunk == self._chunk_count:
+                return True
+            return part.name != call.name and not self._is_name_piece(call, part.name)
+        if part.name != call.name:
+            return True
+        if not call.is_complete:
+            return has_other_id and not _continues(call, part)
+        if part.arguments.strip() or has_other_id:
+            return True
+        # the same name once more, without arguments: it is repeated where everything is
+        return not (call.is_repeating or (part.call_id and part.call_id == call.upstream_id))
+
+    def _is_name_piece(self, call: _StreamedCall, piece: str) -> bool:
+        """Return true if the text may continue the call's name, and is no name itself."""
+        if call.is_started:
+            return False
+        return piece not in self._tool_names or self._begins_name(call.name + piece)
+
+    def _begins_name(self, text: str) -> bool:
+        return any(name.startswith(text) for name in self._tool_names)
+
+    def _add_name(self, call: _StreamedCall, name: str) -> None:
+        """Add a name, or a piece of one. A name that is there already is repeated."""
+        if name == call.name and not self._begins_name(call.name + name):
+            return
+        call.name += name
+        call.naming_chunk = self._chunk_count
+        self.size_bytes += len(name)
+        if len(call.name) > MAX_NAME_CHARS:
+            raise UpstreamError("The inference server sent a tool name that is longer than allowed.")
+
+    def _open_call(self, part: CallPart) -> _StreamedCall:
         if len(self._calls) >= MAX_CALLS:
             raise UpstreamError(f"The inference server sent more than {MAX_CALLS} tool calls.")
-        call = _StreamedCall(upstream_id)
-        self.size_bytes += 1 + len(upstream_id)
+        call = _StreamedCall(part, is_dropped=self._allows_one_call and bool(self._calls))
+        self.size_bytes += 1 + len(part.call_id)
         self._calls.append(call)
+        if part.index is not None:
+            self._newest_by_index[part.index] = call
+        if part.call_id:
+            self._newest_by_id[part.call_id] = call
         return call
+
+    # --- what is sent on ---------------------------------------------------------------------------------------------
 
     def _is_complete_name(self, name: str) -> bool:
         return name in self._tool_names and not any(
             other != name and other.startswith(name) for other in self._tool_names
         )
 
-    def _start_call(self, call: _StreamedCall) -> ToolCallStart:
-        usable = (
-            0 < len(call.upstream_id) <= MAX_ID_CHARS and call.upstream_id.isascii() and call.upstream_id.isprintable()
-        )
-        call.id = (
-            call.upstream_id if usable and call.upstream_id not in self._used_ids else f"call_{secrets.token_hex(16)}"
-        )
+    def _start_call(self, out: list[ToolCallDelta], call: _StreamedCall) -> None:
+        """Send the start of a call, and the arguments that came before."""
+        upstream_id = call.upstream_id
+        is_usable = 0 < len(upstream_id) <= MAX_ID_CHARS and upstream_id.isascii() and upstream_id.isprintable()
+        is_new = is_usable and upstream_id not in self._used_ids
+        call.id = upstream_id if is_new else f"call_{secrets.token_hex(16)}"
         self._used_ids.add(call.id)
         call.is_started = True
         if call.name in self._custom_names:
             call.custom_input = CustomInputReader()
-        return ToolCallStart(
-            call.id,
-            call.surrogate_joiner.feed(call.name) + call.surrogate_joiner.flush(),
-            call.custom_input is not None,
-        )
+        name = call.surrogate_joiner.feed(call.name) + call.surrogate_joiner.flush()
+        out.append(ToolCallStart(call.id, name, call.custom_input is not None))
+        if call.pieces:
+            self._send_arguments(out, call, "".join(call.pieces))
 
-    def _append_arguments(self, deltas: list[ToolCallDelta], call: _StreamedCall, arguments: str) -> None:
+    def _send_arguments(self, out: list[ToolCallDelta], call: _StreamedCall, arguments: str) -> None:
         text = call.surrogate_joiner.feed(arguments)
         if call.custom_input is not None:
             text = call.custom_input.feed(text)
+        elif not call.sends_arguments:
+            begins = not call.has_delayed_text and text.lstrip().startswith("{")
+            call.delayed.append(text)
+            call.has_delayed_text = call.has_delayed_text or bool(text.strip())
+            if not begins and call.chars < MAX_DELAYED_CHARS:
+                return
+            text = "".join(call.delayed)
+            call.delayed.clear()
+            call.sends_arguments = True
         if text:
-            deltas.append(ToolArgumentsDelta(call.id, text))
+            out.append(ToolArgumentsDelta(call.id, text))
+
+    def _finish_arguments(self, out: list[ToolCallDelta], call: _StreamedCall, *, is_cut: bool) -> None:
+        text = call.surrogate_joiner.flush()
+        if call.custom_input is not None:
+            text = call.custom_input.feed(text) + call.custom_input.finish()
+        elif not call.sends_arguments:
+            text = "".join(call.delayed) + text
+            text = text if is_cut else read_object(text) or text
+        if text:
+            out.append(ToolArgumentsDelta(call.id, text))
+
+
+def _continues(call: _StreamedCall, part: CallPart) -> bool:
+    """Return true if the part's arguments can be the next ones of the call, and are no beginning of their own."""
+    start = part.arguments.lstrip()
+    return call.is_half and bool(start) and not start.startswith("{")

@@ -1,7 +1,7 @@
 """POST /completions of an OpenAI-compatible server: the body of a request, and the reader of its stream."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,13 +15,14 @@ from apis.completions.completion import (
 )
 from apis.deltas import Delta, TextDelta, Usage
 from apis.errors import StackError, Unsupported, UpstreamError
+from providers.inference.chat_completions.answer_body import AnswerBody, JsonReader
 from providers.inference.chat_completions.answer_limits import LOGPROB_BYTES, text_bytes
 from providers.inference.chat_completions.body import ENGINE_FIELDS, GUIDED_FIELDS, UpstreamEngine, body_to_json
 from providers.inference.chat_completions.chunk_reader import ChunkReader
+from providers.inference.chat_completions.deviations import read_error, read_finish_reason
 from providers.inference.chat_completions.errors import failure_to_error
 from providers.inference.chat_completions.text_repair import repair_surrogates
 from providers.inference.chat_completions.usage import parse_usage
-from providers.inference.http.event_stream import EventReader
 
 NO_COMPLETIONS: Final = "has no text completions"
 _DONE: Final = b"[DONE]"
@@ -85,7 +86,7 @@ class CompletionReader(ChunkReader):
         self._model = request.model
         self._open_indexes = set(range(request.completion_count))
         self._count = request.completion_count
-        self._event_reader = EventReader()
+        self._body = AnswerBody()
         self._usage: Usage | None = None
         self._batch: list[CompletionDelta | Usage] = []
 
@@ -95,19 +96,36 @@ class CompletionReader(ChunkReader):
         if self.is_finished or self.failure is not None:
             return deltas
         try:
-            for payload in self._event_reader.feed(data):
-                if payload == _DONE:
-                    return [*deltas, *self.end()]
-                deltas += self._read_chunk(payload)
+            deltas += self._read_payloads(self._body.feed(data))
         except StackError as exc:
             self.failure = exc
         return deltas
 
     def end(self) -> list[Delta]:
         """Finish after the body ended. Sets `failure` where a completion has no end."""
+        deltas: list[Delta] = []
+        if self.is_finished or self.failure is not None:
+            return deltas
+        try:
+            if isinstance(self._body.reader, JsonReader):
+                deltas += self._read_payloads(self._body.reader.end())
+            if not self.is_finished:
+                deltas += self._finish()
+        except StackError as exc:
+            self.failure = exc
+        return deltas
+
+    def _read_payloads(self, payloads: Sequence[bytes]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for payload in payloads:
+            if payload == _DONE:
+                return [*deltas, *self._finish()]
+            deltas += self._read_chunk(payload)
+        return deltas
+
+    def _finish(self) -> list[Delta]:
         if self._open_indexes:
-            self.failure = UpstreamError("The inference server ended its answer without saying why.")
-            return []
+            raise UpstreamError("The inference server ended its answer without saying why.")
         self.is_finished = True
         if self._usage is None:
             return []
@@ -121,8 +139,11 @@ class CompletionReader(ChunkReader):
 
     def _read_chunk(self, payload: bytes) -> list[Delta]:
         chunk = _decode(payload)
-        if chunk.error is not None:
-            raise failure_to_error(chunk.error, self._model)
+        error, is_body = chunk.error, isinstance(self._body.reader, JsonReader)
+        if error is None and not chunk.choices and chunk.usage is None:
+            error = read_error(json.loads(payload), is_body=is_body)
+        if error is not None:
+            raise failure_to_error(error, self._model, is_whole_answer=is_body)
         if chunk.usage is not None:
             self._usage = parse_usage(chunk.usage)
         choices = chunk.choices or []
@@ -144,12 +165,12 @@ class CompletionReader(ChunkReader):
             self.answer_bytes += LOGPROB_BYTES * sum(1 + len(top or ()) for top in logprobs.top_logprobs)
             self.answer_bytes += LOGPROB_BYTES * len(logprobs.tokens)
         self.answer_bytes += text_bytes(text)
-        reason = choice.finish_reason
-        if reason is None:
-            return CompletionDelta(choice.index, text, None, logprobs)
-        self._open_indexes.discard(choice.index)
-        finish_reason = reason if reason in ("length", "content_filter") else "stop"
-        return CompletionDelta(choice.index, text, finish_reason, logprobs)
+        reason = None if choice.finish_reason is None else read_finish_reason(choice.finish_reason)
+        if reason == "error":
+            raise UpstreamError("The inference server broke the generation off.")
+        if reason is not None:
+            self._open_indexes.discard(choice.index)
+        return CompletionDelta(choice.index, text, "stop" if reason == "tool_calls" else reason, logprobs)
 
 
 def _decode(payload: bytes) -> _Chunk:

@@ -88,7 +88,7 @@ async def test_an_answer_just_below_the_bound_is_whole() -> None:
 async def test_an_upstream_that_ignores_the_token_limit_is_cut_off(kind: str) -> None:
     """R1: the answer ends with `length`, and the request to the upstream is closed."""
     chunk = call_chunk(0, "word ") if kind == "arguments" else delta_chunk(**{kind: "word "})
-    answer = [*sent(ROLE, call_chunk(0, "", call_id="c", name="f")), endless(chunk)]
+    answer = [*sent(ROLE, call_chunk(0, "{", call_id="c", name="f")), endless(chunk)]
     async with UpstreamServer(answer) as upstream, started(upstream.base_url) as vllm:
         async with asyncio.timeout(5):
             tools = [{"type": "function", "function": {"name": "f"}}]
@@ -215,7 +215,8 @@ def test_parts_of_a_total_are_at_most_the_total() -> None:
 def test_bytes_of_a_token_are_bytes() -> None:
     """R4: numbers that are no bytes are replaced by those of the token's text."""
     logprobs = {"content": [{"token": "a", "logprob": -1.0, "bytes": [10**30]}]}
-    (delta, _) = read([delta_chunk(content="a", logprobs=logprobs), delta_chunk("stop")])
+    chunks = [delta_chunk(content="a", logprobs=logprobs), delta_chunk("stop")]
+    (delta, _) = read(chunks, chat_request(logprobs=True))
     assert isinstance(delta, TextDelta)
     assert list(delta.logprobs[0].bytes) == [97]
 

@@ -131,7 +131,7 @@ def test_empty_chunks_are_skipped(chunk: str) -> None:
         "5",
         '{"choices":[{"delta":{"content":NaN}}]}',
         '{"usage":{"prompt_tokens":Infinity}}',
-        '{"choices":[{"delta":{"content":5}}]}',
+        '{"choices":[{"delta":{"content":[{"type":"image_url","image_url":{"url":"x"}}]}}]}',
         '{"choices":{}}',
         '{"a":1},{"b":2}',
         "[" * 100_000,
@@ -150,16 +150,32 @@ def test_a_chunk_that_is_no_chunk_fails_the_stream_behind_what_was_good(chunk: s
     assert parser.end() == []
 
 
-def test_after_the_finish_only_usage_counts() -> None:
-    late = [
-        delta_chunk(content="late"),
-        delta_chunk("length", content="later"),
-        call_chunk(0, "{}", call_id="x", name="f"),
-    ]
-    assert read([delta_chunk(content="a"), delta_chunk("stop"), *late, usage_chunk(1, 2)]) == [
+def test_what_follows_a_finish_reason_is_part_of_the_answer() -> None:
+    """K7: the answer is read to the end of the stream, and its last finish reason counts."""
+    late = [delta_chunk(content="b"), call_chunk(0, "{}", call_id="x", name="f"), delta_chunk("length")]
+    assert read([delta_chunk("stop", content="a"), *late, usage_chunk(1, 2)]) == [
         TextDelta("a"),
-        Finish("stop", Usage(1, 2)),
+        TextDelta("b"),
+        ToolCallStart("x", "f"),
+        ToolArgumentsDelta("x", "{}"),
+        Finish("length", Usage(1, 2)),
     ]
+
+
+def test_a_finish_reason_within_the_answer_is_no_end() -> None:
+    """K7: where more follows the last finish reason, only `[DONE]` says that it is all."""
+    chunks = [delta_chunk("stop", content="a"), delta_chunk(content="b")]
+    assert read(chunks)[:2] == [TextDelta("a"), TextDelta("b")]
+    assert type(failure(chunks, done=False)) is UpstreamError
+    assert read([*chunks, delta_chunk("stop")], done=False)[-1] == Finish("stop", Usage())
+
+
+@pytest.mark.parametrize(
+    ("reasons", "means"), [(("length", "stop"), "length"), (("stop", "content_filter"), "content_filter")]
+)
+def test_of_two_finish_reasons_at_one_end_the_one_that_takes_more_counts(reasons: Any, means: Any) -> None:
+    """K7: an answer that was cut is not whole because another chunk says so."""
+    assert read([delta_chunk(content="a"), *map(delta_chunk, reasons)])[-1] == Finish(means, Usage())
 
 
 def test_usage_has_its_details_and_never_less_than_nothing() -> None:
@@ -186,7 +202,7 @@ def test_a_finish_reason_that_is_one(said: str, means: str) -> None:
     assert read([delta_chunk(content="a"), delta_chunk(said), usage_chunk()]) == [TextDelta("a"), Finish(means, USED)]  # pyright: ignore[reportArgumentType] - the table's column
 
 
-@pytest.mark.parametrize("said", ["abort", "error", "repetition", "STOP", "", None])
+@pytest.mark.parametrize("said", ["abort", "error", "repetition", "", " ", "null", None])
 @pytest.mark.parametrize("done", [True, False])
 def test_a_finish_reason_that_is_none(said: str | None, done: bool) -> None:
     assert type(failure([delta_chunk(content="a"), delta_chunk(said)], done=done)) is UpstreamError
@@ -239,7 +255,7 @@ def test_the_older_form_of_an_error_is_one_too() -> None:
 def test_logprobs_come_with_their_text_bytes_and_floor() -> None:
     top = [{"token": "b", "logprob": -1e308, "bytes": [98]}]
     logprobs = {"content": [{"token": "é", "logprob": -0.5, "bytes": None, "top_logprobs": top}]}
-    assert read([delta_chunk(content="é", logprobs=logprobs), *text_chunks()]) == [
+    assert read([delta_chunk(content="é", logprobs=logprobs), *text_chunks()], chat_request(logprobs=True)) == [
         TextDelta("é", (TokenLogprob("é", -0.5, [195, 169], (TopLogprob("b", -9999.0, [98]),)),)),
         STOP,
     ]
@@ -251,10 +267,17 @@ def test_logprobs_of_a_token_that_is_no_text_yet_wait_for_it() -> None:
         return delta_chunk(logprobs=logprobs, **({} if text is None else {"content": text}))
 
     one, two = (TokenLogprob(token, -1.0, [1]) for token in ("x", "y"))
-    assert read([chunk("", "x"), chunk("😀", "y"), chunk(None, "control"), *text_chunks()]) == [
+    chunks = [chunk("", "x"), chunk("😀", "y"), chunk(None, "control"), *text_chunks()]
+    assert read(chunks, chat_request(logprobs=True)) == [
         TextDelta("😀", (one, two)),
         STOP,
     ]
+
+
+def test_logprobs_that_nobody_asked_for_are_skipped() -> None:
+    """D11: log probabilities are decoded for a request that wants them, and not for others."""
+    odd = {"content": [{"token": 5, "logprob": "no number"}] * 3}
+    assert read([delta_chunk(content="a", logprobs=odd), *text_chunks()]) == [TextDelta("a"), STOP]
 
 
 # --- cuts ------------------------------------------------------------------------------------------------------------

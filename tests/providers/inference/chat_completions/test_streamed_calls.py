@@ -37,6 +37,7 @@ def test_a_name_in_pieces_is_put_together(declared: tuple[str, ...]) -> None:
 def test_a_call_without_arguments_begins_at_the_end() -> None:
     assert read([call_chunk(0, call_id="c", name="f"), delta_chunk("stop"), usage_chunk()]) == [
         ToolCallStart("c", "f"),
+        ToolArgumentsDelta("c", "{}"),
         CALLS,
     ]
 
@@ -44,17 +45,17 @@ def test_a_call_without_arguments_begins_at_the_end() -> None:
 def test_calls_may_interleave() -> None:
     chunks = [
         call_chunk(0, "{", call_id="a", name="f"),
-        call_chunk(1, "[", call_id="b", name="g"),
+        call_chunk(1, "{ ", call_id="b", name="g"),
         call_chunk(0, "}"),
-        call_chunk(1, "]"),
+        call_chunk(1, " }"),
     ]
     assert read([*chunks, delta_chunk("tool_calls"), usage_chunk()]) == [
         ToolCallStart("a", "f"),
         ToolArgumentsDelta("a", "{"),
         ToolCallStart("b", "g"),
-        ToolArgumentsDelta("b", "["),
+        ToolArgumentsDelta("b", "{ "),
         ToolArgumentsDelta("a", "}"),
-        ToolArgumentsDelta("b", "]"),
+        ToolArgumentsDelta("b", " }"),
         CALLS,
     ]
 

@@ -1,0 +1,325 @@
+"""The table of how engines deviate from chat completions: bodies, texts and types.
+
+Each row is an answer as an engine sends it, with what every client must have of it: by responses and by chat
+completions, whole and streamed.
+"""
+
+import json
+from typing import Any
+
+from tests.support.servers.engine_answers import (
+    FAILED,
+    HELLO,
+    A,
+    B,
+    Outcome,
+    assert_rows,
+    calls,
+    choices,
+    completion,
+    doors,
+    entry,
+    events,
+    pieces,
+    whole_body,
+)
+from tests.support.servers.upstream_server import CUT, DONE, Chunk, call_chunk, delta_chunk, event
+
+
+async def test_bodies_are_read_by_their_first_bytes() -> None:
+    """K12: whatever the content type says."""
+    message: dict[str, Any] = {"role": "assistant", "content": "Hello there.", "tool_calls": [], "refusal": None}
+    hello = completion(message)
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [entry("lookup", '{"q":"a"}', id="x"), entry("ping", "", id="y")],
+    }
+    sse = b"".join(map(event, (delta_chunk(content="Hello "), delta_chunk("stop", content="there."), "[DONE]")))
+    lines = [
+        json.dumps(chunk).encode() for chunk in (delta_chunk(content="Hello "), delta_chunk("stop", content="there."))
+    ]
+    own = [
+        {"message": {"role": "assistant", "content": "Hello "}, "done": False},
+        {"message": {"role": "assistant", "content": "there."}, "done": False},
+        {"message": {"role": "assistant", "content": ""}, "done": True, "done_reason": "stop", "eval_count": 3},
+    ]
+    await assert_rows(
+        {
+            "calls": (whole_body(completion(call, "tool_calls"), "application/json"), calls(A, ("ping", {}))),
+            "cut by the limit": (
+                whole_body(completion(message, "length"), "application/json"),
+                Outcome("incomplete", "Hello there."),
+            ),
+            "no finish reason": (whole_body(completion(message, None), "application/json"), HELLO),
+            "with blanks and a mark": (whole_body(b"\xef\xbb\xbf \r\n" + hello + b"\n", "application/json"), HELLO),
+            "over several lines": (
+                whole_body(json.dumps(json.loads(hello), indent=1).encode(), "application/json"),
+                HELLO,
+            ),
+            "labelled as an event stream": (whole_body(hello, "text/event-stream"), HELLO),
+            "in a list": (whole_body(b"[%b]" % hello), HELLO),
+            "cut": (whole_body(hello[:-9], "application/json"), FAILED),
+            "an unfinished chunk": (whole_body(json.dumps(delta_chunk(content="He")).encode()), FAILED),
+            **{
+                kind or "no label": (whole_body(sse, kind), HELLO)
+                for kind in ("application/json", "application/octet-stream", None)
+            },
+            "CRLF and comments": (whole_body(b": hi\r\n\r\n" + sse.replace(b"\n", b"\r\n"), "text/plain"), HELLO),
+            "with a mark": (whole_body(b"\xef\xbb\xbf" + sse, "text/plain"), HELLO),
+            "event names first": (whole_body(sse.replace(b"data:", b"event: message\ndata:")), HELLO),
+            "lines of JSON": (whole_body(b"\n".join(lines) + b"\n", "application/x-ndjson"), HELLO),
+            "lines of JSON, cut": (whole_body(lines[0] + b"\n" + lines[1][:-5], "application/x-ndjson"), FAILED),
+            "lines of JSON without an end": (whole_body(lines[0] + b"\n" + lines[0] + b"\n"), FAILED),
+            "lines of Ollama": (whole_body(b"\n".join(json.dumps(line).encode() for line in own)), HELLO),
+            "lines of Ollama, cut": (whole_body(b"\n".join(json.dumps(line).encode() for line in own[:2])), FAILED),
+            "an error as text": (
+                whole_body(b'{"error": "the model is loading"}'),
+                Outcome("failed", error="the model is loading"),
+            ),
+            "an error as object": (
+                whole_body(b'{"error": {"message": "top_k is off", "type": "BadRequestError"}}'),
+                Outcome("failed", error="top_k is off"),
+            ),
+            "an error as detail": (
+                whole_body(b'{"detail": [{"loc": ["body"], "msg": "Field required"}]}'),
+                Outcome("failed", error="Field required"),
+            ),
+            "an error as message": (
+                whole_body(b'{"message": "no such template", "success": false}'),
+                Outcome("failed", error="no such template"),
+            ),
+            "a failure of the server": (whole_body(b'{"error": {"message": "secret", "code": 500}}'), FAILED),
+            "a page": (
+                whole_body(b"<!DOCTYPE html><html>gateway</html>", "text/html"),
+                Outcome("failed", error="HTML"),
+            ),
+            "a text": (whole_body(b"Service is starting, please wait."), FAILED),
+            "nothing": (whole_body(b""), FAILED),
+        }
+    )
+
+
+async def test_texts_are_read_wherever_they_are() -> None:
+    """K13: another shape or place of text, reasoning and calls."""
+    thought = Outcome(text="Hello there.", reasoning="Hmm.")
+    hello = {"delta": {"content": "Hello there."}}
+    call = {"id": "x", "name": "lookup"}
+    await assert_rows(
+        {
+            "a part": (choices({"delta": {"content": {"type": "text", "text": "Hello there."}}}), HELLO),
+            "texts": (choices({"delta": {"content": ["Hello ", "there."]}}), HELLO),
+            "parts of output text": (
+                choices({"delta": {"content": [{"type": "output_text", "text": "Hello there."}]}}),
+                HELLO,
+            ),
+            "a text with a value": (
+                choices({"delta": {"content": [{"type": "text", "text": {"value": "Hello there."}}]}}),
+                HELLO,
+            ),
+            "a number": (choices({"delta": {"content": 42}}), Outcome(text="42")),
+            "a boolean": (choices({"delta": {"content": True}}), Outcome(text="true")),
+            "an object": (choices({"delta": {"content": {"a": 1}}}), Outcome(text='{"a": 1}')),
+            "a list of numbers": (choices({"delta": {"content": [1, 2]}}), Outcome(text="[1, 2]")),
+            "a thought among parts": (
+                choices(
+                    {
+                        "delta": {
+                            "content": [
+                                {"type": "thinking", "thinking": [{"type": "text", "text": "Hmm."}]},
+                                {"type": "text", "text": "Hello there."},
+                            ]
+                        }
+                    }
+                ),
+                thought,
+            ),
+            "a call among parts": (
+                choices({"delta": {"content": [{"type": "tool_use", **call, "input": {"q": "a"}}]}}),
+                calls(A),
+            ),
+            "a picture among parts": (
+                choices(
+                    {
+                        "delta": {
+                            "content": [
+                                {"type": "text", "text": "Look:"},
+                                {"type": "image_url", "image_url": {"url": "x"}},
+                            ]
+                        }
+                    }
+                ),
+                FAILED,
+            ),
+            "text of a choice": (choices({"text": "Hello "}, {"text": "there."}), HELLO),
+            "content of a choice": (choices({"content": "Hello there."}), HELLO),
+            "text of a delta": (choices({"delta": {"text": "Hello there."}}), HELLO),
+            "a delta that is a text": (choices({"delta": "Hello there."}), HELLO),
+            "messages in pieces": (
+                choices({"message": {"content": "Hello "}}, {"message": {"content": "there."}}),
+                HELLO,
+            ),
+            "messages that grow": (
+                choices({"message": {"content": "Hello "}}, {"message": {"content": "Hello there."}}),
+                HELLO,
+            ),
+            "a message that sums up": (
+                choices({**hello}, {"delta": {}, "message": {"content": "Hello there."}}),
+                HELLO,
+            ),
+            "a message with the call": (
+                choices(
+                    {**hello},
+                    {
+                        "delta": {},
+                        "message": {
+                            "content": "Hello there.",
+                            "tool_calls": [{"function": {**call, "arguments": '{"q":"a"}'}}],
+                        },
+                    },
+                ),
+                calls(A, text="Hello there."),
+            ),
+            **{
+                f"{field} as {type(value).__name__}": (choices({"delta": {field: value}}, hello), thought)
+                for field in ("reasoning", "reasoning_content", "thinking")
+                for value in (
+                    "Hmm.",
+                    {"text": "Hmm."},
+                    {"content": "Hmm."},
+                    [{"type": "reasoning.text", "text": "Hmm."}],
+                    ["Hmm."],
+                )
+            },
+            "details of the reasoning": (
+                choices(
+                    {
+                        "delta": {
+                            "content": "",
+                            "reasoning_details": [
+                                {"type": "reasoning.summary", "summary": "Hmm."},
+                                {"type": "reasoning.encrypted", "data": "x"},
+                            ],
+                        }
+                    },
+                    hello,
+                ),
+                thought,
+            ),
+            "reasoning twice": (
+                choices(
+                    {"delta": {"reasoning": "Hmm.", "reasoning_details": [{"type": "reasoning.text", "text": "Hmm."}]}},
+                    hello,
+                ),
+                thought,
+            ),
+            "a function call": (
+                choices(
+                    {"delta": {"function_call": {"name": "lookup", "arguments": '{"q":'}}},
+                    {"delta": {"function_call": {"arguments": '"a"}'}}},
+                ),
+                calls(A),
+            ),
+            "one call that is no list": (
+                choices({"delta": {"tool_calls": {"function": {"name": "lookup", "arguments": '{"q":"a"}'}}}}),
+                calls(A),
+            ),
+            "an unknown field": (choices({"delta": {"utterance": "Hello there."}}), FAILED),
+            "an unknown field of a choice": (choices({"utterance": "Hello there."}), FAILED),
+            "nothing": (choices({"delta": {"role": "assistant", "content": ""}}), Outcome()),
+            "choices as an object": (
+                events({"choices": {"delta": {"content": "Hello there."}, "finish_reason": "stop"}}),
+                HELLO,
+            ),
+        }
+    )
+
+
+async def test_loose_types_are_converted() -> None:
+    """K14: numbers as texts, texts as numbers, what is null, and calls that say nothing."""
+    a = '{"q":"a"}'
+    usage: Chunk = {"choices": [], "usage": {"prompt_tokens": "5", "completion_tokens": "7.0", "total_tokens": None}}
+    await assert_rows(
+        {
+            **{
+                f"index {index!r}": (pieces(entry("lookup", a, index=index)), calls(A))
+                for index in (0.0, False, "0", None, -1, "x")
+            },
+            "growing texts as index": (
+                pieces(entry("lookup", '{"q"', index="0"), entry(arguments=':"a"}', index="1")),
+                calls(A),
+            ),
+            "two texts as index": (
+                pieces(entry("lookup", a, index="0"), entry("lookup", '{"q":"b"}', index="1")),
+                calls(A, B),
+            ),
+            "an id that is a number": (pieces(entry("lookup", a, index=0, id=7)), calls(A)),
+            "an id that is null": (pieces(entry("lookup", a, index=0, id=None)), calls(A)),
+            "null name in later pieces": (
+                pieces(
+                    entry("lookup", '{"q"', index=0),
+                    {"index": 0, "id": None, "function": {"name": None, "arguments": ':"a"}'}},
+                ),
+                calls(A),
+            ),
+            "function null": (pieces(entry("lookup", a, index=0), {"index": 0, "function": None}), calls(A)),
+            "function and text null": (
+                events(
+                    {
+                        "choices": [
+                            {"delta": {"role": None, "content": None, "tool_calls": None, "function_call": None}}
+                        ]
+                    },
+                    delta_chunk(content="Hello there."),
+                    delta_chunk("stop"),
+                ),
+                HELLO,
+            ),
+            "a call without `function`": (pieces({"index": 0, "name": "lookup", "arguments": a}), calls(A)),
+            "parameters": (pieces({"index": 0, "function": {"name": "lookup", "parameters": {"q": "a"}}}), calls(A)),
+            "arguments in a list": (pieces(entry("lookup", [{"q": "a"}], index=0)), calls(A)),
+            "an empty list of arguments": (pieces(entry("ping", [], index=0)), calls(("ping", {}))),
+            "arguments null": (
+                pieces({"index": 0, "id": "x", "function": {"name": "ping", "arguments": None}}),
+                calls(("ping", {})),
+            ),
+            "arguments `null`": (pieces(entry("ping", "null", index=0)), calls(("ping", {}))),
+            "arguments missing": (pieces(entry("ping", index=0)), calls(("ping", {}))),
+            "arguments encoded twice": (pieces(entry("lookup", json.dumps(a), index=0)), calls(A)),
+            "arguments in a fence": (pieces(entry("lookup", f"```json\n{a}\n```", index=0)), calls(A)),
+            "a name with blanks": (pieces(entry(" lookup\n", a, index=0)), calls(A)),
+            "an empty call first": (
+                pieces({"index": 0, "id": "", "function": {}}, entry("lookup", a, index=0)),
+                calls(A),
+            ),
+            "an empty call alone": (
+                events(
+                    delta_chunk(content="Hello there."),
+                    delta_chunk(tool_calls=[None, {}, {"index": 0}]),
+                    delta_chunk("stop"),
+                ),
+                HELLO,
+            ),
+            "an index of the choice": (choices({"index": "0", "delta": {"content": "Hello there."}}), HELLO),
+            "no index of the choice": (choices({"index": None, "delta": {"content": "Hello there."}}), HELLO),
+            "usage as texts": (events(delta_chunk("stop", content="Hello there."), usage), HELLO),
+            "arguments without a name": (pieces(entry(arguments=a, index=0)), FAILED),
+        }
+    )
+
+
+async def test_a_stream_that_no_label_names_may_still_break() -> None:
+    """K12: a body of another label is held to the same end as an event stream."""
+    sse = b"".join(map(event, (delta_chunk(content="Hello "), delta_chunk(content="there."))))
+    start = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 9999\r\n\r\n"
+    await assert_rows({"cut": ([start + sse, CUT], FAILED), "no end": (whole_body(sse + DONE, "text/plain"), FAILED)})
+
+
+async def test_usage_that_is_text_is_counted() -> None:
+    """K14: counts as texts are counts."""
+    chunk: Chunk = {"choices": [], "usage": {"prompt_tokens": "5", "completion_tokens": 7.0}}
+    async with doors() as stack:
+        stack.answer = events(delta_chunk("stop", content="Hello there."), call_chunk(0), chunk)
+        response = await stack.client.responses.create(model="fake-model", input="hi", store=False)
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (5, 7)
