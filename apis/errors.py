@@ -8,6 +8,7 @@ StackError
 │   │   └── CountingUnsupported 400  the model's server has no way to count the tokens of a prompt
 │   └── ContextLengthExceeded 400  the prompt does not fit the model
 ├── Unauthorized              401  no key, or a wrong one
+│   └── KeyRevoked            401  the key of queued work is no longer valid when it is its turn
 ├── PermissionDenied          403  this caller may not (a foreign Host or Origin, for one)
 ├── NotFound                  404  no such object, or one of another tenant
 │   └── ModelNotFound         404  no provider serves that model
@@ -36,9 +37,14 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Literal
 
 FailureCode = Literal[
-    "server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded", "completion_window_expired"
+    "server_error",
+    "rate_limit_exceeded",
+    "invalid_prompt",
+    "context_length_exceeded",
+    "completion_window_expired",
+    "api_key_revoked",
 ]
-"""The codes of a failed response. The SDK's type does not list the last two. OpenAI sends `context_length_exceeded`,
+"""The codes of a failed response. The SDK's type does not list the last three. OpenAI sends `context_length_exceeded`,
 and agents compact their conversation when they read it."""
 
 _MAX_NAMED_MODELS: Final = 10
@@ -101,6 +107,13 @@ class Unauthorized(StackError):
     status = 401
     type = "invalid_request_error"
     code = "invalid_api_key"
+
+
+class KeyRevoked(Unauthorized):
+    """The key of work that was queued is no longer valid when it is its turn."""
+
+    code = "api_key_revoked"
+    failure_code = "api_key_revoked"
 
 
 class PermissionDenied(StackError):
@@ -280,14 +293,6 @@ class ToolFailed(StackError):
 
 class FetchFailed(ToolFailed):
     """A URL from outside was refused before any connection, or did not answer within the limits."""
-
-
-class FetchRefused(FetchFailed):
-    """The run config does not permit a URL. `reason` is the message without the setting that would permit it."""
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"{reason} {remedy}")
-        self.reason = reason
 
 
 class ConfigError(Exception):

@@ -323,7 +323,8 @@ class Responses(Provider, ABC):
     ) -> AsyncGenerator[ResponseEventBatch]:
         """Create a response, under a new id or one from the caller (`apis.storage.keys.new_response_id`), and yield its
         events in batches that became ready together; the laws of the stream hold for all. Without `stream` in the
-        request the only event is the terminal one.
+        request the only event is the terminal one. A background response that waits fails with KeyRevoked if the key
+        of the `caller` is not valid any more when it is its turn.
 
         Raises InvalidRequest, NotFound or StoreUnavailable before the first event. Later a failure appears twice: as
         the terminal `response.failed`, then as the StackError that caused it, so that no caller that drains the stream

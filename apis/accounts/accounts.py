@@ -4,6 +4,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,7 +25,7 @@ from apis.accounts.sign_in import SignIn
 from apis.accounts.spend_alerts import SpendAlerts
 from apis.accounts.spending import SpendLimits
 from apis.accounts.usage import UsageLog
-from apis.errors import PermissionDenied
+from apis.errors import NotFound, PermissionDenied
 from apis.inference import ModelNames
 from apis.provider import Provider
 
@@ -156,6 +157,25 @@ class Accounts(Provider, ABC):
     async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
         """Return the caller with the key of this id, for work that is done after its request has ended; None if the
         key was revoked or has expired. Raises StoreUnavailable."""
+
+    async def find_owner(self, project_id: str, key_id: str) -> Caller | None:
+        """Return the caller for queued work: with the key of this id, or with the rights of the whole project where
+        `key_id` is empty, because no key was needed, or only a token. None if the key was revoked or has expired, or
+        the project was archived. Raises StoreUnavailable."""
+        if key_id:
+            return await self.find_caller(project_id, key_id)
+        directory = self.directory()
+        if directory is not None:
+            with suppress(NotFound):  # a project of the identity provider alone
+                if (await directory.get_project(project_id)).archived_at is not None:
+                    return None
+        return Caller(project_id)
+
+    async def find_lasting_key(self, caller: Caller) -> str:
+        """Return the id of the caller's key for `find_owner`; empty for a token, which nothing is stored of."""
+        if caller.expires_at is None:
+            return caller.key_id
+        return "" if await self.find_caller(caller.tenant, caller.key_id) is None else caller.key_id
 
     async def load_sign_in(self) -> SignIn | None:
         """Return how people get a key in their browser, None where they cannot. It needs no key, so it holds nothing

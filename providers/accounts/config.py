@@ -18,5 +18,7 @@ class ConfigAccounts(Accounts):
         return self._callers.get(digest_key(key))
 
     async def find_caller(self, project_id: str, key_id: str) -> Caller | None:
+        if not self._callers:
+            return Caller(project_id)
         callers = self._callers.values()
         return next((each for each in callers if (each.tenant, each.key_id) == (project_id, key_id)), None)

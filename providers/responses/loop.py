@@ -12,7 +12,7 @@ from typing import Any
 
 from openai.types.responses import Response
 
-from apis.accounts.accounts import Caller
+from apis.accounts.accounts import Accounts, Caller
 from apis.documents.fetcher import Fetcher
 from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
@@ -40,6 +40,7 @@ from apis.responses import (
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
+from providers.common.supervision import supervise
 from providers.responses.background.background import BackgroundMetrics, BackgroundResponses
 from providers.responses.background.observation import BackgroundObservation
 from providers.responses.context.conversations import StoredConversations, page_input_items
@@ -69,10 +70,12 @@ class Loop(Responses):
         tool_servers: ToolServers | None,
         vector_stores: VectorStores | None,
         image_generator: ImageGenerator | None,
+        accounts: Accounts,
         tenants: Tenants = ONE_TENANT,
     ) -> None:
         self._config = config
         self._kv = kv_store
+        self._accounts = accounts
         self._history = config.build_history(kv_store)
         self._conversations = StoredConversations(
             kv_store, self._history, config.reasoning_keys, background_s=config.background.max_duration_s
@@ -95,7 +98,9 @@ class Loop(Responses):
             self._history, self._prepare_new, self._streams, self._views, cache_bytes=config.session_bytes
         )
         deployment = config.build_deployment(tenants)
-        self._background = BackgroundResponses(kv_store, self._history, self._preparer.prepare, fetcher, deployment)
+        self._background = BackgroundResponses(
+            kv_store, self._history, self._preparer.prepare, fetcher, deployment, accounts
+        )
         self._observation = BackgroundObservation(
             kv_store, config.background, self._background.registry, self._load, self._views
         )
@@ -103,7 +108,7 @@ class Loop(Responses):
 
     async def start(self) -> None:
         await self._prompts.load()
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._sweeper = supervise("the sweep of the store", self._sweep)
         self._background.start()
 
     def machine_bound_state(self) -> str | None:
@@ -141,7 +146,8 @@ class Loop(Responses):
         caller: Caller | None = None,
     ) -> AsyncGenerator[ResponseEventBatch]:
         pending = await self._prepare_new(request, tenant, self._preparer.new_ids(response_id), caller=caller)
-        pending = pending.charged_to(charge)
+        lasting_key = await self._accounts.find_lasting_key(caller) if request.background and caller is not None else ""
+        pending = pending.charged_to(charge, lasting_key)
         view = self._views.of_create(request)
         request = pending.request
         if request.background:
@@ -186,8 +192,9 @@ class Loop(Responses):
                 yield view.show_events(events)
 
     async def delete(self, response_id: str, *, tenant: str) -> None:
-        await self._background.cancel(response_id, tenant=tenant)
-        await self._history.delete(response_id, tenant=tenant)
+        was_damaged = await self._background.delete(response_id, tenant=tenant)
+        with suppress(NotFound) if was_damaged else nullcontext():
+            await self._history.delete(response_id, tenant=tenant)
         await self._background.delete_log(response_id, tenant=tenant)
 
     async def cancel(self, response_id: str, *, tenant: str) -> Response:

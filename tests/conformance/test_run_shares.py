@@ -111,5 +111,5 @@ async def test_a_run_queued_by_the_version_before_is_claimed(backend: Backend) -
     [(key, _)] = await runs.list_waiting(10)
     entry = await store.get(key)
     assert entry is not None
-    await store.put("/queue/5/00000000000000001/loud/x", entry.value)
+    await store.put(f"/queue/5/00000000000000001/loud/{ref.id}", entry.value)
     assert [found for _, found in await runs.list_waiting(10)] == [ref, ref]

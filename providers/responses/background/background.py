@@ -12,19 +12,21 @@ from typing import Any, Final
 import orjson
 from openai.types.responses import Response
 
+from apis.accounts.accounts import Accounts
 from apis.documents.fetcher import Fetcher
-from apis.errors import InvalidRequest, RateLimited
+from apis.errors import InvalidRequest, RateLimited, StorageCorrupt
 from apis.events import LoggedEvent, ResponseEventBatch
 from apis.observation.details import DeliverySummary
 from apis.responses import ResponseListParams, SpareCapacity
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from apis.storage.records import reading_stored
+from providers.common.state.scan import skipping_damaged
 from providers.responses.background.deployment import BackgroundDeployment
 from providers.responses.background.event_log import EventLog, LogWakeups
 from providers.responses.background.execution import RunExecutor
-from providers.responses.background.new_run import build_new_run
-from providers.responses.background.runs import ResponseRef, Runs
+from providers.responses.background.new_run import NewRun, build_new_run
+from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs
 from providers.responses.background.stored_run import build_stored_response
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundMetrics, BackgroundWorkers, WorkerRegistry
@@ -56,8 +58,11 @@ class BackgroundResponses:
         prepare: PrepareResponse,
         fetcher: Fetcher,
         options: BackgroundDeployment,
+        accounts: Accounts,
     ) -> None:
         config, tenants = options.config, options.tenants
+        self._kv = kv
+        self._history = history
         self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants, options.webhook_endpoints)
         self._webhook_delivery: asyncio.Task[None] | None = None
         self._wakeups = LogWakeups()
@@ -70,7 +75,7 @@ class BackgroundResponses:
             retention_s=history.retention_s,
             worker=self.registry.worker_id,
         )
-        self._executor = RunExecutor(kv, history, prepare, config, self._event_log, self._webhook_queue)
+        self._executor = RunExecutor(kv, history, prepare, config, self._event_log, self._webhook_queue, accounts)
         self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants, self.registry)
 
     @property
@@ -115,16 +120,7 @@ class BackgroundResponses:
                 raise InvalidRequest(_NO_WINDOW_MESSAGE, param="background_options.completion_window")
             elif not run.is_portable:
                 raise RateLimited(_NO_WORKER_MESSAGE, retry_after_s=5)
-            try:
-                async with hand_over_lock(pending.lock) as lock_ops:
-                    claimed_run = await self._runs.add(
-                        *(ref, run.rank, run.stored_request, [run.log_op, *lock_ops, *run.charge_ops]),
-                        is_portable=run.is_portable,
-                        start_now=place is not None,
-                    )
-            except LeaseLost:
-                assert pending.lock is not None  # ids are random: only the lock's write can fail
-                raise await pending.lock.lost_error() from None
+            claimed_run = await self._add(run, pending, start_now=place is not None)
             if pending.charge is not None:
                 pending.charge.confirm_adoption()
             if claimed_run is not None:
@@ -139,6 +135,25 @@ class BackgroundResponses:
         async with aclosing(self.follow(ref.id, -1, tenant=ref.tenant)) as batches:
             async for events in batches:
                 yield events
+
+    async def _add(self, run: NewRun, pending: PendingResponse, *, start_now: bool) -> ClaimedRun | None:
+        """Store the run, with the branch that keeps the turn before it; None if it waits for a worker."""
+        ref, history = run.ref, pending.previous_history
+        while True:
+            branch_ops = await self._history.branch_ops(
+                history, ref.id, self._runs.retention_s + run.rank.window_s, tenant=ref.tenant
+            )
+            try:
+                async with hand_over_lock(pending.lock) as lock_ops:
+                    return await self._runs.add(
+                        *(ref, run.rank, run.stored_request, [run.log_op, *lock_ops, *branch_ops, *run.charge_ops]),
+                        is_portable=run.is_portable,
+                        start_now=start_now,
+                    )
+            except LeaseLost:
+                if pending.lock is not None:
+                    raise await pending.lock.lost_error() from None
+                assert branch_ops  # ids are random: only the conditions of the lock, or of the chain, can fail
 
     def follow(self, response_id: str, starting_after: int, *, tenant: str) -> AsyncGenerator[Sequence[LoggedEvent]]:
         """Yield the events after that sequence number, then those to come."""
@@ -156,7 +171,9 @@ class BackgroundResponses:
         """Return the responses that have not ended, at most 1,000, newest first, without their items."""
         responses: list[dict[str, Any]] = []
         for ref in await self._runs.list_of_tenant(tenant, limit=_MAX_LISTED_RUNS):
-            response = await self.get(ref.id, tenant=tenant)
+            response = None
+            with skipping_damaged(self._kv, ref.run_key, "RunRecord, or its request"):
+                response = await self.get(ref.id, tenant=tenant)
             if response is not None:
                 fields = response.model_dump(mode="json", exclude={"output"})
                 if params.accepts(fields):
@@ -179,6 +196,16 @@ class BackgroundResponses:
                 await self._executor.end_from_log(claimed_run, "cancelled")
                 self._workers.stop_run(ref)
                 return True
+        return False
+
+    async def delete(self, response_id: str, *, tenant: str) -> bool:
+        """End a response that has not ended, so that it can be deleted; return True if it was damaged, and is deleted
+        by this."""
+        try:
+            await self.cancel(response_id, tenant=tenant)
+        except StorageCorrupt:
+            await self._runs.delete(ResponseRef(tenant, response_id))
+            return True
         return False
 
     def metrics(self) -> BackgroundMetrics:

@@ -6,12 +6,13 @@ earliest deadline. So an admitted place never holds a run that another worker co
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import StackError
 from apis.ticks import wait_for_tick
+from providers.common.supervision import supervise
 from providers.responses.background.runs import ClaimedRun, Runs
 
 _log = logging.getLogger(__name__)
@@ -20,7 +21,8 @@ _MAX_WAITERS: Final = 32
 
 
 class DeferredRuns:
-    """The runs with a completion window that this process begins. `run_claimed` returns when a run has ended here.
+    """The runs with a completion window that this process begins. `start_run` starts the task that executes a claimed
+    one.
 
     At most half of `tenant_limit`, the number of a tenant's runs in all processes, begins this way: the rest stays free
     for runs without a window.
@@ -29,34 +31,36 @@ class DeferredRuns:
     def __init__(
         self,
         runs: Runs,
-        run_claimed: Callable[[ClaimedRun], Awaitable[object]],
+        start_run: Callable[[ClaimedRun], "asyncio.Task[None]"],
         *,
         tenant_limit: int,
         poll_s: float,
     ) -> None:
         self._runs = runs
-        self._run_claimed = run_claimed
+        self._start_run = start_run
         self._tenant_limit = max(1, tenant_limit // 2)
         self._poll_s = poll_s
         self._wakeup = asyncio.Event()
         self._waiters: dict[str, set[asyncio.Task[None]]] = {}
+        self._claims: set[asyncio.Task[asyncio.Task[None] | None]] = set()
         self._watcher: asyncio.Task[None] | None = None
 
     def start(self, capacity: SpareCapacity) -> None:
-        self._watcher = asyncio.create_task(self._watch(capacity))
+        self._watcher = supervise("the watcher of deferred background responses", lambda: self._watch(capacity))
 
     def wake(self) -> None:
         """Look for waiting runs now instead of after the poll interval."""
         self._wakeup.set()
 
-    async def stop(self) -> None:
-        """Wait for no more places. Runs that have begun go on."""
+    async def stop(self, timeout_s: float | None = None) -> None:
+        """Wait for no more places, and return when the claims that are under way have ended. Runs that have begun go
+        on."""
         tasks = [task for waiters in self._waiters.values() for task in waiters]
         tasks += [self._watcher] if self._watcher is not None else []
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if tasks or self._claims:
+            await asyncio.wait([*tasks, *self._claims], timeout=timeout_s)
 
     async def _watch(self, capacity: SpareCapacity) -> None:
         while True:
@@ -82,13 +86,23 @@ class DeferredRuns:
             del self._waiters[tenant]
 
     async def _run_one(self, tenant: str, capacity: SpareCapacity) -> None:
+        async with capacity.admit(tenant):
+            # a claim that is cancelled may have happened, and then nobody would execute the run
+            claim = asyncio.create_task(self._claim(tenant))
+            self._claims.add(claim)
+            claim.add_done_callback(self._claims.discard)
+            running = await asyncio.shield(claim)
+            if running is not None:
+                await asyncio.wait({running})
+                self._wakeup.set()
+
+    async def _claim(self, tenant: str) -> "asyncio.Task[None] | None":
+        """Claim and start a run; None if there is none, or the tenant has enough that run."""
         try:
-            async with capacity.admit(tenant):
-                if await self._runs.count_running(tenant, self._tenant_limit) >= self._tenant_limit:
-                    return
-                claimed = await self._runs.claim_deferred(tenant)
-                if claimed is not None:
-                    await self._run_claimed(claimed)
-                    self._wakeup.set()
+            if await self._runs.count_running(tenant, self._tenant_limit) >= self._tenant_limit:
+                return None
+            claimed = await self._runs.claim_deferred(tenant)
         except StackError as exc:
             _log.warning("a background response with a completion window waits: %s", exc.message)
+            return None
+        return None if claimed is None else self._start_run(claimed)

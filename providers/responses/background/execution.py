@@ -14,8 +14,10 @@ from typing import Final
 import msgspec
 from openai.types.responses import Response
 
+from apis.accounts.accounts import Accounts
 from apis.errors import (
     InvalidRequest,
+    KeyRevoked,
     RateLimited,
     StackError,
     StoredValueTooLarge,
@@ -29,6 +31,7 @@ from apis.storage.lease import LeaseLost
 from providers.common.fair_turns import CURRENT_TURN, turn_of
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
+from providers.responses.background.kept_history import KeptHistory
 from providers.responses.background.runs import MAX_LOST_WORKERS, ClaimedRun, ResponseRef
 from providers.responses.background.stored_run import (
     build_charge_ops,
@@ -78,6 +81,10 @@ _WINDOW_EXPIRED_MESSAGE: Final = (
     "This response had not begun when its completion window expired (`background_options.completion_window`): the "
     "server had other work all the time. Nothing was executed."
 )
+_KEY_REVOKED_MESSAGE: Final = (
+    "The API key that created this response was revoked or has expired, or its project was archived, before the "
+    "response was done."
+)
 _QUEUE_TIMEOUT_MESSAGE: Final = "No worker was free for this response in time (`responses.background.queue_timeout_s`)."
 
 
@@ -93,10 +100,12 @@ class RunExecutor:
         config: BackgroundConfig,
         event_log: EventLog,
         webhook_queue: WebhookQueue,
+        accounts: Accounts,
     ) -> None:
         self._kv = kv
         self._history = history
         self._prepare = prepare
+        self._accounts = accounts
         self._config = config
         self._event_log = event_log
         self._webhook_queue = webhook_queue
@@ -187,8 +196,10 @@ class RunExecutor:
             await release_lock(self._kv, ref.tenant, final.conversation.id, ref.id)
         history = LoadedHistory()
         if final.previous_response_id is not None:
-            with suppress(InvalidRequest):  # the previous response was deleted: this one begins a chain
-                history = await self._history.load_history(final.previous_response_id, tenant=ref.tenant)
+            with suppress(InvalidRequest):  # its chain is gone: this one begins another
+                history = await self._history.load_history(
+                    final.previous_response_id, tenant=ref.tenant, kept_position=stored_request.previous
+                )
         await self._store_final(
             claimed_run,
             FinishedResponse(final, bytes(stored_request.input_items), collect_tool_results(checkpoints), ops),
@@ -287,16 +298,22 @@ class RunExecutor:
         pending = self._local_responses.pop(ref, None)
         if pending is not None:
             return pending
+        caller = await self._accounts.find_owner(ref.tenant, stored_request.key_id)
+        if caller is None:
+            raise KeyRevoked(_KEY_REVOKED_MESSAGE)
         request = parse_stored_request(stored_request, ref.id)
         if claimed_run.run.is_deferred and request.priority is None:
             request = request.model_copy(update={"priority": self.engine_priority})
+        previous = stored_request.previous
         item_id_count = max(stored_request.item_id_count, resume_point.item_id_count if resume_point else 0)
         return await self._prepare(
             request,
             ref.tenant,
             ResponseIds(ref.id, item_id_count),
+            history_source=None if previous is None else KeptHistory(self._history, previous),
             resume_point=resume_point,
             created_at=stored_request.created_at,
+            caller=caller,
         )
 
     async def _end(

@@ -39,6 +39,8 @@ def build_new_run(pending: PendingResponse, event_log: EventLog) -> NewRun:
         pending.ids.item_id_count,
         pending.created_at,
         charge=None if pending.charge is None else pending.charge.record,
+        previous=pending.previous_history.position,
+        key_id=pending.key_id,
     )
     response = pending.build_initial_response("queued")
     queued = ResponseQueuedEvent(type="response.queued", response=response, sequence_number=0)

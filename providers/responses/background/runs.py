@@ -26,11 +26,12 @@ from typing import Final, Literal
 import msgspec
 
 from apis.accounts.charges import ChargeRecord
-from apis.errors import RateLimited, StackError, StorageCorrupt
+from apis.errors import RateLimited, StorageCorrupt
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
-from apis.storage.records import decode_record, encode_record, scan_all, scan_groups
+from apis.storage.records import decode_record, encode_record, scan_groups
 from apis.telemetry import TRACE_HEADERS, telemetry
+from providers.common.state.scan import report_damaged, scan_records
 from providers.responses.background.ranks import (
     DEFERRED_PREFIX,
     QUEUE_PREFIX,
@@ -40,6 +41,7 @@ from providers.responses.background.ranks import (
     read_queued_at,
 )
 from providers.responses.events.ids import is_response_id
+from providers.responses.store.history_cache import TurnPosition
 from providers.responses.store.run_key import run_key
 
 _log = logging.getLogger(__name__)
@@ -79,7 +81,8 @@ class RunRecord(
 
 class StoredRequest(msgspec.Struct, rename={"input_items": "given", "item_id_count": "ids"}):
     """The request, its input items as they are listed, and the number of item ids that those use. `trace` holds the
-    trace headers of the request that created it, with which each worker goes on, and `charge` what it has reserved."""
+    trace headers of the request that created it, with which each worker goes on, and `charge` what it has reserved;
+    `previous` is the position of the turn before it, if it continues one, and `key_id` the key that created it."""
 
     request: msgspec.Raw
     input_items: msgspec.Raw
@@ -87,6 +90,8 @@ class StoredRequest(msgspec.Struct, rename={"input_items": "given", "item_id_cou
     created_at: int
     trace: dict[str, str] = {}
     charge: ChargeRecord | None = None
+    previous: TurnPosition | None = None
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ class RunLease(Lease):
         Nothing is written when the lease is lost."""
         run.handover_count += 1
         put_run = Put(self.ref.run_key, encode_record(run), self._retention_s)
-        put_queue = Put(run.queue_key, _encode_ref(self.ref), 60 * self.lease_s)
+        put_queue = Put(run.queue_key, b"", 60 * self.lease_s)
         with suppress(LeaseLost):
             await self.release([put_run, put_queue, *extra_ops])
 
@@ -167,7 +172,7 @@ class Runs:
         self._worker = worker
         self._lease_s = lease_s
         self._limits = limits
-        self._retention_s = retention_s
+        self.retention_s = retention_s
 
     async def add(
         self,
@@ -183,12 +188,12 @@ class Runs:
         request's trace is stored with it. Raises
         LeaseLost if a condition in `extra_ops` does not hold, RateLimited if too many runs of the tenant wait."""
         stored_request.trace = dict(TRACE_HEADERS.get())
-        queue_key, retention_s = rank.build_key(ref.tenant, ref.id), self._retention_s + rank.window_s
+        queue_key, retention_s = rank.build_key(ref.tenant, ref.id), self.retention_s + rank.window_s
         run = RunRecord("in_progress" if start_now else "queued", queue_key, is_portable, int(start_now))
         put_request = Put(ref.request_key, encode_record(stored_request), retention_s)
         if start_now:
             lease = self._new_lease(ref)
-            put_run = Put(ref.run_key, encode_record(run), self._retention_s, ABSENT)
+            put_run = Put(ref.run_key, encode_record(run), self.retention_s, ABSENT)
             if await lease.acquire([put_run, put_request, *extra_ops], durable=True) is None:
                 raise LeaseLost
             return ClaimedRun(run, stored_request, lease)
@@ -198,14 +203,21 @@ class Runs:
                 Put(ref.run_key, encode_record(run), retention_s, ABSENT),
                 put_request,
                 *extra_ops,
-                Put(queue_key, _encode_ref(ref), rank.window_s or self._limits.queue_timeout_s),
+                Put(queue_key, b"", rank.window_s or self._limits.queue_timeout_s),
                 Put(run.slot_key, ref.id.encode(), retention_s, ABSENT),
             ]
             if await self._kv.write(ops) is not None:
                 telemetry().add("stack.responses.queued", 1)
                 return None
-            if await self._kv.get(run.slot_key) is None:
-                raise LeaseLost
+            if not await self._do_hold(extra_ops):
+                raise LeaseLost  # else another run has taken the slot, and may have left it again
+
+    async def _do_hold(self, ops: Sequence[Op]) -> bool:
+        """Return True if the conditions of these operations hold now."""
+        conditional = [op for op in ops if op.expect is not None]
+        entries = await self._kv.get_many([op.key for op in conditional]) if conditional else []
+        versions = [ABSENT if entry is None else entry.version for entry in entries]
+        return versions == [op.expect for op in conditional]
 
     async def _draw_free_slot(self, tenant: str, rank: Rank) -> str:
         """Return the key of a random free slot: concurrent requests seldom draw the same one. Raises RateLimited."""
@@ -237,9 +249,8 @@ class Runs:
     async def list_waiting(self, limit: int) -> list[tuple[str, ResponseRef]]:
         """Return up to `limit` waiting runs of each tenant with their keys in the queue, in a tenant's order of
         service."""
-        # Keys of earlier versions begin with the rank instead of the tenant: the reference is in the value.
         groups = scan_groups(self._kv, QUEUE_PREFIX, limit=limit)
-        return [(key, _decode_ref(entry.value)) async for _, rows in groups for key, entry in rows]
+        return [(key, _queued_ref(key)) async for _, rows in groups for key, _ in rows]
 
     async def count_deferred(self, limit: int) -> list[tuple[str, int]]:
         """Return the tenants that have waiting runs with a completion window, and the number of these up to `limit`."""
@@ -249,8 +260,8 @@ class Runs:
         """Claim the tenant's waiting run with the earliest deadline; None if there is none."""
         last_key = ""
         while rows := await self._kv.scan(f"{DEFERRED_PREFIX}{tenant}/", after=last_key, limit=_CLAIM_PAGE):
-            for last_key, entry in rows:
-                claimed = await self.claim(_decode_ref(entry.value), last_key)
+            for last_key, _ in rows:
+                claimed = await self.claim(_queued_ref(last_key), last_key)
                 if claimed is not None:
                     return claimed
         return None
@@ -282,10 +293,14 @@ class Runs:
                 return None
             is_late = not queue_key and record.status == "queued"
             claimed = await self._acquire(ref, run, request, ABSENT)
-        except StorageCorrupt:
-            _log.error("the run of response %s cannot be read", ref.id)
+        except StorageCorrupt as exc:
+            report_damaged(self._kv, ref.run_key, "RunRecord, or its request", exc)
             return None
         return replace(claimed, is_late=is_late) if claimed else None
+
+    async def delete(self, ref: ResponseRef) -> None:
+        """Delete a run whose records are damaged, so that nobody can end it."""
+        await self._kv.write([Delete(ref.run_key), Delete(ref.request_key), Delete(ref.lease_key)])
 
     async def take_over(self, ref: ResponseRef) -> ClaimedRun | None:
         """Claim a run from any worker that may hold it; None if it has ended."""
@@ -306,7 +321,7 @@ class Runs:
         run.status = "in_progress"
         run.attempts += 1
         ops: list[Op] = [
-            Put(ref.run_key, encode_record(run), self._retention_s, run_entry.version),
+            Put(ref.run_key, encode_record(run), self.retention_s, run_entry.version),
             *(Delete(key) for key in (run.queue_key, slot_key) if key),
         ]
         lease = self._new_lease(ref)
@@ -316,15 +331,14 @@ class Runs:
         return ClaimedRun(run, stored_request, lease)
 
     def _new_lease(self, ref: ResponseRef) -> RunLease:
-        return RunLease(self._kv, ref, self._lease_s, self._retention_s, self._worker)
+        return RunLease(self._kv, ref, self._lease_s, self.retention_s, self._worker)
 
     async def list_orphaned(self) -> list[ResponseRef]:
         """Return the runs that no worker will claim from the queue: in progress without a lease, or queued for too
         long."""
         runs = [
-            (_decode_ref(key.removeprefix("/run/").encode()), run)
-            async for key, entry in scan_all(self._kv, "/run/", page_size=_BATCH_SIZE)
-            if (run := _try_decode_run(key, entry)) is not None
+            (_running_ref(stored.key), stored.record)
+            async for stored in scan_records(self._kv, "/run/", RunRecord, page_size=_BATCH_SIZE)
         ]
         orphaned: list[ResponseRef] = []
         for start in range(0, len(runs), _BATCH_SIZE):
@@ -335,19 +349,13 @@ class Runs:
         return orphaned
 
 
-def _try_decode_run(key: str, entry: Entry) -> RunRecord | None:
-    """Return None for a damaged record, so that the other runs are still served."""
-    try:
-        return decode_record(entry, RunRecord)
-    except StackError:
-        _log.error("the record %s cannot be read", key)
-        return None
+def _queued_ref(key: str) -> ResponseRef:
+    """Return the run that waits under a key of the queue: nothing depends on the value, which may be damaged. Keys of
+    earlier versions are /queue/RANK/TIME/TENANT/ID."""
+    first, _, third, name = key.split("/")[-4:]
+    return ResponseRef(first if third.isdecimal() else third, name)
 
 
-def _encode_ref(ref: ResponseRef) -> bytes:
-    return f"{ref.tenant}/{ref.id}".encode()
-
-
-def _decode_ref(value: bytes) -> ResponseRef:
-    tenant, _, name = value.decode().partition("/")
+def _running_ref(key: str) -> ResponseRef:
+    tenant, _, name = key.removeprefix("/run/").partition("/")
     return ResponseRef(tenant, name)

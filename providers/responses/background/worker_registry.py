@@ -13,7 +13,8 @@ from typing import Final
 from apis.errors import StackError
 from apis.observation.background import WorkerSummary
 from apis.storage.kv_store import Delete, KVStore, Put
-from apis.storage.records import decode_record, encode_record
+from apis.storage.records import encode_record
+from providers.common.state.scan import list_records
 
 _log = logging.getLogger(__name__)
 _PREFIX: Final = "/worker/"
@@ -55,6 +56,5 @@ class WorkerRegistry:
 
     async def list_workers(self) -> list[WorkerSummary]:
         """Return the processes that have reported themselves lately, the oldest first."""
-        rows = await self._kv.scan(_PREFIX, limit=_MAX_WORKERS)
-        workers = [decode_record(entry, WorkerSummary) for _, entry in rows]
-        return sorted(workers, key=lambda worker: worker.started_at)
+        rows = await list_records(self._kv, _PREFIX, WorkerSummary, limit=_MAX_WORKERS)
+        return sorted((stored.record for stored in rows), key=lambda worker: worker.started_at)

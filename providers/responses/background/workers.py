@@ -14,6 +14,7 @@ from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import StackError
 from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
 from apis.ticks import wait_for_tick
+from providers.common.supervision import supervise
 from providers.responses.background.deferred import DeferredRuns
 from providers.responses.background.ranks import QueueLimits
 from providers.responses.background.runs import MAX_LOST_WORKERS, ClaimedRun, ResponseRef, Runs
@@ -108,10 +109,11 @@ class BackgroundWorkers:
         )
         self._last_turns: dict[str, int] = {}
         self._last_try: ResponseRef | None = None
+        self._claiming = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._deferred = DeferredRuns(
             runs,
-            lambda claimed: asyncio.wait({self.start_run(claimed, None)}),
+            lambda claimed: self.start_run(claimed, None),
             tenant_limit=self._tenant_limit,
             poll_s=4 * config.poll_s,  # they have hours, and those of this process wake it
         )
@@ -120,7 +122,7 @@ class BackgroundWorkers:
         """Once true, no more runs are claimed."""
 
     def start(self) -> None:
-        self._watcher = asyncio.create_task(self._watch())
+        self._watcher = supervise("the watcher of background responses", self._watch)
 
     async def try_reserve_place(self, tenant: str) -> Place | None:
         """Return a place if one more run of the tenant can start here now, for `start_run`."""
@@ -169,15 +171,17 @@ class BackgroundWorkers:
         self.is_draining = True
         self._wakeup.set()
         await self._deferred.stop()
-        if self._watcher is not None:
-            await asyncio.wait({self._watcher})  # it may have just claimed a run
+        async with self._claiming:  # a run that was just claimed is started
+            if self._watcher is not None:
+                self._watcher.cancel()
         while self._tasks:
             await asyncio.wait([*self._tasks.values()])
 
     async def close(self) -> None:
         """Cancel all runs, so that other workers can resume them at once."""
         self.is_draining = True
-        await self._deferred.stop()
+        await self._deferred.stop(_CLOSE_TIMEOUT_S)
+        await asyncio.sleep(0)  # a run that is cancelled before its first step would hand nothing back
         tasks = [*self._tasks.values(), *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()
@@ -194,11 +198,14 @@ class BackgroundWorkers:
             self._wakeup.clear()
             if self._registry is not None:
                 await self._registry.report(len(self._tasks))
+            is_sweep_due = time.monotonic() - swept_at > self._config.lease_s / 4
+            swept_at = time.monotonic() if is_sweep_due else swept_at
             try:
-                await self._claim_queued()
-                if time.monotonic() - swept_at > self._config.lease_s / 4:
-                    swept_at = time.monotonic()
-                    await self._claim_orphaned()
+                async with self._claiming:
+                    await self._claim_queued()
+                    if is_sweep_due:
+                        await self._claim_orphaned()
+                if is_sweep_due:
                     self._waiting_count = len(await self._runs.list_waiting(self._config.max_waiting))
             except StackError as exc:
                 _log.warning("background responses wait: %s", exc.message)

@@ -43,7 +43,8 @@ class PendingResponse(msgspec.Struct, frozen=True):
     """A response that is prepared and not at its end. `lock` is held on the conversation that it adds to;
     `input_transformations` are the items of its input that no model sees; `comparison` is that of its prompt with the
     one of an earlier response, where the request names one; `prefill` lets the model's engine cache the prompt of a
-    chat, and returns its tokens; `charge` is what its request has reserved."""
+    chat, and returns its tokens; `charge` is what its request has reserved, and `key_id` the key that sent it, where
+    that can be looked at again later."""
 
     request: CreateResponse
     tenant: str
@@ -57,10 +58,13 @@ class PendingResponse(msgspec.Struct, frozen=True):
     comparison: PromptComparison | None = None
     prefill: Callable[[ChatRequest], Awaitable[Usage]] | None = None
     charge: Charge | None = None
+    key_id: str = ""
 
-    def charged_to(self, charge: Charge | None) -> "PendingResponse":
-        """Return the response with the charge that its end is counted under."""
-        return self if charge is None else msgspec.structs.replace(self, charge=charge)
+    def charged_to(self, charge: Charge | None, key_id: str = "") -> "PendingResponse":
+        """Return the response with the charge that its end is counted under, and the key of its request."""
+        if charge is None and not key_id:
+            return self
+        return msgspec.structs.replace(self, charge=charge, key_id=key_id)
 
     @property
     def previous_history(self) -> LoadedHistory:

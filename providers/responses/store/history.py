@@ -4,6 +4,7 @@
     TENANT/turn/LINE/DEPTH       the input and output items of one response, in the order of the chain
     TENANT/item/ID               the response of an item whose id a client chose; other item ids hold the response id
     TENANT/branch/LINE/DEPTH/NEW present for each line NEW that branches off from that turn
+    TENANT/line/LINE             the state of a line with branches or deleted turns (`turn_writer.py`)
 
 A line is a chain of turns without a fork, read by one scan. The first child of a turn continues its line, and each
 other child begins a line of its own that records its fork point: a chain costs one read for each fork, not one for each
@@ -20,13 +21,13 @@ from openai.types.responses import Response
 
 from apis.errors import InvalidRequest, NotFound, StoredValueTooLarge
 from apis.responses import ResponseListParams
-from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, STORED_OVERHEAD_BYTES, Delete, Entry, KVStore, Op, Put
+from apis.storage.kv_store import MAX_VALUE_BYTES, STORED_OVERHEAD_BYTES, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record, reading_stored
 from apis.telemetry import agent_traceparent
 from apis.wire.base import remember_json, sdk_model_to_json
 from apis.wire.items import items_to_json
-from providers.responses.events.ids import is_response_id, response_id_of
+from providers.responses.events.ids import is_response_id
 from providers.responses.events.response_object import response_from_json
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import copy_with
@@ -41,10 +42,11 @@ from providers.responses.store.history_cache import (
     extend_history,
 )
 from providers.responses.store.history_keys import branch_key, record_key, turn_key
-from providers.responses.store.item_lookup import FoundItem, ItemLookup, LoadAllowance, decode_item_ids
+from providers.responses.store.item_lookup import FoundItem, ItemLookup, LoadAllowance
 from providers.responses.store.listing import Listing
 from providers.responses.store.response_record import ResponseRecord, first_words, summarize_response
 from providers.responses.store.run_key import run_key
+from providers.responses.store.turn_writer import NewTurn, TurnWriter, client_item_ids
 
 
 class FinishedResponse(msgspec.Struct, frozen=True):
@@ -68,24 +70,33 @@ class History:
         self._kv = kv
         self._cache = HistoryCache(cache_bytes, max_age_s=min(3600, retention_s / 4))
         self._item_lookup = ItemLookup(kv, self._cache)
+        self._turns = TurnWriter(kv, retention_s)
         self.retention_s = retention_s
         self.max_turns = max_turns
         self.max_bytes = max_bytes
 
-    async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory:
-        """Return the history of a request that follows `response_id`. Raises InvalidRequest if that is not stored."""
+    async def load_history(
+        self, response_id: str, *, tenant: str, kept_position: TurnPosition | None = None
+    ) -> LoadedHistory:
+        """Return the history of a request that follows `response_id`; where that was deleted, the one up to its turn at
+        `kept_position`. Raises InvalidRequest if it is not stored."""
         entry = await self._kv.get(record_key(tenant, "response", response_id))
-        if entry is None:
+        if entry is not None:
+            with reading_stored(response_id):
+                record = decode_record(entry, ResponseRecord)
+                _reject_conversation_turn(response_id, bytes(record.response))
+            position = TurnPosition(record.line, record.depth)
+        elif kept_position is not None:
+            position = kept_position
+        else:
             raise await self._missing_response_error(response_id, tenant)
-        with reading_stored(response_id):
-            record = decode_record(entry, ResponseRecord)
-            _reject_conversation_turn(response_id, bytes(record.response))
-        cached = self._cache.get(tenant, response_id)
+        cached = self._cache.get(tenant, response_id) if entry is not None else None
         if cached is not None:
             position, previous, turns = cached.position, cached.previous_history, [cached.turn]
         else:
-            position, previous = TurnPosition(record.line, record.depth), LoadedHistory()
-            turns = await self._load_turns(position, tenant)
+            previous, turns = LoadedHistory(), await self._load_turns(position, tenant)
+            if turns[-1].id != response_id:
+                raise _chain_gone_error()
         with reading_stored(response_id):
             history = extend_history(previous, turns, position)
         if history.turn_count > self.max_turns:
@@ -131,21 +142,28 @@ class History:
             raise StoredValueTooLarge(
                 f"The response cannot be stored: its input and output have {size} bytes, {limit}."
             )
-        position = (
-            TurnPosition(history.position.line, history.position.depth + 1)
-            if history.position
-            else TurnPosition(response.id[5:], 0)
+        new = NewTurn(
+            *(tenant, turn, response_json, preview, finished_response.extra_ops),
+            response.previous_response_id or "",
+            bool(response.background),
         )
-        ops = finished_response.extra_ops
-        versions = await self._write_turn(position, turn, response_json, preview, tenant, ops)
-        if versions is None and history.position is not None:
-            turn.fork_point = (history.position.line, history.position.depth)
-            position = TurnPosition(response.id[5:], 0)
-            versions = await self._write_turn(position, turn, response_json, preview, tenant, ops)
-        if versions is not None:
-            self._cache.discard(tenant, response.previous_response_id)
-            self._cache.put(tenant, response.id, CachedTurn(history, turn, position))
-        return versions
+        added = await self._turns.add(new, history)
+        if added is None:
+            return None
+        self._cache.discard(tenant, response.previous_response_id)
+        self._cache.put(tenant, response.id, CachedTurn(history, added.turn, added.position))
+        return added.versions
+
+    async def branch_ops(self, history: LoadedHistory, response_id: str, ttl_s: float, *, tenant: str) -> list[Op]:
+        """Return the operations by which the turn before a background response is kept until that has ended: to be
+        written with its run. Their conditions do not hold if its chain has changed since; then ask again. Raises
+        InvalidRequest if that turn was deleted."""
+        if history.position is None:
+            return []
+        ops = await self._turns.branch_ops(tenant, history.position, response_id, ttl_s)
+        if ops is None:
+            raise _chain_gone_error()
+        return ops
 
     async def load_response(self, response_id: str, *, tenant: str) -> Response:
         """Return a stored response with its output. Raises NotFound, and StorageCorrupt where what is stored is not a
@@ -198,58 +216,8 @@ class History:
         record, turn = await self._load_response_record(response_id, tenant)
         ops: list[Op] = [Delete(record_key(tenant, "response", response_id))]
         with reading_stored(response_id):
-            ops += [Delete(record_key(tenant, "item", item_id)) for item_id in _client_item_ids(turn)]
-        position: TurnPosition | None = TurnPosition(record.line, record.depth)
-        while position is not None and not await self._has_children(position, tenant):
-            ops.append(Delete(turn_key(tenant, position)))
-            if turn.fork_point is not None:
-                ops.append(Delete(branch_key(tenant, TurnPosition(*turn.fork_point), position.line)))
-            await self._kv.write(ops)
-            ops = []
-            turn, position = await self._deleted_parent(position, turn, tenant)
-        if ops:
-            await self._kv.write(ops)
-
-    async def _deleted_parent(
-        self, position: TurnPosition, turn: StoredTurn, tenant: str
-    ) -> tuple[StoredTurn, TurnPosition | None]:
-        """Return the turn before, and its position if its own response was deleted earlier: it was stored only for the
-        turn just deleted."""
-        parent = (
-            TurnPosition(*turn.fork_point)
-            if turn.fork_point
-            else TurnPosition(position.line, position.depth - 1)
-            if position.depth
-            else None
-        )
-        entry = await self._kv.get(turn_key(tenant, parent)) if parent else None
-        if entry is None:
-            return turn, None
-        parent_turn = decode_record(entry, StoredTurn)
-        response = await self._kv.get(record_key(tenant, "response", parent_turn.id))
-        return parent_turn, None if response else parent
-
-    async def _write_turn(
-        self,
-        position: TurnPosition,
-        turn: StoredTurn,
-        response_json: bytes,
-        preview: str,
-        tenant: str,
-        extra_ops: Sequence[Op],
-    ) -> list[int] | None:
-        turn_bytes = len(turn.input_items) + len(turn.output_items)
-        record = ResponseRecord(position.line, position.depth, msgspec.Raw(response_json), preview, turn_bytes)
-        ttl = self.retention_s
-        ops: list[Op] = [
-            Put(turn_key(tenant, position), encode_record(turn), ttl, ABSENT),
-            Put(record_key(tenant, "response", turn.id), encode_record(record), ttl),
-        ]
-        ops += [Put(record_key(tenant, "item", item_id), turn.id.encode(), ttl) for item_id in _client_item_ids(turn)]
-        if turn.fork_point is not None:
-            ops.append(Put(branch_key(tenant, TurnPosition(*turn.fork_point), position.line), b"", ttl))
-        versions = await self._kv.write([*ops, *extra_ops])
-        return versions and versions[len(ops) :]
+            ops += [Delete(record_key(tenant, "item", item_id)) for item_id in client_item_ids(turn)]
+        await self._turns.delete(tenant, TurnPosition(record.line, record.depth), turn, ops)
 
     async def _load_response_record(self, response_id: str, tenant: str) -> tuple[ResponseRecord, StoredTurn]:
         entry = await self._kv.get(record_key(tenant, "response", response_id))
@@ -279,40 +247,36 @@ class History:
             if len(rows) > room:
                 raise chain_too_long_error(self.max_turns)
             if len(rows) != position.depth + 1:
-                raise InvalidRequest(
-                    "A response that this chain stands on is gone.",
-                    param="previous_response_id",
-                    code="previous_response_not_found",
-                )
+                raise _chain_gone_error()
             with reading_stored(prefix):
                 line = [decode_record(entry, StoredTurn) for _, entry in rows]
-            await self._refresh_ttl(line, [key for key, _ in rows], tenant)
+            await self._refresh_ttl(line, rows, tenant)
             lines.append(line)
             count += len(line)
             position = TurnPosition(*line[0].fork_point) if line[0].fork_point else None
         return [turn for line in reversed(lines) for turn in line]
 
-    async def _refresh_ttl(self, turns: Sequence[StoredTurn], keys: Sequence[str], tenant: str) -> None:
-        """Extend the life of a chain in use: turns past half their time are written again, so each turn only rarely."""
+    async def _refresh_ttl(self, turns: Sequence[StoredTurn], rows: Sequence[tuple[str, Entry]], tenant: str) -> None:
+        """Extend the life of a chain in use: turns past half their time are written again, so each turn only rarely.
+        One that was deleted meanwhile stays deleted."""
         now = time.time()
-        stale = [
-            (key, turn) for key, turn in zip(keys, turns, strict=True) if now - turn.stored_at > self.retention_s / 2
-        ]
-        if stale:
-            ops: list[Op] = []
-            for key, turn in stale:
-                turn.stored_at = now
-                ops.append(Put(key, encode_record(turn), self.retention_s))
-                if turn.fork_point is not None:
-                    line = key.split("/")[2]
-                    ops.append(Put(branch_key(tenant, TurnPosition(*turn.fork_point), line), b"", self.retention_s))
+        for (key, entry), turn in zip(rows, turns, strict=True):
+            if now - turn.stored_at <= self.retention_s / 2:
+                continue
+            turn.stored_at = now
+            ops: list[Op] = [Put(key, encode_record(turn), self.retention_s, entry.version)]
+            if turn.fork_point is not None:
+                line = key.split("/")[2]
+                ops.append(Put(branch_key(tenant, TurnPosition(*turn.fork_point), line), b"", self.retention_s))
             await self._kv.write(ops, durable=False)
 
-    async def _has_children(self, position: TurnPosition, tenant: str) -> bool:
-        following = turn_key(tenant, TurnPosition(position.line, position.depth + 1))
-        if await self._kv.get(following) is not None:
-            return True
-        return bool(await self._kv.scan(branch_key(tenant, position, ""), limit=1))
+
+def _chain_gone_error() -> InvalidRequest:
+    return InvalidRequest(
+        "A response that this chain stands on is gone.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
 
 
 def _reject_conversation_turn(response_id: str, response: bytes) -> None:
@@ -342,9 +306,3 @@ def chain_too_long_error(max_turns: int) -> InvalidRequest:
     return InvalidRequest(
         f"The chain of previous responses is longer than {max_turns} turns.", param="previous_response_id"
     )
-
-
-def _client_item_ids(turn: StoredTurn) -> list[str]:
-    """Return the ids that clients chose, once each: a request may refer to one item more than once."""
-    ids = (item.id for item in decode_item_ids(turn.input_items))
-    return [*dict.fromkeys(item_id for item_id in ids if item_id and response_id_of(item_id) is None)]

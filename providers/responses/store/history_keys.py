@@ -23,6 +23,11 @@ def branch_key(tenant: str, position: TurnPosition, line: str) -> str:
     return f"{tenant}/branch/{position.line}/{position.depth:0{_DEPTH_DIGITS}d}/{line}"
 
 
+def line_key(tenant: str, line: str) -> str:
+    """Return the key of the state of a line."""
+    return f"{tenant}/line/{line}"
+
+
 def parse_branch_key(key: str) -> tuple[TurnPosition, str]:
     """Return the position of the fork, and the line that begins there."""
     *_, line, depth, new_line = key.split("/")

@@ -106,9 +106,7 @@ class RouteLineExecutor:
 
     async def _find_caller(self, owner: BatchOwner) -> Caller | None:
         """Return the caller with the rights and limits that the key of a batch has now; None if it is not valid."""
-        if not owner.key_id or not self._services.stack.config.requires_keys:
-            return Caller(owner.tenant)
-        return await self._services.stack.accounts.find_caller(owner.tenant, owner.key_id)
+        return await self._services.stack.accounts.find_owner(owner.tenant, owner.key_id)
 
     async def _load_earlier(self, endpoint: str, request_id: str, context: HttpContext) -> LineAnswer | None:
         """Return the response that a worker stored before it ended, without its answer to the line."""

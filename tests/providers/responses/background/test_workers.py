@@ -1,11 +1,16 @@
-"""Workers that drain while they claim a run."""
+"""Workers that drain while they claim a run, and runs that are stopped at once."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
-from apis.storage.kv_store import Put
+from apis.batches.spare_capacity import SpareCapacity
+from apis.fair_share import FairShare
+from apis.storage.kv_store import Op, Put
+from apis.storage.lease import LeaseLost
 from providers.kv_store.memory import Memory
 from providers.responses.background.ranks import QueueLimits, Rank
 from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs, StoredRequest
@@ -31,18 +36,27 @@ class SlowRuns(Runs):
         return claimed
 
 
-async def test_a_drain_waits_for_a_run_that_is_being_claimed() -> None:
+async def add(runs: Runs, rank: Rank, *ops: Op) -> ResponseRef:
+    """Add a run that waits."""
+    ref = ResponseRef("a", ResponseIds().response_id)
+    log_op = Put(f"a/event/{ref.id}/00000000", b"x y\n")
+    assert await runs.add(ref, rank, REQUEST, [log_op, *ops], is_portable=True, start_now=False) is None
+    return ref
+
+
+@pytest.mark.parametrize("rank", [Rank(5), Rank(5, 3600)], ids=["queued", "deferred"])
+async def test_a_drain_waits_for_a_run_that_is_being_claimed(rank: Rank) -> None:
+    """C5: also for one with a completion window."""
     runs, executed = SlowRuns(), list[ResponseRef]()
 
     async def execute(claimed_run: ClaimedRun) -> None:
         await asyncio.sleep(0.01)
         executed.append(claimed_run.ref)
 
-    ref = ResponseRef("a", ResponseIds().response_id)
-    log_op = Put(f"a/event/{ref.id}/00000000", b"x y\n")
-    await runs.add(ref, Rank(5), REQUEST, [log_op], is_portable=True, start_now=False)
+    ref = await add(runs, rank)
     workers = BackgroundWorkers(runs, execute, BackgroundConfig())
     workers.start()
+    workers.start_deferred(SpareCapacity(FairShare("runs", 4), lambda: 0, busy_places=1))
     async with asyncio.timeout(10):
         await runs.claimed.wait()
         draining = asyncio.create_task(workers.drain())
@@ -51,3 +65,46 @@ async def test_a_drain_waits_for_a_run_that_is_being_claimed() -> None:
         runs.answered.set()
         await draining
     assert executed == [ref]
+
+
+async def test_a_run_that_is_stopped_before_its_first_step_ends_no_drain() -> None:
+    """C8: a drain returns although the task of a run was cancelled before it began."""
+    runs, executed = SlowRuns(), list[ResponseRef]()
+    runs.answered.set()
+    ref = await add(runs, Rank(5))
+    claimed = await runs.claim(ref)
+    assert claimed is not None
+
+    async def execute(claimed_run: ClaimedRun) -> None:
+        executed.append(claimed_run.ref)
+
+    workers = BackgroundWorkers(runs, execute, BackgroundConfig())
+    workers.start_run(claimed, None)
+    workers.stop_run(ref)
+    async with asyncio.timeout(5):
+        await workers.drain()
+    assert not executed
+    assert workers.metrics().background_running == 0
+
+
+async def test_a_slot_that_is_free_again_is_no_lost_condition() -> None:
+    """C7: another run took the slot between the look and the write, and has left it since."""
+
+    class Crowded(Memory):
+        """Refuses the next write, as where another run takes the slot and is claimed at once."""
+
+        refusals = 1
+
+        async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
+            if self.refusals:
+                self.refusals -= 1
+                return None
+            return await super().write(ops, durable=durable)
+
+    store = Crowded(Memory.Config())
+    runs = Runs(store, QueueLimits(1, 10), lease_s=10, retention_s=100)
+    await add(runs, Rank(5))
+    store = Crowded(Memory.Config())
+    runs = Runs(store, QueueLimits(1, 10), lease_s=10, retention_s=100)
+    with pytest.raises(LeaseLost):
+        await add(runs, Rank(5), Put("a/lock", b"", expect=7))

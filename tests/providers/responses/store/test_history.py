@@ -1,8 +1,6 @@
 """Responses and their chains in a store: what is read again, what is forgotten when, and what it costs."""
 
 import json
-import time
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -11,108 +9,19 @@ import pytest
 from apis.deltas import Finish, TextDelta, Usage
 from apis.errors import InvalidRequest, NotFound, StackError
 from apis.responses import CreateResponse
-from apis.storage.kv_store import Entry, Op
 from apis.wire.base import remembered_json, sdk_model_to_json
 from apis.wire.items import ITEM_LIST_ADAPTER
 from providers.kv_store.memory import Memory
-from providers.responses.context.messages import items_to_messages
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import begin_response, end_response
-from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.turn import TurnStream
-from providers.responses.store.history import FinishedResponse, History, LoadedHistory
-from providers.responses.store.item_lookup import FoundItem, LoadAllowance
+from providers.responses.store.history import FinishedResponse, LoadedHistory
+from providers.responses.store.item_lookup import LoadAllowance
 from providers.responses.tools.offered import OfferedTools
-
-DAY_S = 86_400.0
-TENANT = "t"
-real_time = time.time
-
-
-class Counting(Memory):
-    """Counts what is asked of it, and moves its clock when told to."""
-
-    def __init__(self) -> None:
-        super().__init__(Memory.Config())
-        self.calls = 0
-        self.past_s = 0.0
-        self.now = lambda: real_time() + self.past_s
-
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        self.calls += 1
-        return await super().get_many(keys)
-
-    async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
-        self.calls += 1
-        return await super().write(ops, durable=durable)
-
-    async def scan(
-        self,
-        prefix: str,
-        *,
-        after: str = "",
-        before: str = "",
-        limit: int = 1000,
-        reverse: bool = False,
-        max_bytes: int | None = None,
-    ) -> list[tuple[str, Entry]]:
-        self.calls += 1
-        return await super().scan(prefix, after=after, before=before, limit=limit, reverse=reverse, max_bytes=max_bytes)
-
-    async def keys(self, prefix: str = "") -> list[str]:
-        return [key for key, _ in await Memory.scan(self, prefix, limit=100_000)]
-
-
-class Kept:
-    """A history, and short ways to fill and to read it."""
-
-    def __init__(self, *, retention_s: float = 30 * DAY_S, max_turns: int = 1000, cache_bytes: int = 0) -> None:
-        self.store = Counting()
-        self.history = History(self.store, retention_s=retention_s, max_turns=max_turns, cache_bytes=cache_bytes)
-
-    async def say(
-        self, text: str, after: str | None = None, *, tenant: str = TENANT, item_id: str | None = None
-    ) -> str:
-        """One turn: the user says `text`, the model answers TEXT. Returns the response's id."""
-        past = await self.history.load_history(after, tenant=tenant) if after else LoadedHistory()
-        return await self.save(text, past, tenant=tenant, item_id=item_id)
-
-    async def save(self, text: str, past: LoadedHistory, *, tenant: str = TENANT, item_id: str | None = None) -> str:
-        ids = ResponseIds()
-        output = ResponseOutput(ids)
-        request = CreateResponse.model_validate({"model": "m", "input": text})
-        TurnStream(output, OfferedTools(request)).feed([TextDelta(text.upper()), Finish("stop", Usage())])
-        begun = begin_response(request, ids.response_id, created_at=5)
-        final = end_response(begun, "completed", output.finished_items(), Usage(1, 1))
-        given = [{"type": "message", "role": "user", "content": text, "id": item_id or ids.new_item_id("msg")}]
-        told = {output.finished_items()[0].id or "": ToolResultRecord("c", "f", "{}", f"told {text}")}
-        await self.history.save(FinishedResponse(final, orjson.dumps(given), told), tenant=tenant, history=past)
-        return ids.response_id
-
-    async def save_items(self, items: Sequence[dict[str, Any]]) -> None:
-        """Store one turn with these input items, and no output."""
-        request = CreateResponse.model_validate({"model": "m", "input": "x"})
-        final = end_response(begin_response(request, ResponseIds().response_id, created_at=5), "completed", (), Usage())
-        finished = FinishedResponse(final, orjson.dumps(items), {})
-        await self.history.save(finished, tenant=TENANT, history=LoadedHistory())
-
-    async def find(self, item_id: str, *, tenant: str = TENANT) -> FoundItem | None:
-        """One item by its id."""
-        params = {item_id: "input[0].id"}
-        found = await self.history.find_items(params, tenant=tenant, allowance=LoadAllowance(1_000_000))
-        return found.get(item_id)
-
-    async def said(self, response_id: str, *, tenant: str = TENANT) -> str:
-        """All that a request after `response_id` would stand on, in one line."""
-        past = await self.history.load_history(response_id, tenant=tenant)
-        return " ".join(str(message.content) for message in items_to_messages(past.items, {}))
-
+from tests.providers.responses.store.kept import CACHES, DAY_S, TENANT, Kept, days_later
 
 # --- chains ----------------------------------------------------------------------------------------------------------
-
-
-CACHES = pytest.mark.parametrize("cache_bytes", [0, 10_000_000], ids=["nothing cached", "cached"])
 
 
 @CACHES
@@ -306,11 +215,6 @@ async def test_once_all_are_deleted_nothing_is_left_whatever_the_order(order: st
         for rest in order[number + 1 :]:
             assert await kept.said(ids[rest]) == expected[rest]
     assert await kept.store.keys() == []
-
-
-async def days_later(kept: Kept, days: float, patch: pytest.MonkeyPatch) -> None:
-    kept.store.past_s = days * DAY_S
-    patch.setattr("providers.responses.store.history.time.time", kept.store.now)
 
 
 async def test_a_chain_in_use_is_kept_and_one_that_is_not_is_forgotten() -> None:

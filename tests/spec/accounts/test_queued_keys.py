@@ -1,0 +1,76 @@
+"""Background responses that wait while their key is revoked, or their project archived."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from openai import AuthenticationError
+
+from tests.support.sdk.client import sdk_client
+from tests.support.sdk.requests import asked
+from tests.support.servers.serving import Served, serving
+from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of
+
+HOLDING = {"provider": "tests.support.servers.held_model:Held"}
+ENDED = ("completed", "failed", "incomplete", "cancelled")
+ONE_AT_A_TIME = {"background": {"max_running": 1, "poll_s": 0.05, "lease_s": 1}}
+
+
+async def create_waiting(served: Served, client: Any, **fields: Any) -> list[str]:
+    """Create background responses that wait behind one which is running; return their ids."""
+    ids: list[str] = []
+    for text in ("hold", "second", "third"):
+        options = fields if text != "hold" else {}
+        ids.append((await client.responses.create(model="scripted", input=text, background=True, **options)).id)
+    async with asyncio.timeout(10):
+        while not asked_texts(served) and not getattr(served.stack.inference, "held"):  # noqa: ASYNC110, B009 - of the held model only, which sets no event
+            await asyncio.sleep(0.005)
+    return ids
+
+
+def asked_texts(served: Served) -> list[str]:
+    return [str(request.messages[-1].content) for request in asked(served)]
+
+
+@pytest.mark.parametrize("way", ["queued", "deferred"])
+@pytest.mark.parametrize("end", ["key revoked", "project archived"])
+async def test_responses_that_wait_fail_when_their_key_has_ended(way: str, end: str) -> None:
+    """S16: the key and its project are looked at again when it is their turn; one that runs goes on."""
+    async with serving(HOLDING, responses=ONE_AT_A_TIME, server={"api_keys": [ROOT]}, more=CHAINED) as served:
+        organization = organization_of(served.client)
+        project_id, key = await new_project(organization)
+        window: dict[str, Any] = {"extra_body": {"background_options": {"completion_window": "1h"}}}
+        async with sdk_client(served.url, key) as client:
+            ids = await create_waiting(served, client, **(window if way == "deferred" else {}))
+            if end == "key revoked":
+                (stored,) = (await organization.projects.api_keys.list(project_id)).data
+                await organization.projects.api_keys.delete(stored.id, project_id=project_id)
+            else:
+                await organization.projects.archive(project_id)
+            async with asyncio.timeout(10):
+                while await is_admitted(client):  # noqa: ASYNC110 - a cache sets no event
+                    await asyncio.sleep(0.05)
+        getattr(served.stack.inference, "released").set()  # noqa: B009 - of the held model only
+        ended = [await wait_for_end(served, response_id, project_id) for response_id in ids]
+    assert [(response.status, response.error and response.error.code) for response in ended] == [
+        ("completed", None),
+        ("failed", "api_key_revoked"),
+        ("failed", "api_key_revoked"),
+    ]
+    assert "revoked" in ended[1].error.message
+
+
+async def is_admitted(client: Any) -> bool:
+    try:
+        await client.models.list()
+    except AuthenticationError:
+        return False
+    return True
+
+
+async def wait_for_end(served: Served, response_id: str, tenant: str) -> Any:
+    """Return a response at its end, as the server has it: no key may read it any more."""
+    async with asyncio.timeout(20):
+        while (response := await served.stack.responses.get(response_id, tenant=tenant)).status not in ENDED:  # noqa: ASYNC110 - a server sets no event
+            await asyncio.sleep(0.02)
+    return response
