@@ -143,7 +143,8 @@ class Charge:
     """One request's charge in the process that answers it.
 
     It ends once: by the write of a response (`end_ops`, then `confirm`), by a background response that takes it along
-    (`adopt_ops`, then `confirm_adoption`), or else by `end`, when the request is over.
+    (`adopt_ops`, then `confirm_adoption`), or else by `end`, when the request is over. `input_tokens` is what was
+    estimated of its prompt.
     """
 
     __slots__ = (
@@ -154,6 +155,7 @@ class Charge:
         "_meter",
         "_stored_end",
         "headers",
+        "input_tokens",
         "open_version",
         "record",
     )
@@ -172,6 +174,7 @@ class Charge:
         self.record = record
         self.headers = headers
         self.open_version = open_version
+        self.input_tokens = 0
 
     def end_ops(self, use: Use) -> Sequence[Op]:
         """Return the write of the usage, which belongs in the write of the response; `confirm` has to follow it."""
@@ -192,6 +195,16 @@ class Charge:
         self._is_unsure = True  # a write that raised may have happened all the same
         if self._late_use is not None and not self._claimed:
             self.end(self._late_use)
+
+    def claim(self) -> None:
+        """Let what follows decide how the charge ends, also where the request is over before: `end_claimed` has to
+        follow."""
+        self._claimed += 1
+
+    def end_claimed(self, use: Use) -> None:
+        """End the charge, after `claim`, if nothing else has ended it."""
+        self._claimed -= 1
+        self.end(use)
 
     def adopt_ops(self, run_key: str) -> Sequence[Op]:
         """Return the write by which the reservation lasts as long as the run of a background response."""

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from apis.errors import QuotaExceeded, StackError, error_to_body
 from apis.storage.pages import Page
+from stack.http.request_record import DISCONNECTED_STATUS
 
 
 def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -51,7 +52,7 @@ def deleted_response(object_id: str, kind: str) -> Response:
 
 def client_disconnected_response() -> Response:
     """Return the response to a client that has closed its connection: a status for the metrics and the log."""
-    return Response(status_code=499)
+    return Response(status_code=DISCONNECTED_STATUS)
 
 
 def error_response(error: StackError) -> Response:

@@ -40,7 +40,14 @@ from stack.http.answers import error_response
 from stack.http.context import HttpContext, get_context, set_context
 from stack.http.metrics import METRICS_PATH, Metrics
 from stack.http.peer import get_peer
-from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, read_client_request_id, read_trace
+from stack.http.request_record import (
+    DISCONNECTED_STATUS,
+    OTHER,
+    WEBSOCKET,
+    RequestRecord,
+    read_client_request_id,
+    read_trace,
+)
 from stack.http.streams import EVENT_STREAM_HEADER, SHUTTING_DOWN_MESSAGE
 from stack.telemetry.http_spans import end_request_span, open_request_span
 
@@ -165,7 +172,7 @@ class Edge:
 
     def _finish_request(self, scope: Scope, request_record: RequestRecord) -> None:
         """Count and log a request that is over."""
-        request_record.status = request_record.status or 499
+        request_record.status = request_record.status or DISCONNECTED_STATUS
         self._metrics.count_request(request_record)
         if not self._logs_access or (request_record.status < 400 and scope["path"] in PROBE_PATHS):
             return

@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -17,8 +17,11 @@ from stack.http.parsing import find_header
 
 OTHER: Final = "other"
 WEBSOCKET: Final = "WEBSOCKET"
+DISCONNECTED_STATUS: Final = 499
+"""The status of a request whose client has left before its response."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", WEBSOCKET})
 _OUTCOMES: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "queued"})
+_CHARS_PER_TOKEN: Final = 4
 _NO_CALLS: Final[Mapping[str, int]] = MappingProxyType({})
 _NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -66,6 +69,8 @@ class RequestRecord:
     __slots__ = (
         "_expected_response_id",
         "_started_at",
+        "_streamed_chars",
+        "_streamed_deltas",
         "client_request_id",
         "code",
         "first_byte_s",
@@ -93,6 +98,7 @@ class RequestRecord:
         self.method = method if method in _METHODS else OTHER
         self.route = route
         self.status = self.sent_bytes = 0
+        self._streamed_deltas = self._streamed_chars = 0
         self.is_stream = False
         self.first_byte_s = self.first_output_s = math.nan
         self.client_request_id = self.model = self.response_id = self.outcome = ""
@@ -145,6 +151,16 @@ class RequestRecord:
         """Record the tokens that the request has used, other than by a response; `category` is that of UsageSubject."""
         self.model, self.usage_category = model, category
         self.tokens = TokenCounts(usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
+
+    def add_streamed(self, deltas: Sequence[Any]) -> None:
+        """Count the deltas of a model's output and their characters, in case the end with the usage is missed."""
+        self._streamed_deltas += len(deltas)
+        for delta in deltas:
+            self._streamed_chars += len(getattr(delta, "text", ""))
+
+    def estimate_streamed(self) -> int:
+        """Return an estimate of the tokens that the model has generated: its deltas, of which one may hold many."""
+        return max(self._streamed_deltas, self._streamed_chars // _CHARS_PER_TOKEN)
 
     def log_fields(self) -> dict[str, Any]:
         """Return the fields of the access log's line, without the empty ones."""

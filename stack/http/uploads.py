@@ -11,6 +11,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from apis.accounts.charges import RELEASED_USE
 from apis.errors import InvalidRequest, PayloadTooLarge, PermissionDenied
 from apis.wire.field_rows import refused_fields
 from stack.http.access.admission_queue import AdmissionQueue
@@ -125,7 +126,12 @@ async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> Mo
     granted = await _parse_granted(http, body, model)
     accounts, is_batch = services.stack.accounts, context.is_batch_line
     context.charge = await open_charge(accounts, context.caller, granted, len(body), is_batch=is_batch)
-    await _admit(http, context, services.admission, granted.sent)
+    try:
+        await _admit(http, context, services.admission, granted.sent)
+    except BaseException:
+        if context.charge is not None:  # no model has worked
+            context.charge.end(RELEASED_USE)
+        raise
     return granted.sent
 
 

@@ -203,13 +203,12 @@ class AgentLoop:
 
     def close_open_items(self) -> EventBatch:
         """Return the events that close the open items of a response that ends early. The model's usage is unknown for
-        a turn without a finish: each of its deltas counts as a token."""
+        a turn without a finish, and estimated."""
         events: list[ResponseStreamEvent] = []
         if self._turn is not None:
-            if self._turn.finish is None:
-                self.state.usage = add_usage(self.state.usage, Usage(output_tokens=self._turn.delta_count))
-                self._turn.delta_count = 0
             events += self._turn.close_open_items()
+            if self._turn.finish is None:
+                self.state.usage = add_usage(self.state.usage, Usage(output_tokens=self._turn.take_estimate()))
         events += self._compaction.close_open_items() if self._compaction is not None else ()
         for call in self._server_initiated_calls:
             if self._output.items[call.index] is None:

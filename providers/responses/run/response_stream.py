@@ -16,6 +16,7 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
+from apis.accounts.charges import UNKNOWN_USE
 from apis.errors import Overloaded, StackError, StoredValueTooLarge, StoreUnavailable
 from apis.events import FLAT_EVENTS, TERMINAL_EVENTS, EventBatch
 from apis.live_batch import LiveBatch, convert_batch
@@ -25,7 +26,7 @@ from providers.responses.context.item_views import ItemView
 from providers.responses.events.unvalidated import unvalidated
 from providers.responses.run.deadline import ResponseDeadline
 from providers.responses.run.first_batches import EARLY_FAILURE_WAIT_S, FirstBatches
-from providers.responses.run.pending_response import PendingResponse, bug_to_error
+from providers.responses.run.pending_response import PendingResponse, bug_to_error, use_of_response
 from providers.responses.run.response_span import ResponseSpan
 from providers.responses.store.conversation_lock import stream_with_lock
 from providers.responses.store.history import History
@@ -115,6 +116,8 @@ class ResponseStreams:
                 yield await self._end_with_failure(pending, error)
                 raise error from exc
             if begun:
+                if pending.charge is not None:
+                    pending.charge.claim()
                 self._store_later(self._store_interrupted(pending))
             raise
         except (KeyboardInterrupt, SystemExit):
@@ -163,9 +166,16 @@ class ResponseStreams:
         task.add_done_callback(self._store_tasks.discard)
 
     async def _store_interrupted(self, pending: PendingResponse) -> None:
-        """Store the response as a client that left, or the end of the process, ended it."""
-        await pending.agent_loop.count_unfinished_prompt()
-        await self._store_or_log(pending, self._build_interrupted(pending))
+        """Store the response as a client that left, or the end of the process, ended it, and count what it has used."""
+        use = UNKNOWN_USE
+        try:
+            await pending.agent_loop.count_unfinished_prompt()
+            final = self._build_interrupted(pending)
+            use = use_of_response(final)
+            await self._store_or_log(pending, final)
+        finally:
+            if pending.charge is not None:
+                pending.charge.end_claimed(use)
 
     async def _store_or_log(self, pending: PendingResponse, response: Response) -> None:
         try:

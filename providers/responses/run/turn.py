@@ -21,6 +21,14 @@ from collections.abc import Container, Sequence
 from typing import Final, assert_never
 
 import msgspec
+from openai.types.responses import (
+    ResponseCustomToolCall,
+    ResponseFunctionToolCall,
+    ResponseOutputItem,
+    ResponseOutputMessage,
+    ResponseOutputRefusal,
+    ResponseReasoningItem,
+)
 
 from apis.deltas import (
     Delta,
@@ -54,6 +62,7 @@ from providers.responses.tools.grammars import GrammarCall
 from providers.responses.tools.item_types import id_prefix
 from providers.responses.tools.offered import ClientToolName, OfferedTools
 
+_CHARS_PER_TOKEN: Final = 4
 NO_CALLS_LEFT: Final = "no more tool calls are allowed in this response. Answer with what you have."
 """Reason that the model reads for a hosted call beyond `max_tool_calls`, which becomes no item."""
 
@@ -65,6 +74,7 @@ class TurnStream:
     opened; `delta_count` is the number of deltas. Hosted calls beyond `hosted_calls_left` are rejected."""
 
     __slots__ = (
+        "_first_index",
         "_growing_call_ids",
         "_hosted_calls_left",
         "_open_item",
@@ -100,6 +110,7 @@ class TurnStream:
         self._pending_client_calls: dict[str, ClientCall] = {}
         self._toolbox = toolbox
         self._output = output
+        self._first_index = len(output.items)
         self._hosted_calls_left = hosted_calls_left
         self._open_item: OpenMessage | OpenReasoning | None = None
         self._growing_call_ids: dict[str, None] = {}  # an empty set takes three times as much, in every open stream
@@ -164,6 +175,14 @@ class TurnStream:
                 events += closing_events
                 self._output.record_done_items(closing_events)
         return events
+
+    def take_estimate(self) -> int:
+        """Return an estimate of the tokens of a turn without a finish, once: the number of its deltas, of which one may
+        hold many tokens. Its items have to be closed."""
+        items = self._output.items[self._first_index :]
+        count = max(self.delta_count, sum(map(_count_chars, items)) // _CHARS_PER_TOKEN)
+        self.delta_count, self._first_index = 0, len(self._output.items)
+        return count
 
     def _end_turn(self, finish: Finish, events: EventList) -> None:
         cut = finish.reason in ("length", "content_filter")
@@ -321,6 +340,22 @@ class TurnStream:
         closing_events = item.close(status)
         events += closing_events
         self._output.record_done_items(closing_events)
+
+
+def _count_chars(item: ResponseOutputItem | None) -> int:
+    """Return the number of characters that a model has written for an item."""
+    match item:
+        case ResponseOutputMessage():
+            parts = [part.refusal if isinstance(part, ResponseOutputRefusal) else part.text for part in item.content]
+        case ResponseReasoningItem():
+            parts = [part.text for part in item.content or ()]
+        case ResponseFunctionToolCall():
+            parts = [item.arguments]
+        case ResponseCustomToolCall():
+            parts = [item.input]
+        case _:
+            parts = []
+    return sum(map(len, parts))
 
 
 def join_deltas(batch: DeltaBatch) -> DeltaBatch:

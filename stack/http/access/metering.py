@@ -15,7 +15,7 @@ from apis.responses import CreateResponse
 from providers.common.permissions import find_model, require_request
 from stack.build import Stack
 from stack.http.access.privileges import apply_settings
-from stack.http.request_record import RequestRecord
+from stack.http.request_record import DISCONNECTED_STATUS, RequestRecord
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 _BYTES_PER_TOKEN: Final = 4
@@ -86,13 +86,15 @@ async def _open(
         is_batch,
         () if model is None else (*sorted(model.names - {model.name}), *sorted(model.shared)),
     )
-    return await meter.open_charge((caller.tenant, caller.key_id), caller.find_limits(model), demand)
+    charge = await meter.open_charge((caller.tenant, caller.key_id), caller.find_limits(model), demand)
+    charge.input_tokens = demand.input_tokens
+    return charge
 
 
 def end_charge(charge: Charge | None, record: RequestRecord) -> None:
     """Count what the record of a request says that it has used, unless the response that it created was stored with
-    its usage. A failed request gets back what it has reserved. One whose client left does not, because its model has
-    worked."""
+    its usage. A failed request gets back what it has reserved. One that was broken off does not, because its model has
+    worked: what was streamed until then is counted where it is more."""
     if charge is None:
         return
     if record.tokens is not None:
@@ -100,8 +102,11 @@ def end_charge(charge: Charge | None, record: RequestRecord) -> None:
         token_counts = (tokens.input, tokens.cached, tokens.output, tokens.reasoning)
         counts = count_one_request(token_counts, record.tool_calls)
         charge.end(Use(record.model, counts, category=record.usage_category, service_tier=record.service_tier))
-    elif record.status >= 400 or record.outcome == "failed":
+    elif (record.status >= 400 and record.status != DISCONNECTED_STATUS) or record.outcome == "failed":
         charge.end(RELEASED_USE)
+    elif output_tokens := record.estimate_streamed():
+        counts = count_one_request((charge.input_tokens, 0, output_tokens, 0), {})
+        charge.end(Use(record.model, counts, uses_reserved=True))
     else:
         charge.end(UNKNOWN_USE)
 

@@ -28,7 +28,7 @@ from apis.telemetry import REQUEST_ID, TRACE_HEADERS
 from providers.common.fair_turns import CURRENT_TURN, turn_of
 from stack.http.access.metering import end_charge
 from stack.http.context import Handler, HttpContext, Services, set_context
-from stack.http.request_record import RequestRecord
+from stack.http.request_record import DISCONNECTED_STATUS, RequestRecord
 from stack.http.routes.chat import create_chat_completion
 from stack.http.routes.completions import create_completion
 from stack.http.routes.embeddings import create_embeddings
@@ -99,7 +99,7 @@ class RouteLineExecutor:
         finally:
             for place in context.body_places:
                 place.release()
-            record.status = record.status or 499
+            record.status = record.status or DISCONNECTED_STATUS
             context.finish_request(record)
             end_charge(context.charge, record)
         return answer

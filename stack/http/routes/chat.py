@@ -187,6 +187,7 @@ class _CompletionBuilder:
     def _build_chunks(self, deltas: DeltaBatch, *, wants_usage: bool) -> Sequence[ChatCompletionChunk]:
         chunks = [] if self._has_begun else [self._build_chunk({"role": "assistant", "content": ""})]
         self._has_begun = True
+        self._request_record.add_streamed(deltas)
         for delta in deltas:
             chunks.append(self._delta_to_chunk(delta))
             if isinstance(delta, Finish):
@@ -200,6 +201,7 @@ class _CompletionBuilder:
         drained = _DrainedChat()
         async with aclosing(batches):
             async for deltas in batches:
+                self._request_record.add_streamed(deltas)
                 for delta in deltas:
                     drained.add(delta)
         if drained.finish is None:

@@ -95,6 +95,7 @@ class _TextCompletionBuilder:
         try:
             async with aclosing(batches):
                 async for batch in batches:
+                    self._request_record.add_streamed(batch)
                     if chunks := [chunk for delta in batch if (chunk := self._to_chunk(delta)) is not None]:
                         started = True
                         yield chunks
@@ -109,6 +110,7 @@ class _TextCompletionBuilder:
         usage = Usage()
         async with aclosing(batches):
             async for batch in batches:
+                self._request_record.add_streamed(batch)
                 for delta in batch:
                     if isinstance(delta, Usage):
                         usage = delta
