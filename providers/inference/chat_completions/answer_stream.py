@@ -145,4 +145,9 @@ def token_timeout_error(limits: EndpointLimits, *, has_started: bool) -> Upstrea
 
 def _to_retryable_error(failure: StackError) -> StackError:
     """Return the error of a stream that failed before its first delta as one that allows a retry."""
-    return UpstreamUnavailable(failure.message) if type(failure) is UpstreamError else failure
+    if type(failure) is not UpstreamError:
+        return failure
+    error = UpstreamUnavailable(failure.message)
+    for note in getattr(failure, "__notes__", ()):
+        error.add_note(note)
+    return error

@@ -17,6 +17,7 @@ from apis.chat import (
     ContentPart,
     CustomCall,
     FilePart,
+    FunctionCall,
     ImagePart,
     Message,
     NamedFunction,
@@ -26,6 +27,7 @@ from apis.chat import (
 )
 from apis.errors import InvalidRequest, Unsupported
 from apis.wire.base import value_to_kept_json
+from providers.inference.chat_completions.arguments import to_object
 from providers.inference.chat_completions.custom_tools import (
     custom_call_to_function_call,
     custom_to_function,
@@ -140,20 +142,22 @@ def _build_messages(messages: Sequence[Message], dialect: ChatDialect) -> list[d
     """Build the messages. The leading instructions are joined, because many chat templates demand one system message
     first."""
     leading = 0
-    while leading < len(messages) and _is_instruction(messages[leading]):
+    while leading < len(messages) and is_instruction(messages[leading]):
         leading += 1
     out = [_build_message(message, index, dialect) for index, message in enumerate(messages)]
     if leading < 2:
         return out
-    texts = [_join_text_parts(message) for message in messages[:leading]]
+    texts = [join_text_parts(message) for message in messages[:leading]]
     return [{"role": out[0]["role"], "content": "\n\n".join(text for text in texts if text)}, *out[leading:]]
 
 
-def _is_instruction(message: Message) -> bool:
+def is_instruction(message: Message) -> bool:
+    """Return true for a message of the developer's."""
     return message.role in ("system", "developer")
 
 
-def _join_text_parts(message: Message) -> str:
+def join_text_parts(message: Message) -> str:
+    """Return the text of a message without its other parts."""
     if not isinstance(message.content, list):
         return message.content or ""
     return "\n".join(part.text for part in message.content if isinstance(part, TextPart))
@@ -172,9 +176,17 @@ def _build_message(message: Message, index: int, dialect: ChatDialect) -> dict[s
         out[dialect.reasoning_field] = message.reasoning
     if message.tool_calls:
         calls = (custom_call_to_function_call(c) if isinstance(c, CustomCall) else c for c in message.tool_calls)
-        out["tool_calls"] = [call.model_dump() for call in calls]
+        out["tool_calls"] = [_build_call(call) for call in calls]
         out["content"] = out["content"] or None
     return out
+
+
+def _build_call(call: FunctionCall) -> dict[str, Any]:
+    """Build a call of the history. Servers parse the arguments of each, and refuse the whole chat for those that are no
+    object."""
+    fields = call.model_dump()
+    fields["function"]["arguments"] = to_object(call.function.arguments)
+    return fields
 
 
 def _build_content(message: Message, index: int, dialect: ChatDialect) -> str | list[dict[str, Any]] | None:

@@ -24,6 +24,7 @@ from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.chunks import ChatChunkReader
 from providers.inference.chat_completions.embeddings import parse_embeddings, request_to_embedding_body
 from providers.inference.chat_completions.errors import UpstreamUnavailable, response_to_error
+from providers.inference.chat_completions.strict_templates import ArrangedChat, MessageOrder
 from providers.inference.chat_completions.text_completions import NO_COMPLETIONS, CompletionReader, write_completion
 from providers.inference.chat_completions.usage import parse_count
 from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
@@ -127,6 +128,7 @@ class ChatCompletions:
         if self._is_openai and isinstance(tier, str) and tier != "auto":
             self._server_attributes["openai.request.service_tier"] = tier
         self._template = template or ServerPromptTemplate(self._dialect)
+        self._message_orders: dict[str, MessageOrder] = {}
         self._context_tokens: dict[str, int | None] = {}
         self._listed_models: frozenset[str] = frozenset()
         self._listing_tried_at = -math.inf
@@ -139,12 +141,14 @@ class ChatCompletions:
         self._headers = headers_to_bytes(headers)
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """See `Inference.chat`; one attempt. Before the first batch, UpstreamUnavailable, ConnectTimeout and
-        RateLimited mean that a retry is safe."""
+        """See `Inference.chat`; one attempt, or one more for each order of messages that the server's template refuses.
+        Before the first batch, UpstreamUnavailable, ConnectTimeout and RateLimited mean that a retry is safe."""
+        chat = ArrangedChat(request, self._message_orders)
         return self._generate(
             request.model,
-            lambda: self._template.build_request(request, lambda: self._find_context_tokens(request.model)),
+            lambda: self._template.build_request(chat.request, lambda: self._find_context_tokens(request.model)),
             headers=affinity_headers(self._dialect.affinity_headers, request),
+            chat=chat,
         )
 
     async def complete(
@@ -167,37 +171,59 @@ class ChatCompletions:
         build_request: RequestBuilder,
         unsupported_feature: str = "",
         headers: Mapping[str, str] = NO_HEADERS,
+        chat: ArrangedChat | None = None,
     ) -> AsyncGenerator[DeltaBatch]:
-        """Yield the deltas of one streamed answer. `unsupported_feature` as in `_request_json`."""
+        """Yield the deltas of one streamed answer. `unsupported_feature` as in `_request_json`. A refusal to which
+        `chat` adapts is followed by another request."""
         span = current_span()
         span.set(self._server_attributes)
         await self._check_model(model)
-        path, request_body, reader = await build_request()
-        body = [request_body]
-        del build_request, request_body
-        limits = self._limits
-        deadline = monotonic() + limits.first_token_s
-        # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
-        connection = await self._send("POST", path, body.pop(), deadline, headers)
-        try:
-            await self._check_response(connection, model, unsupported_feature)
-            connection.headers.clear()
-            if (attempts := CALL_ATTEMPTS.get()) is not None:
-                attempts.accept()
-            reader.keeps_head = span is not NO_SPAN
-            batches = AnswerStream(connection, reader, limits, self._server).read(deadline)
+        deadline = monotonic() + self._limits.first_token_s
+        while True:
+            path, request_body, reader = await build_request()
+            body = [request_body]
+            del request_body
+            # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
+            connection = await self._send("POST", path, body.pop(), deadline, headers)
+            has_output = False
             try:
-                async for batch in batches:
-                    yield batch
-                    del batch
+                reader.keeps_head = span is not NO_SPAN
+                batches = await self._open_answer(connection, reader, model, unsupported_feature, deadline)
+                try:
+                    async for batch in batches:
+                        if not has_output and chat is not None:
+                            chat.remember()
+                        has_output = True
+                        yield batch
+                        del batch
+                finally:
+                    await batches.aclose()
+                if not (reader.was_cut or connection.is_complete):
+                    await _drain_body(connection)
+                return
+            except StackError as exc:
+                if has_output or chat is None or not chat.adapt(exc):
+                    raise
             finally:
-                await batches.aclose()
-            if not (reader.was_cut or connection.is_complete):
-                await _drain_body(connection)
-        finally:
-            self._http.release(connection)
-            if span is not NO_SPAN:
-                span.set(reader.describe(is_openai=self._is_openai))
+                self._http.release(connection)
+                if span is not NO_SPAN:
+                    span.set(reader.describe(is_openai=self._is_openai))
+
+    async def _open_answer(
+        self,
+        connection: HttpConnection,
+        reader: ChunkReader,
+        model: str,
+        unsupported_feature: str,
+        deadline: float,
+    ) -> AsyncGenerator[DeltaBatch]:
+        """Return the batches of an answer whose head has arrived. Raises the error of a head that refuses it."""
+        await self._check_response(connection, model, unsupported_feature)
+        is_stream = connection.headers.get("content-type", "").lower().startswith("text/event-stream")
+        connection.headers.clear()
+        if is_stream and (attempts := CALL_ATTEMPTS.get()) is not None:  # another body may be an error
+            attempts.accept()
+        return AnswerStream(connection, reader, self._limits, self._server).read(deadline)
 
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
         """Return the models that the server lists. Raises UpstreamError when it does not respond."""
@@ -243,12 +269,17 @@ class ChatCompletions:
         none."""
         if self._dialect.engine != "vllm":
             raise CountingUnsupported(f"This model's server {COUNTING_UNSUPPORTED}.", param="model")
-        body = request_to_tokenize_body(request, self._dialect)
-        return parse_count(
-            _decode_response(
-                await self._request_json("POST", TOKENIZE_PATH, body, request.model, COUNTING_UNSUPPORTED), _TokenCount
-            ).count
-        )
+        chat = ArrangedChat(request, self._message_orders)
+        while True:
+            body = request_to_tokenize_body(chat.request, self._dialect)
+            try:
+                response = await self._request_json("POST", TOKENIZE_PATH, body, request.model, COUNTING_UNSUPPORTED)
+            except StackError as exc:
+                if not chat.adapt(exc):
+                    raise
+                continue
+            chat.remember()
+            return parse_count(_decode_response(response, _TokenCount).count)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; one attempt. A large request must be split by the caller: see `split_request`."""
