@@ -76,6 +76,22 @@ def sdk_model_to_json(model: BaseModel) -> bytes:
         return serializer.to_json(model, by_alias=True, exclude_unset=True, warnings=False)
 
 
+def sdk_model_to_python(model: BaseModel) -> dict[str, Any]:
+    """Return what `sdk_model_to_json` writes as dicts and lists, which share their texts with the model."""
+    fields = fields_to_write(model)
+    if isinstance(fields, orjson.Fragment):
+        return orjson.loads(orjson.dumps(fields))
+    return {name: _value_to_python(value) for name, value in fields.items()}
+
+
+def _value_to_python(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return sdk_model_to_python(value)
+    if isinstance(value, dict):
+        return {key: _value_to_python(each) for key, each in cast("dict[str, Any]", value).items()}
+    return [_value_to_python(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
 _JSON_KEY: Final = "_json"
 """Key of a model's private attributes, which pydantic copies with the model and writes nowhere."""
 

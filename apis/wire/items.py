@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, cast
 from openai.types.responses import ResponseOutputItem
 from pydantic import Discriminator, Tag, TypeAdapter
 
-from apis.wire.base import Effort, Phase, Wire, sdk_model_to_json
+from apis.wire.base import Effort, Phase, Wire, sdk_model_to_json, sdk_model_to_python
 from apis.wire.computer import ComputerCallItem, ComputerCallOutput
 from apis.wire.item_parts import CallId, InputContent, ItemId, ItemStatus, ItemWire, OutputContent, ToolName
 from apis.wire.text_format import TextFormatOption
@@ -201,6 +201,11 @@ Item = Annotated[
 
 ITEM_LIST_ADAPTER: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
 """Reads stored items, and output items as the input of what follows."""
+
+
+def output_to_input(items: Iterable[ResponseOutputItem]) -> list[Item]:
+    """Return output items as the input of what follows. Their texts are not copied."""
+    return ITEM_LIST_ADAPTER.validate_python([sdk_model_to_python(item) for item in items])
 
 
 def items_to_json(items: Iterable[ResponseOutputItem]) -> bytes:

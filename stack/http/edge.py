@@ -24,6 +24,7 @@ from apis.errors import (
 )
 from apis.telemetry import NO_SPAN, REQUEST_ID, TRACE_HEADERS, current_span
 from providers.common.fair_turns import CURRENT_TURN, turn_of
+from providers.common.tracebacks import without_traceback
 from stack.config import StackConfig
 from stack.http.access.metering import end_charge
 from stack.http.access.privileges import require_privilege
@@ -147,6 +148,7 @@ class Edge:
             await self._admit(context, scope)
             await self._app(scope, receive, send)
         except StackError as exc:
+            without_traceback(exc)
             record.record_error(exc)
             if record.status:
                 raise

@@ -15,6 +15,7 @@ from apis.errors import Overloaded, StackError, error_to_body
 from apis.events import INITIAL_EVENTS, TERMINAL_EVENTS, LoggedEvent
 from apis.live_batch import LiveBatch
 from apis.ticks import next_tick
+from providers.common.tracebacks import without_traceback
 from stack.http.peer import Peer, get_peer
 from stack.http.request_record import RequestRecord
 from stack.http.sse import DONE_FRAME, KEEP_ALIVE_FRAME
@@ -220,6 +221,7 @@ class EventStream(Response):
                     self._request_pushes(batch, stream)
                 del batch
         except StackError as exc:
+            without_traceback(exc)
             if stream is None:
                 raise
             # the stream has already sent its own error event; the exception is for callers that drain it

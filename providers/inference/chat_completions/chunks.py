@@ -181,7 +181,7 @@ class ChatChunkReader(ChunkReader):
             if self.delta_count > self._max_deltas and self.answer_bytes > self._max_deltas * BYTES_PER_TOKEN:
                 self._cut(out)
         except StackError as exc:
-            self.failure = exc
+            self.failure = exc.with_traceback(None)  # which would hold this reader
         return out
 
     def end(self) -> list[Delta]:
@@ -194,7 +194,7 @@ class ChatChunkReader(ChunkReader):
                 if not self.is_finished:
                     self._finish(is_ended=False)
             except StackError as exc:
-                self.failure = exc
+                self.failure = exc.with_traceback(None)
         self.delta_count += len(out)
         return out
 

@@ -53,7 +53,7 @@ from providers.responses.run.checkpoint import (
     load_checkpoints,
     usage_from_log,
 )
-from providers.responses.run.pending_response import PendingResponse, PrepareResponse, bug_to_error
+from providers.responses.run.pending_response import PendingResponse, PrepareResponse, bug_to_error, failure_to_error
 from providers.responses.run.response_span import (
     ResponseSpan,
     background_run,
@@ -357,8 +357,6 @@ class RunExecutor:
             async with limit, aclosing(pending.agent_loop.run(on_checkpoint=on_checkpoint)) as batches:
                 async for events in batches:
                     await journal.append(events)
-        except StackError as exc:
-            return exc
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:  # noqa: BLE001 - the stream's outer edge; a native panic is no Exception
@@ -366,7 +364,7 @@ class RunExecutor:
                 return UpstreamTimeout(
                     f"The response took longer than {self._config.timeout_s:g} s (`responses.background.timeout_s`)."
                 )
-            return bug_to_error(exc, pending.ids.response_id)
+            return failure_to_error(exc, pending.ids.response_id)
         return None
 
     def _add_checkpoint(self, journal: Journal, checkpoint: Checkpoint) -> None:

@@ -17,7 +17,7 @@ from apis.errors import ContextLengthExceeded, InvalidRequest, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
 from apis.responses import CompactedConversation, CreateResponse
-from apis.wire.items import ITEM_LIST_ADAPTER, CompactionItem, InputMessage, Item, items_to_json
+from apis.wire.items import CompactionItem, InputMessage, Item, output_to_input
 from providers.responses.context.conversation import Conversation, ResponseProgress, stored_item
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealing import UnsealError
@@ -247,7 +247,7 @@ class ResponseCompaction:
     def _build_content(self, summary: str, pending_count: int, threshold: int) -> CompactionContent:
         """Return a compaction with the newest messages of the user that fit into a quarter of the threshold;
         `pending_count` messages, all after the last answer, are still unanswered."""
-        items = ITEM_LIST_ADAPTER.validate_json(items_to_json(self._output.finished_items()))
+        items = output_to_input(self._output.finished_items())
         messages = self._conversation.verbatim_messages(ResponseProgress(items, compactions=self.contents))
         earlier = messages[: len(messages) - pending_count]
         retained: list[Message] = []

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final
 
 import msgspec
-from openai.types.responses import ResponseStreamEvent
+from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from openai.types.responses.response_output_item import McpListTools
 
 from apis.chat import ChatRequest, Message
@@ -18,7 +18,7 @@ from apis.errors import ExternalConnectorError, StackError, ToolFailed, Upstream
 from apis.events import EventBatch
 from apis.inference import Inference
 from apis.live_batch import convert_batch
-from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
+from apis.wire.items import Item, output_to_input
 from providers.responses.context.compaction import ResponseCompaction
 from providers.responses.context.conversation import Conversation, ResponseProgress
 from providers.responses.events.output import ResponseOutput
@@ -41,6 +41,7 @@ _MAX_CALLS_PER_TURN: Final = 64
 """Number of hosted calls of one turn; further ones are refused."""
 _COUNT_TIMEOUT_S: Final = 0.5
 """Seconds that the end of a failed response waits for the length of its prompt."""
+_NOT_CONVERTED: Final = (None, None)
 _INCOMPLETE_REASONS: Final[Mapping[str, IncompleteReason]] = {
     "length": "max_output_tokens",
     "content_filter": "content_filter",
@@ -91,6 +92,7 @@ class AgentLoop:
         self._running_calls: Sequence[HostedCall] = ()
         self._server_initiated_calls: list[HostedCall] = []
         self._executed_call_count = 0
+        self._converted: dict[int, tuple[ResponseOutputItem, Item]] = {}
         self.chat = plan.chat if checkpoint is None else self._next_chat()
 
     @property
@@ -369,9 +371,7 @@ class AgentLoop:
         return {item.server_label: item.error for item in items if item.error}
 
     def _messages(self) -> list[Message]:
-        items: list[Item | ToolResultRecord] = [
-            *ITEM_LIST_ADAPTER.validate_json(items_to_json(self._output.finished_items()))
-        ]
+        items: list[Item | ToolResultRecord] = [*self._finished_input_items()]
         for position, result in reversed(self.state.rejected_calls):
             items.insert(position, result)
         compactions = self._compaction.contents if self._compaction is not None else {}
@@ -379,6 +379,14 @@ class AgentLoop:
             ResponseProgress(items, self.state.tool_results, compactions),
             supports_namespaces=self._toolbox.supports_namespaces,
         )
+
+    def _finished_input_items(self) -> list[Item]:
+        """Return the finished items of the output as the next turn reads them. Each is converted once."""
+        finished = [(index, item) for index, item in enumerate(self._output.items) if item is not None]
+        new = [(index, item) for index, item in finished if self._converted.get(index, _NOT_CONVERTED)[0] is not item]
+        for (index, item), converted in zip(new, output_to_input(item for _, item in new), strict=True):
+            self._converted[index] = item, converted
+        return [self._converted[index][1] for index, _ in finished]
 
     def _is_repeating(self) -> bool:
         """Return whether the model has made one call over and over."""

@@ -22,7 +22,7 @@ from apis.deltas import Usage
 from apis.events import LoggedEvent
 from apis.storage.kv_store import KVStore
 from apis.storage.records import scan_all
-from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
+from apis.wire.items import Item, output_to_input
 from providers.responses.events.ids import item_number
 from providers.responses.events.response_object import add_usage
 from providers.responses.events.tool_result import ToolResultRecord
@@ -136,7 +136,7 @@ def find_resume_point(log: Sequence[LoggedEvent], checkpoints: Sequence[Checkpoi
     return ResumePoint(
         msgspec.structs.replace(last, tool_results=collect_tool_results(checkpoints), running_indexes=[]),
         output_items,
-        ITEM_LIST_ADAPTER.validate_json(items_to_json(output_items)),
+        output_to_input(output_items),
         closed.closing_events,
         closed.next_sequence_number,
         item_id_count=1 + max((item_number(item["id"]) for item in closed.items), default=-1),

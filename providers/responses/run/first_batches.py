@@ -70,12 +70,15 @@ class FirstBatches:
     async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
-    async def __aiter__(self) -> AsyncGenerator[EventBatch]:
-        while self._read:
-            yield self._read.pop(0)  # and let go of it, for as long as the model thinks
-        await self._task
-        while self._read:
-            yield self._read.pop(0)
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> EventBatch:
+        if not self._read:
+            await self._task
+        if not self._read:
+            raise StopAsyncIteration
+        return self._read.pop(0)  # and let go of it, for as long as the model thinks
 
     def _build_early(self) -> None:
         if not self._is_over:

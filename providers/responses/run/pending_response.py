@@ -17,6 +17,7 @@ from apis.errors import StackError, internal_error
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from apis.wire.items import items_to_json
+from providers.common.tracebacks import without_traceback
 from providers.responses.context.conversation import Conversation, HistorySource
 from providers.responses.context.prompt_cache.comparison import PromptComparison
 from providers.responses.events.ids import ResponseIds
@@ -175,7 +176,13 @@ class PrepareResponse(Protocol):
     ) -> PendingResponse: ...
 
 
+def failure_to_error(exc: BaseException, response_id: str) -> StackError:
+    """Return what ended a response as the error that the client gets, without what the response held."""
+    return without_traceback(exc) if isinstance(exc, StackError) else bug_to_error(exc, response_id)
+
+
 def bug_to_error(exc: BaseException, response_id: str) -> StackError:
     """Log an exception that no provider should raise, and return the error that the client gets."""
     _log.error("response %s failed on a bug", response_id, exc_info=exc)
+    without_traceback(exc)
     return internal_error(response_id)

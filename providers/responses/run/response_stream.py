@@ -26,7 +26,7 @@ from providers.responses.context.item_views import ItemView
 from providers.responses.events.unvalidated import unvalidated
 from providers.responses.run.deadline import ResponseDeadline
 from providers.responses.run.first_batches import EARLY_FAILURE_WAIT_S, FirstBatches
-from providers.responses.run.pending_response import PendingResponse, bug_to_error, use_of_response
+from providers.responses.run.pending_response import PendingResponse, failure_to_error, use_of_response
 from providers.responses.run.response_span import ResponseSpan
 from providers.responses.store.conversation_lock import stream_with_lock
 from providers.responses.store.history import History
@@ -86,7 +86,7 @@ class ResponseStreams:
     async def _stream_events(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
         pending.output.has_readers = pending.request.stream is True
         run = pending.agent_loop.run()
-        begun, span = False, ResponseSpan(pending)
+        begun, span, error = False, ResponseSpan(pending), None
         try:
             with ResponseDeadline(self._timeout) as deadline:
                 async with aclosing(run):
@@ -126,12 +126,13 @@ class ResponseStreams:
             span.fail(exc)
             if not begun:
                 raise
-            error = exc if isinstance(exc, StackError) else bug_to_error(exc, pending.ids.response_id)
+            error = failure_to_error(exc, pending.ids.response_id)
             error.repeats_work = bool(pending.output.items)
             yield await self._end_with_failure(pending, error)
-            raise error from exc
+            raise error from (exc.__cause__ if error is exc else exc)
         finally:
             span.end()
+            del error  # an exception that is raised here has this frame, and would hold itself by it
 
     def _read_first_batches(self, batches: AsyncGenerator[EventBatch], pending: PendingResponse) -> FirstBatches:
         return FirstBatches(

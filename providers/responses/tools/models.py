@@ -1,5 +1,6 @@
 """The capabilities of the served models, cached: their native tools and input modalities."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from apis.inference import Constraint, Inference, Modality, Model
 _log = logging.getLogger(__name__)
 _MAX_AGE_S: Final = 60
 """Seconds between two listings of the models, each of which may query upstream servers."""
+_FAILURE_AGE_S: Final = 5
+"""Seconds after a listing that failed: until then requests go on with what is known."""
 
 
 class ModelCatalog:
@@ -20,7 +23,8 @@ class ModelCatalog:
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
         self._models: Mapping[str, Model] = {}
-        self._read_at = -float("inf")
+        self._next_listing_at = -float("inf")
+        self._lock = asyncio.Lock()
 
     async def native_tools(self, model: str) -> frozenset[NativeToolName]:
         """Return the model's native tools; none for an unknown model."""
@@ -43,12 +47,18 @@ class ModelCatalog:
         return entry is not None and entry.caches_prefixes
 
     async def _find_model(self, model: str) -> Model | None:
-        if time.monotonic() - self._read_at > _MAX_AGE_S:
-            try:
-                models = await self._inference.models()
-            except StackError as exc:
-                _log.debug("listing the models failed: %s", exc.message)
-                return None
-            self._models = {entry.id: entry for entry in models}
-            self._read_at = time.monotonic()
+        # while one request lists the models anew, the others go on with what is known, or wait for it
+        if time.monotonic() >= self._next_listing_at and not (self._lock.locked() and self._models):
+            async with self._lock:
+                if time.monotonic() >= self._next_listing_at:
+                    await self._list_models()
         return self._models.get(model)
+
+    async def _list_models(self) -> None:
+        age_s = _FAILURE_AGE_S
+        try:
+            self._models = {entry.id: entry for entry in await self._inference.models()}
+            age_s = _MAX_AGE_S
+        except StackError as exc:
+            _log.debug("listing the models failed: %s", exc.message)
+        self._next_listing_at = time.monotonic() + age_s

@@ -13,13 +13,14 @@ from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed, UpstreamError
 from apis.events import EventList
 from apis.responses import CreateResponse
-from apis.wire.items import InputMessage
+from apis.wire.items import InputMessage, Item, output_to_input
 from apis.wire.tools import McpTool
 from providers.inference.scripted import Scripted
 from providers.responses.context.chat_request import build_chat
 from providers.responses.context.conversation import Conversation
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
+from providers.responses.run import agent_loop
 from providers.responses.run.agent_loop import AgentLoop, LoopPlan
 from providers.responses.run.checkpoint import Checkpoint, collect_tool_results
 from providers.responses.run.hosted_calls import ToolCallLimits
@@ -226,3 +227,19 @@ async def test_breaking_off_closes_a_listing_that_is_under_way() -> None:
     closing = turns.close_open_items()
     assert [event.type for event in closing] == ["response.output_item.done"]
     assert len(output.finished_items()) == 1
+
+
+async def test_each_item_is_converted_once_for_all_turns_that_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: the work before a turn grows with the items that are new, not with the whole output."""
+    converted: list[str | None] = []
+
+    def convert(items: Iterable[ResponseOutputItem]) -> list[Item]:
+        items = [*items]
+        converted.extend(item.id for item in items)
+        return output_to_input(items)
+
+    monkeypatch.setattr(agent_loop, "output_to_input", convert)
+    turns, scripted, output = turns_of(Server(), *([{"call": "add"}] for _ in range(5)), [{"text": "3."}])
+    await played(turns)
+    assert [len(chat.messages) for chat in scripted.requests] == [1, 3, 5, 7, 9, 11]
+    assert converted == [item.id for item in output.finished_items()[:-1]]

@@ -1,6 +1,7 @@
 """The beginning of a stream: what comes first is built while the model is waited for, and once."""
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
@@ -75,3 +76,22 @@ async def test_an_early_refusal_is_raised_on_entering() -> None:
     model.ready.set()
     with pytest.raises(Overloaded):
         await read(model.first_batches())
+
+
+async def test_a_reader_that_leaves_early_leaves_no_generator_open() -> None:
+    """C12: iterating the batches opens no generator of their own that somebody would have to close."""
+    model = Model()
+    model.ready.set()
+    left_open: list[Any] = []
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(hooks.firstiter, left_open.append)
+    try:
+        answer = model.answer()
+        async with FirstBatches(answer, SharedTimeout(LONG_S), model.build, awaits_tool_lists=False) as batches:
+            async for _ in batches:
+                break
+        await answer.aclose()
+        del batches
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+    assert not left_open
