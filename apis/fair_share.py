@@ -1,6 +1,6 @@
 """FairShare: places of one scarce resource, shared by tenants so that a flood by one of them delays no other for long.
 
-It is used for whatever is scarce in one process: sessions, child processes, batches of a model, connections.
+It is used for all that is scarce in one process: sessions, child processes, batches of a model, connections.
 """
 
 import asyncio

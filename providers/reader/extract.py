@@ -25,20 +25,16 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from providers.reader.chunks import find_chunks
+from providers.reader.encodings import decode_text
 from providers.reader.errors import ExtractionError
-from providers.reader.html_text import (
-    CONTROL_CHARS,
-    decode_marked,
-    html_to_lines,
-    html_to_page,
-    text_to_page,
-)
+from providers.reader.html_text import CONTROL_CHARS, html_to_lines, html_to_page, text_to_page
 from providers.reader.office_text import office_to_lines
 from providers.reader.self_confinement import confine
 
 MAX_PAGES: Final = 5000
 _MAX_UNPACKED_BYTES: Final = 128 * 2**20
 _MAX_PARTS: Final = 5000
+_OBJECT_HEAD: Final = re.compile(rb"(?<![0-9])([0-9]{1,10}) ([0-9]{1,5}) obj\b")
 _MAX_COLUMNS: Final = 1000
 """Columns that the cells of one row of a table may span together; the parser makes an object for each."""
 
@@ -65,7 +61,13 @@ def _file_to_lines(ending: str, data: bytes) -> Iterable[str]:
         return _pdf_to_lines(data)
     if data.startswith(b"PK\x03\x04"):
         return office_to_lines(data) or _docx_to_lines(data)
-    text = _decode_text(data)
+    text = decode_text(data)
+    if text is None:
+        raise ExtractionError(
+            "unsupported_file",
+            "The file is neither text nor PDF nor an Office document, or it is text in an encoding that cannot be "
+            "told: save it as UTF-8.",
+        )
     if ending in ("html", "htm", "xhtml") or re.match(r"\s*<(!doctype html|html)\b", text[:1000], re.IGNORECASE):
         return html_to_lines(text)
     if ending in ("csv", "tsv"):
@@ -75,24 +77,14 @@ def _file_to_lines(ending: str, data: bytes) -> Iterable[str]:
     return [text]
 
 
-def _decode_text(data: bytes) -> str:
-    if (marked := decode_marked(data)) is not None:
-        return marked
-    if b"\0" in data:
-        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor an Office document.")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        text = data.decode("cp1252", "replace")
-    if len(CONTROL_CHARS.findall(text[:10_000])) > len(text[:10_000]) // 20:
-        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor an Office document.")
-    return text
-
-
 def _pdf_to_lines(data: bytes) -> Iterator[str]:
     import pypdf  # noqa: PLC0415 - half a second, only for PDF
+    from pypdf.errors import PdfReadError  # noqa: PLC0415 - as above
 
-    reader = pypdf.PdfReader(BytesIO(data), strict=False)
+    try:
+        reader = pypdf.PdfReader(BytesIO(data), strict=False)
+    except PdfReadError:
+        reader = pypdf.PdfReader(BytesIO(_with_trailer(data)), strict=False)
     if reader.is_encrypted and not reader.decrypt(""):
         raise ExtractionError("invalid_file", "The PDF is encrypted. Upload it without its password.")
     if len(reader.pages) > MAX_PAGES:
@@ -100,6 +92,14 @@ def _pdf_to_lines(data: bytes) -> Iterator[str]:
     for page in reader.pages:
         yield page.extract_text()
         yield ""
+
+
+def _with_trailer(data: bytes) -> bytes:
+    """Return a PDF that has lost its table of objects or its end, with an end by which the parser looks for them."""
+    catalog = data.rfind(b"/Catalog")
+    heads = [*_OBJECT_HEAD.finditer(data, max(0, catalog - 1024), max(0, catalog))]
+    trailer = b"trailer\n<< /Root %b %b R >>\n" % heads[-1].groups() if heads else b""
+    return b"%b\n%bstartxref\n0\n%%%%EOF\n" % (data, trailer)
 
 
 def _docx_to_lines(data: bytes) -> Iterator[str]:

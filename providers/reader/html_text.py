@@ -4,12 +4,13 @@ Runs in the child process of `extract.py`. Both forms share one lxml parser targ
 are linear in the length of the input, however deep it nests.
 """
 
-import codecs
 import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple, Protocol, cast
 from urllib.parse import urljoin
+
+from providers.reader.encodings import decode_page
 
 MAX_LINKS: Final = 1000
 MAX_LINK_CHARS: Final = 64 * 1024
@@ -42,18 +43,6 @@ _PARAGRAPH_TAGS: Final = frozenset(
 )
 _HIDDEN_STYLE: Final = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.IGNORECASE)
 _BLANKS: Final = re.compile(r"[\s\u200b\ufeff]+")
-_META_CHARSET: Final = re.compile(rb"<meta[^>]{1,256}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:-]{1,40})", re.IGNORECASE)
-_BYTE_ORDER_MARKS: Final = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
-_BROWSER_CHARSETS: Final = frozenset(
-    {"utf-8", "utf-16", "utf-16-le", "utf-16-be", "big5", "big5hkscs", "cp866", "cp874", "cp932", "cp949", "euc_jp"}
-    | {"euc_kr", "gb18030", "gb2312", "gbk", "iso2022_jp", "koi8-r", "koi8-u", "mac-roman", "shift_jis"}
-    | {f"cp125{number}" for number in range(9)}
-    | {f"iso8859-{number}" for number in range(2, 17)}
-)
 
 
 class _Parser(Protocol):
@@ -84,7 +73,7 @@ def html_to_page(data: bytes, url: str, charset: str | None, max_chars: int) -> 
     """Return the text of the page at `url`, truncated to `max_chars`; `charset` is the one that the server named."""
     target = _PageTarget(url, max_chars)
     stop_at = time.process_time() + _CPU_BUDGET_S
-    for _ in _parse(_decode_text(data, charset), target):
+    for _ in _parse(decode_page(data, charset), target):
         if target.is_full or time.process_time() > stop_at:
             return target.build_page(is_truncated=True)
     return target.build_page(is_truncated=False)
@@ -106,42 +95,9 @@ def _parse(text: str, target: "_LineTarget") -> Iterator[None]:
 
 def text_to_page(data: bytes, charset: str | None, max_chars: int) -> PageText:
     """Return a page that is text already, truncated to `max_chars`."""
-    text = _decode_text(data, charset)
+    text = decode_page(data, charset)
     lines = CONTROL_CHARS.sub(" ", text[:max_chars].replace("\r\n", "\n").replace("\r", "\n")).split("\n")
     return PageText("", "\n".join(line.rstrip() for line in lines).strip("\n"), [], len(text) > max_chars)
-
-
-def decode_marked(data: bytes) -> str | None:
-    """Return the text of data that begins with a byte order mark, else None."""
-    for mark, codec in _BYTE_ORDER_MARKS:
-        if data.startswith(mark):
-            return data[len(mark) :].decode(codec, "replace")
-    return None
-
-
-def _decode_text(data: bytes, charset: str | None) -> str:
-    """Decode by the byte order mark, the server's charset or the page's own, in this order; else UTF-8 or cp1252."""
-    if (marked := decode_marked(data)) is not None:
-        return marked
-    declared = _META_CHARSET.search(data, 0, 2048)
-    for name in (charset, declared and declared[1].decode("ascii")):
-        if name and (codec := _find_codec(name)):
-            return data.decode(codec, "replace")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data.decode("cp1252", "replace")
-
-
-def _find_codec(name: str) -> str | None:
-    """Return Python's codec of this name if browsers have it too, else None."""
-    try:
-        codec = codecs.lookup(name.strip().strip("\"'")).name
-    except (LookupError, ValueError):
-        return None
-    if codec in ("ascii", "iso8859-1"):
-        return "cp1252"
-    return codec if codec in _BROWSER_CHARSETS else None
 
 
 class _LineTarget:

@@ -31,6 +31,8 @@ READ: dict[str, tuple[str, bytes, str]] = {
     "csv": ("a.csv", b"name;year\nMoby-Dick;1851\n;1900\n", "name: Moby-Dick, year: 1851\nyear: 1900"),
     "a csv with quotes": ("a.csv", b'a,b\n"x,\ny",2\n', "a: x,\ny, b: 2"),
     "tsv": ("a.tsv", b"a\tb\n1\t2\n", "a: 1, b: 2"),
+    "a pdf without its table": ("a.pdf", documents.pdf("Lost.").partition(b"xref")[0] + b"%%EOF", "Lost."),
+    "a pdf without its end": ("a.pdf", documents.pdf("Lost.").partition(b"startxref")[0], "Lost."),
     "html": ("a.html", HTML.encode(), "The & page\nHead\nOne bold word.\nloose\na\nb\n1\n2"),
     "html without its ending": ("page", b"<!DOCTYPE html><p>x</p><p>y</p>", "x\ny"),
     "pdf": ("a.pdf", documents.pdf("The first page.", "The second one."), "The first page.\n\nThe second one."),
