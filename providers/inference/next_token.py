@@ -131,7 +131,8 @@ class NextToken(Inference):
             raise ContextLengthExceeded(
                 f"The prompt has {len(prompt.token_ids)} tokens; the model's context is {context}."
             )
-        matcher = await self._build_matcher(prompt.grammar) if prompt.grammar is not None else None
+        tenant = share_of_salt(request.cache_salt)
+        matcher = None if prompt.grammar is None else await self._build_matcher(prompt.grammar, tenant)
         reader, stops = self._get_harmony().build_reader(request), {*STOP_IDS, *(request.stop_token_ids or ())}
         limit = min(request.max_completion_tokens or context, context - len(prompt.token_ids))
         temperature = self._config.temperature if request.temperature is None else request.temperature
@@ -166,10 +167,10 @@ class NextToken(Inference):
                 raise Unsupported(f"'{name}' is not supported by this model.", param=name)
         return await self._get_harmony().render_prompt(request)
 
-    async def _build_matcher(self, grammar: TurnGrammar) -> GrammarMatcher:
+    async def _build_matcher(self, grammar: TurnGrammar, tenant: str) -> GrammarMatcher:
         # Compiled at first use: it takes a second, and most requests need no grammar.
         await self._get_harmony().prepare_grammar_compiler()
-        return await self._get_harmony().build_matcher(grammar)
+        return await self._get_harmony().build_matcher(grammar, tenant)
 
     async def _next_token(self, tokens: list[int], temperature: float, *, new_request: bool) -> int:
         """Call the function once. Raises UpstreamError for every failure of the function."""

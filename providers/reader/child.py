@@ -3,7 +3,6 @@
 import asyncio
 import importlib.util
 import json
-from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -17,7 +16,8 @@ from apis.errors import ConfigError, FetchFailed, Unsupported
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.imports import install_command
 from apis.provider import Provider
-from providers.reader.confinement import ReaderConfinement, build_environment, choose_confinement
+from providers.common.processes.child import run_program
+from providers.reader.confinement import ReaderConfinement, choose_confinement
 
 _REQUIRED_PACKAGES: Final = ("docx", "lxml", "pypdf")
 _MAX_FILE_CPU_S: Final = 30
@@ -142,29 +142,4 @@ async def _extract(task: dict[str, Any], data: bytes, max_chars: int) -> tuple[d
 async def _run_program(confinement: ReaderConfinement, task: bytes, data: bytes, *, max_output_bytes: int) -> bytes:
     """Return the whole output of the program, empty when it died. A caller that is cancelled ends the program."""
     with confinement.launch() as (command, descriptors):
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=build_environment(),
-            pass_fds=descriptors,
-        )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    output = bytearray()
-    try:
-        with suppress(ConnectionError):
-            process.stdin.write(task)
-            process.stdin.write(data)
-            await process.stdin.drain()
-            process.stdin.close()
-        while len(output) <= max_output_bytes and (chunk := await process.stdout.read(2**16)):
-            output += chunk
-        is_complete = len(output) <= max_output_bytes and await process.wait() == 0
-        return bytes(output) if is_complete else b""
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        # `wait` alone would never end while there is unread output.
-        await process.communicate()
+        return await run_program(command, (task, data), descriptors=descriptors, max_output_bytes=max_output_bytes)

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from apis.confinement.bubblewrap import BubblewrapUnavailable, build_isolation_command, open_data_pipe
 from apis.confinement.seccomp import parser_filter, sandbox_filter
+from providers.common.processes import limits as limits_module
+from providers.common.processes.child import build_command, build_environment
 
 PROGRAM: Final = Path(__file__).with_name("extract.py")
-_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""Environment variables of the program. It gets no other, since they may hold secrets."""
 _SYSTEM_PATHS: Final = ("/usr", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache")
 _PROBE_TIMEOUT_S: Final = 20
 _PROBE_LIMITS: Final = {"max_chars": 0, "max_cpu_s": 10, "max_memory_bytes": 256 * 2**20, "size": 0}
@@ -36,17 +36,12 @@ class ReaderConfinement:
     @contextmanager
     def launch(self) -> Generator[tuple[Sequence[str], Sequence[int]]]:
         """Return the program's command and the descriptors that it needs, which are closed on exit."""
-        program = (sys.executable, "-I", str(PROGRAM))
+        program = build_command(PROGRAM)
         if not self.command:
             yield program, ()
             return
         with open_data_pipe(self.seccomp_filter) as seccomp:
             yield (*self.command, "--seccomp", str(seccomp), "--", *program), (seccomp,)
-
-
-def build_environment() -> dict[str, str]:
-    """Return the environment of the program."""
-    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
 
 
 @cache
@@ -89,9 +84,10 @@ def _describe_layers(confinement: ReaderConfinement, layers: Sequence[str]) -> R
 
 
 def _find_readable_paths() -> list[str]:
-    """Return what the program reads: the interpreter, its packages, and this folder."""
-    package = PROGRAM.parent
-    paths = [sys.prefix, sys.base_prefix, str(package), str(package.parent / "__init__.py")]
+    """Return what the program reads: the interpreter, its packages, this folder, and the limits that it sets."""
+    package, limits = PROGRAM.parent, Path(limits_module.__file__)
+    packages = [folder / "__init__.py" for folder in (package.parent, limits.parents[1])]
+    paths = [sys.prefix, sys.base_prefix, *map(str, (package, limits.parent, *packages))]
     return list(dict.fromkeys(paths))
 
 

@@ -24,6 +24,7 @@ if __name__ == "__main__":
     # `python -I` searches neither this folder nor the one that `providers` is in.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from providers.common.processes.limits import limit_process
 from providers.reader.chunks import find_chunks
 from providers.reader.encodings import decode_text
 from providers.reader.errors import ExtractionError
@@ -151,17 +152,6 @@ def _json_to_lines(text: str) -> Iterator[str]:
         yield text
 
 
-def _set_limits(max_cpu_s: int, max_memory_bytes: int) -> None:
-    """Set the limits of this process. Systems without rlimits (Windows) have the parent's time limit only."""
-    if sys.platform != "win32":
-        import resource  # noqa: PLC0415 - not there on every system
-
-        resource.setrlimit(resource.RLIMIT_CPU, (max_cpu_s, max_cpu_s))
-        resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def _find_faults(parent_pid: int) -> list[str]:
     """Return what a parser should not be able to do and this process can."""
     import _socket  # noqa: PLC0415 - for the probe alone
@@ -208,7 +198,7 @@ def _extract(task: dict[str, Any], data: bytes, layers: list[str]) -> tuple[dict
 
 def _main() -> None:
     task: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    _set_limits(task["max_cpu_s"], task["max_memory_bytes"])
+    limit_process(task["max_memory_bytes"], task["max_cpu_s"])
     layers: list[str] = []
     if "confinement" in task:
         layers = confine(task["confinement"]["readable_paths"], b64decode(task["confinement"]["seccomp"]))

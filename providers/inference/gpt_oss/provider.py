@@ -95,14 +95,15 @@ class GptOss(Inference):
         refuse_engine_options(request)
         sampling = request_to_sampling(request, self._config)
         prompt = await harmony.render_prompt(request)
-        matcher = None if prompt.grammar is None else await harmony.build_matcher(prompt.grammar)
+        tenant = share_of_salt(request.cache_salt)
+        matcher = None if prompt.grammar is None else await harmony.build_matcher(prompt.grammar, tenant)
         engine_request = EngineRequest(
             ids=prompt.token_ids,
             sampling=sampling,
             max_tokens=request.max_completion_tokens,
             stop_ids=(*STOP_IDS, *(request.stop_token_ids or ())),
             matcher=matcher,
-            tenant=share_of_salt(request.cache_salt),
+            tenant=tenant,
             priority=request.priority or 0,
             salt=request.cache_salt,
         )

@@ -4,7 +4,7 @@ too."""
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Self
 
-from apis.chat import ChatRequest, refuse_engine_options
+from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
 from apis.errors import Unsupported
 from providers.inference.chat_completions.body import body_to_json
 from providers.inference.chat_completions.chunk_reader import ChunkReader
@@ -51,7 +51,7 @@ class HarmonyTemplate:
             # Compiled here too, so that errors name the request's field and output that violates the grammar is
             # detected.
             await self._harmony.prepare_grammar_compiler()
-            matcher = await self._harmony.build_matcher(prompt.grammar)
+            matcher = await self._harmony.build_matcher(prompt.grammar, share_of_salt(request.cache_salt))
             enforced = EnforcedGrammar(grammar_param(request, prompt.grammar), matcher.accept)
         context = await context_tokens() or DEFAULT_CONTEXT_TOKENS
         body = {**_build_body(request, prompt, context), **self._extra_body}

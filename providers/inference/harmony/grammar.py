@@ -29,6 +29,7 @@ from apis.chat import (
 )
 from apis.errors import InvalidRequest
 from apis.wire.text_format import JsonObjectFormat
+from providers.common.grammars.depth import LARK_TOKEN
 from providers.inference.harmony.header import BROWSER_CALLS
 from providers.inference.harmony.token_cache import name_to_recipient
 from providers.inference.harmony.vocabulary import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
@@ -41,6 +42,7 @@ MAX_MULTIPLE_OF: Final = 10_000
 MAX_FORCED_CHARS: Final = 16_384
 MAX_MESSAGES_BEFORE: Final = 8
 
+INVALID_GRAMMAR: Final = "invalid_grammar"
 ANY_OBJECT: Final = '%json {"type": "object"}'
 NO_PARAMETERS: Final[dict[str, JsonValue]] = {"type": "object", "properties": {}, "additionalProperties": False}
 FREE_TEXT: Final = "TEXT"
@@ -48,7 +50,7 @@ _MINIMUM_KEYWORDS: Final = frozenset({"minLength", "minItems", "minProperties", 
 _REPEATING_KEYWORDS: Final = frozenset(
     {"$ref", "$dynamicRef", "pattern", "patternProperties", "minItems", "minProperties"}
 )
-_LARK_TOKEN: Final = re.compile(r'"(?:\\.|[^"\\])*"|/(?!/)(?:\\.|[^/\\])+/|(?:\#|//)[^\n]*|(?P<foreign><[^<>\s]+>|@)')
+_FOREIGN_TOKENS: Final = {"token": "a special token", "grammar": "another grammar"}
 _COMMON_RULES: Final = f"""\
 before: <[{CHANNEL}]> ("analysis" | "commentary") <[{MESSAGE}]> TEXT <[{END}]> <[{START}]> "assistant"
 as_json: (" "? <[{CONSTRAIN}]> "json" | " json")?
@@ -66,8 +68,13 @@ class GrammarPart:
     rule: str
     standalone_grammar: str
     param: str
-    code: str | None = None
+    code: str
     is_cheap_to_force: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The word for the constraint in an error message."""
+        return "grammar" if self.code == INVALID_GRAMMAR else "schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,25 +243,28 @@ def _count_last_digit_units(number: float) -> int:
 def _lark_to_part(definition: str, param: str) -> GrammarPart:
     """Return a part for text of the grammar's own `start`. It may neither end the message nor refer to other rules."""
     _check_size(definition, param)
-    for token in _LARK_TOKEN.finditer(definition):
-        if token["foreign"]:
-            kind = "a special token" if token["foreign"] != "@" else "another grammar"
-            raise InvalidRequest(f"The grammar in {param} refers to {kind}.", param=param)
+    for token in LARK_TOKEN.finditer(definition):
+        if token.lastgroup in _FOREIGN_TOKENS:
+            kind = _FOREIGN_TOKENS[token.lastgroup]
+            message = f"The grammar in {param} refers to {kind}."
+            raise InvalidRequest(message, param=param, code=INVALID_GRAMMAR)
     alone = f'%llguidance {{"no_forcing": true}}\n{definition}\n'
-    return GrammarPart(f"%lark {{\n{definition}\n}}", alone, param)
+    return GrammarPart(f"%lark {{\n{definition}\n}}", alone, param, INVALID_GRAMMAR)
 
 
 def _regex_to_part(pattern: str, param: str) -> GrammarPart:
     """Return a part for text that matches the whole pattern."""
     _check_size(pattern, param)
-    if not re.fullmatch(r"(?:\\.|[^\\])*", pattern, re.DOTALL):
-        raise InvalidRequest(f"The regular expression in {param} ends in a backslash.", param=param)
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        message = f"The regular expression in {param} ends in a backslash."
+        raise InvalidRequest(message, param=param, code=INVALID_GRAMMAR)
     escapes = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
     escaped = re.sub(r"\\.|/|\n", lambda match: escapes.get(match[0], match[0]), pattern, flags=re.DOTALL)
     alone = f'%llguidance {{"no_forcing": true}}\nstart: /{escaped}/\n'
-    return GrammarPart(f"%lark {{\nstart: /{escaped}/\n}}", alone, param)
+    return GrammarPart(f"%lark {{\nstart: /{escaped}/\n}}", alone, param, INVALID_GRAMMAR)
 
 
 def _check_size(definition: str, param: str) -> None:
     if len(definition.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
-        raise InvalidRequest(f"The grammar in {param} is larger than {MAX_SOURCE_BYTES} bytes.", param=param)
+        message = f"The grammar in {param} is larger than {MAX_SOURCE_BYTES} bytes."
+        raise InvalidRequest(message, param=param, code=INVALID_GRAMMAR)

@@ -1,12 +1,25 @@
 """Entry point to Harmony, gpt-oss's own format: requests become prompts of tokens, tokens become deltas."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from apis.chat import ChatRequest
+from pydantic import JsonValue
+
+from apis.chat import (
+    ChatCustomTool,
+    ChatFunctionTool,
+    ChatGrammarFormat,
+    ChatJsonSchemaFormat,
+    ChatRequest,
+    ChatTool,
+    ChatToolCall,
+    CustomCall,
+    NativeTool,
+)
 from apis.deltas import TokenLogprob, TopLogprob
+from providers.common.grammars.checks import run_in_turn
 from providers.inference.harmony.grammar import TurnGrammar, request_to_grammar
 from providers.inference.harmony.matcher import GrammarCompiler, GrammarMatcher
 from providers.inference.harmony.options import HarmonyOptions
@@ -64,10 +77,13 @@ class Harmony:
             return self._render_prompt(request)
         return await asyncio.to_thread(self._render_prompt, request)
 
-    async def build_matcher(self, grammar: TurnGrammar) -> GrammarMatcher:
-        """Return a matcher at the start of a turn. Raises InvalidRequest naming the field that cannot be compiled."""
-        assert self._grammar_compiler is not None  # `prepare_grammar_compiler` comes first
-        return await asyncio.to_thread(self._grammar_compiler.build_matcher, grammar)
+    async def build_matcher(self, grammar: TurnGrammar, tenant: str) -> GrammarMatcher:
+        """Return a matcher at the start of a turn. A new grammar is compiled at the tenant's turn. Raises
+        InvalidRequest naming the field that cannot be compiled."""
+        compiler = self._grammar_compiler
+        assert compiler is not None  # `prepare_grammar_compiler` comes first
+        matcher = await asyncio.to_thread(compiler.find_matcher, grammar)
+        return matcher or await run_in_turn(lambda: compiler.build_matcher(grammar), tenant)
 
     def build_reader(self, request: ChatRequest) -> HarmonyReader:
         """Return a reader for one response to the request."""
@@ -93,12 +109,47 @@ class Harmony:
 
 
 def _estimate_chars(request: ChatRequest) -> int:
-    """Return the approximate length of the prompt, enough to separate long requests from short ones."""
+    """Return the approximate length of the prompt and its grammar, enough to separate long requests from short ones."""
     count = 200 * len(request.messages) + 2_000 * len(request.tools or ())
+    count += sum(map(_estimate_tool_chars, request.tools or ()))
+    if isinstance(request.response_format, ChatJsonSchemaFormat):
+        count += _estimate_json_chars(request.response_format.json_schema.schema_)
     for message in request.messages:
+        count += len(message.reasoning or "") + sum(map(_count_call_chars, message.tool_calls or ()))
         content = message.content
         if isinstance(content, str):
             count += len(content)
         else:
             count += sum(len(part.text) for part in content or () if part.type == "text")
+    return count
+
+
+def _count_call_chars(call: ChatToolCall) -> int:
+    return len(call.custom.input if isinstance(call, CustomCall) else call.function.arguments)
+
+
+def _estimate_tool_chars(tool: ChatTool) -> int:
+    match tool:
+        case ChatFunctionTool(function=function):
+            return len(function.description or "") + _estimate_json_chars(function.parameters)
+        case ChatCustomTool(custom=custom):
+            form = custom.format
+            is_grammar = isinstance(form, ChatGrammarFormat)
+            return len(custom.description or "") + (len(form.grammar.definition) if is_grammar else 0)
+        case NativeTool():
+            return 0
+
+
+def _estimate_json_chars(schema: Mapping[str, JsonValue] | None) -> int:
+    """Return the approximate length of a schema's text, or INLINE_CHARS for a longer one."""
+    count = 0
+    waiting: list[JsonValue | Mapping[str, JsonValue]] = [schema]
+    while waiting and count < INLINE_CHARS:
+        value = waiting.pop()
+        count += len(value) if isinstance(value, str) else 4
+        if isinstance(value, Mapping):
+            count += sum(map(len, value))
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
     return count

@@ -5,12 +5,13 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from typing import Final
+from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from apis.errors import InvalidRequest, UpstreamError
-from providers.inference.harmony.grammar import GrammarPart, TurnGrammar
+from providers.common.grammars.checks import GrammarSource, compile_grammar
+from providers.inference.harmony.grammar import TurnGrammar
 from providers.inference.harmony.vocabulary import (
     CALL,
     CHANNEL,
@@ -26,7 +27,6 @@ from providers.inference.harmony.vocabulary import (
 
 MASK_BYTES: Final = VOCABULARY_SIZE // 8
 MAX_CACHED_GRAMMARS: Final = 64
-MAX_CACHED_VERDICTS: Final = 1024
 END_OF_TEXT: Final = 199999
 SPECIAL_TOKEN_IDS: Final = {
     "<|endoftext|>": END_OF_TEXT,
@@ -38,13 +38,15 @@ SPECIAL_TOKEN_IDS: Final = {
     "<|return|>": RETURN,
     "<|call|>": CALL,
 }
-MAX_PROBLEM_CHARS: Final = 200
-MAX_ITEMS_IN_ROW: Final = 4_200
-"""Earley items after one token. An object with a thousand optional properties, the most that a schema may have, needs
-4,050; a grammar that repeats optional choices has many more."""
-MAX_STEP_ITEMS: Final = 10_000
-"""Earley items that the mask of one token may make: about 10 ms. No grammar that the tests enforce needs 6,000."""
-STEP_LEXER_FUEL: Final = 100_000
+COMPILER_LIMITS: Final[dict[str, Any]] = {
+    # Earley items after one token. An object with a thousand optional properties, the most that a schema may have,
+    # needs 4,050; a grammar that repeats optional choices has many more.
+    "max_items_in_row": 4_200,
+    "max_grammar_size": 60_000,
+    # Earley items that the mask of one token may make: about 10 ms. No grammar that the tests enforce needs 6,000.
+    "step_max_items": 10_000,
+    "step_lexer_fuel": 100_000,
+}
 SLOW_MASK_S: Final = 0.05
 MAX_SLOW_MASKS: Final = 3
 """A request whose masks take longer than SLOW_MASK_S of CPU time so many times in a row fails: all sequences of a step
@@ -92,71 +94,56 @@ class GrammarMatcher:
 
 
 class GrammarCompiler:
-    """Compiles grammars, each one once. Thread-safe; compiling lets other threads run."""
+    """Compiles grammars, each one once, after a child process has compiled it. Thread-safe; compiling lets other
+    threads run."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        *,
-        max_grammars: int = MAX_CACHED_GRAMMARS,
-        max_verdicts: int = MAX_CACHED_VERDICTS,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, max_grammars: int = MAX_CACHED_GRAMMARS) -> None:
         self._max_grammars = max_grammars
-        self._max_verdicts = max_verdicts
         self._tokenizer = _load_tokenizer(vocabulary)
-        self._limits = LLParserLimits(
-            max_items_in_row=MAX_ITEMS_IN_ROW,
-            max_grammar_size=60_000,
-            step_max_items=MAX_STEP_ITEMS,
-            step_lexer_fuel=STEP_LEXER_FUEL,
-            verbose_errors=False,
-        )
+        self._limits = LLParserLimits(**COMPILER_LIMITS, verbose_errors=False)
         self._grammars: OrderedDict[bytes, LLMatcher] = OrderedDict()
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def build_matcher(self, grammar: TurnGrammar) -> GrammarMatcher:
-        """Return a matcher at the start of a turn. Raises InvalidRequest naming the field that cannot be compiled."""
+    def find_matcher(self, grammar: TurnGrammar) -> GrammarMatcher | None:
+        """Return a matcher at the start of a turn; None for a grammar that is not compiled yet."""
         key = _digest(grammar.text)
         with self._lock:
             compiled = self._grammars.get(key)
-            if compiled is not None:
-                self._grammars.move_to_end(key)
-                return GrammarMatcher(compiled.deep_copy())
+            if compiled is None:
+                return None
+            self._grammars.move_to_end(key)
+            return GrammarMatcher(compiled.deep_copy())
+
+    def build_matcher(self, grammar: TurnGrammar) -> GrammarMatcher:
+        """Return a matcher at the start of a turn, for callers in `run_in_turn`. Raises InvalidRequest naming the field
+        that cannot be compiled."""
+        matcher = self.find_matcher(grammar)
+        if matcher is not None:
+            return matcher
         for part in grammar.parts:
-            self._check_part(part)
-        compiled = self._compile(grammar.text)
-        if problem := _find_problem(compiled):
+            if problem := compile_grammar(_to_source(part.standalone_grammar)):
+                raise InvalidRequest(
+                    f"The {part.kind} in {part.param} is not valid, or uses what cannot be enforced: {problem}",
+                    param=part.param,
+                    code=part.code,
+                )
+        compiled, problem = None, compile_grammar(_to_source(grammar.text))
+        if not problem:
+            compiled = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=self._limits)
+            problem = _find_problem(compiled)
+        if problem or compiled is None:
             param = grammar.parts[0].param if grammar.parts else None
             raise InvalidRequest(f"The request's schemas and grammars cannot be enforced: {problem}", param=param)
         with self._lock:
-            self._grammars[key] = compiled
+            self._grammars[_digest(grammar.text)] = compiled
             while len(self._grammars) > self._max_grammars:
                 self._grammars.popitem(last=False)
             return GrammarMatcher(compiled.deep_copy())
 
     @property
-    def cache_sizes(self) -> tuple[int, int]:
-        """Return the number of cached compiled grammars, and of cached verdicts on parts of grammars."""
-        return len(self._grammars), len(self._verdicts)
-
-    def _check_part(self, part: GrammarPart) -> None:
-        key = _digest(part.standalone_grammar)
-        with self._lock:
-            problem = self._verdicts.get(key)
-        if problem is None:
-            problem = _find_problem(self._compile(part.standalone_grammar))
-            with self._lock:
-                self._verdicts[key] = problem
-                while len(self._verdicts) > self._max_verdicts:
-                    self._verdicts.popitem(last=False)
-        if problem:
-            kind = "schema" if part.code else "grammar"
-            message = f"The {kind} in {part.param} is not valid, or uses what cannot be enforced: {problem}"
-            raise InvalidRequest(message, param=part.param, code=part.code)
-
-    def _compile(self, text: str) -> LLMatcher:
-        return LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+    def cached_count(self) -> int:
+        """Return the number of compiled grammars in the cache."""
+        return len(self._grammars)
 
 
 @functools.cache
@@ -189,15 +176,16 @@ def _too_complex_error() -> UpstreamError:
     return UpstreamError("The model cannot be held to this request: its schema or grammar is too complex.")
 
 
+def _to_source(text: str) -> GrammarSource:
+    return GrammarSource(text, vocabulary=VOCABULARY_SIZE, limits=COMPILER_LIMITS)
+
+
 def _find_problem(ll_matcher: LLMatcher) -> str:
-    """Return the error on one line; empty if a turn can begin. A grammar without any valid text has an empty mask."""
+    """Return the error on one line; empty if a turn can begin."""
     if not ll_matcher.is_error():
         ll_matcher = ll_matcher.deep_copy()
         ll_matcher.compute_bitmask()
-    if not ll_matcher.is_error():
-        return ""
-    first = ll_matcher.get_error().partition("\n")[0].removesuffix(" <state>")
-    return "nothing matches it" if "NoExtension" in ll_matcher.stop_reason() or not first else first[:MAX_PROBLEM_CHARS]
+    return ll_matcher.get_error().partition("\n")[0] if ll_matcher.is_error() else ""
 
 
 def _digest(text: str) -> bytes:

@@ -7,7 +7,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import SecretStr
@@ -17,6 +17,7 @@ from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import InvalidRequest, UpstreamError
+from providers.common.grammars.checks import GrammarSource, find_problem, relax_schema
 from providers.inference.chat_completions.body import ChatDialect, body_to_json, request_to_body
 from providers.inference.chat_completions.endpoint import (
     MAX_BODY_BYTES,
@@ -31,6 +32,8 @@ from providers.inference.llama_cpp.engine import EngineAddress
 
 PROBE_MARK: Final = "@#@"
 SCHEMA_RULE: Final = "start: %json "
+INVALID_GRAMMAR: Final = "invalid_grammar"
+MAX_CAUSE_CHARS: Final = 300
 SEED_RANGE: Final = 2**32 - 1
 MAX_CONSTRAINT_VERDICTS: Final = 256
 COMPOSITION_KEYWORDS: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties"})
@@ -48,11 +51,15 @@ repetition."""
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """Grammar for the engine's output: the rules of an llguidance Lark grammar, and the request field that demands
-    it."""
+    it. The parameters of a function have its `tool`, and their `schema`; keywords that no grammar can hold may be left
+    out unless it is `strict`."""
 
     rules: str
     param: str
-    code: str | None = None
+    code: str
+    tool: str | None = None
+    schema: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    strict: bool = False
 
     @property
     def grammar(self) -> str:
@@ -64,27 +71,33 @@ class Constraint:
 
 
 def schema_to_constraint(
-    schema: Mapping[str, Any], param: str, *, strict: bool, code: str = "invalid_json_schema"
+    schema: Mapping[str, Any],
+    param: str,
+    *,
+    strict: bool,
+    code: str = "invalid_json_schema",
+    tool: str | None = None,
 ) -> Constraint:
     """Return a constraint to compact JSON of the schema. Unless `strict`, keywords unknown to the engine are
     ignored."""
-    closed = dict(schema)
+    # The name of the dialect constrains nothing, and the engine would look it up.
+    closed = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
     if "properties" in closed and not COMPOSITION_KEYWORDS & closed.keys():
         # Narrower than the schema, so still valid: without this, a small model invents properties endlessly.
         closed.setdefault("additionalProperties", False)
     closed["x-guidance"] = {"lenient": not strict, "whitespace_flexible": False}
-    return Constraint(SCHEMA_RULE + json.dumps(closed), param, code)
+    return Constraint(SCHEMA_RULE + json.dumps(closed), param, code, tool, closed, strict)
 
 
 def regex_to_constraint(pattern: str, param: str) -> Constraint:
     """Return a constraint to text that matches the whole pattern."""
     escaped = re.sub(r"(\\.)|/", lambda match: match[1] or "\\/", pattern, flags=re.DOTALL).replace("\n", "\\n")
-    return Constraint(f"start: /{escaped}/", param)
+    return Constraint(f"start: /{escaped}/", param, INVALID_GRAMMAR)
 
 
 def lark_to_constraint(grammar: str, param: str) -> Constraint:
     """Return a constraint to text that matches the grammar's `start`."""
-    return Constraint(grammar, param)
+    return Constraint(grammar, param, INVALID_GRAMMAR)
 
 
 class EngineClient:
@@ -175,23 +188,36 @@ class EngineClient:
         """Return the engine's own figures in Prometheus' format."""
         return (await self._request_bytes("GET", "/metrics", None, "")).decode("utf-8", "replace")
 
-    async def check_constraints(self, constraints: Sequence[Constraint]) -> None:
-        """Raise InvalidRequest naming the field of the first constraint that the engine cannot enforce."""
+    async def check_constraints(self, constraints: Sequence[Constraint], tenant: str) -> list[Constraint]:
+        """Return the constraints that the engine enforces: those of functions without what no grammar can hold. Raises
+        InvalidRequest naming the field of the first one that must hold and cannot."""
+        checked = [await self._check_in_child(constraint, tenant) for constraint in constraints]
         schemas = [
-            constraint
-            for constraint in constraints
-            if constraint.is_schema and _digest(constraint) not in self._verdicts
+            constraint for constraint in checked if constraint.is_schema and _digest(constraint) not in self._verdicts
         ]
         if len(schemas) > 1 and await self._compiles(_join_schemas(schemas)):
             for constraint in schemas:
                 self._store_verdict(constraint, is_valid=True)
-        for constraint in constraints:
-            is_valid = self._verdicts.get(_digest(constraint))
-            if is_valid is None:
-                is_valid = await self._compiles(constraint.rules)
-                self._store_verdict(constraint, is_valid=is_valid)
-            if not is_valid:
-                raise _build_refusal(constraint)
+        return [await self._check_in_engine(constraint, tenant) for constraint in checked]
+
+    async def _check_in_child(self, constraint: Constraint, tenant: str) -> Constraint:
+        """Compile the constraint where a grammar that ends its process ends no model."""
+        is_valid = not await find_problem(GrammarSource(constraint.grammar), tenant)
+        return constraint if is_valid else await _relax(constraint, tenant)
+
+    async def _check_in_engine(self, constraint: Constraint, tenant: str) -> Constraint:
+        """Have the engine compile the constraint: its compiler is of another version."""
+        if await self._is_enforced(constraint):
+            return constraint
+        relaxed = await _relax(constraint, tenant)
+        return relaxed if await self._is_enforced(relaxed) else _any_object(constraint)
+
+    async def _is_enforced(self, constraint: Constraint) -> bool:
+        is_valid = self._verdicts.get(_digest(constraint))
+        if is_valid is None:
+            is_valid = await self._compiles(constraint.rules)
+            self._store_verdict(constraint, is_valid=is_valid)
+        return is_valid
 
     async def _compiles(self, rules: str) -> bool:
         """Return true if the engine enforces the rules. It ignores a grammar that does not compile, so the test is if
@@ -258,10 +284,31 @@ def _digest(constraint: Constraint) -> bytes:
     return hashlib.sha256(constraint.rules.encode("utf-8", "surrogatepass")).digest()
 
 
-def _build_refusal(constraint: Constraint) -> InvalidRequest:
-    subject = "The schema" if constraint.code else "The grammar"
+async def _relax(constraint: Constraint, tenant: str) -> Constraint:
+    """Return the constraint without what no grammar can hold. Raises InvalidRequest if all of it must hold."""
+    if constraint.tool is None:
+        raise _build_refusal(constraint)
+    relaxed = await relax_schema(constraint.schema, tenant)
+    if constraint.strict:
+        raise _build_refusal(constraint, relaxed.left_out if relaxed is not None else ())
+    if relaxed is None:
+        return _any_object(constraint)
+    schema = {**relaxed.schema, "type": "object"}
+    loose = schema_to_constraint(schema, constraint.param, strict=False, tool=constraint.tool)
+    return loose if not await find_problem(GrammarSource(loose.grammar), tenant) else _any_object(constraint)
+
+
+def _any_object(constraint: Constraint) -> Constraint:
+    return schema_to_constraint({"type": "object"}, constraint.param, strict=False, tool=constraint.tool)
+
+
+def _build_refusal(constraint: Constraint, left_out: Sequence[Sequence[str]] = ()) -> InvalidRequest:
+    subject = "The grammar" if constraint.code == INVALID_GRAMMAR else "The schema"
+    owner = f"of the function '{constraint.tool}' " if constraint.tool is not None else ""
+    places = [f"'{place[-1]}' at {'/'.join(place[:-1]) or 'its root'}" for place in left_out]
+    cause = f": {', '.join(places)[:MAX_CAUSE_CHARS]}" if places else ""
     return InvalidRequest(
-        f"{subject} in {constraint.param} is not valid, or uses what the local engine cannot enforce.",
+        f"{subject} {owner}in {constraint.param} is not valid, or uses what the local engine cannot enforce{cause}.",
         param=constraint.param,
         code=constraint.code,
     )

@@ -4,12 +4,12 @@ There is one for gpt-oss (Harmony, in tokens), one for embedding models, and one
 template).
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options
+from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options, share_of_salt
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.errors import Unsupported
@@ -124,7 +124,7 @@ class TemplateGeneration:
         named = {tool: f"tools[{index}]" for index, tool in enumerate(tool.name for tool in request.tools or ())}
         constraints = {tool.name: tool_to_constraint(tool, named[tool.name]) for tool in choices.tools}
         answer_constraint = _build_answer_constraint(request)
-        await client.check_constraints([one for one in (*constraints.values(), answer_constraint) if one is not None])
+        constraints, answer_constraint = await _enforce(client, constraints, answer_constraint, request)
         bound = min(request.max_completion_tokens or self._settings.max_output_tokens, MAX_LIMIT)
         request = request.model_copy(update={"max_completion_tokens": bound})
         if choices.tools:
@@ -155,6 +155,19 @@ class TemplateGeneration:
             messages = build_answer_messages(request.messages)
         async with lend_client() as client:
             return await client.count_tokens(request.model_copy(update={"messages": messages}))
+
+
+async def _enforce(
+    client: EngineClient,
+    constraints: Mapping[str, Constraint | None],
+    answer_constraint: Constraint | None,
+    request: ChatRequest,
+) -> tuple[dict[str, Constraint | None], Constraint | None]:
+    """Return the constraints of the tools and of the answer as the engine can enforce them."""
+    demanded = {id(one): one for one in (*constraints.values(), answer_constraint) if one is not None}
+    enforced = await client.check_constraints([*demanded.values()], share_of_salt(request.cache_salt))
+    by_id: dict[int, Constraint | None] = dict(zip(demanded, enforced, strict=True))
+    return {name: by_id.get(id(one)) for name, one in constraints.items()}, by_id.get(id(answer_constraint))
 
 
 def _build_answer_constraint(request: ChatRequest) -> Constraint | None:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from apis.chat import ChatRequest, refuse_engine_options
+from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch, Finish
 from apis.errors import ContextLengthExceeded
@@ -147,7 +147,7 @@ class HarmonyGeneration:
         """Compile the grammar here too, so that errors name the request's field and every token is checked: the engine
         ignores a grammar that it cannot compile or continue."""
         await self._harmony.prepare_grammar_compiler()
-        matcher = await self._harmony.build_matcher(grammar)
+        matcher = await self._harmony.build_matcher(grammar, share_of_salt(request.cache_salt))
         return EnforcedGrammar(grammar_param(request, grammar), matcher.accept, self._texts, NOT_ENFORCED_MESSAGE)
 
     def _limit_tokens(self, request: ChatRequest) -> int:

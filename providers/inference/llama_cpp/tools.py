@@ -93,6 +93,7 @@ def tool_to_constraint(tool: PlainTool, param: str) -> Constraint | None:
             f"{param}.parameters",
             strict=bool(function.strict),
             code="invalid_function_parameters",
+            tool=tool.name,
         )
     form = tool.custom.format
     if form is None or form.type == "text":
@@ -160,7 +161,7 @@ class ToolTurn:
             }
         )
         text, reason = "", ""
-        async with aclosing(self._client.chat(request, Constraint(rules, "tools"))) as batches:
+        async with aclosing(self._client.chat(request, Constraint(rules, "tools", "invalid_value"))) as batches:
             async for batch in batches:
                 text += "".join(delta.text for delta in batch if isinstance(delta, TextDelta))
                 if isinstance(finish := batch[-1], Finish):

@@ -8,9 +8,9 @@ from apis.errors import InvalidRequest
 from apis.responses import CreateResponse, ReasoningOptions, TextOptions
 from apis.wire.items import ConfigurationUpdate, Item
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
+from providers.common.grammars.schemas import check_format
 from providers.responses.context.sparse_request import without_unset
 from providers.responses.tools.offered import OfferedTools
-from providers.responses.tools.schemas import check_format
 
 _SHARED_FIELDS: Final = frozenset(("model", "prompt_cache_key", "cache_salt", "priority", *Sampling.model_fields))
 """Fields of one name and meaning in both requests."""

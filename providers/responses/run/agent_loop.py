@@ -12,7 +12,7 @@ import msgspec
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from openai.types.responses.response_output_item import McpListTools
 
-from apis.chat import ChatRequest, Message
+from apis.chat import ChatRequest, Message, share_of_salt
 from apis.deltas import Finish, Usage
 from apis.errors import ExternalConnectorError, StackError, ToolFailed, UpstreamError
 from apis.events import EventBatch
@@ -164,7 +164,7 @@ class AgentLoop:
         if not (grammar_calls := turn.grammar_calls):
             return ()
         for call in grammar_calls:
-            await call.match_input()
+            await call.match_input(share_of_salt(self.chat.cache_salt))
         return turn.place_client_calls({result.name for _, result in self.state.rejected_calls})
 
     async def _run_calls_before_turn(self) -> AsyncGenerator[EventBatch]:

@@ -38,12 +38,12 @@ from apis.wire.tools import (
     ToolSearchTool,
     WebSearchTool,
 )
+from providers.common.grammars.schemas import check_parameters
 from providers.responses.tools.call import TypedTool
 from providers.responses.tools.choice_policy import ToolChoicePolicy
 from providers.responses.tools.input_tools import collect_additional_tools
 from providers.responses.tools.names import model_namespace, qualified_name
 from providers.responses.tools.registry import ToolBinding
-from providers.responses.tools.schemas import check_parameters
 
 _MAX_TOOLS: Final = 128
 """Maximum tools offered to the model; more are an InvalidRequest."""

@@ -12,8 +12,8 @@ from apis.tool_servers import ToolServers
 from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
 from apis.wire.items import Item
 from apis.wire.tools import CustomTool, FunctionTool
+from providers.common.grammars.checks import check_grammars
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.grammars import check_grammars
 from providers.responses.tools.input_tools import (
     add_typed_tools,
     attribute_errors_to_input,
@@ -65,7 +65,7 @@ class RequestTools:
         additional = collect_additional_tools(items)
         declared = [*(request.tools or ()), *additional]
         grammars = declared_grammars(request, items)
-        await check_grammars(grammars)
+        await check_grammars(grammars, tenant)
         enforces_grammars = not grammars or await self.model_catalog.enforces(request.model, "grammar")
         if not additional and all(isinstance(tool, FunctionTool | CustomTool) for tool in declared):
             return OfferedTools(request, enforces_grammars=enforces_grammars)

@@ -11,10 +11,10 @@ from pydantic import ConfigDict
 from apis.chat import FunctionDefinition, NativeToolName
 from apis.wire.tool_items import ToolSearchCallItem, ToolSearchOutput
 from apis.wire.tools import ToolSearchTool
+from providers.common.grammars.schemas import check_parameters
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import ToolType, TypedTool
 from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool, build_call_record
-from providers.responses.tools.schemas import check_parameters
 from providers.responses.tools.server_tool_search import create_server_search
 from providers.responses.tools.tool_context import ToolContext
 

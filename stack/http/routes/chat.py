@@ -32,6 +32,7 @@ from apis.deltas import (
 from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError, error_to_body
 from apis.live_batch import convert_batch
 from apis.wire.base import Wire, sdk_model_to_json
+from providers.common.grammars.chat import check_chat
 from stack.http.answers import json_response
 from stack.http.chat_files import read_files
 from stack.http.context import HttpContext, Route, Services
@@ -73,6 +74,7 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     fields["cache_root"] = None
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
     chat = await inline_images(ChatRequest.model_validate(fields), services.stack.fetcher)
+    await check_chat(chat, context.tenant)
     chat = await read_files(chat, services.stack.inference, services.stack.reader, context.tenant)
     builder = _CompletionBuilder(request.model, context.request_record)
     batches = services.stack.inference.chat(services.cache_salts.add_salt(chat, context.tenant))

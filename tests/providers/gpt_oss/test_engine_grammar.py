@@ -156,7 +156,7 @@ async def test_a_dear_grammar_does_not_slow_the_other_sequences(definition: str)
     tools = chat_request(tools=[custom("shell", "lark", definition)])
     matchers: list[GrammarMatcher] = []
     with suppress(InvalidRequest):
-        matchers += [matcher(tools), matcher(tools)]
+        matchers += [await asyncio.to_thread(matcher, tools) for _ in range(2)]
 
     async def run_dear_sequence(engine: Engine, dear: GrammarMatcher) -> None:
         with suppress(UpstreamError):

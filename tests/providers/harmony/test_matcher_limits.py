@@ -1,5 +1,6 @@
 """Schemas and grammars that cannot be enforced or would cost too much: refused by their field, or kept quick."""
 
+import asyncio
 import random
 import time
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import pytest
 
 from apis.errors import InvalidRequest, UpstreamError
+from providers.inference.harmony.harmony import Harmony
+from providers.inference.harmony.options import HarmonyOptions
+from providers.inference.harmony.vocabulary import load_vocabulary
 from tests.providers.harmony.turns import (
     CITY,
     FINAL,
@@ -20,6 +24,7 @@ from tests.providers.harmony.turns import (
     matcher,
     pick,
 )
+from tests.support.laws.grammar_forms import DEADLY, FORMS
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,49 @@ def test_a_grammar_that_forces_endless_text_stays_quick(definition: str) -> None
         assert one.forced_tokens() == []
         assert one.accept(next(token for token in (*encode("a"), *encode("x")) if allowed(one.mask(), token)))
     assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize("form", DEADLY)
+def test_a_grammar_that_would_end_the_process_is_refused_by_its_field(form: str) -> None:
+    """D1, S1: the engine's compiler builds what the child has compiled."""
+    syntax, build = FORMS[form]
+    with pytest.raises(InvalidRequest) as caught:
+        matcher(chat_request(tools=[custom("fine"), custom("shell", syntax, build(3_500))]))
+    assert (caught.value.param, caught.value.code) == ("tools[1].format.definition", "invalid_grammar")
+
+
+LONG_TEXT = "word " * 6_000
+LONG_SCHEMA = {"type": "object", "properties": {f"property_{at}": {"type": "string"} for at in range(900)}}
+LONG_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": LONG_TEXT}}
+LONG_REQUESTS: dict[str, dict[str, Any]] = {
+    "a grammar": {"tools": [custom("shell", "lark", f'start: "a" // {LONG_TEXT}')]},
+    "the schema of a function": {"tools": [function("f", LONG_SCHEMA)]},
+    "the schema of a format": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": LONG_SCHEMA}}
+    },
+    "a description": {"tools": [{"type": "custom", "custom": {"name": "f", "description": LONG_TEXT}}]},
+    "a call": {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [LONG_CALL]}]},
+    "a thought": {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "reasoning": LONG_TEXT}]},
+    "a message": {"messages": [{"role": "user", "content": LONG_TEXT}]},
+}
+
+
+@pytest.mark.parametrize("part", LONG_REQUESTS)
+async def test_a_long_request_is_rendered_beside_the_event_loop(part: str) -> None:
+    """S2: whatever part of it is long."""
+    harmony = Harmony(load_vocabulary(), HarmonyOptions())
+    others = asyncio.create_task(asyncio.sleep(0))
+    await harmony.render_prompt(chat_request(**LONG_REQUESTS[part]))
+    assert others.done()
+
+
+async def test_a_short_request_is_rendered_at_once() -> None:
+    """S2: a thread would cost it more than the rendering."""
+    harmony = Harmony(load_vocabulary(), HarmonyOptions())
+    others = asyncio.create_task(asyncio.sleep(0))
+    await harmony.render_prompt(chat_request(tools=[function("f", CITY), custom("shell", "lark", 'start: "a"')]))
+    assert not others.done()
+    await others
 
 
 def test_a_turn_that_grows_too_complex_fails_by_itself() -> None:

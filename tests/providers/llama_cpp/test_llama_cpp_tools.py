@@ -111,12 +111,46 @@ async def test_a_tool_named_answer_can_be_called(llama: LlamaCpp) -> None:
     )
 
 
-async def test_a_bad_schema_names_its_tool(llama: LlamaCpp) -> None:
-    bad = {"type": "function", "function": {"name": "bad", "parameters": {"type": "objekt"}}}
+def deciding(strict: bool | None, **properties: Any) -> dict[str, Any]:
+    """A function with a property that a grammar can hold, and others."""
+    fields = {"kind": {"enum": ["red", "blue"]}, **properties}
+    parameters = {"type": "object", "properties": fields, "required": ["kind"]}
+    return {"type": "function", "function": {"name": "decide", "parameters": parameters, "strict": strict}}
+
+
+DECIDE = {"type": "function", "function": {"name": "decide"}}
+UNENFORCEABLE: dict[str, dict[str, Any]] = {
+    "pattern": {"to": {"type": "string", "pattern": "^(?!\\.)[a-z.]+@[a-z]+$"}},
+    "minimum": {"to": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}},
+    "maximum": {"to": {"type": "array", "items": {"type": "integer", "minimum": 0.5, "maximum": 0.7}}},
+    "uniqueItems": {"to": {"type": "object", "properties": {"deep": {"type": "array", "uniqueItems": True}}}},
+    "not": {"to": {"type": "string", "not": {"pattern": "(a)\\1"}}},
+    "$ref": {"to": {"$ref": "https://example.com/to.json"}},
+    "type": {"to": {"type": "objekt"}},
+}
+
+
+@pytest.mark.parametrize("keyword", UNENFORCEABLE)
+async def test_a_function_is_offered_without_what_no_grammar_can_hold(keyword: str, llama: LlamaCpp) -> None:
+    """K5: a schema that is not strict is held as far as a grammar can."""
+    tool = deciding(None, **UNENFORCEABLE[keyword])
+    call = call_of(await ask(llama, tools=[tool, WEATHER], tool_choice=DECIDE, max_completion_tokens=60))
+    assert call is not None
+    assert call[0] == "decide"
+    assert call[1].startswith(('{"kind":"red"', '{"kind":"blue"'))
+
+
+@pytest.mark.parametrize("keyword", UNENFORCEABLE)
+async def test_a_strict_function_that_no_grammar_can_hold_is_refused_by_its_keyword(
+    keyword: str, llama: LlamaCpp
+) -> None:
+    """K5: the error names the tool, the property and the keyword."""
     with pytest.raises(InvalidRequest) as caught:
-        await ask(llama, tools=[WEATHER, bad])
+        await ask(llama, tools=[WEATHER, deciding(True, **UNENFORCEABLE[keyword])])
     assert caught.value.param == "tools[1].parameters"
     assert caught.value.code == "invalid_function_parameters"
+    assert "'decide'" in caught.value.message
+    assert f"'{keyword}' at properties/to" in caught.value.message
 
 
 @pytest.mark.parametrize(

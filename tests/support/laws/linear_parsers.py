@@ -7,7 +7,10 @@ from typing import Final
 
 from apis.errors import StackError
 from apis.tool_runtime import Source
+from providers.common.grammars.depth import InvalidGrammar, check_depth
+from providers.common.grammars.schema_values import InvalidSchema, check_pattern_syntax
 from providers.inference.chat_completions.custom_tools import CustomInputReader
+from providers.inference.harmony.grammar import request_to_grammar
 from providers.inference.harmony.read import HarmonyReader
 from providers.inference.harmony.vocabulary import load_vocabulary
 from providers.inference.http.event_stream import EventReader
@@ -16,14 +19,13 @@ from providers.reader.html_text import html_to_page, text_to_page
 from providers.responses.events.citations import CitationScanner, one_line
 from providers.responses.events.tool_result import ContainerFile
 from providers.responses.tools.code_interpreter.code_text import CodeParser
-from providers.responses.tools.schema_values import InvalidSchema, check_pattern_syntax
 from providers.responses.tools.web_search.pages import wrap_lines
 from providers.tool_runtime.python.output import ProgramOutput
 from stack.http.parsing import parse_object
 from tests.providers.harmony.turns import chat_request, custom, encode
 from tests.support.laws.linear_time import TooSlow, prepare_timing, timed
 
-RUNS: Final = (" ", "\n", "a", "1", "[", '"', "<", "\\", "\x1b", "【")
+RUNS: Final = (" ", "\n", "a", "1", "[", '"', "<", "\\", "\x1b", "【", '\\"', "/a\\", "%json {")
 PARSER_CHARS: Final = 100_000
 PARSER_S: Final = 0.4
 PIECE_CHARS: Final = 16
@@ -54,6 +56,11 @@ def _read_harmony(text: str) -> None:
     reader.finish("stop", input_tokens=0, cached_tokens=0)
 
 
+def _build_turn_grammar(text: str) -> None:
+    for syntax in ("lark", "regex"):
+        request_to_grammar(chat_request(tools=[custom("t", syntax, text)]))
+
+
 def _read_page(text: str) -> None:
     html_to_page(text.encode(), "https://a.example/", None, 10**6)
 
@@ -79,6 +86,8 @@ PARSERS: Final[dict[str, tuple[Callable[[str], object], tuple[str, ...]]]] = {
         _read_page,
         ("", "<a href='", "<!--", "<p>"),
     ),
+    "Lark grammars": (check_depth, ("", "start: ", "start: /[^/")),
+    "grammars of Harmony turns": (_build_turn_grammar, ("", "start: ", "start: /[^/")),
     "plain pages": (lambda text: text_to_page(text.encode(), None, 10**6), ("",)),
     "JSON": (lambda text: parse_object(text.encode()), ("", '{"a":"', "[", '{"a":')),
     "code in JSON": (lambda text: feed_pieces(CodeParser(is_raw=False).feed, text), ("", '{"code":"', "{")),
@@ -97,7 +106,7 @@ PARSERS: Final[dict[str, tuple[Callable[[str], object], tuple[str, ...]]]] = {
 
 def _ignoring_refusals(parse: Callable[[str], object]) -> Callable[[str], None]:
     def call(text: str) -> None:
-        with suppress(StackError, InvalidSchema):
+        with suppress(StackError, InvalidSchema, InvalidGrammar):
             parse(text)
 
     return call

@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from tests.support.laws.regexes import SCANNING, Expression
 
-RUNS: Final = (" ", "\t", "\n", "a", "1", "(", "[", '"', "<", "\\", "\x1b", "【", "a ", "\\a")
+RUNS: Final = (" ", "\t", "\n", "a", "1", "(", "[", '"', "<", "\\", "\x1b", "【", "a ", "\\a", '\\"', "/a\\")
 TRIAL_CHARS: Final = 5_000
 TRIAL_S: Final = 0.01
 """A quadratic expression takes ten times as long on the trial's input, a linear one a tenth."""

@@ -27,6 +27,7 @@ from apis.wire.tool_items import ListedTool, McpApprovalRequest, McpCallItem, Mc
 from apis.wire.tools import CustomTool as DeclaredCustom
 from apis.wire.tools import FunctionTool as DeclaredFunction
 from apis.wire.tools import McpTool, NamespaceTool, ToolSearchTool
+from providers.common.grammars.schemas import check_parameters
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import HostedCall, ToolType, TypedTool
 from providers.responses.tools.mcp.approvals import (
@@ -37,7 +38,6 @@ from providers.responses.tools.mcp.approvals import (
 )
 from providers.responses.tools.mcp.calls import InterruptedMcpCall, McpListToolsCall, McpToolCall
 from providers.responses.tools.names import DEFAULT_NAMESPACE, flat_name, model_namespace, qualified_name, safe_name
-from providers.responses.tools.schemas import check_parameters
 from providers.responses.tools.tool_context import ToolContext
 
 _log = logging.getLogger(__name__)

@@ -7,18 +7,19 @@ and items is legal; a schema that is its own definition is not.
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from math import prod
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 from urllib.parse import unquote
 
 import orjson
 from pydantic import JsonValue
 
 from apis.errors import InvalidRequest
-from providers.responses.tools.schema_values import (
+from providers.common.grammars.schema_values import (
     MAX_PATTERN_CHARS,
     InvalidSchema,
     SchemaObject,
@@ -38,8 +39,12 @@ _MAX_STRICT_DEPTH: Final = 10
 """OpenAI's limit for strict schemas."""
 
 _MAX_CACHED_SCHEMAS: Final = 4_096
+_Key = TypeVar("_Key")
 _valid_schemas: dict[tuple[bytes, bool], None] = {}
 """Hashes of valid schemas with their strictness, because agents send the same tools with every turn."""
+_short_schemas: dict[bytes, None] = {}
+"""Hashes of schemas that do not refer too far."""
+_REFERENCE: Final = b'"$ref"'
 
 _TYPES: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _SAME_LEVEL_KEYWORDS: Final = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
@@ -49,6 +54,16 @@ _NESTED_KEYWORDS: Final = (
 )
 _MAP_KEYWORDS: Final = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _REPETITION: Final = re.compile(r"(\)?)\{(\d+)(?:,(\d*))?\}")
+
+
+def check_references(schema: SchemaObject) -> None:
+    """Raise InvalidSchema for a schema that refers too far for a compiler. Nothing else in it matters."""
+    text = orjson.dumps(schema)
+    if _REFERENCE not in text or (key := hashlib.sha256(text).digest()) in _short_schemas:
+        return
+    if _count_references(schema) > _MAX_REFERENCE_DEPTH:
+        raise InvalidSchema(f"it has more than {_MAX_REFERENCE_DEPTH} references in a row.")
+    _store_hash(_short_schemas, key)
 
 
 def check_format(schema: SchemaObject) -> None:
@@ -85,21 +100,23 @@ def _check_schema(schema: SchemaObject, *, strict: bool) -> int:
     if key in _valid_schemas:
         return size
     _check_uncached(schema, strict=strict)
-    _valid_schemas[key] = None
-    if len(_valid_schemas) > _MAX_CACHED_SCHEMAS:
-        del _valid_schemas[next(iter(_valid_schemas))]
+    _store_hash(_valid_schemas, key)
     return size
+
+
+def _store_hash(hashes: dict[_Key, None], key: _Key) -> None:
+    hashes[key] = None
+    if len(hashes) > _MAX_CACHED_SCHEMAS:
+        del hashes[next(iter(hashes))]
 
 
 def _check_uncached(schema: SchemaObject, *, strict: bool) -> None:
     subschemas = _Subschemas(schema)
     for subschema in subschemas.by_id.values():
         _check_keywords(subschema, strict=strict)
-    try:
-        TopologicalSorter(subschemas.same_level_ids).prepare()
-    except CycleError:
-        raise InvalidSchema("a reference leads back to where it stands.") from None
-    subschemas.expanded_size(schema, 0)
+    subschemas.check_cycles()
+    if subschemas.measure(schema, 0)[0] > _MAX_SUBSCHEMAS:
+        raise InvalidSchema(f"with its references written out it has more than {_MAX_SUBSCHEMAS} subschemas.")
     if strict:
         check_strict_values([*subschemas.by_id.values()])
         if _nesting_depth(schema) > _MAX_STRICT_DEPTH:
@@ -113,7 +130,7 @@ class _Subschemas:
         self.by_id: dict[int, SchemaObject] = {}
         self.same_level_ids: dict[int, list[int]] = {}
         self._children: dict[int, list[SchemaObject]] = {}
-        self._sizes: dict[int, int] = {}
+        self._measures: dict[int, tuple[int, int]] = {}
         waiting = [root]
         while waiting:
             schema = waiting.pop()
@@ -129,19 +146,63 @@ class _Subschemas:
             self._children[id(schema)] = [*here, *below]
             waiting += self._children[id(schema)]
 
-    def expanded_size(self, schema: SchemaObject, depth: int) -> int:
-        """Return the number of subschemas with references expanded; a recursive one counts once."""
-        size = self._sizes.get(id(schema))
-        if size is not None:
-            return size
-        if depth > _MAX_REFERENCE_DEPTH:
+    def check_cycles(self) -> None:
+        """Raise InvalidSchema for a schema that is its own definition."""
+        try:
+            TopologicalSorter(self.same_level_ids).prepare()
+        except CycleError:
+            raise InvalidSchema("a reference leads back to where it stands.") from None
+
+    def measure(self, schema: SchemaObject, depth: int) -> tuple[int, int]:
+        """Return the number of subschemas with references expanded, in which a recursive one counts once, and how far
+        they lead from one to the next."""
+        size, height = self._measures.get(id(schema), (0, 0))
+        if depth + height > _MAX_REFERENCE_DEPTH:
             raise InvalidSchema("it is nested too deeply.")
-        self._sizes[id(schema)] = 1
-        size = 1 + sum(self.expanded_size(child, depth + 1) for child in self._children[id(schema)])
-        if size > _MAX_SUBSCHEMAS:
-            raise InvalidSchema(f"with its references written out it has more than {_MAX_SUBSCHEMAS} subschemas.")
-        self._sizes[id(schema)] = size
-        return size
+        if not size:
+            self._measures[id(schema)] = (1, 0)
+            measures = [self.measure(child, depth + 1) for child in self._children[id(schema)]]
+            size = 1 + sum(size for size, _ in measures)
+            height = 1 + max((height for _, height in measures), default=0)
+            self._measures[id(schema)] = (size, height)
+        return size, height
+
+
+def _count_references(root: SchemaObject) -> int:
+    """Return the most references that a compiler follows in a row, each object once."""
+    counts: dict[int, int] = {id(root): 0}
+    path = [(root, iter(_find_next_objects(root, root)))]
+    while path:
+        here, targets = path[-1]
+        for target in targets:
+            if id(target) not in counts:
+                if len(counts) >= _MAX_SUBSCHEMAS:
+                    raise InvalidSchema(f"it refers to places in more than {_MAX_SUBSCHEMAS} objects.")
+                counts[id(target)] = 0
+                path.append((target, iter(_find_next_objects(root, target))))
+                break
+            counts[id(here)] = max(counts[id(here)], counts[id(target)])
+        else:
+            path.pop()
+            counts[id(here)] += "$ref" in here
+            if path:
+                above = id(path[-1][0])
+                counts[above] = max(counts[above], counts[id(here)])
+    return counts[id(root)]
+
+
+def _find_next_objects(root: SchemaObject, here: SchemaObject) -> Iterator[SchemaObject]:
+    """Yield the objects within one, and the one that it refers to."""
+    waiting = [*here.values()]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield value
+        elif isinstance(value, list):
+            waiting += value
+    if "$ref" in here:
+        with suppress(InvalidSchema):
+            yield _resolve_reference(root, here["$ref"])
 
 
 def _subschemas_at(schema: SchemaObject, keywords: Sequence[str]) -> list[SchemaObject]:
