@@ -44,13 +44,13 @@ class SchemaRelaxation:
                 self._definitions[keyword] = relaxed[keyword]
         if self._compiles({**self._definitions, **relaxed}):
             return relaxed
-        kept: SchemaObject = {}
+        enforced: SchemaObject = {}
         for keyword in sorted(relaxed, key=lambda name: (name not in _DEFINITIONS, name != "type")):
-            if self._compiles({**self._definitions, **kept, keyword: relaxed[keyword]}):
-                kept[keyword] = relaxed[keyword]
+            if self._compiles({**self._definitions, **enforced, keyword: relaxed[keyword]}):
+                enforced[keyword] = relaxed[keyword]
             else:
                 self.left_out.append([*path, keyword])
-        return kept
+        return enforced
 
     def _relax_value(self, value: JsonValue, path: tuple[str, ...]) -> JsonValue:
         return self._relax(value, path) if isinstance(value, dict) else value

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from providers.common.grammars.schemas import check_references
 from providers.common.processes.child import TaskChild, TaskDied, build_environment
 from tests.support.laws.grammar_forms import DEADLY, FORMS
 
+Json = dict[str, Any]
 MAX_OWN_CPU_S = 0.5
 NESTED = 'start: list\nlist: "[" (item ("," item)*)? "]"\nitem: list | NUMBER\nNUMBER: /[0-9]+/'
 WIDE = "start: " + " | ".join(f"r{at}" for at in range(2000)) + "".join(f'\nr{at}: "a{at}"' for at in range(2000))
@@ -100,16 +102,18 @@ def test_the_depth_of_rules_is_bounded(levels: int, is_refused: bool) -> None:
 
 def test_references_in_a_row_are_bounded_in_any_order() -> None:
     """S1: definitions that are visited before others lead to them count as far as they lead."""
-    definitions = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(300)}
-    schema = {
+    definitions: Json = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(300)}
+    schema: Json = {
         "anyOf": [{"$ref": f"#/$defs/d{at}"} for at in (250, 200, 150, 100, 50, 0)],
         "$defs": {**definitions, "d300": {}},
     }
     with pytest.raises(InvalidSchema, match="128 references"):
         check_references(schema)
-    short = {name: definitions[name] for name in [*definitions][:100]}
-    check_references({"$ref": "#/$defs/d0", "$defs": {**short, "d100": {}}})
-    check_references({"$ref": "#", "properties": {"a": {"$ref": "https://example.com/none"}}})
+    short: Json = {name: definitions[name] for name in [*definitions][:100]}
+    chain: Json = {"$ref": "#/$defs/d0", "$defs": {**short, "d100": {}}}
+    check_references(chain)
+    odd: Json = {"$ref": "#", "properties": {"a": {"$ref": "https://example.com/none"}}}
+    check_references(odd)
 
 
 PROGRAM = """
@@ -155,7 +159,7 @@ def test_a_child_is_started_again_after_it_died(tmp_path: Path, monkeypatch: pyt
 def test_the_compiler_ends_with_its_server() -> None:
     """S1: it reads the end of its input."""
     program = Path(check_depth.__code__.co_filename).with_name("compile_child.py")
-    task = {"definition": 'start: "a"', "syntax": "lark", "vocabulary": None, "limits": {}, "input": None}
+    task: Json = {"definition": 'start: "a"', "syntax": "lark", "vocabulary": None, "limits": {}, "input": None}
     done = subprocess.run(
         [sys.executable, "-I", str(program)],
         input=json.dumps(task).encode() + b"\n",
