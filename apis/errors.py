@@ -295,6 +295,14 @@ class FetchFailed(ToolFailed):
     """A URL from outside was refused before any connection, or did not answer within the limits."""
 
 
+class FetchRefused(FetchFailed):
+    """The run config does not permit a URL. `reason` is the message without the setting that would permit it."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason} {remedy}")
+        self.reason = reason
+
+
 class ConfigError(Exception):
     """The run config or the environment is wrong. The message names the file, the path in it and the remedy."""
 

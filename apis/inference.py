@@ -56,7 +56,7 @@ ALL_CONSTRAINTS: Final[frozenset[Constraint]] = frozenset({"json_schema", "gramm
 class ModelNames:
     """The names of one model. Usage is counted by `name`, under which the model is listed; `names` are all that reach
     it, with the one that was asked for. `shared` are ids that other models of other providers have, too: who closes or
-    limits such an id means this model as well. `is_listed` is None where only a listing of the models can tell."""
+    limits such an id means this model as well. `is_listed` is None where only a listing of the models shows it."""
 
     name: str
     names: frozenset[str]

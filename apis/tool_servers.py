@@ -63,6 +63,15 @@ class InvalidDeclaration(ToolServerFailed):
         self.field_name = field_name
 
 
+class ToolChanged(ToolServerFailed):
+    """A tool is not called, because its server describes it otherwise than when it was listed. `tool` is its present
+    description, None where the server has the tool no more."""
+
+    def __init__(self, message: str, error: McpToolCallError, tool: ServerTool | None) -> None:
+        super().__init__(message, error)
+        self.tool = tool
+
+
 class ToolServers(Provider, ABC):
     """Servers with tools. Implementations bound every request in time and every result in size, never share a session
     between tenants, send credentials to the declared server's origin only, and redact them in all that it returns."""
@@ -94,7 +103,7 @@ class ToolServers(Provider, ABC):
         """Return the result of one call as text of at most 1 MiB. Raises ToolServerFailed.
 
         A tool that the declaration does not allow is not called; nor, with `listed_tool`, one that its server has
-        changed since it was listed. Cancelling stops the work.
+        changed since it was listed, which raises ToolChanged. Cancelling stops the work.
         """
 
 

@@ -4,7 +4,7 @@ Files has one provider. It is an API because an API is also the only way to shar
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from typing import Literal
 
 from openai.types.file_object import FileObject
@@ -20,11 +20,12 @@ Order = Literal["asc", "desc"]
 FileSource = Literal["body", "parts", "server"]
 """Where a file comes from, which decides its bounds: one body, parts of an upload, or the server's own output, which is
 counted for the tenant but never refused."""
-FileCommit = Callable[[str], Sequence[Op]]
-"""Returns the operations that are written in the same step as the file with this id appears."""
+FileCommit = Callable[[str], Awaitable[Sequence[Op]]]
+"""Returns the operations that are written in the same step as the file with this id appears. It is called again where a
+condition of the write does not hold, and raises the error of a file that may not appear any more."""
 
 
-def commit_nothing(_file_id: str) -> Sequence[Op]:
+async def commit_nothing(_file_id: str) -> Sequence[Op]:
     """Return no operations."""
     return ()
 
@@ -57,7 +58,8 @@ class Files(Provider, ABC):
     """Stores files under ids that the server generates. A tenant's id is unknown to every other tenant.
 
     Promises of every provider (tests/conformance/files.py):
-    - A file exists whole or not at all: an upload that fails, breaks off or is cancelled creates none.
+    - A file exists whole or not at all: an upload that fails, breaks off or is cancelled creates none, and where the
+      outcome of its last write is unknown, it is read before anything is deleted.
     - A file that `create` returned exists until it is deleted or expires.
     - An upload above `max_file_bytes` is refused before it is read to its end.
     """
@@ -79,9 +81,8 @@ class Files(Provider, ABC):
     ) -> FileObject:
         """Store `data`. The object's `filename` is the label without path, control and direction characters.
 
-        Raises PayloadTooLarge, InvalidRequest (`storage_quota_exceeded`) for a tenant above its quota, and Overloaded
-        if the operations of `commit` cannot be written, because a condition of theirs does not hold: then there is no
-        file.
+        Raises PayloadTooLarge, InvalidRequest (`storage_quota_exceeded`) for a tenant above its quota, what `commit`
+        raises, and Overloaded if a condition of its operations does not hold in many attempts: then there is no file.
         """
 
     @abstractmethod
@@ -98,7 +99,8 @@ class Files(Provider, ABC):
 
     @abstractmethod
     def content(self, file_id: str, *, tenant: str) -> AsyncGenerator[bytes]:
-        """Yield the file's bytes in chunks of at most 1 MiB. Raises NotFound, also between chunks after a deletion."""
+        """Yield the file's bytes in chunks of at most 1 MiB. Raises NotFound, also between chunks after a deletion, and
+        StorageCorrupt where a part of the content is missing or damaged."""
 
     @abstractmethod
     async def delete(self, file_id: str, *, tenant: str) -> None:

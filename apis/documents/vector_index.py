@@ -48,7 +48,7 @@ class VectorIndex(Provider, ABC):
 
     Promises, the same for every provider (tests/conformance/vector_index.py):
     - What a returned call did is seen by every later search of any client of the index, and outlives the process.
-    - Searches are exact: what fits best is found, whatever the filters leave.
+    - Searches are exact: what fits best is found, also where the filters leave little.
     - Filters: `ne` and `nin` fit what lacks the attribute, all others do not. `gt`, `gte`, `lt` and `lte` fit only
       where both sides are numbers, or both text.
     - No text or attribute, given or asked for, holds NUL. All vectors of a store have one length, and only those of

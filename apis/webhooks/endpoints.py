@@ -1,8 +1,10 @@
 """WebhookEndpoints: the receivers of events that a tenant manages, and the requests that create and change them."""
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -27,8 +29,13 @@ OLD_SECRET_LIFE_S: Final = 24 * 3600
 
 
 def _check_url(url: str) -> str:
-    if not url.startswith(("https://", "http://")) or not url.isascii() or not url.isprintable() or " " in url:
-        raise ValueError("must be a URL that begins with https://")
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        has_host = False
+    if not has_host or not url.startswith(("https://", "http://")) or not re.fullmatch("[!-~]+", url):
+        raise ValueError("must be a URL that begins with https:// and has a host")
     return url
 
 

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Final, Literal
 
 from apis.documents.files import CreateFile, FileExpiry, Files
-from apis.errors import NotFound, StackError
+from apis.errors import NotFound, Overloaded, StackError
 from apis.events import EventQueue
 from apis.inference import Inference
 from apis.storage.kv_store import Delete, KVStore, Op
@@ -177,14 +177,14 @@ class BatchControl:
         loaded = await self.load(ref)
         if loaded is None:
             return
-        record, version = loaded
-        life_s = record.output_life_s
+        life_s = loaded[0].output_life_s
 
-        def commit(file_id: str) -> Sequence[Op]:
-            if kind == "output":
-                record.output_file_id = file_id
-            else:
-                record.error_file_id = file_id
+        async def commit(file_id: str) -> Sequence[Op]:
+            current = await self.load(ref)
+            if current is None or getattr(current[0], f"{kind}_file_id") is not None:
+                raise Overloaded("Another worker has written the file.")
+            record, version = current
+            setattr(record, f"{kind}_file_id", file_id)
             return [ref.put(record, version)]
 
         # a purpose that no client may choose

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import AfterValidator, Field
 
 from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
-from apis.errors import FetchFailed
+from apis.errors import FetchFailed, FetchRefused
 from apis.imports import import_from_string
 from apis.outbound.certificates import trusted_certificates
 from apis.provider import Provider
@@ -210,10 +210,17 @@ class Safe(Fetcher):
 
     def _check_target(self, target: Target) -> None:
         if target.port not in self._config.allowed_ports:
-            raise FetchFailed(f"The port {target.port} is not open to fetching.")
+            raise FetchRefused(
+                f"The port {target.port} is not open to fetching.",
+                "To open it, add it to `allowed_ports` of the run config's `fetcher`; an address of a private network "
+                "needs `allowed_private_networks` too.",
+            )
         allowed = self._config.allowed_hosts
         if allowed is not None and not any(target.host == host or target.host.endswith(f".{host}") for host in allowed):
-            raise FetchFailed(f"The host {target.host} is not one of those that this server may fetch from.")
+            raise FetchRefused(
+                f"The host {target.host} is not one of those that this server may fetch from.",
+                "They are the `allowed_hosts` of the run config's `fetcher`.",
+            )
 
     async def _resolve_host(self, policy: AddressPolicy, host: str, port: int) -> Sequence[str]:
         """Return the addresses of a host, all of which `policy` permits. Raises FetchFailed."""
@@ -224,7 +231,10 @@ class Safe(Fetcher):
         if not addresses:
             raise FetchFailed(f"The host {host} is not known.")
         if any(policy.is_refused(address) for address in addresses):
-            raise FetchFailed(f"The host {host} has an address that is not of the public internet, which is refused.")
+            raise FetchRefused(
+                f"The host {host} has an address that is not of the public internet, which is refused.",
+                "To permit it, add its network to `allowed_private_networks` of the run config's `fetcher`.",
+            )
         return addresses
 
     async def _resolve_by_system(self, host: str, port: int) -> Sequence[str]:

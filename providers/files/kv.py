@@ -4,7 +4,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -13,21 +13,21 @@ from openai.types.file_object import FileObject
 from pydantic import Field
 
 from apis.documents.files import CreateFile, FileCommit, FileListParams, Files, FileSource, commit_nothing
-from apis.errors import InvalidRequest, NotFound, Overloaded, PayloadTooLarge, StackError, StoreUnavailable
+from apis.errors import InvalidRequest, NotFound, PayloadTooLarge, StackError, StorageCorrupt
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, first_page
-from apis.storage.records import decode_record, delete_all, encode_record, scan_all
+from apis.storage.records import decode_record, encode_record
+from providers.common.state.blobs import ABANDONED, delete_blob, new_blob, read_chunks
+from providers.common.state.change import write_prepared
+from providers.common.state.scan import list_records, scan_records, skipping_damaged
 
-CHUNK_BYTES: Final = 256 * 1024
 MAX_UPLOAD_S: Final = 3600.0
 """Seconds that an upload may take; chunks of unfinished uploads older than twice that are swept."""
 PENDING_PREFIX: Final = "~file_loose/"
 """No tenant's name begins with a tilde, so these keys are no tenant's."""
 
-_DELETE_BATCH: Final = 16
 _SCAN_LIMIT: Final = 1000
-_MAX_ATTEMPTS: Final = 50
 _BATCH_FILE_TTL_S: Final = 2592000
 _EXPIRING_PURPOSES: Final[frozenset[str]] = frozenset({"batch", "batch_output"})
 _MAX_NAME_CHARS: Final = 255
@@ -58,7 +58,7 @@ class KV(Files):
     """Files up to tens of megabytes, shared by all workers that share the store, and gone from it when deleted.
 
     An id begins with its creation time, so the order of the keys is that of the listing. Chunks are written before
-    their record and deleted after it; in between a pending key marks them for the sweep, in case the process dies.
+    their record and deleted after it; in between a pending key marks them (`providers/common/state/blobs.py`).
     """
 
     class Config(Provider.Config):
@@ -78,8 +78,8 @@ class KV(Files):
         self._kv = kv_store
 
     async def start(self) -> None:
-        # an unreachable store must not prevent the start: the next start sweeps
-        with suppress(StoreUnavailable):
+        # neither an unreachable store nor a damaged entry may prevent the start: the next start sweeps
+        with suppress(StackError):
             await self._sweep_pending()
 
     async def create(
@@ -96,67 +96,86 @@ class KV(Files):
         life_s = request.expires_after.seconds if request.expires_after else None
         if life_s is None and request.purpose in _EXPIRING_PURPOSES:
             life_s = _BATCH_FILE_TTL_S
-        await self._kv.write([Put(_pending_key(tenant, file_id), encode_record(now))])
-        try:
-            size = await self._store_chunks(self._bound_size(data, source), tenant, file_id, life_s)
-            expires_at = None if life_s is None else now + life_s
-            record = UploadRecord(_clean_filename(request.filename), request.purpose, size, now, expires_at)
-            is_refusable = source != "server"
-            await self._publish(record, (tenant, file_id), life_s, commit(file_id), is_refusable=is_refusable)
-        except BaseException:
-            # if this fails too, or is cancelled, the pending key remains for a later sweep
-            with suppress(StackError):
-                await self._delete_chunks(tenant, file_id)
-            raise
+        expires_at = None if life_s is None else now + life_s
+        record = UploadRecord(_clean_filename(request.filename), request.purpose, 0, now, expires_at)
+        chunk_ttl_s = None if life_s is None else life_s + MAX_UPLOAD_S
+
+        async def prepare() -> Sequence[Op]:
+            """Return the operations that let the file appear and count it."""
+            usage, usage_version = await self._load_usage(tenant)
+            if source != "server" and self._exceeds_quota(usage, record):
+                # the stored usage includes expired files: count before refusing
+                usage = await self._count_usage(tenant)
+                if self._exceeds_quota(usage, record):
+                    raise self._quota_error()
+            new_usage = TenantUsage(usage.files + 1, usage.size + record.size)
+            return [
+                Put(_record_key(tenant, file_id), encode_record(record), life_s, ABSENT),
+                Put(_usage_key(tenant), encode_record(new_usage), expect=usage_version),
+                *await commit(file_id),
+            ]
+
+        pending_key = _pending_key(tenant, file_id)
+        async with new_blob(self._kv, _chunk_prefix(tenant, file_id), pending_key, ttl_s=chunk_ttl_s) as blob:
+            record.size = await blob.write(self._bound_upload(data, source))
+            await blob.publish(prepare)
         return _record_to_file(file_id, record)
 
     async def get(self, file_id: str, *, tenant: str) -> FileObject:
-        return _record_to_file(file_id, (await self._load_record(file_id, tenant))[0])
+        return _record_to_file(file_id, decode_record(await self._load_entry(file_id, tenant), UploadRecord))
 
     async def list(self, params: FileListParams, *, tenant: str) -> Page[FileObject]:
         after = params.after or ""
         if after and not _FILE_ID.fullmatch(after):
             raise InvalidRequest("There is no file with this id.", param="after", code="invalid_value")
-        last = f"{tenant}/file/{after}" if after else ""
+        last = _record_key(tenant, after) if after else ""
+        reverse = params.order == "desc"
         files: list[FileObject] = []
         while True:
-            reverse = params.order == "desc"
             after, before = ("", last) if reverse else (last, "")
-            entries = await self._kv.scan(
-                f"{tenant}/file/", after=after, before=before, limit=_SCAN_LIMIT, reverse=reverse
+            rows = await list_records(
+                self._kv,
+                _record_key(tenant, ""),
+                UploadRecord,
+                limit=_SCAN_LIMIT,
+                after=after,
+                before=before,
+                reverse=reverse,
             )
-            for key, entry in entries:
-                record = decode_record(entry, UploadRecord)
+            for key, record, _ in rows:
                 if params.purpose is None or record.purpose == params.purpose:
                     files.append(_record_to_file(key.rpartition("/")[2], record))
-            if len(files) > params.limit or len(entries) < _SCAN_LIMIT:
+            if len(files) > params.limit or len(rows) < _SCAN_LIMIT:
                 return first_page(files, params.limit)
-            last = entries[-1][0]
+            last = rows[-1].key
 
     async def content(self, file_id: str, *, tenant: str) -> AsyncGenerator[bytes]:
-        record, _ = await self._load_record(file_id, tenant)
-        remaining_bytes = record.size
-        for number in range(_chunk_count(record.size)):
-            entry = await self._kv.get(_chunk_key(tenant, file_id, number))
-            if entry is None:
-                raise _file_not_found(file_id)
-            remaining_bytes -= len(entry.value)
-            yield entry.value
-        assert remaining_bytes == 0  # the record is written after all chunks, with the sum of their sizes
+        record = decode_record(await self._load_entry(file_id, tenant), UploadRecord)
+        try:
+            async with aclosing(read_chunks(self._kv, _chunk_prefix(tenant, file_id), record.size)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except StorageCorrupt:
+            await self._load_entry(file_id, tenant)  # NotFound if it was deleted meanwhile
+            raise
 
     async def delete(self, file_id: str, *, tenant: str) -> None:
-        for _ in range(_MAX_ATTEMPTS):
-            record, entry = await self._load_record(file_id, tenant)
+        async def prepare() -> Sequence[Op]:
+            entry = await self._load_entry(file_id, tenant)
             usage, usage_version = await self._load_usage(tenant)
-            new_usage = TenantUsage(max(0, usage.files - 1), max(0, usage.size - record.size))
-            ops: list[Op] = [
+            try:
+                record = decode_record(entry, UploadRecord)
+                new_usage = TenantUsage(max(0, usage.files - 1), max(0, usage.size - record.size))
+            except StorageCorrupt:
+                new_usage = await self._count_usage(tenant)
+            return [
                 Delete(_record_key(tenant, file_id), entry.version),
                 Put(_usage_key(tenant), encode_record(new_usage), expect=usage_version),
-                Put(_pending_key(tenant, file_id), encode_record(0.0)),
+                Put(_pending_key(tenant, file_id), encode_record(ABANDONED)),
             ]
-            if await self._kv.write(ops) is not None:
-                return await self._delete_chunks(tenant, file_id)
-        raise _too_many_changes()
+
+        await write_prepared(self._kv, prepare)
+        await self._delete_chunks(tenant, file_id)
 
     async def require_room(self, size_bytes: int, *, tenant: str) -> None:
         record = UploadRecord("", "", size_bytes, 0.0)
@@ -164,13 +183,15 @@ class KV(Files):
         if self._exceeds_quota(usage, record) and self._exceeds_quota(await self._count_usage(tenant), record):
             raise self._quota_error()
 
-    async def _bound_size(self, data: AsyncIterable[bytes], source: FileSource) -> AsyncGenerator[bytes]:
-        """Yield the data, and raise PayloadTooLarge as soon as it exceeds the limit of its source."""
+    async def _bound_upload(self, data: AsyncIterable[bytes], source: FileSource) -> AsyncGenerator[bytes]:
+        """Yield the data. Raises PayloadTooLarge as soon as it exceeds the limit of its source, and InvalidRequest for
+        an upload that takes longer than MAX_UPLOAD_S."""
         limits = {
             "body": (self.max_file_bytes, "files.max_file_bytes"),
             "parts": (self.max_joined_bytes, "files.max_joined_bytes"),
         }
         max_bytes, setting = limits.get(source, (None, ""))
+        deadline = time.monotonic() + MAX_UPLOAD_S
         size = 0
         async for received in data:
             size += len(received)
@@ -178,58 +199,9 @@ class KV(Files):
                 raise PayloadTooLarge(
                     f"The file is larger than {max_bytes} bytes: the limit is `{setting}`.", param="file"
                 )
-            yield received
-
-    async def _store_chunks(
-        self, data: AsyncIterable[bytes], tenant: str, file_id: str, lifetime_s: float | None
-    ) -> int:
-        """Store the chunks; returns the sum of their sizes in bytes."""
-        ttl_s = None if lifetime_s is None else lifetime_s + MAX_UPLOAD_S
-        deadline = time.monotonic() + MAX_UPLOAD_S
-        pending = bytearray()
-        size = number = 0
-        async for received in data:
-            size += len(received)
             if time.monotonic() > deadline:
                 raise InvalidRequest("The upload took too long.", param="file")
-            pending += received
-            while len(pending) >= CHUNK_BYTES:
-                await self._kv.write([_put_chunk(tenant, file_id, number, bytes(pending[:CHUNK_BYTES]), ttl_s)])
-                del pending[:CHUNK_BYTES]
-                number += 1
-        if pending:
-            await self._kv.write([_put_chunk(tenant, file_id, number, bytes(pending), ttl_s)])
-        return size
-
-    async def _publish(
-        self,
-        record: UploadRecord,
-        name: tuple[str, str],
-        lifetime_s: float | None,
-        commit_ops: Sequence[Op],
-        *,
-        is_refusable: bool,
-    ) -> None:
-        """Write the record, count the file, remove its pending key and apply `commit_ops`, in one atomic write. `name`
-        is the tenant and the id of the file."""
-        tenant, file_id = name
-        for _ in range(_MAX_ATTEMPTS):
-            usage, usage_version = await self._load_usage(tenant)
-            if is_refusable and self._exceeds_quota(usage, record):
-                # the stored usage includes expired files: count before refusing
-                usage = await self._count_usage(tenant)
-                if self._exceeds_quota(usage, record):
-                    raise self._quota_error()
-            new_usage = TenantUsage(usage.files + 1, usage.size + record.size)
-            ops: list[Op] = [
-                Put(_record_key(tenant, file_id), encode_record(record), lifetime_s, ABSENT),
-                Put(_usage_key(tenant), encode_record(new_usage), expect=usage_version),
-                Delete(_pending_key(tenant, file_id)),
-                *commit_ops,
-            ]
-            if await self._kv.write(ops) is not None:
-                return
-        raise _too_many_changes()
+            yield received
 
     def _exceeds_quota(self, usage: TenantUsage, record: UploadRecord) -> bool:
         config = self._config
@@ -244,29 +216,33 @@ class KV(Files):
         )
 
     async def _load_usage(self, tenant: str) -> tuple[TenantUsage, int]:
+        """Return the usage and the version of its record; a damaged record is counted again."""
         entry = await self._kv.get(_usage_key(tenant))
-        return (TenantUsage(), ABSENT) if entry is None else (decode_record(entry, TenantUsage), entry.version)
+        if entry is None:
+            return TenantUsage(), ABSENT
+        with skipping_damaged(self._kv, _usage_key(tenant), TenantUsage.__name__):
+            return decode_record(entry, TenantUsage), entry.version
+        return await self._count_usage(tenant), entry.version
 
     async def _count_usage(self, tenant: str) -> TenantUsage:
-        sizes = [decode_record(entry, UploadRecord).size async for _, entry in scan_all(self._kv, f"{tenant}/file/")]
+        sizes = [row.record.size async for row in scan_records(self._kv, _record_key(tenant, ""), UploadRecord)]
         return TenantUsage(len(sizes), sum(sizes))
 
-    async def _load_record(self, file_id: str, tenant: str) -> tuple[UploadRecord, Entry]:
+    async def _load_entry(self, file_id: str, tenant: str) -> Entry:
         entry = await self._kv.get(_record_key(tenant, file_id)) if _FILE_ID.fullmatch(file_id) else None
         if entry is None:
             raise _file_not_found(file_id)
-        return decode_record(entry, UploadRecord), entry
+        return entry
 
     async def _delete_chunks(self, tenant: str, file_id: str) -> None:
         """Delete the chunks of a file that has no record, and then its pending key."""
-        await delete_all(self._kv, f"{tenant}/file_piece/{file_id}/", page_size=_DELETE_BATCH)
-        await self._kv.write([Delete(_pending_key(tenant, file_id))])
+        await delete_blob(self._kv, _chunk_prefix(tenant, file_id), _pending_key(tenant, file_id))
 
     async def _sweep_pending(self) -> None:
-        """Delete the chunks of uploads and deletions whose process died."""
-        async for key, entry in scan_all(self._kv, PENDING_PREFIX):
-            _, tenant, file_id = key.split("/")
-            if self.now() - decode_record(entry, float) > 2 * MAX_UPLOAD_S:
+        """Delete the chunks of uploads and deletions whose process died. One whose pending key is damaged stays."""
+        async for key, started_at, _ in scan_records(self._kv, PENDING_PREFIX, float):
+            if time.time() - started_at > 2 * MAX_UPLOAD_S:
+                tenant, _, file_id = key.removeprefix(PENDING_PREFIX).partition("/")
                 await self._delete_chunks(tenant, file_id)
 
 
@@ -292,20 +268,12 @@ def _record_to_file(file_id: str, record: UploadRecord) -> FileObject:
     return file.model_copy(update={"purpose": record.purpose})
 
 
-def _chunk_count(size: int) -> int:
-    return -(-size // CHUNK_BYTES)
-
-
-def _put_chunk(tenant: str, file_id: str, number: int, value: bytes, ttl_s: float | None) -> Put:
-    return Put(_chunk_key(tenant, file_id, number), value, ttl_s)
-
-
 def _record_key(tenant: str, file_id: str) -> str:
     return f"{tenant}/file/{file_id}"
 
 
-def _chunk_key(tenant: str, file_id: str, number: int) -> str:
-    return f"{tenant}/file_piece/{file_id}/{number:06d}"
+def _chunk_prefix(tenant: str, file_id: str) -> str:
+    return f"{tenant}/file_piece/{file_id}/"
 
 
 def _usage_key(tenant: str) -> str:
@@ -319,7 +287,3 @@ def _pending_key(tenant: str, file_id: str) -> str:
 def _file_not_found(file_id: str) -> NotFound:
     match = _FILE_ID.search(file_id)
     return NotFound(f"No such File object: {match[0] if match else 'the id is not one of a file'}.", param="id")
-
-
-def _too_many_changes() -> Overloaded:
-    return Overloaded("Too many of your files change at once. Try again.")

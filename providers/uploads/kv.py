@@ -13,7 +13,7 @@ import hashlib
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Final, Literal
 
 import msgspec
@@ -23,20 +23,21 @@ from openai.types.uploads import UploadPart
 from pydantic import Field
 
 from apis.documents.files import CreateFile, FileExpiry, Files, Purpose
-from apis.errors import InvalidRequest, NotFound, Overloaded, PayloadTooLarge, RateLimited, StackError
+from apis.errors import InvalidRequest, NotFound, PayloadTooLarge, RateLimited, StackError, StorageCorrupt
 from apis.provider import Provider
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record
 from apis.uploads.parts import MAX_PARTS, CompleteUpload, CreateUpload, Uploads
+from providers.common.state.blobs import new_blob, read_chunks
+from providers.common.state.change import change, write_prepared
+from providers.common.state.scan import skipping_damaged
 
-CHUNK_BYTES: Final = 256 * 1024
 LIFETIME_S: Final = 3600
 """Seconds after which an upload can no longer be completed, as in OpenAI's API."""
 
 _REMAINS_S: Final = 2 * LIFETIME_S
 """Seconds for which the keys of an upload are in the store: completing one may begin in its last second."""
-_MAX_ATTEMPTS: Final = 50
 _MAX_SENT_FACTOR: Final = 2
 """A client may send each byte this often: a part whose answer it did not get is sent again."""
 _DELETE_BATCH: Final = 16
@@ -97,8 +98,8 @@ class StoredUploads(Uploads):
         upload_id = f"upload_{new_id_key()}"
         life_s = request.expires_after.seconds if request.expires_after else None
         upload = PendingUpload(request.filename, request.purpose, request.bytes, self.now(), life_s)
-        put = Put(_upload_key(tenant, upload_id), encode_record(upload), _REMAINS_S, ABSENT)
-        for _ in range(_MAX_ATTEMPTS):
+
+        async def prepare() -> Sequence[Op]:
             reserved, version = await self._load_reservations(tenant)
             if len(reserved.uploads) >= self._config.max_pending:
                 message = f"{self._config.max_pending} of your uploads are pending already (`uploads.max_pending`)."
@@ -106,29 +107,35 @@ class StoredUploads(Uploads):
             pending_bytes = sum(size for size, _ in reserved.uploads.values())
             await self._files.require_room(pending_bytes + request.bytes, tenant=tenant)
             reserved.uploads[upload_id] = (request.bytes, upload.expires_at)
-            if await self._kv.write([put, _put_reservations(tenant, reserved, version)]) is not None:
-                return _upload_to_wire(upload_id, upload)
-        raise _too_many_changes()
+            return [
+                Put(_upload_key(tenant, upload_id), encode_record(upload), _REMAINS_S, ABSENT),
+                _put_reservations(tenant, reserved, version),
+            ]
+
+        await write_prepared(self._kv, prepare)
+        return _upload_to_wire(upload_id, upload)
 
     async def add_part(self, upload_id: str, data: AsyncIterable[bytes], *, tenant: str) -> UploadPart:
         upload, _ = await self._load_pending(upload_id, tenant)
         part_id, now = f"part_{new_id_key()}", self.now()
         ttl_s = max(1.0, upload.created_at + _REMAINS_S - now)
-        prefix = _chunk_prefix(tenant, upload_id, part_id)
-        try:
-            size = await self._store_chunks(data, prefix, ttl_s, _remaining_bytes(upload))
-            put_part = Put(_part_key(tenant, upload_id, part_id), encode_record(size), ttl_s, ABSENT)
-            await self._add_whole_part(upload_id, size, put_part, tenant)
-        except BaseException:
-            # if this fails too, or is cancelled, the chunks expire
-            with suppress(StackError):
-                await delete_all(self._kv, prefix, page_size=_DELETE_BATCH)
-            raise
+        guard_key = f"{tenant}/upload_guard/{upload_id}/{part_id}"
+        async with new_blob(self._kv, _chunk_prefix(tenant, upload_id, part_id), guard_key, ttl_s=ttl_s) as blob:
+            size = await blob.write(self._bound_part(data, _remaining_bytes(upload)))
+            if not size:
+                raise InvalidRequest("The part is empty.", param="data", code="invalid_value")
+
+            async def prepare() -> Sequence[Op]:
+                """Return the operations that count the part and store its size."""
+                put = await self._count_part(upload_id, size, tenant)
+                return [put, Put(_part_key(tenant, upload_id, part_id), encode_record(size), ttl_s, ABSENT)]
+
+            await blob.publish(prepare)
         return UploadPart(id=part_id, created_at=int(now), object="upload.part", upload_id=upload_id)
 
     async def complete(self, upload_id: str, request: CompleteUpload, *, tenant: str) -> Upload:
         digest = hashlib.sha256("\n".join(request.part_ids).encode()).hexdigest()
-        upload, entry = await self._load(upload_id, tenant)
+        upload, _ = await self._load(upload_id, tenant)
         if upload.status == "completed" and upload.digest == digest:
             return _upload_to_wire(upload_id, upload, await self._files.get(upload.file_id, tenant=tenant))
         self._require_pending(upload)
@@ -140,8 +147,9 @@ class StoredUploads(Uploads):
                 code="invalid_value",
             )
 
-        def commit(file_id: str) -> Sequence[Op]:
-            completed = msgspec.structs.replace(upload, status="completed", file_id=file_id, digest=digest)
+        async def commit(file_id: str) -> Sequence[Op]:
+            pending, entry = await self._load_pending(upload_id, tenant)
+            completed = msgspec.structs.replace(pending, status="completed", file_id=file_id, digest=digest)
             return [Put(_upload_key(tenant, upload_id), encode_record(completed), _REMAINS_S, entry.version)]
 
         life_s = upload.file_life_s
@@ -154,19 +162,21 @@ class StoredUploads(Uploads):
         return _upload_to_wire(upload_id, upload, file)
 
     async def cancel(self, upload_id: str, *, tenant: str) -> Upload:
-        for _ in range(_MAX_ATTEMPTS):
-            upload, entry = await self._load_pending(upload_id, tenant)
-            upload.status = "cancelled"
-            put = Put(_upload_key(tenant, upload_id), encode_record(upload), _REMAINS_S, entry.version)
-            if await self._kv.write([put]) is not None:
-                await self._forget_parts(upload_id, tenant)
-                return _upload_to_wire(upload_id, upload)
-        raise _too_many_changes()
+        def cancel(upload: PendingUpload | None) -> PendingUpload:
+            if upload is None:
+                raise _not_found()
+            self._require_pending(upload)
+            return msgspec.structs.replace(upload, status="cancelled")
 
-    async def _store_chunks(self, data: AsyncIterable[bytes], prefix: str, ttl_s: float, max_bytes: int) -> int:
-        """Store the chunks of a part; returns the sum of their sizes in bytes."""
-        pending = bytearray()
-        size = number = 0
+        key = _upload_key(tenant, _require_id(upload_id))
+        upload = await change(self._kv, key, PendingUpload, cancel, ttl_s=_REMAINS_S)
+        assert upload is not None
+        await self._forget_parts(upload_id, tenant)
+        return _upload_to_wire(upload_id, upload)
+
+    async def _bound_part(self, data: AsyncIterable[bytes], max_bytes: int) -> AsyncGenerator[bytes]:
+        """Yield the data of a part. Raises PayloadTooLarge or InvalidRequest as soon as it exceeds a limit."""
+        size = 0
         async for received in data:
             size += len(received)
             if size > self.max_part_bytes:
@@ -176,33 +186,20 @@ class StoredUploads(Uploads):
                 raise InvalidRequest(
                     "The parts have more bytes than the upload was created for.", param="data", code="invalid_value"
                 )
-            pending += received
-            while len(pending) >= CHUNK_BYTES:
-                await self._kv.write([Put(f"{prefix}{number:06d}", bytes(pending[:CHUNK_BYTES]), ttl_s)])
-                del pending[:CHUNK_BYTES]
-                number += 1
-        if pending:
-            await self._kv.write([Put(f"{prefix}{number:06d}", bytes(pending), ttl_s)])
-        if not size:
-            raise InvalidRequest("The part is empty.", param="data", code="invalid_value")
-        return size
+            yield received
 
-    async def _add_whole_part(self, upload_id: str, size: int, put_part: Put, tenant: str) -> None:
-        """Count a part whose chunks are stored, and store its size, in one write."""
-        for _ in range(_MAX_ATTEMPTS):
-            upload, entry = await self._load_pending(upload_id, tenant)
-            if size > _remaining_bytes(upload) or upload.part_count >= MAX_PARTS:
-                raise InvalidRequest(
-                    f"The parts have more bytes than the upload was created for, or are more than {MAX_PARTS}.",
-                    param="data",
-                    code="invalid_value",
-                )
-            upload.sent_bytes += size
-            upload.part_count += 1
-            put = Put(_upload_key(tenant, upload_id), encode_record(upload), _REMAINS_S, entry.version)
-            if await self._kv.write([put, put_part]) is not None:
-                return
-        raise _too_many_changes()
+    async def _count_part(self, upload_id: str, size: int, tenant: str) -> Put:
+        """Return the operation that adds one part to the upload. Raises InvalidRequest if it has no room for it."""
+        upload, entry = await self._load_pending(upload_id, tenant)
+        if size > _remaining_bytes(upload) or upload.part_count >= MAX_PARTS:
+            raise InvalidRequest(
+                f"The parts have more bytes than the upload was created for, or are more than {MAX_PARTS}.",
+                param="data",
+                code="invalid_value",
+            )
+        upload.sent_bytes += size
+        upload.part_count += 1
+        return Put(_upload_key(tenant, upload_id), encode_record(upload), _REMAINS_S, entry.version)
 
     async def _load_part_sizes(self, upload_id: str, part_ids: Sequence[str], tenant: str) -> list[int]:
         valid_ids = [part_id for part_id in part_ids if _PART_ID.fullmatch(part_id)]
@@ -223,40 +220,46 @@ class StoredUploads(Uploads):
         """Yield the chunks of the parts. Raises InvalidRequest at their end if they have another MD5."""
         md5 = hashlib.md5(usedforsecurity=False)
         for part_id, size in zip(request.part_ids, sizes, strict=True):
-            prefix = _chunk_prefix(tenant, upload_id, part_id)
-            for number in range(-(-size // CHUNK_BYTES)):
-                entry = await self._kv.get(f"{prefix}{number:06d}")
-                if entry is None:
-                    raise _not_pending_error("expired or cancelled")
-                md5.update(entry.value)
-                yield entry.value
+            try:
+                async with aclosing(read_chunks(self._kv, _chunk_prefix(tenant, upload_id, part_id), size)) as chunks:
+                    async for chunk in chunks:
+                        md5.update(chunk)
+                        yield chunk
+            except StorageCorrupt:
+                await self._load_pending(upload_id, tenant)  # an error of its own if the upload has ended meanwhile
+                raise
         if request.md5 is not None and md5.hexdigest() != request.md5.lower():
             message = f"The MD5 of the parts is {md5.hexdigest()}. Send again the parts that differ."
             raise InvalidRequest(message, param="md5", code="invalid_value")
 
     async def _forget_parts(self, upload_id: str, tenant: str) -> None:
         """Delete the parts and the reservation of an upload that has ended. Both expire where this fails."""
+
+        async def prepare() -> Sequence[Op]:
+            reserved, version = await self._load_reservations(tenant)
+            reserved.uploads.pop(upload_id, None)
+            return [_put_reservations(tenant, reserved, version)]
+
         with suppress(StackError):
             await delete_all(self._kv, f"{tenant}/upload_part/{upload_id}/")
             await delete_all(self._kv, f"{tenant}/upload_piece/{upload_id}/", page_size=_DELETE_BATCH)
-            for _ in range(_MAX_ATTEMPTS):
-                reserved, version = await self._load_reservations(tenant)
-                reserved.uploads.pop(upload_id, None)
-                if await self._kv.write([_put_reservations(tenant, reserved, version)]) is not None:
-                    return
+            await write_prepared(self._kv, prepare)
 
     async def _load_reservations(self, tenant: str) -> tuple[UploadReservations, int]:
-        """Return the reservations that have not expired, and the version of their record."""
+        """Return the reservations that have not expired, and the version of their record. Those of a damaged record are
+        lost: its uploads can be completed as far as there is room."""
         entry = await self._kv.get(_usage_key(tenant))
         if entry is None:
             return UploadReservations({}), ABSENT
-        uploads, now = decode_record(entry, UploadReservations).uploads, self.now()
+        uploads, now = dict[str, tuple[int, float]](), self.now()
+        with skipping_damaged(self._kv, _usage_key(tenant), UploadReservations.__name__):
+            uploads = decode_record(entry, UploadReservations).uploads
         return UploadReservations({key: each for key, each in uploads.items() if each[1] > now}), entry.version
 
     async def _load(self, upload_id: str, tenant: str) -> tuple[PendingUpload, Entry]:
-        entry = await self._kv.get(_upload_key(tenant, upload_id)) if _UPLOAD_ID.fullmatch(upload_id) else None
+        entry = await self._kv.get(_upload_key(tenant, _require_id(upload_id)))
         if entry is None:
-            raise NotFound("No upload has this id.", param="upload_id")
+            raise _not_found()
         return decode_record(entry, PendingUpload), entry
 
     async def _load_pending(self, upload_id: str, tenant: str) -> tuple[PendingUpload, Entry]:
@@ -297,8 +300,14 @@ def _not_pending_error(status: str) -> InvalidRequest:
     return InvalidRequest(f"The upload is {status}: it takes no parts.", param="upload_id", code="invalid_value")
 
 
-def _too_many_changes() -> Overloaded:
-    return Overloaded("Too many of your uploads change at once. Try again.")
+def _require_id(upload_id: str) -> str:
+    if not _UPLOAD_ID.fullmatch(upload_id):
+        raise _not_found()
+    return upload_id
+
+
+def _not_found() -> NotFound:
+    return NotFound("No upload has this id.", param="upload_id")
 
 
 def _upload_key(tenant: str, upload_id: str) -> str:

@@ -13,7 +13,7 @@ _OTHER_ERRORS: Final = "other errors"
 
 
 class Distribution:
-    """Distribution of times from a microsecond to a day; 10 KiB, whatever it counts."""
+    """Distribution of times from a microsecond to a day; 10 KiB for any number of times."""
 
     __slots__ = ("_buckets", "count", "highest_s", "sum_s")
 

@@ -151,7 +151,8 @@ class Edge:
             without_traceback(exc)
             record.record_error(exc)
             if record.status:
-                raise
+                await _cut_off(scope, receive, exc)
+                return
             await error_response(exc)(scope, receive, send)
         except HTTPException as exc:
             error, error_headers = routing_error(exc, scope, scope["app"].router.routes)
@@ -221,6 +222,17 @@ class Edge:
         if not hmac.compare_digest(digest_key(read_bearer_key(scope["headers"])), self._metrics_key):
             raise unauthorized_error()
         return True
+
+
+async def _cut_off(scope: Scope, receive: Receive, error: StackError) -> None:
+    """Close the connection of a response that has begun and cannot be finished, so that the client misses its end."""
+    peer = get_peer(scope)
+    if peer is None or scope["type"] != "http":
+        raise error
+    _log.error("a response to %s %s was cut off: %s", scope["method"], scope["path"], error.message)
+    peer.abort()
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 @lru_cache(maxsize=1024)

@@ -168,6 +168,8 @@ def to_invalid_request(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequ
     if kind == "literal_error" and (refused := find_refused_value(_INDEX.sub("[]", param), value)):
         return Unsupported(refusal_message(refused, param), param=param, code="unsupported_value")
     code, violation = _describe_violation(kind, limits, value, error["msg"])
+    if not param:  # of the whole body
+        return InvalidRequest(f"Invalid request: {violation}.", code=code)
     return InvalidRequest(f"Invalid '{param}': {violation}.", param=param, code=code)
 
 

@@ -1,15 +1,17 @@
 """The Files promises, kept over each of the stores; and what only a clock and a dead process can show."""
 
+import asyncio
 import time
 
 import pytest
 
 from apis.documents.files import CreateFile, FileExpiry, FileListParams, Files
-from apis.errors import InvalidRequest, NotFound
+from apis.errors import InvalidRequest, NotFound, StorageCorrupt, StoreUnavailable
 from apis.storage.kv_store import KVStore
 from providers.files.kv import KV, MAX_UPLOAD_S, PENDING_PREFIX
 from tests.conformance.files import MAX_BYTES, NEW, FilesPromises, pieces
 from tests.conformance.kv_store import Backend
+from tests.support.unsure_store import OUTCOMES, UnsureStore
 
 HOUR = FileExpiry(anchor="created_at", seconds=3600)
 
@@ -25,6 +27,31 @@ class OverAStore(FilesPromises):
         await files.start()
         self.store_seen = store
         return files
+
+    @pytest.mark.parametrize("outcome", OUTCOMES)
+    async def test_a_file_is_whole_or_not_there_where_its_last_write_is_unsure(
+        self, store: KVStore, outcome: str
+    ) -> None:
+        """B0, D7: after any exception the file is unknown and nothing of it is left, or its content is whole."""
+        unsure = UnsureStore(store)
+        self.store_seen = store
+        files = KV(KV.Config(), unsure)
+        unsure.watch("t/file/", outcome)
+        data = b"x" * 600_000
+        if outcome == "applied":
+            assert (await files.create(NEW, pieces(data), tenant="t")).bytes == len(data)
+        else:
+            upload = asyncio.create_task(files.create(NEW, pieces(data), tenant="t"))
+            with pytest.raises(asyncio.CancelledError if outcome == "cancelled" else StoreUnavailable):
+                await upload
+        if outcome == "late":
+            assert await unsure.finish() is None
+        listed = (await files.list(FileListParams(), tenant="t")).data
+        assert len(listed) == (outcome in ("applied", "cancelled"))
+        for file in listed:
+            assert await files.read(file.id, tenant="t") == data
+            await files.delete(file.id, tenant="t")
+        await self.nothing_is_left(files)
 
     async def nothing_is_left(self, files: Files) -> None:
         assert [key for key, _ in await self.store_seen.scan("")] in ([], ["t/file_usage"])
@@ -60,6 +87,32 @@ class TestOverMemory(OverAStore):
         assert "t/file_piece/new/000000" in left
         assert not [key for key in left if "old" in key or "deleted" in key]
         assert await files.read(kept.id, tenant="t") == b"kept"
+
+    @pytest.mark.parametrize("damaged", [b"\xff", b'{"a":1}'])
+    async def test_a_damaged_pending_key_does_not_prevent_the_start(self, store: KVStore, damaged: bytes) -> None:
+        """D3: what else dead processes have left is swept."""
+        await store.put(f"{PENDING_PREFIX}t/aaa", damaged)
+        await store.put("t/file_piece/old/000000", b"x")
+        await store.put(f"{PENDING_PREFIX}t/old", b"0.0")
+        await KV(KV.Config(), store).start()
+        assert [key for key, _ in await store.scan("")] == [f"{PENDING_PREFIX}t/aaa"]
+
+    @pytest.mark.parametrize("damaged", [b"\xff", b'{"a":1}'])
+    async def test_an_owner_lists_and_deletes_around_damaged_records(self, store: KVStore, damaged: bytes) -> None:
+        """D3: the damaged file can be deleted by its id, and a damaged sum of the tenant's bytes is counted again."""
+        files = KV(KV.Config(max_tenant_files=3), store)
+        made = [await files.create(NEW, pieces(b"x"), tenant="t") for _ in range(3)]
+        await store.put(f"t/file/{made[1].id}", damaged)
+        for limit in (1, 10):
+            listed = (await files.list(FileListParams(limit=limit), tenant="t")).data
+            assert [file.id for file in listed] == [made[2].id, made[0].id][:limit]
+        with pytest.raises(StorageCorrupt):
+            await files.get(made[1].id, tenant="t")
+        await store.put("t/file_usage", damaged)
+        await files.delete(made[1].id, tenant="t")
+        await files.create(NEW, pieces(b"x"), tenant="t")
+        with pytest.raises(InvalidRequest):
+            await files.create(NEW, pieces(b"x"), tenant="t")
 
 
 class TestOverSQLite(OverAStore):

@@ -22,7 +22,7 @@ _ALGORITHMS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("EC", "P-521"): ("ES512",),
     ("OKP", "Ed25519"): ("EdDSA",),
 }
-"""Algorithms by a key's type and curve: each key serves those that are made for it, whatever a token says."""
+"""Algorithms by the type and curve of a key: each key serves its own, and a token cannot choose another."""
 KeyMembers = tuple[str, ...]
 """All that a set says of a key: its type, id, algorithms and public numbers."""
 

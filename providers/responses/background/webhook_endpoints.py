@@ -31,6 +31,7 @@ from apis.webhooks.endpoints import (
     WebhookEndpoints,
     check_event_types,
 )
+from providers.common.state.scan import skipping_damaged
 from providers.responses.background.webhook_sending import post_event
 from providers.responses.background.webhooks import SECRET_PREFIX, Webhook, build_event_json, webhook_queue_prefix
 
@@ -123,7 +124,7 @@ class StoredWebhookEndpoints(WebhookEndpoints):
         return _summarize(await self._change(endpoint_id, tenant, change))
 
     async def delete(self, endpoint_id: str, *, tenant: str) -> None:
-        await self._load(endpoint_id, tenant)
+        await self._get_entry(endpoint_id, tenant)  # also of a damaged one
         await self._kv.write([Delete(_key(tenant, endpoint_id))])
         await delete_all(self._kv, webhook_queue_prefix(_queue_name(tenant, endpoint_id)))
 
@@ -156,9 +157,14 @@ class StoredWebhookEndpoints(WebhookEndpoints):
         return attempt.status_code
 
     async def list_queues(self, tenant: str) -> list[EndpointQueue]:
-        """Return the queues of all endpoints of the tenant."""
+        """Return the queues of all endpoints of the tenant that can be read: a damaged one gets no events, and stops
+        nothing that ends with an event."""
         rows = await self._kv.scan(_key(tenant, ""), limit=self._options.max_per_tenant + 1)
-        return [self._to_queue(tenant, entry) for _, entry in rows]
+        queues: list[EndpointQueue] = []
+        for key, entry in rows:
+            with skipping_damaged(self._kv, key, EndpointRecord.__name__):
+                queues.append(self._to_queue(tenant, entry))
+        return queues
 
     async def find_queue(self, name: str) -> EndpointQueue | None:
         """Return the queue of that name; None if no endpoint has it, or no longer."""
@@ -189,10 +195,14 @@ class StoredWebhookEndpoints(WebhookEndpoints):
             raise InvalidRequest("The URL of a webhook begins with https://.", param="url", code="invalid_value")
 
     async def _load(self, endpoint_id: str, tenant: str) -> tuple[EndpointRecord, int]:
+        entry = await self._get_entry(endpoint_id, tenant)
+        return decode_record(entry, EndpointRecord), entry.version
+
+    async def _get_entry(self, endpoint_id: str, tenant: str) -> Entry:
         entry = await self._kv.get(_key(tenant, record_id(endpoint_id)))
         if entry is None:
             raise NotFound(f"No webhook endpoint found with id '{endpoint_id[:MAX_RECORD_ID_CHARS]}'.")
-        return decode_record(entry, EndpointRecord), entry.version
+        return entry
 
     async def _change(
         self, endpoint_id: str, tenant: str, change: Callable[[EndpointRecord], EndpointRecord]

@@ -129,9 +129,9 @@ class OfferedTools:
 
     def refresh_names(self) -> None:
         """Read the names that typed tools have now. Raises InvalidRequest if there are too many tools together."""
-        for tool in self.typed_tools:
-            for name in tool.call_names:
-                self._tools_by_name.setdefault(name, tool)
+        typed_names = [(name, tool) for tool in self.typed_tools for name in tool.call_names]
+        client_tools = {name: tool for name, tool in self._tools_by_name.items() if isinstance(tool, ClientToolName)}
+        self._tools_by_name = {**dict(reversed(typed_names)), **client_tools}
         if (count := len(self.offered_tools())) > _MAX_TOOLS:
             raise InvalidRequest(
                 f"The model can be offered {_MAX_TOOLS} tools at most, and here are {count}. "

@@ -37,7 +37,7 @@ from providers.tool_runtime.python.socket_folder import locked_folder
 _log = logging.getLogger(__name__)
 
 ACKNOWLEDGEMENT: Final = b"."
-"""Sent as soon as a request was read, so that a worker can tell a stopped server from a long program."""
+"""Sent as soon as a request was read, so that a worker can distinguish a stopped server from a long program."""
 _CREDENTIALS_STRUCT: Final = struct.Struct("3i")
 
 

@@ -16,42 +16,43 @@ _MAX_DESCRIPTION_BYTES: Final = 4096
 _MAX_TOOL_BYTES: Final = 64 * 1024
 _MAX_LOG_LINES: Final = 8
 _MAX_LISTING_BYTES: Final = 2 * 1024 * 1024
-_HINT_NAMES: Final = {"readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"}
 
 
-def convert_tools(tools: Sequence[Tool], server_label: str, secrets: Sequence[str]) -> list[ServerTool]:
-    """Return the tools that a model can be offered, at most 2 MiB of them; the log says which are left out and why."""
-    offerable: dict[str, ServerTool] = {}
-    rejections: list[str] = []
+def convert_tools(
+    tools: Sequence[Tool], faults: Sequence[str], server_label: str, secrets: Sequence[str]
+) -> list[ServerTool]:
+    """Return the tools that a model can be offered, at most 2 MiB of them; the log says which are left out and why.
+    `faults` are those that were left out before."""
+    offerable: list[ServerTool] = []
+    rejections = [redact_secrets(fault, secrets) for fault in faults]
     available_bytes = _MAX_LISTING_BYTES
     for tool in tools:
         converted = _convert_tool(tool, secrets)
         size = _json_size(converted)
-        fault = _find_tool_fault(tool, size, secrets) or ("is there already" if tool.name in offerable else "")
-        if fault:
+        if fault := _find_tool_fault(tool, size, secrets):
             rejections.append(f"{one_line(tool.name, 64)!r}: it {fault}")
         elif size > available_bytes:
             rejections.append("all further tools: they are too much")
             break
         else:
-            offerable[tool.name] = converted
+            offerable.append(converted)
             available_bytes -= size
     for reason in rejections[:_MAX_LOG_LINES]:
         _log.warning("of the tools of MCP server %r is left out %s", server_label[:64], reason)
     if len(rejections) > _MAX_LOG_LINES:
         _log.warning("of the tools of MCP server %r are left out %d in all", server_label[:64], len(rejections))
-    return list(offerable.values())
+    return offerable
 
 
 def _convert_tool(tool: Tool, secrets: Sequence[str]) -> ServerTool:
     annotations: dict[str, Any] = {}
     if tool.annotations is not None:
         hints = tool.annotations.model_dump(by_alias=True, exclude_none=True)
-        annotations = {name: value for name, value in hints.items() if name in _HINT_NAMES}
+        annotations = {name: value for name, value in hints.items() if name != "title"}
         if tool.annotations.title:
             annotations["title"] = _clean_text(tool.annotations.title, secrets)
     description = _clean_text(tool.description or "", secrets)
-    return ServerTool(tool.name, description, {"type": "object", **tool.input_schema}, annotations)
+    return ServerTool(tool.name, description, tool.input_schema, annotations)
 
 
 def _json_size(tool: ServerTool) -> int:
@@ -62,8 +63,6 @@ def _find_tool_fault(tool: Tool, size: int, secrets: Sequence[str]) -> str:
     """Return why a model cannot be offered the tool, or an empty string."""
     if not is_tool_name(tool.name):
         return "has a name that no model may call"
-    if tool.input_schema.get("type", "object") != "object":
-        return "takes no object"
     if size > _MAX_TOOL_BYTES:
         return f"is described in more than {_MAX_TOOL_BYTES} bytes"
     text = f"{tool.name} {json.dumps(tool.input_schema)}"

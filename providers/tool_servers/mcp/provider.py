@@ -17,6 +17,7 @@ from apis.telemetry import AttributeValue, Span, SpanType, open_span
 from apis.tool_servers import (
     ServerPolicy,
     ServerTool,
+    ToolChanged,
     ToolServerFailed,
     ToolServers,
     allowed_tool_filter,
@@ -163,19 +164,19 @@ class MCP(ToolServers):
         server: McpServerTarget,
         use: Callable[[McpSession], Awaitable[_Result]],
     ) -> _Result:
+        """Use a session, and once more another one where its server does not know it (any more)."""
         try:
             async with asyncio.timeout(timeout_s):
-                while True:
+                for is_last in (False, True):
                     async with self._sessions.use_session(
                         session_key, lambda: self._build_connector(server)
                     ) as session:
-                        was_used = session.completed_calls > 0
                         try:
                             return await use(session)
                         except SessionLost:
-                            # A restarted server has lost its sessions: try a new one, unless this was a new one.
-                            if not was_used:
+                            if is_last:
                                 raise
+                raise AssertionError("the last attempt returns or raises")
         except TimeoutError:
             raise protocol_error(REQUEST_TIMEOUT, f"The MCP server did not answer within {timeout_s:g} s.") from None
 
@@ -216,16 +217,18 @@ def _request_span(method: str, server: McpServerTarget, tool: str = "") -> Span:
 
 
 async def _list_tools(session: McpSession, server_label: str, server: McpServerTarget) -> Sequence[ServerTool]:
-    session.tool_listing = tools = convert_tools(await session.list_tools(), server_label, server.secrets)
+    session.tool_listing = tools = convert_tools(*await session.list_tools(), server_label, server.secrets)
     return tools
 
 
 def _check_tool(tools: Sequence[ServerTool], name: str, allowed: ToolFilter, listed_tool: ServerTool | None) -> None:
-    tool = next((tool for tool in tools if tool.name == name), None)
-    if tool is None or not matches_filter(allowed, tool):
-        raise _tool_not_allowed(name)
+    tool = next((tool for tool in tools if tool.name == name and matches_filter(allowed, tool)), None)
     if listed_tool not in (None, tool):
-        raise protocol_error(INVALID_PARAMS, f"The tool '{name}' is no longer what it was when it was listed.")
+        state = "no longer there" if tool is None else "no longer what it was when it was listed"
+        failure = protocol_error(INVALID_PARAMS, f"The tool '{one_line(name, 64)}' is {state}.")
+        raise ToolChanged(failure.message, failure.error, tool)
+    if tool is None:
+        raise _tool_not_allowed(name)
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Seque
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final, TypeVar, cast
 
 import anyio
@@ -13,6 +14,7 @@ from mcp import Client, ClientSession, MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
     HEADER_MISMATCH,
+    INVALID_PARAMS,
     INVALID_REQUEST,
     PARSE_ERROR,
     REQUEST_TIMEOUT,
@@ -21,6 +23,7 @@ from mcp_types import (
     CallToolResult,
     Implementation,
     InputRequiredResult,
+    ListToolsResult,
     PaginatedRequestParams,
     Tool,
 )
@@ -30,21 +33,25 @@ from pydantic import TypeAdapter, ValidationError
 from apis.fair_share import FairShare, Place
 from apis.telemetry import current_span
 from apis.tool_servers import ServerTool, ToolServerFailed
-from providers.tool_servers.mcp.texts import http_error, protocol_error, redact_secrets
+from providers.tool_servers.mcp.answers import AnswerMender
+from providers.tool_servers.mcp.lost_sessions import names_lost_session
+from providers.tool_servers.mcp.texts import http_error, one_line, protocol_error, redact_secrets
 from providers.tool_servers.mcp.wire import (
     CURRENT_EXCHANGE,
-    FilteredStream,
     HttpExchange,
-    NumberedStream,
+    ReceivedStream,
+    SentStream,
     SessionStreams,
     UnsolicitedFilter,
 )
 
 _log = logging.getLogger(__name__)
 
-_MAX_PAGES: Final = 8
 _MAX_TOOLS: Final = 1024
+_MAX_USELESS_PAGES: Final = 8
+"""Pages of a list in a row that hold no tool that is not on it yet."""
 _CLOSE_TIMEOUT_S: Final = 10.0
+_TRANSIENT_STATUSES: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _CLIENT_INFO: Final = Implementation(name="responses-stack", version="1")
 _OUTCOME_ADAPTER: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(
     CallToolResult | InputRequiredResult
@@ -73,16 +80,20 @@ class SessionConnector:
 class McpSession:
     """A session, which opens on construction. The SDK's cancel scopes never leave its task.
 
-    `tool_listing` is set by the session's user and cleared when the server reports that its tools have changed.
+    `answered_at` is the time of its latest answer on the loop's clock, and `has_failed` is true while a request has
+    failed since. `tool_listing` is set by the session's user and
+    cleared when the server reports that its tools have changed.
     """
 
     def __init__(self, connector: SessionConnector, connect_timeout_s: float) -> None:
         self.user_count = 0
-        self.completed_calls = 0
+        self.answered_at = asyncio.get_running_loop().time()
+        self.has_failed = False
         self.is_broken = False
         self.tool_listing: Sequence[ServerTool] | None = None
         self._connector = connector
-        self._connect_exchange = HttpExchange()
+        self._connect_exchange = HttpExchange(is_connect=True)
+        self._mender = AnswerMender()
         self._client: Client | None = None
         self._ready_event = asyncio.Event()
         self._end_event = asyncio.Event()
@@ -105,17 +116,40 @@ class McpSession:
         else:
             self._timer = asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, self.task.cancel)
 
-    async def list_tools(self) -> list[Tool]:
-        """Return the server's current tools, at most 1024. Raises ToolServerFailed."""
-        tools: list[Tool] = []
-        params: PaginatedRequestParams | None = None
-        for _ in range(_MAX_PAGES):
-            page = await self._send_request(lambda session, params=params: session.list_tools(params=params))
-            tools += page.tools
-            if page.next_cursor is None or len(tools) >= _MAX_TOOLS:
+    async def list_tools(self) -> tuple[list[Tool], Sequence[str]]:
+        """Return the server's current tools, at most 1024, and what was left out of them. Raises ToolServerFailed."""
+        tools: dict[str, Tool] = {}
+        mender, cursor, cursors, useless_pages = self._mender, None, set[str | None](), 0
+        mender.faults = []
+        while cursor not in cursors and useless_pages < _MAX_USELESS_PAGES and len(tools) < _MAX_TOOLS:
+            cursors.add(cursor)
+            page = await self._list_page(cursor)
+            known_count = len(tools)
+            for tool in page.tools:
+                if tools.setdefault(tool.name, tool) is not tool:
+                    mender.add_fault(f"{one_line(tool.name, 64)!r}: it is there already")
+            useless_pages = 0 if len(tools) > known_count else useless_pages + 1
+            cursor = page.next_cursor
+            if cursor is None:
                 break
-            params = PaginatedRequestParams(cursor=page.next_cursor)
-        return tools[:_MAX_TOOLS]
+        if len(tools) > _MAX_TOOLS or (cursor is not None and len(tools) == _MAX_TOOLS):
+            mender.add_fault(f"all after the first {_MAX_TOOLS}")
+        elif cursor is not None:
+            mender.add_fault("further pages: they repeat those before")
+        return list(tools.values())[:_MAX_TOOLS], mender.faults
+
+    async def _list_page(self, cursor: str | None) -> ListToolsResult:
+        """Return one page of the list; in place of one that the server refuses, an empty last one."""
+        params = None if cursor is None else PaginatedRequestParams(cursor=cursor)
+        try:
+            return await self._send_request(lambda session: session.list_tools(params=params))
+        except SessionLost:
+            raise
+        except ToolServerFailed as exc:
+            if cursor is None or self.is_broken:
+                raise
+            self._mender.add_fault(f"further pages: {exc.message}")
+            return ListToolsResult(tools=[])
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
         """Return the tool's result, which may be an error. Raises ToolServerFailed.
@@ -161,7 +195,7 @@ class McpSession:
     @asynccontextmanager
     async def _open_streams(self) -> AsyncGenerator[SessionStreams]:
         async with self._connector.open_streams(self._end_event.set) as (received, sent):
-            yield FilteredStream(received, self._unsolicited_filter), NumberedStream(sent)
+            yield ReceivedStream(received, self._unsolicited_filter, self._mender), SentStream(sent, self._mender)
 
     async def _send_request(self, send: Callable[[ClientSession], Awaitable[_Result]]) -> _Result:
         await self._ready_event.wait()
@@ -177,6 +211,7 @@ class McpSession:
             self.is_broken = True
             raise
         except MCPError as exc:
+            self.has_failed = True
             raise self._convert_error(exc, exchange) from None
         except ValidationError:
             raise protocol_error(PARSE_ERROR, "The MCP server's answer is not one that MCP knows.") from None
@@ -186,7 +221,7 @@ class McpSession:
         finally:
             CURRENT_EXCHANGE.reset(token)
             current_span().set({"jsonrpc.request.id": exchange.request_id})
-        self.completed_calls += 1
+        self.answered_at, self.has_failed = asyncio.get_running_loop().time(), False
         return result
 
     async def _diagnose_connect(self) -> ToolServerFailed:
@@ -202,14 +237,25 @@ class McpSession:
         return self._closed_error(self._connect_exchange)
 
     def _convert_error(self, exc: MCPError, exchange: HttpExchange) -> ToolServerFailed:
-        if exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
+        error = self._describe_error(exc, exchange)
+        data: Any = exc.error.data
+        words = f"{exc.message}: {data}" if isinstance(data, str) else exc.message
+        # in such an error the words "unknown" and "session" are about an argument of the tool's
+        is_about_session = exc.code != INVALID_PARAMS or "initiali" in words
+        if exchange.failure or _is_closed(exc):
             self.is_broken = True
-        if exchange.is_session_lost:
+        elif exchange.is_session_lost or (is_about_session and names_lost_session(words)):
             self.is_broken = True
-            return SessionLost("The MCP server has forgotten the session.", http_error(exchange.status).error)
+            if exchange.is_session_lost or names_lost_session(words, is_first_word=not exchange.is_streamed):
+                return SessionLost(error.message, error.error)
+        elif exchange.status // 100 == 4 and exchange.status not in _TRANSIENT_STATUSES:
+            self.is_broken = True  # in doubt
+        return error
+
+    def _describe_error(self, exc: MCPError, exchange: HttpExchange) -> ToolServerFailed:
         if exchange.status:
             return http_error(exchange.status)
-        if exchange.failure or exc.code == CONNECTION_CLOSED:
+        if exchange.failure or _is_closed(exc):
             return self._closed_error(exchange)
         reason = redact_secrets(exc.message, self._connector.secrets)
         return protocol_error(exc.code, f"The MCP server refused: {reason}" if reason else "The MCP server refused.")
@@ -226,15 +272,21 @@ class McpSession:
         self.tool_listing = None
 
 
+def _is_closed(exc: MCPError) -> bool:
+    """Return True for an error of the SDK's own, which has a code that servers use too."""
+    return exc.code == CONNECTION_CLOSED and exc.message.startswith(("Connection closed", "SSE stream "))
+
+
 class McpSessionPool:
-    """Sessions of tenants, one per key, each with a place of `places`; each ends after `idle_s` without a call."""
+    """Sessions of tenants, one per key, each with a place of `places` until its last call is over; each ends when the
+    server has answered nothing for `idle_s`."""
 
     def __init__(self, places: FairShare, idle_s: float, connect_timeout_s: float) -> None:
         self._places = places
         self._idle_s = idle_s
         self._connect_timeout_s = connect_timeout_s
         self._sessions_by_key: dict[SessionKey, McpSession] = {}
-        self._places_by_key: dict[SessionKey, Place] = {}
+        self._places_by_session: dict[McpSession, Place] = {}
         self._idle_timers: dict[McpSession, asyncio.TimerHandle] = {}
         self._open_sessions: set[McpSession] = set()
 
@@ -245,7 +297,7 @@ class McpSessionPool:
         """Yield the key's session for one call. Raises ToolServerFailed when all sessions that the tenant may have are
         in use."""
         session = self._sessions_by_key.get(key)
-        if session is None or not session.is_usable:
+        if session is None or not session.is_usable or self._is_overdue(session):
             session = self._open_session(key, build_connector)
         if (timer := self._idle_timers.pop(session, None)) is not None:
             timer.cancel()
@@ -257,13 +309,16 @@ class McpSessionPool:
             if session.user_count == 0:
                 self._release_session(key, session)
 
+    def _is_overdue(self, session: McpSession) -> bool:
+        """Return True for a session whose calls fail, and have for longer than it may be idle."""
+        return session.has_failed and asyncio.get_running_loop().time() >= session.answered_at + self._idle_s
+
     async def close(self) -> None:
         """End all sessions within seconds."""
         for timer in self._idle_timers.values():
             timer.cancel()
         self._idle_timers.clear()
         self._sessions_by_key.clear()
-        self._places_by_key.clear()
         for session in self._open_sessions:
             session.begin_close()
         if self._open_sessions:
@@ -272,26 +327,30 @@ class McpSessionPool:
     def _open_session(self, key: SessionKey, build_connector: Callable[[], SessionConnector]) -> McpSession:
         self._remove_session(key)
         connector = build_connector()
-        self._places_by_key[key] = self._take_place(key[0])
+        place = self._take_place(key[0])
         session = McpSession(connector, self._connect_timeout_s)
         self._sessions_by_key[key] = session
+        self._places_by_session[session] = place
         self._open_sessions.add(session)
         session.task.add_done_callback(lambda _: self._on_session_end(key, session))
         return session
 
     def _release_session(self, key: SessionKey, session: McpSession) -> None:
-        if self._sessions_by_key.get(key) is not session or not session.is_usable:
-            if self._sessions_by_key.get(key) is session:
+        """Take back a session that has no users now."""
+        if self._sessions_by_key.get(key) is session:
+            if session.is_usable:
+                self._sessions_by_key[key] = self._sessions_by_key.pop(key)
+                ends_at = session.answered_at + self._idle_s
+                self._idle_timers[session] = asyncio.get_running_loop().call_at(ends_at, self._remove_session, key)
+            else:
                 self._remove_session(key)
-            session.begin_close()
-            return
-        self._sessions_by_key[key] = self._sessions_by_key.pop(key)
-        self._idle_timers[session] = asyncio.get_running_loop().call_later(self._idle_s, self._remove_session, key)
+        elif session in self._places_by_session:
+            self._end_session(session).release()
 
     def _take_place(self, tenant: str) -> Place:
         """Return a place, for which an idle session may end. Raises ToolServerFailed when there is none."""
         end_idle_use = {
-            self._places_by_key[key]: partial(self._end_session, key)
+            self._places_by_session[session]: partial(self._reclaim_session, key)
             for key, session in self._sessions_by_key.items()  # the one unused for longest first
             if session in self._idle_timers
         }
@@ -300,19 +359,22 @@ class McpSessionPool:
             raise protocol_error(CONNECTION_CLOSED, "Too many MCP servers are at work just now; try again later.")
         return place
 
+    def _reclaim_session(self, key: SessionKey) -> None:
+        """End an idle session without releasing its place."""
+        self._end_session(self._sessions_by_key.pop(key))
+
     def _remove_session(self, key: SessionKey) -> None:
         """Keep new calls from the session, and end it now or with its last call."""
-        if key in self._sessions_by_key:
-            self._end_session(key).release()
+        session = self._sessions_by_key.pop(key, None)
+        if session is not None and session.user_count == 0:
+            self._end_session(session).release()
 
-    def _end_session(self, key: SessionKey) -> Place:
-        """Do as `_remove_session`, and return the session's place without releasing it."""
-        session = self._sessions_by_key.pop(key)
+    def _end_session(self, session: McpSession) -> Place:
+        """End a session that has no users, and return its place without releasing it."""
         if (timer := self._idle_timers.pop(session, None)) is not None:
             timer.cancel()
-        if session.user_count == 0:
-            session.begin_close()
-        return self._places_by_key.pop(key)
+        session.begin_close()
+        return self._places_by_session.pop(session)
 
     def _on_session_end(self, key: SessionKey, session: McpSession) -> None:
         self._open_sessions.discard(session)

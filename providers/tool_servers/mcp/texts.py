@@ -1,20 +1,9 @@
 """Text of an MCP server for a model, bounded and redacted, and its failures as errors."""
 
-import json
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, assert_never
+from typing import Final
 
-from mcp_types import (
-    AudioContent,
-    BlobResourceContents,
-    CallToolResult,
-    ContentBlock,
-    EmbeddedResource,
-    ImageContent,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
-)
+from mcp_types import CallToolResult, TextContent
 from openai.types.responses.mcp_tool_call_error import HTTPError, McpProtocolError, McpToolExecutionError
 
 from apis.tool_servers import ToolServerFailed
@@ -72,34 +61,4 @@ def redact_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def _join_content(result: CallToolResult) -> str:
-    parts = [_part_to_text(part) for part in result.content]
-    # Servers repeat structured content as text, for clients that do not know it.
-    if not parts and result.structured_content is not None:
-        return json.dumps(result.structured_content, ensure_ascii=False)
-    return "\n".join(parts)
-
-
-def _part_to_text(part: ContentBlock) -> str:
-    match part:
-        case TextContent():
-            return part.text
-        case ImageContent() | AudioContent():
-            return _render_description(part.type, part.mime_type, f"{len(part.data) * 3 // 4} bytes")
-        case ResourceLink():
-            return _render_description(
-                "resource", part.uri, part.mime_type, part.description or part.title or part.name
-            )
-        case EmbeddedResource(resource=TextResourceContents() as resource):
-            return f"{_render_description('resource', resource.uri, resource.mime_type)}\n{resource.text}"
-        case EmbeddedResource(resource=BlobResourceContents() as resource):
-            return _render_description(
-                "resource", resource.uri, resource.mime_type, f"{len(resource.blob) * 3 // 4} bytes"
-            )
-        case EmbeddedResource():
-            raise AssertionError("a resource is a text or a blob")
-        case _:
-            assert_never(part)
-
-
-def _render_description(*parts: Any) -> str:
-    return one_line(f"[{', '.join(str(part) for part in parts if part)}]", 4096)
+    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))

@@ -1,7 +1,8 @@
 """The MCP SDK's HTTP transport over a Fetcher, to one origin; and the bound on unsolicited messages."""
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,11 +13,14 @@ import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+from mcp_types import INTERNAL_ERROR, JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from apis.documents.fetcher import Fetcher, FetchRequest, FetchStream
-from apis.errors import FetchFailed
+from apis.errors import FetchFailed, FetchRefused
+from providers.tool_servers.mcp.answers import AnswerMender
+from providers.tool_servers.mcp.lost_sessions import means_lost_session, names_lost_session
 
+_OK: Final = 200
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 _MAX_STREAM_BYTES: Final = 64 * 1024 * 1024
 _MAX_STREAM_S: Final = 3600.0
@@ -25,6 +29,11 @@ _TIMEOUT_MARGIN_S: Final = 10.0
 _MAX_UNSOLICITED_MESSAGES: Final = 2000
 _MAX_UNSOLICITED_REQUESTS: Final = 100
 _MAX_RESUMES: Final = 5
+_MAX_STREAM_OPENS: Final = 3
+"""Times that the stream of unsolicited messages of a session is opened in a row, where it ends at once."""
+_LONG_STREAM_S: Final = 10.0
+_MAX_ERROR_BYTES: Final = 64 * 1024
+_EVENT_STREAM_STARTS: Final = (b"event:", b"data:", b"id:", b"retry:", b":")
 _HOP_BY_HOP_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host"})
 
 Transport = Literal["streamable_http", "sse"]
@@ -37,12 +46,15 @@ class HttpExchange:
     """Outcome of the HTTP requests of one call or one connect, which the SDK does not report.
 
     `status` is the HTTP status of a response without an MCP message; `is_session_lost` means that the server does not
-    know the session any more; `request_id` is the JSON-RPC id of the newest request that was sent.
+    know the session any more; `is_streamed` that it answers with an event stream; `request_id` is the JSON-RPC id of
+    the newest request that was sent; `is_connect` marks the exchange in which a session opens.
     """
 
     status: int = 0
     failure: str = ""
     is_session_lost: bool = False
+    is_streamed: bool = False
+    is_connect: bool = False
     resume_count: int = 0
     request_id: str = ""
 
@@ -98,17 +110,20 @@ class _WrappedStream:
         await self.aclose()
 
 
-class FilteredStream(_WrappedStream):
-    """A stream of the SDK that yields only messages that the filter accepts."""
+class ReceivedStream(_WrappedStream):
+    """A stream of the SDK that yields only messages that the filter accepts, with answers mended."""
 
-    def __init__(self, stream: Any, unsolicited_filter: UnsolicitedFilter) -> None:
+    def __init__(self, stream: Any, unsolicited_filter: UnsolicitedFilter, mender: AnswerMender) -> None:
         super().__init__(stream)
         self._unsolicited_filter = unsolicited_filter
+        self._mender = mender
 
     async def receive(self) -> SessionMessage | Exception:
         while True:
             item: SessionMessage | Exception = await self._stream.receive()
             if self._unsolicited_filter.accepts(item):
+                if not isinstance(item, Exception):
+                    self._mender.mend(item.message)
                 return item
 
     def __aiter__(self) -> Self:
@@ -122,12 +137,17 @@ class FilteredStream(_WrappedStream):
             raise StopAsyncIteration from None
 
 
-class NumberedStream(_WrappedStream):
+class SentStream(_WrappedStream):
     """A stream of the SDK that notes the id of each request that is written to it, which the SDK does not report."""
+
+    def __init__(self, stream: Any, mender: AnswerMender) -> None:
+        super().__init__(stream)
+        self._mender = mender
 
     async def send(self, item: SessionMessage) -> None:
         if isinstance(item.message, JSONRPCRequest):
             CURRENT_EXCHANGE.get().request_id = str(item.message.id)
+            self._mender.note_request(item.message)
         await self._stream.send(item)
 
 
@@ -149,6 +169,8 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
         self._timeout_s = call_timeout_s + _TIMEOUT_MARGIN_S
         self._renew_at = anyio.current_time() + _MAX_STREAM_S / 2
         self._streamed_bytes = 0
+        self._stream_opens = 0
+        self._stream_opened_at = 0.0
         self._on_broken: Callable[[], None] = lambda: None
 
     @property
@@ -183,31 +205,64 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         exchange = CURRENT_EXCHANGE.get()
-        exchange.status = 0
-        if _url_origin(request.url) != self._origin:
-            return self._fail_exchange(exchange, "The MCP server leads to another server, which is refused.")
         if request.method == "GET" and not self._is_sse:
-            if "last-event-id" not in request.headers:
-                # The optional stream for unsolicited messages: MCP lets either side do without it.
-                return httpx2.Response(405)
+            if exchange.is_connect:
+                return await self._open_unsolicited(request)
             exchange.resume_count += 1
             if exchange.resume_count > _MAX_RESUMES:
                 return self._fail_exchange(exchange, "The MCP server breaks off its answer again and again.")
+        return await self._send(request, exchange)
+
+    async def _send(self, request: httpx2.Request, exchange: HttpExchange) -> httpx2.Response:
+        exchange.status = 0
+        if _url_origin(request.url) != self._origin:
+            return self._fail_exchange(exchange, "The MCP server leads to another server, which is refused.")
         exit_stack = AsyncExitStack()
         try:
             incoming = await exit_stack.enter_async_context(self._fetcher.open(await self._build_outgoing(request)))
+            if incoming.status >= 400:
+                return await self._relay_error_response(exchange, request, incoming, exit_stack)
+            headers = dict(incoming.headers)
+            exchange.is_streamed = headers.get("content-type", "").startswith("text/event-stream")
+            if request.method == "POST" and incoming.status == _OK and not exchange.is_streamed:
+                async with exit_stack:
+                    body = b"".join([chunk async for chunk in incoming.chunks])
+                return self._relay_message(exchange, request, headers, body)
         except FetchFailed as exc:
-            return self._fail_exchange(exchange, exc.message)
-        if incoming.status >= 400:
-            return await self._relay_error_response(exchange, request, incoming, exit_stack)
+            return self._fail_exchange(exchange, _with_remedy(exc))
         body = _ResponseBody(self._count_bytes(incoming.chunks, exchange), exit_stack)
-        return httpx2.Response(incoming.status, headers=dict(incoming.headers), stream=body)
+        return httpx2.Response(incoming.status, headers=headers, stream=body)
+
+    async def _open_unsolicited(self, request: httpx2.Request) -> httpx2.Response:
+        """Open the stream by which a server may ask its client something outside of a call's own stream: the SDK then
+        declines, and the call does not wait for an answer that never comes. Nothing depends on the stream."""
+        now = anyio.current_time()
+        self._stream_opens = 0 if now > self._stream_opened_at + _LONG_STREAM_S else self._stream_opens
+        self._stream_opens, self._stream_opened_at = self._stream_opens + 1, now
+        if self._stream_opens > _MAX_STREAM_OPENS:
+            return httpx2.Response(405)
+        return await self._send(request, HttpExchange())
+
+    def _relay_message(
+        self, exchange: HttpExchange, request: httpx2.Request, headers: dict[str, str], body: bytes
+    ) -> httpx2.Response:
+        """Return a whole response, with the type that its first bytes show. An error that names no request, or
+        another, is the answer to this one: the SDK would wait for its own."""
+        start = body.lstrip()[:8]
+        if start.startswith(b"{"):
+            headers["content-type"] = "application/json"
+            body = _address_error(body, request.content)
+        elif start.startswith(_EVENT_STREAM_STARTS):
+            headers["content-type"] = "text/event-stream"
+        elif names_lost_session(body[:_MAX_ERROR_BYTES].decode(errors="replace")):
+            exchange.is_session_lost = True
+        return httpx2.Response(_OK, headers=headers, content=body)
 
     async def _build_outgoing(self, request: httpx2.Request) -> FetchRequest:
         timeout_s, max_bytes = self._timeout_s, MAX_MESSAGE_BYTES
         if request.method == "DELETE":
             timeout_s = _DELETE_TIMEOUT_S
-        elif request.method == "GET" and self._is_sse:
+        elif request.method == "GET" and (self._is_sse or CURRENT_EXCHANGE.get().is_connect):
             timeout_s, max_bytes = _MAX_STREAM_S, _MAX_STREAM_BYTES
         headers = {name: value for name, value in request.headers.items() if name not in _HOP_BY_HOP_HEADERS}
         return FetchRequest(
@@ -227,14 +282,17 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
         """Record the status, which the SDK reports only where the body is an MCP error, and return the response."""
         body = bytearray()
         async with exit_stack:
-            try:
+            with suppress(FetchFailed):  # the status says enough
                 async for chunk in incoming.chunks:
                     body += chunk
-            except FetchFailed as exc:
-                return self._fail_exchange(exchange, exc.message)
+                    if len(body) > _MAX_ERROR_BYTES:
+                        break
         if b'"jsonrpc"' not in body:
             exchange.status = incoming.status
-            exchange.is_session_lost = incoming.status == 404 and "mcp-session-id" in request.headers
+        has_session = self._is_sse or "mcp-session-id" in request.headers
+        exchange.is_session_lost = means_lost_session(
+            incoming.status, body.decode(errors="replace"), has_session=has_session
+        )
         if self._is_sse:
             self._on_broken()
         return httpx2.Response(incoming.status, headers=dict(incoming.headers), content=bytes(body))
@@ -271,6 +329,29 @@ class _ResponseBody(httpx2.AsyncByteStream):
     async def aclose(self) -> None:
         await self._chunks.aclose()
         await self._exit_stack.aclose()
+
+
+def _with_remedy(error: FetchFailed) -> str:
+    if not isinstance(error, FetchRefused):
+        return error.message
+    return f"{error.reason} To use a server of your own, put it under tool_servers.servers with private: true."
+
+
+def _address_error(body: bytes, request_body: bytes) -> bytes:
+    """Return a JSON body; of an error, as one of JSON-RPC that names the request."""
+    try:
+        message, request = json.loads(body), json.loads(request_body)
+    except (ValueError, RecursionError):
+        return body
+    if "id" not in request or "error" not in message or "result" in message:
+        return body
+    match message["error"]:
+        case {"code": int(code), **rest}:
+            text, data = rest.get("message"), rest.get("data")
+        case error:
+            code, text, data = INTERNAL_ERROR, error, None
+    error = {"code": code, "message": text if isinstance(text, str) else json.dumps(text), "data": data}
+    return json.dumps({"jsonrpc": "2.0", "id": request["id"], "error": error}).encode()
 
 
 def _url_origin(url: httpx2.URL) -> tuple[str, str, int | None]:

@@ -1,6 +1,8 @@
 """/v1/files: upload, list, download and delete."""
 
 import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -44,15 +46,15 @@ async def delete_file(http: Request, context: HttpContext, services: Services) -
 async def get_file_content(http: Request, context: HttpContext, services: Services) -> Response:
     """Stream the file as an attachment of no known type, so that no browser runs what a stranger uploaded."""
     file_id, tenant = http.path_params["file_id"], context.tenant
-    file = await _require_files(services).get(file_id, tenant=tenant)
+    files = _require_files(services)
+    file = await files.get(file_id, tenant=tenant)
+    content = await _read_first(files.content(file_id, tenant=tenant))
     headers = {
         "content-length": str(file.bytes),
         "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
         "x-content-type-options": "nosniff",
     }
-    return StreamingResponse(
-        _require_files(services).content(file_id, tenant=tenant), headers=headers, media_type="application/octet-stream"
-    )
+    return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
 
 
 FILE_ROUTES: Final = (
@@ -62,6 +64,19 @@ FILE_ROUTES: Final = (
     Route("DELETE", "/files/{file_id}", delete_file),
     Route("GET", "/files/{file_id}/content", get_file_content),
 )
+
+
+async def _read_first(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Return the chunks again once the first one is read: its error still becomes an error response."""
+    first_chunk = await anext(chunks, b"")
+
+    async def chain() -> AsyncGenerator[bytes]:
+        async with aclosing(chunks):
+            yield first_chunk
+            async for chunk in chunks:
+                yield chunk
+
+    return chain()
 
 
 def _require_files(services: Services) -> Files:

@@ -1,6 +1,7 @@
 """Files through the official SDK: what was uploaded comes back, listed, whole, to its tenant alone."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any, get_args
 
@@ -10,6 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types import FilePurpose
 
+from apis.storage.kv_store import Delete
 from tests.support.servers.serving import Served, serving
 
 FILES: dict[str, Any] = {"files": {"provider": "kv", "max_file_bytes": 2_000_000}}
@@ -172,6 +174,32 @@ async def test_a_broken_form_is_refused_and_leaves_nothing(served: Served, name:
     assert answer.status_code == status, answer.text
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert [key for key, _ in await served.stack.kv_store.scan("") if "file" in key] == []
+
+
+async def test_a_file_without_its_first_part_is_an_error_before_anything_is_sent(served: Served) -> None:
+    """D7: the client gets an error with a code, and not a 200 that is cut off."""
+    made = await served.client.files.create(file=("a.bin", bytes(300_000)), purpose="user_data")
+    [key, _] = [key for key, _ in await served.stack.kv_store.scan("default/file_piece/")]
+    await served.stack.kv_store.write([Delete(key)])
+    with pytest.raises(openai.InternalServerError) as refusal:
+        await served.client.files.content(made.id)
+    assert refusal.value.code == "storage_corrupt"
+
+
+async def test_a_file_without_its_last_part_is_cut_off_without_a_traceback(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D7: the client sees that the end is missing, and the log has one line."""
+    made = await served.client.files.create(file=("a.bin", bytes(300_000)), purpose="user_data")
+    [_, key] = [key for key, _ in await served.stack.kv_store.scan("default/file_piece/")]
+    await served.stack.kv_store.write([Delete(key)])
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get(f"{served.url}/v1/files/{made.id}/content")
+    lines = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(lines) == 1
+    assert "cut off" in lines[0].getMessage()
+    assert lines[0].exc_info is None
 
 
 async def test_without_a_section_the_routes_say_what_to_configure() -> None:

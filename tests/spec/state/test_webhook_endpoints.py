@@ -9,12 +9,13 @@ from openai import AsyncOpenAI, BadRequestError, InvalidWebhookSignatureError, N
 from openai.types.webhooks import WebhookEndpoint, WebhookEndpointTestResult, WebhookEndpointWithSecret
 from openai.types.webhooks.webhook_event_type_list import WebhookEventTypeList
 
+from apis.storage.kv_store import Put
 from providers.responses.background.webhook_endpoints import WebhookEndpointOptions
 from tests.spec.state.test_webhooks import nothing_left
 from tests.support.sdk.batch_files import batch_line, create_batch
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import create
-from tests.support.servers.serving import Served, serving
+from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.webhook_receiver import Receiver, receiving
 
 KEYS = [{"key": f"key-of-{name}", "tenant": name} for name in ("a", "b")]
@@ -79,6 +80,10 @@ async def test_bad_endpoints_are_refused_by_the_name_of_the_field() -> None:
             ("url", "http://example.com/x"),
             ("url", "ftp://example.com"),
             ("url", "https://example.com/a b"),
+            ("url", "https://"),
+            ("url", "https:///path"),
+            ("url", "https://example.com:99999/"),
+            ("url", "https://[::1/"),
             ("name", ""),
             ("event_types", []),
             ("event_types", ["video.completed"]),
@@ -95,6 +100,20 @@ async def test_bad_endpoints_are_refused_by_the_name_of_the_field() -> None:
     async with serving(responses={"webhook_endpoints": {"max_per_tenant": 0}}) as served:
         with pytest.raises(BadRequestError, match="webhook_endpoints"):
             await endpoints(served.client).list()
+
+
+async def test_an_endpoint_that_cannot_be_read_stops_nothing_that_ends_with_an_event() -> None:
+    """D3: a damaged endpoint of a tenant gets no events; its responses still end, and the others get theirs."""
+    async with serving(scripted([{"wait_s": 600}])) as served:
+        own = endpoints(served.client)
+        endpoint = await own.create(name="n", url="https://example.com/x", event_types=ENDED)
+        kv = served.stack.kv_store
+        [(key, entry)] = await kv.scan("default/webhook_endpoint/", limit=2)
+        await kv.write([Put(key, entry.value.replace(b"https://example.com/x", b"nonsense"))])
+        response = await served.client.responses.create(model="scripted", input="hi", background=True)
+        cancelled = await served.client.responses.cancel(response.id)
+        assert cancelled.status == "cancelled"
+        await own.delete(endpoint.id)
 
 
 async def test_events_reach_the_endpoints_of_their_tenant_that_want_them() -> None:

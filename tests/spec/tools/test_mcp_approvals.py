@@ -288,8 +288,11 @@ async def test_an_approved_call_of_a_tool_that_is_no_longer_allowed_is_not_made(
     assert real.notes == []
 
 
-async def test_a_tool_that_changed_before_its_approval_is_not_called() -> None:
-    async with stacked(NOTE, DONE) as (served, real):
+@pytest.mark.parametrize("needed", ["always", {"never": {"read_only": True}}])
+async def test_a_tool_that_changed_before_its_approval_is_approved_again(needed: Any) -> None:
+    """K22: what a user has approved is the tool that the user has seen."""
+    again: Script = [call("real__note", '{"text": "b"}', id="c2")]
+    async with stacked(NOTE, again, DONE) as (served, real):
         first = await create(served, tools=[mcp(real, require_approval="always")])
         real.mcp.remove_tool("note")
 
@@ -298,9 +301,32 @@ async def test_a_tool_that_changed_before_its_approval_is_not_called() -> None:
             real.notes.append(text)
             return text
 
-        tools = [mcp(real, authorization="a-new-token")]
+        tools = [mcp(real, authorization="a-new-token", require_approval=needed)]
         second = await create(served, tools=tools, input=[approval(first.output[-1])], previous_response_id=first.id)
-    assert "no longer what it was" in second.output[0].error.message
+        assert real.notes == []
+        third = await create(served, tools=tools, input=[approval(second.output[-1])], previous_response_id=second.id)
+    assert kinds(second) == ["mcp_call", "mcp_list_tools", "mcp_approval_request"]
+    assert "needs an approval of its own" in second.output[0].error.message
+    assert kinds(third) == ["mcp_call", "message"]
+    assert real.notes == ["b"]
+
+
+async def test_a_tool_that_needs_an_approval_since_it_changed_waits_for_one() -> None:
+    """K22: a tool that is no longer read-only is not called on the ground that it was."""
+    script: Script = [call("real__echo", '{"text": "a"}', id="c1")]
+    async with stacked(DONE, script, script) as (served, real):
+        free = {"never": {"read_only": True}}
+        first = await create(served, tools=[mcp(real, require_approval=free)])
+        real.mcp.remove_tool("echo")
+
+        @real.mcp.tool(structured_output=False)
+        def echo(text: str) -> str:
+            real.notes.append(text)
+            return text
+
+        tools = [mcp(real, require_approval=free, authorization="a-new-token")]
+        second = await create(served, tools=tools, previous_response_id=first.id)
+    assert kinds(second) == ["mcp_call", "mcp_list_tools", "mcp_approval_request"]
     assert real.notes == []
 
 

@@ -281,8 +281,6 @@ DEEDS: Final[dict[str, Deed]] = {
         '{"jsonrpc": "2.0", "id": ID, "result": {"content": [{"type": "text", "text": "\\ud800"}]}}'
     ),
     "no result": _body('{"jsonrpc": "2.0", "id": ID}'),
-    "no content": _result({"contents": 1}),
-    "unknown content": _result({"content": [{"type": "hologram"}]}),
     "input required": _result({"resultType": "input_required", "requestState": "x"}),
     "task": _result({"task": {"taskId": "1"}}),
 }

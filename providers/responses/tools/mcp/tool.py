@@ -1,5 +1,5 @@
-"""The tools of one declared MCP server. They are listed once in a conversation; a tool that its server has changed
-since then is not called."""
+"""The tools of one declared MCP server. They are listed once in a conversation, and again before the model's next turn
+where one that it has called has changed since then."""
 
 import asyncio
 import hashlib
@@ -17,6 +17,7 @@ from apis.errors import InvalidRequest, ToolFailed, Unsupported
 from apis.tool_servers import (
     InvalidDeclaration,
     ServerTool,
+    ToolChanged,
     ToolServers,
     allowed_tool_filter,
     is_tool_name,
@@ -41,6 +42,9 @@ from providers.responses.tools.names import DEFAULT_NAMESPACE, flat_name, model_
 from providers.responses.tools.tool_context import ToolContext
 
 _log = logging.getLogger(__name__)
+
+_MAX_RELISTS: Final = 3
+"""Times that the tools of a server are listed again in one response, however often they change."""
 
 
 def _create_tool(declaration: McpTool, context: ToolContext) -> TypedTool:
@@ -98,6 +102,8 @@ class McpServerTools(TypedTool):
         )
         listing = None if self._is_deferred else self._load_previous_listing()
         self._is_listed = listing is not None
+        self._has_changed = False
+        self._relist_count = 0
         self._set_tools(listing or ())
 
     @property
@@ -117,12 +123,14 @@ class McpServerTools(TypedTool):
         return McpToolCall(self, tool.name, start)
 
     def calls_before_turn(self, turn_index: int) -> Iterable[HostedCall]:
-        if turn_index > 0:
-            return
-        if not self._is_listed and not self._is_deferred:
+        if turn_index == 0:
+            if not self._is_listed and not self._is_deferred:
+                yield McpListToolsCall(self)
+            for approved in self._approved_calls:
+                yield self._build_approved_call(approved)
+        if self._has_changed and self._relist_count < _MAX_RELISTS:
+            self._relist_count += 1
             yield McpListToolsCall(self)
-        for approved in self._approved_calls:
-            yield self._build_approved_call(approved)
 
     async def check_declaration(self) -> None:
         try:
@@ -139,15 +147,31 @@ class McpServerTools(TypedTool):
             if _is_valid_tool(tool):
                 valid_tools.append(tool)
         self._is_listed = True
+        self._has_changed = False
         return self._set_tools(valid_tools)
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the tool's result. Raises ToolFailed, also for a tool that has changed since it was listed."""
-        listed_tool = next((tool for tool in self._tools.values() if tool.name == name), None)
-        if listed_tool is None:
+        """Return the tool's result, also where the tool has changed since it was listed: the model's next turn then has
+        the new list. Raises ToolFailed, also for a changed tool whose calls need an approval: nobody has seen the tool
+        as it is now."""
+        tool = next((tool for tool in self._tools.values() if tool.name == name), None)
+        if tool is None:
             raise ToolFailed(f"The MCP server '{self.label}' offers no tool '{name[:64]}' now.")
+        try:
+            return await self._call_listed(tool, arguments)
+        except ToolChanged as exc:
+            self._has_changed = True
+            if exc.tool is None:
+                raise
+            if needs_approval(self._declaration, self._policy, exc.tool):
+                raise ToolFailed(
+                    f"{exc.message} It was not called: as it is now, a call of it needs an approval of its own."
+                ) from exc
+            return await self._call_listed(exc.tool, arguments)
+
+    async def _call_listed(self, tool: ServerTool, arguments: Mapping[str, Any]) -> str:
         return await self._servers.call_tool(
-            self._declaration, name, arguments, tenant=self._context.tenant, listed_tool=listed_tool
+            self._declaration, tool.name, arguments, tenant=self._context.tenant, listed_tool=tool
         )
 
     def _build_approved_call(self, approved_call: ApprovedCall) -> HostedCall:

@@ -39,7 +39,7 @@ async def get_own_key(_http: Request, context: HttpContext, services: Services) 
 
 
 async def list_own_usage(http: Request, context: HttpContext, services: Services) -> Response:
-    """Return one page of buckets of the key's own usage, whatever projects and keys the query names."""
+    """Return one page of buckets of the key's own usage, also where the query names other projects and keys."""
     usage_log = services.stack.accounts.usage_log()
     if usage_log is None:
         raise Unsupported(

@@ -1,0 +1,477 @@
+"""MCP with servers of the field: recorded ones, and others of their kinds."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from apis.tool_servers import ToolServerFailed
+from providers.tool_servers.mcp.answers import mend_call_result
+from providers.tool_servers.mcp.lost_sessions import names_lost_session
+from providers.tool_servers.mcp.provider import MCP
+from tests.support.servers.mcp_calls import called, code, declared, failure, listed, perform, started, text_of, tools_of
+from tests.support.servers.mcp_field import GOOD, FieldServer, recorded
+
+Json = dict[str, Any]
+SESSION_ERROR: Final = {"code": -32001, "message": "Session not found"}
+
+
+def rpc(error: Json, request_id: Any = "{request id}") -> Json:
+    return {"jsonrpc": "2.0", "id": request_id, "error": error}
+
+
+def said(code: int, message: str, **more: Any) -> Json:
+    return rpc({"code": code, "message": message, **more})
+
+
+@asynccontextmanager
+async def reached(habit: Json, **config: Any) -> AsyncGenerator[tuple[FieldServer, MCP]]:
+    async with FieldServer(habit) as server, started(server.url, **config) as mcp:
+        yield server, mcp
+
+
+# --- sessions that are forgotten -------------------------------------------------------------------------------------
+
+FORGOTTEN: Final = {
+    "404, text": {"status": 404, "body": "no", "headers": {"content-type": "text/plain"}},
+    "404, empty": {"status": 404, "body": ""},
+    "404, another error": {"status": 404, "body": said(-32603, "Internal error")},
+    "404, id of a server": {"status": 404, "body": rpc(SESSION_ERROR, "server-error")},
+    "410": {"status": 410, "body": {"error": "Gone"}},
+    "401, words": {"status": 401, "body": "Unauthorized: Session not found", "headers": {"content-type": "text/plain"}},
+    "401": {"status": 401, "body": ""},
+    "400, TypeScript": {"status": 400, "body": rpc({"code": -32000, "message": "Bad Request: Server not initialized"})},
+    "400, no id": {
+        "status": 400,
+        "body": rpc({"code": -32000, "message": "Bad Request: No valid session ID provided"}, None),
+    },
+    "400, text": {"status": 400, "body": "Invalid session ID\n", "headers": {"content-type": "text/plain"}},
+    "400, detail": {"status": 400, "body": {"detail": {"reason": "SESSION_EXPIRED"}}},
+    "422": {"status": 422, "body": "Unexpected message, expect initialize request"},
+    "500": {"status": 500, "body": said(-32603, "Session 3f-8a91 does not exist")},
+    "200, -32000": {"status": 200, "body": said(-32000, "Unknown session")},
+    "200, -32600": {"status": 200, "body": said(-32600, "Session has been terminated")},
+    "200, -32602": {"status": 200, "body": said(-32602, "Received request before initialization was complete")},
+    "200, -32002": {"status": 200, "body": said(-32002, "Server not initialized")},
+    "200, in the data": {"status": 200, "body": said(-32600, "Invalid Request", data="session expired")},
+    "200, no id": {"status": 200, "body": rpc(SESSION_ERROR, None)},
+    "200, another id": {"status": 200, "body": rpc(SESSION_ERROR, "server-error")},
+    "200, a text as the error": {"status": 200, "body": {"error": "session not found"}},
+    "200, a text": {"status": 200, "body": "session not found", "headers": {"content-type": "text/plain"}},
+    "200, a stream": {
+        "status": 200,
+        "body": f"event: message\ndata: {json.dumps(rpc(SESSION_ERROR, 1))}\n\n",
+        "headers": {"content-type": "text/event-stream"},
+    },
+    "200, a stream by another name": {
+        "status": 200,
+        "body": f"data: {json.dumps(rpc(SESSION_ERROR, 1))}\n\n",
+        "headers": {"content-type": "text/plain"},
+    },
+}
+
+
+@pytest.mark.parametrize("shape", FORGOTTEN)
+async def test_a_forgotten_session_is_opened_again_whatever_the_server_says(shape: str) -> None:
+    """K1: no call and no list is lost, and what the server did not run is run once."""
+    async with reached({"forgotten": FORGOTTEN[shape]}) as (server, mcp):
+        for count, call in enumerate((called(declared(server.url), "good"), listed(declared(server.url))), 1):
+            await text_of(mcp, called(declared(server.url), "good"))
+            server.forget()
+            await asyncio.gather(*(perform(mcp, call) for _ in range(3)))
+            assert server.initialized == count + 1
+        assert len(server.calls) == 5
+
+
+@pytest.mark.parametrize("name", ["sess_200err", "sess_rpc404", "sess_rpc404str"])
+async def test_a_recorded_server_that_was_restarted_is_used_on(name: str) -> None:
+    """K1: as servers of the official SDKs say it."""
+    async with reached(recorded(name)) as (server, mcp):
+        for _ in range(2):
+            assert await text_of(mcp, called(declared(server.url), "lookup")) == "RESULT of lookup"
+            server.forget()
+        assert server.initialized == 2
+
+
+async def test_a_session_that_is_lost_before_its_first_call_is_opened_again() -> None:
+    """K1: a server of several machines, the first of which knows no session of the other."""
+    async with reached({"forgotten": FORGOTTEN["404, empty"]}) as (server, mcp):
+        holding = asyncio.create_task(server.initialized_once.wait())
+        call = asyncio.create_task(text_of(mcp, called(declared(server.url), "good")))
+        await holding
+        server.forget()
+        assert await call == "RESULT of good"
+
+
+REFUSED: Final = {
+    "internal error": {"status": 200, "body": said(-32603, "Internal error")},
+    "a session of the tool's": {"status": 200, "body": said(-32602, "Unknown session 'shell-1'")},
+    "500": {"status": 500, "body": "no"},
+    "503": {"status": 503, "body": ""},
+}
+
+
+@pytest.mark.parametrize("shape", REFUSED)
+async def test_a_call_that_may_have_run_is_not_repeated(shape: str) -> None:
+    """K1: other errors say nothing about the session."""
+    async with reached({"forgotten": REFUSED[shape]}) as (server, mcp):
+        await text_of(mcp, called(declared(server.url), "good"))
+        server.forget()
+        methods = len(server.methods)
+        await failure(mcp, called(declared(server.url), "good"))
+        assert server.methods[methods:] == ["tools/call"]
+
+
+async def test_a_session_that_ends_in_mid_call_is_not_used_again_and_the_call_is_not_repeated() -> None:
+    """K1: after a stream has begun, a session that has ended may have done the work."""
+    message = json.dumps({"jsonrpc": "2.0", "id": 0, "error": {"code": -32000, "message": "Session terminated"}})
+    shape = {"status": 200, "body": f"data: {message}\n\n", "headers": {"content-type": "text/event-stream"}}
+    async with reached({"forgotten": shape}) as (server, mcp):
+        await text_of(mcp, called(declared(server.url), "good"))
+        server.forget()
+        methods = len(server.methods)
+        assert "terminated" in (await failure(mcp, called(declared(server.url), "good"))).message
+        assert server.methods[methods:] == ["tools/call"]
+        assert await text_of(mcp, called(declared(server.url), "good")) == "RESULT of good"
+
+
+async def test_calls_that_fail_do_not_keep_a_dead_session() -> None:
+    """K1: only an answer of the server's renews the time for which a session may be idle."""
+    async with reached({"forgotten": REFUSED["internal error"]}, idle_s=0.2) as (server, mcp):
+        await text_of(mcp, called(declared(server.url), "good"))
+        server.forget()
+        failures = 0
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    await perform(mcp, called(declared(server.url), "good"))
+                    break
+                except ToolServerFailed:
+                    failures += 1
+        assert failures > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "is_lost"),
+    [
+        ("Session f81d4fae-7dec-11d0-a765-00a0c91e6bf6 was not found on this server", True),
+        ("Invalid or missing session ID", True),
+        ("No transport found for sessionId", True),
+        ("Mcp-Session-Id header is required", True),
+        ("The session could not be found", True),
+        ("The client has not been initialized yet", True),
+        ("session_id 'abc' is unknown", True),
+        ("I do not know this session", True),
+        ("Session abc timed out", True),
+        ("Unknown tool: session_list", False),
+        ("Invalid arguments: session must be a string", False),
+        ("Tool timed out in session 5", False),
+        ("Session limit reached", False),
+        ("The database is not initialized", False),
+        ("Unauthorized", False),
+        ("", False),
+    ],
+)
+def test_words_say_whether_a_server_knows_the_session(words: str, is_lost: bool) -> None:
+    """K1: servers say it in words of their own."""
+    assert names_lost_session(words) is is_lost
+
+
+async def test_a_session_counts_until_its_last_call_is_over() -> None:
+    """B14: a session that is replaced while it serves a call still has its place."""
+    habit = {"forgotten": FORGOTTEN["404, empty"], "asks": {"method": "ping"}}
+    async with reached(habit, max_sessions=1) as (server, mcp):
+        server.hold_answers()
+        hanging = asyncio.create_task(text_of(mcp, called(declared(server.url), "good")))
+        await server.asked.wait()
+        server.forget()
+        assert "Too many" in (await failure(mcp, listed(declared(server.url)))).message
+        assert server.initialized == 1
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        await tools_of(mcp, listed(declared(server.url)))
+
+
+# --- lists of tools --------------------------------------------------------------------------------------------------
+
+OBJECT: Final = {"type": "object"}
+MENDED: Final[dict[str, tuple[Json, Json]]] = {
+    "no schema": ({}, OBJECT),
+    "a schema that is null": ({"inputSchema": None}, OBJECT),
+    "a schema that is a list": ({"inputSchema": []}, OBJECT),
+    "a schema that is true": ({"inputSchema": True}, OBJECT),
+    "a schema as a text": ({"inputSchema": '{"type": "object", "required": ["q"]}'}, {**OBJECT, "required": ["q"]}),
+    "an empty schema": ({"inputSchema": {}}, OBJECT),
+    "a schema of two types": ({"inputSchema": {"type": ["object", "null"]}}, OBJECT),
+    "properties that are null": ({"inputSchema": {"type": "object", "properties": None}}, OBJECT),
+    "required that is null": ({"inputSchema": {"required": None}}, {**OBJECT, "required": []}),
+    "required that is true": ({"inputSchema": {"required": True}}, {**OBJECT, "required": []}),
+    "required with numbers": ({"inputSchema": {"required": ["q", 1, "q"]}}, {**OBJECT, "required": ["q"]}),
+    "a title that is a number": ({"inputSchema": OBJECT, "title": 5}, OBJECT),
+    "a description that is null": ({"inputSchema": OBJECT, "description": None}, OBJECT),
+    "a description that is a list": ({"inputSchema": OBJECT, "description": ["a"]}, OBJECT),
+    "annotations that are a list": ({"inputSchema": OBJECT, "annotations": [1]}, OBJECT),
+    "hints that are texts": ({"inputSchema": OBJECT, "annotations": {"readOnlyHint": "yes", "title": 1}}, OBJECT),
+    "outputSchema without a type": ({"inputSchema": OBJECT, "outputSchema": {"properties": {}}}, OBJECT),
+    "icons that are a text": ({"inputSchema": OBJECT, "icons": "x"}, OBJECT),
+    "execution that is a text": ({"inputSchema": OBJECT, "execution": "sync"}, OBJECT),
+    "_meta that is a list": ({"inputSchema": OBJECT, "_meta": [1]}, OBJECT),
+}
+
+
+@pytest.mark.parametrize("oddity", MENDED)
+async def test_a_tool_that_can_be_mended_is_offered(oddity: str) -> None:
+    """K3: and so are those beside it."""
+    entry, schema = MENDED[oddity]
+    async with reached({"tools": [GOOD, {"name": "odd", **entry}, {**GOOD, "name": "last"}]}) as (server, mcp):
+        tools = await tools_of(mcp, listed(declared(server.url)))
+    assert [tool.name for tool in tools] == ["good", "odd", "last"]
+    assert tools[1].input_schema == schema
+    assert (tools[1].description, tools[1].annotations) == ("", {})
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        "odd",
+        [],
+        {"inputSchema": OBJECT},
+        {"name": None, "inputSchema": OBJECT},
+        {"name": 5, "inputSchema": OBJECT},
+        {"name": "", "inputSchema": OBJECT},
+        {"name": "a tool/of ours ✓", "inputSchema": OBJECT},
+        {"name": "good", "inputSchema": OBJECT},
+        {"name": "odd", "inputSchema": {"type": "string"}},
+        {"name": "odd", "inputSchema": {"type": 5}},
+    ],
+)
+async def test_a_tool_beyond_repair_is_left_out_and_the_others_stay(
+    entry: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """K3: the log says what is left out."""
+    async with reached({"tools": [GOOD, entry, {**GOOD, "name": "last"}]}) as (server, mcp):
+        tools = await tools_of(mcp, listed(declared(server.url)))
+        assert await text_of(mcp, replace(called(declared(server.url), "last"), listed_tool=tools[1]))
+    assert [tool.name for tool in tools] == ["good", "last"]
+    assert tools[0].input_schema == GOOD["inputSchema"]
+    assert "of the tools of MCP server 'label' is left out" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["one_outnotype", "one_titlenum", "schema1_empty"])
+async def test_the_tools_of_a_recorded_server_are_offered(name: str) -> None:
+    """K3: as servers in use send them."""
+    async with reached(recorded(name)) as (server, mcp):
+        tools = await tools_of(mcp, listed(declared(server.url)))
+    assert len(tools) == 2
+
+
+async def test_a_handshake_without_what_is_not_needed_is_enough() -> None:
+    """K3: the name of a server, and what it can do, are for others to read."""
+    async with reached({"handshake": {"serverInfo": None, "capabilities": None, "instructions": 5}}) as (server, mcp):
+        assert [tool.name for tool in await tools_of(mcp, listed(declared(server.url)))] == ["good"]
+
+
+async def test_a_list_is_followed_to_its_end() -> None:
+    """K17: a recorded server lists 101 tools on eleven pages."""
+    async with reached(recorded("pages_10_101")) as (server, mcp):
+        assert len(await tools_of(mcp, listed(declared(server.url)))) == 101
+
+
+def tools_from(first: int, count: int) -> list[Json]:
+    return [{**GOOD, "name": f"tool_{number}"} for number in range(first, first + count)]
+
+
+def repeat_cursor(cursor: str | None) -> Json:
+    return {"tools": tools_from(0, 2), "nextCursor": "same"}
+
+
+def alternate_cursors(cursor: str | None) -> Json:
+    following = {"a": "ab", "ab": "a"}.get(cursor or "", "a")
+    return {"tools": tools_from(len(cursor or ""), 1), "nextCursor": following}
+
+
+def repeat_tools(cursor: str | None) -> Json:
+    return {"tools": tools_from(0, 2), "nextCursor": f"{cursor}x"}
+
+
+def list_nothing(cursor: str | None) -> Json:
+    return {"tools": [], "nextCursor": f"{cursor}x"}
+
+
+def list_more(cursor: str | None) -> Json:
+    return {"tools": tools_from(int(cursor or 0), 300), "nextCursor": int(cursor or 0) + 300}
+
+
+def refuse_cursor(cursor: str | None) -> Json:
+    if cursor is not None:
+        raise ValueError("Bad cursor")
+    return {"tools": tools_from(0, 2), "nextCursor": "2"}
+
+
+ENDLESS: Final[dict[str, tuple[Callable[[str | None], Json], int, int]]] = {
+    "the cursor stays": (repeat_cursor, 2, 2),
+    "cursors go round": (alternate_cursors, 3, 3),
+    "new cursors, old tools": (repeat_tools, 9, 2),
+    "new cursors, no tools": (list_nothing, 8, 0),
+    "ever more tools": (list_more, 4, 1024),
+    "a refusal": (refuse_cursor, 2, 2),
+}
+
+
+@pytest.mark.parametrize("habit", ENDLESS)
+async def test_a_list_without_an_end_is_ended_and_the_log_says_so(habit: str, caplog: pytest.LogCaptureFixture) -> None:
+    """K17: what has been listed is kept."""
+    page, requests, count = ENDLESS[habit]
+    async with reached({"page": page}) as (server, mcp):
+        assert len(await tools_of(mcp, listed(declared(server.url)))) == count
+        assert server.methods.count("tools/list") == requests
+    assert "is left out" in caplog.text
+
+
+@pytest.mark.parametrize("cursor", ["", None])
+async def test_an_empty_cursor_is_none(cursor: Any) -> None:
+    """K17: the list has ended."""
+
+    def list_all(_: str | None) -> Json:
+        return {"tools": [GOOD], "nextCursor": cursor}
+
+    async with reached({"page": list_all}) as (server, mcp):
+        await tools_of(mcp, listed(declared(server.url)))
+        assert server.methods.count("tools/list") == 1
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+TEXT: Final = {"type": "text", "text": "HELLO"}
+RESULTS: Final[dict[str, tuple[Json, str]]] = {
+    "an unknown block": (
+        {"content": [TEXT, {"type": "widget", "uri": "ui://x"}]},
+        'HELLO\n{"type": "widget", "uri": "ui://x"}',
+    ),
+    "an unknown block with a text": ({"content": [{"type": "markdown", "text": "# A"}, TEXT]}, "# A\nHELLO"),
+    "a block without a type": ({"content": [{"text": "A"}]}, "A"),
+    "a large unknown block": (
+        {"content": [{"type": "x", "data": "A" * 9000}]},
+        '{"type": "x", "data": "[9000 characters]"}',
+    ),
+    "a text without a text": ({"content": [{"type": "text"}, TEXT]}, "HELLO"),
+    "a text that is null": ({"content": [{"type": "text", "text": None}, TEXT]}, "HELLO"),
+    "a text that is an object": (
+        {"content": [{"type": "text", "text": {"a": 1}}]},
+        '{"type": "text", "text": {"a": 1}}',
+    ),
+    "an image without a type": ({"content": [TEXT, {"type": "image", "data": "AAAA"}]}, "HELLO\n[image, 3 bytes]"),
+    "an image without data": (
+        {"content": [TEXT, {"type": "image", "mimeType": "image/png"}]},
+        'HELLO\n{"type": "image", "mimeType": "image/png"}',
+    ),
+    "a sound": (
+        {"content": [{"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}]},
+        "[audio, audio/wav, 3 bytes]",
+    ),
+    "a link without a name": ({"content": [{"type": "resource_link", "uri": "https://a/"}]}, "[resource, https://a/]"),
+    "a resource without a URI": ({"content": [{"type": "resource", "resource": {"text": "A"}}]}, "[resource]\nA"),
+    "a resource without contents": (
+        {"content": [TEXT, {"type": "resource", "resource": {"uri": "file:///a"}}]},
+        'HELLO\n{"type": "resource", "resource": {"uri": "file:///a"}}',
+    ),
+    "annotations that are a text": ({"content": [{**TEXT, "annotations": "x", "_meta": 5}]}, "HELLO"),
+    "blocks that are texts": ({"content": ["A", 5, None, TEXT]}, "A\n5\nnull\nHELLO"),
+    "content that is null": ({"content": None}, "[no output]"),
+    "content that is null, and structured": ({"content": None, "structuredContent": {"a": 1}}, '{"a": 1}'),
+    "no content, and structured": ({"structuredContent": {"a": 1}}, '{"a": 1}'),
+    "content that is a text": ({"content": "HELLO"}, "HELLO"),
+    "content that is one block": ({"content": TEXT}, "HELLO"),
+    "nothing": ({}, "[no output]"),
+    "other fields": ({"contents": 1}, '{"contents": 1}'),
+    "a result of before 2025": ({"toolResult": {"a": 1}}, '{"a": 1}'),
+    "structured, with a short text": ({"content": [TEXT], "structuredContent": {"a": "é"}}, 'HELLO\n{"a": "é"}'),
+    "structured, as text": (
+        {"content": [{"type": "text", "text": '{"b": 2,\n "a": 1}'}], "structuredContent": {"a": 1, "b": 2}},
+        '{"b": 2,\n "a": 1}',
+    ),
+    "structured, within a text": (
+        {"content": [{"type": "text", "text": 'So:\n```\n{"a":\n "\\u00e9"}\n```'}], "structuredContent": {"a": "é"}},
+        'So:\n```\n{"a":\n "\\u00e9"}\n```',
+    ),
+    "structured, a wrapped text": ({"content": [TEXT], "structuredContent": {"result": "HELLO"}}, "HELLO"),
+    "structured, a wrapped number": (
+        {"content": [{"type": "text", "text": "5"}], "structuredContent": {"result": 5}},
+        "5",
+    ),
+    "structured, a wrapped list": (
+        {"content": [TEXT, {"type": "text", "text": "5"}], "structuredContent": {"result": ["HELLO", 5]}},
+        "HELLO\n5",
+    ),
+    "structured, no object": ({"content": [TEXT], "structuredContent": [1, 2]}, "HELLO\n[1, 2]"),
+    "structured, beside an image": (
+        {"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}], "structuredContent": {"a": 1}},
+        '[image, image/png, 3 bytes]\n{"a": 1}',
+    ),
+    "isError that is null": ({"content": [TEXT], "isError": None}, "HELLO"),
+    "_meta that is a list": ({"content": [TEXT], "_meta": [1]}, "HELLO"),
+}
+
+
+@pytest.mark.parametrize("shape", RESULTS)
+async def test_a_result_is_read_block_by_block(shape: str) -> None:
+    """K21: what is odd does not take the rest along, and structured content is not lost."""
+    result, text = RESULTS[shape]
+    async with reached({"result": result}) as (server, mcp):
+        assert await text_of(mcp, called(declared(server.url), "good")) == text
+
+
+@pytest.mark.parametrize(("name", "text"), [("r_structured_ack", "STRUCT"), ("r_unknown_block", "HELLO")])
+async def test_the_model_reads_what_a_recorded_server_says(name: str, text: str) -> None:
+    """K21: as servers in use send it."""
+    async with reached(recorded(name)) as (server, mcp):
+        assert text in await text_of(mcp, called(declared(server.url), "report"))
+
+
+@pytest.mark.parametrize("is_error", [True, "true", 1])
+async def test_a_failure_of_the_tool_is_one_however_it_says_so(is_error: Any) -> None:
+    """K21: with what it says in its structured content."""
+    result = {"content": [TEXT], "isError": is_error, "structuredContent": {"why": "full"}}
+    async with reached({"result": result}) as (server, mcp):
+        failed = await failure(mcp, called(declared(server.url), "good"))
+    assert failed.message == 'HELLO {"why": "full"}'
+    assert failed.error.type == "mcp_tool_execution_error"
+
+
+@pytest.mark.parametrize("result", [{"task": {"taskId": "1"}}, {"resultType": "input_required", "requestState": "x"}])
+def test_a_result_that_is_still_to_come_is_left_as_it_is(result: Json) -> None:
+    """K21: it is no empty one."""
+    assert mend_call_result(result) == result
+
+
+# --- what a server asks of its client --------------------------------------------------------------------------------
+
+ASKED: Final[dict[str, Json]] = {
+    "elicitation/create": {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {}}},
+    "sampling/createMessage": {"messages": [], "maxTokens": 5},
+    "roots/list": {},
+}
+
+
+@pytest.mark.parametrize("method", ASKED)
+async def test_a_server_that_asks_outside_of_the_calls_stream_is_refused_at_once(method: str) -> None:
+    """E4: its request reaches the client, which cannot ask anybody."""
+    async with reached({"asks": {"method": method, "params": ASKED[method]}}) as (server, mcp):
+        failed = await failure(mcp, called(declared(server.url), "good"))
+        assert "not supported" in failed.message
+        assert '"code"' in failed.message
+
+
+async def test_a_private_address_is_refused_with_the_way_to_permit_it() -> None:
+    """U18: a server of one's own is a server of the run config."""
+    async with FieldServer({}) as server, started("http://127.0.0.2:80/") as mcp:
+        failed = await failure(mcp, listed(declared(server.url)))
+    assert code(failed) == -32000
+    assert "is not open to fetching. To use a server of your own" in failed.message
+    assert "tool_servers.servers with private: true" in failed.message
