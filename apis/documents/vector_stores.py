@@ -146,7 +146,9 @@ class VectorStores(Provider, ABC):
     Promises:
     - A file is `in_progress` until it can be found by a search (`completed`) or has turned out unreadable (`failed`,
       and `last_error` says why). That work outlives the process it began in.
-    - What was deleted is no longer found: chunks, text and attributes go with the file, files with the store.
+    - What was deleted is no longer found: chunks, text and attributes go with the file, files with the store. Nothing
+      that runs at the same time brings a deleted store back.
+    - A file fails after four processes have ended while they worked on it, one after the other.
     """
 
     @abstractmethod
@@ -167,7 +169,12 @@ class VectorStores(Provider, ABC):
 
     @abstractmethod
     async def delete(self, store_id: str, *, tenant: str) -> None:
-        """Forget the store, with all that was made of its files. The files themselves stay."""
+        """Forget the store, with all that was made of its files. The files themselves stay. A damaged store can be
+        deleted, too."""
+
+    @abstractmethod
+    async def delete_all(self, *, tenant: str) -> None:
+        """Delete all the tenant's stores, also damaged ones, which no list shows."""
 
     @abstractmethod
     async def check(self, store_id: str, *, tenant: str) -> None:

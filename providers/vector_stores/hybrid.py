@@ -1,6 +1,7 @@
 """Hybrid: vector stores with semantic and keyword search combined, over a VectorIndex and the stack's KVStore."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,13 +28,16 @@ from apis.documents.vector_stores import (
     VectorStoreListParams,
     VectorStores,
 )
-from apis.errors import InvalidRequest, NotFound, StackError
+from apis.errors import InvalidRequest, NotFound, StackError, StorageCorrupt
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.inference import Inference
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
+from providers.common.state.change import change, write_prepared
+from providers.common.state.scan import decode_or_skip, scan_records
+from providers.common.supervision import supervise
 from providers.vector_stores import records
 from providers.vector_stores.ingest import IngestSettings, IngestWorker
 from providers.vector_stores.objects import (
@@ -46,7 +50,7 @@ from providers.vector_stores.objects import (
 from providers.vector_stores.records import BatchRecord, FileRecord, FileRef, StoreRecord
 from providers.vector_stores.search import search_stores
 
-_MAX_WRITE_ATTEMPTS: Final = 50
+_log = logging.getLogger(__name__)
 _TOUCH_INTERVAL_S: Final = 60.0
 """Seconds between updates of a store's time of last use: its precision."""
 _SWEEP_INTERVAL_S: Final = 3600.0
@@ -94,7 +98,7 @@ class Hybrid(VectorStores):
     async def start(self) -> None:
         await asyncio.to_thread(self._reader.check)
         self._ingest.start()
-        self._sweep_task = asyncio.create_task(self._sweep_expired())
+        self._sweep_task = supervise("the sweep of expired vector stores", self._sweep_stores)
 
     async def close(self) -> None:
         if self._sweep_task is not None:
@@ -122,9 +126,13 @@ class Hybrid(VectorStores):
         )
         added = [AddFile(file_id=name, chunking_strategy=request.chunking_strategy) for name in request.file_ids or ()]
         file_records = await self._build_records(store_id, added, tenant, "file_ids[{}]")
-        await self._kv.write(records.build_store_ops(tenant, store_id, store, ABSENT))
-        await self._add_records(file_records)
-        return build_store_object(store_id, store, [record for _, record in file_records], now)
+        self._require_room(len(file_records))
+        for _, record in file_records:
+            store.count_file(None, record)
+        ops = [*records.build_store_ops(tenant, store_id, store, ABSENT), *_add_ops(file_records)]
+        await self._kv.write(ops)
+        self._ingest.wake()
+        return build_store_object(store_id, store, now)
 
     async def get(self, store_id: str, *, tenant: str) -> VectorStore:
         return await self._build_object(store_id, await self._load_store(store_id, tenant), tenant)
@@ -137,31 +145,42 @@ class Hybrid(VectorStores):
         }
         cleared = {"expires_days"} if "expires_after" in request.model_fields_set else set[str]()
         set_fields = {name: value for name, value in changes.items() if value is not None or name in cleared}
-        for _ in range(_MAX_WRITE_ATTEMPTS):
+        updated: StoreRecord | None = None
+
+        async def prepare() -> Sequence[Op]:
+            nonlocal updated
             store, version = await records.load_record(
                 self._kv, records.store_key(tenant, store_id), StoreRecord, "vector store"
             )
             if self._is_expired(store):
                 raise records.expired_error(store_id)
-            store = msgspec.structs.replace(store, last_active_at=self.now(), **set_fields)
-            if await self._kv.write(records.build_store_ops(tenant, store_id, store, version)):
-                return await self._build_object(store_id, store, tenant)
-        raise records.conflict_error()
+            updated = msgspec.structs.replace(store, last_active_at=self.now(), **set_fields)
+            return records.build_store_ops(tenant, store_id, updated, version)
+
+        await write_prepared(self._kv, prepare)
+        assert updated is not None
+        return await self._build_object(store_id, updated, tenant)
 
     async def list(self, params: VectorStoreListParams, *, tenant: str) -> Page[VectorStore]:
         prefix = records.store_key(tenant, "")
-        stores = [
-            (key[len(prefix) :], decode_record(entry, StoreRecord)) async for key, entry in scan_all(self._kv, prefix)
-        ]
+        stores = [(row.key[len(prefix) :], row.record) async for row in scan_records(self._kv, prefix, StoreRecord)]
         page = paginate_records(stores, params)
         data = [await self._build_object(store_id, store, tenant) for store_id, store in page.data]
         return Page(data, has_more=page.has_more)
 
     async def delete(self, store_id: str, *, tenant: str) -> None:
-        await records.load_record(self._kv, records.store_key(tenant, store_id), StoreRecord, "vector store")
-        await self._kv.write([Delete(records.store_key(tenant, store_id))])
-        await self._remove_all_files(store_id, tenant)
-        await delete_all(self._kv, records.batch_key(tenant, store_id, ""), durable=True)
+        await records.load_entry(self._kv, records.store_key(tenant, store_id), "vector store")
+        # the mark lets the sweep remove the files where this process dies before it has
+        mark = Put(f"{records.EXPIRING_PREFIX}{tenant}/{store_id}", b"")
+        await self._kv.write([Delete(records.store_key(tenant, store_id)), mark])
+        await self._remove_deleted(store_id, tenant)
+        await self._kv.write([Delete(mark.key)])
+
+    async def delete_all(self, *, tenant: str) -> None:
+        prefix = records.store_key(tenant, "")
+        async for key, _ in scan_all(self._kv, prefix):
+            with suppress(NotFound):
+                await self.delete(key[len(prefix) :], tenant=tenant)
 
     async def check(self, store_id: str, *, tenant: str) -> None:
         await self._load_active_store(store_id, tenant)
@@ -181,14 +200,15 @@ class Hybrid(VectorStores):
         for file_ref, ((_, hit), score) in zip(file_refs, ranked_hits, strict=True):
             # a file that was removed while the search ran is not shown
             if (entry := entries[file_ref]) is not None:
-                results.append(build_search_result(hit, decode_record(entry, FileRecord), score))
+                record = decode_or_skip(self._kv, file_ref.record_key, entry, FileRecord)
+                if record is not None:
+                    results.append(build_search_result(hit, record, score))
         return results
 
     async def add_file(self, store_id: str, request: AddFile, *, tenant: str) -> VectorStoreFile:
-        store = await self._load_active_store(store_id, tenant)
+        await self._load_active_store(store_id, tenant)
         ((file_ref, record),) = await self._build_records(store_id, [request], tenant, "file_id")
-        await self._add_records([(file_ref, record)])
-        await self._mark_active(store_id, store, tenant)
+        await self._add_records(store_id, tenant, [(file_ref, record)])
         return build_file_object(file_ref, record)
 
     async def get_file(self, store_id: str, file_id: str, *, tenant: str) -> VectorStoreFile:
@@ -211,17 +231,23 @@ class Hybrid(VectorStores):
 
     async def update_file(self, store_id: str, file_id: str, request: UpdateFile, *, tenant: str) -> VectorStoreFile:
         await records.require_index(self._index, store_id, await self._load_store(store_id, tenant))
-        for _ in range(_MAX_WRITE_ATTEMPTS):
-            file_ref, record, version = await self._load_file(store_id, file_id, tenant)
-            record = msgspec.structs.replace(record, attributes=request.attributes or {})
-            if await self._kv.write([Put(file_ref.record_key, encode_record(record), expect=version)]):
-                await self._index.set_attributes(file_ref.index_namespace, file_id, record.attributes)
-                return build_file_object(file_ref, record)
-        raise records.conflict_error()
+        file_ref, _, _ = await self._load_file(store_id, file_id, tenant)
+
+        def set_attributes(record: FileRecord | None) -> FileRecord:
+            if record is None:
+                raise records.not_found("file in this vector store", file_id)
+            return msgspec.structs.replace(record, attributes=request.attributes or {})
+
+        record = await change(self._kv, file_ref.record_key, FileRecord, set_attributes)
+        assert record is not None
+        await self._index.set_attributes(file_ref.index_namespace, file_id, record.attributes)
+        return build_file_object(file_ref, record)
 
     async def delete_file(self, store_id: str, file_id: str, *, tenant: str) -> None:
-        file_ref, _, _ = await self._load_file(store_id, file_id, tenant)
-        await self._remove_files([file_ref])
+        await self._load_store(store_id, tenant)
+        file_ref = FileRef(tenant, store_id, file_id)
+        await records.load_entry(self._kv, file_ref.record_key, "file in this vector store")
+        await self._remove_file(file_ref)
 
     async def file_content(self, store_id: str, file_id: str, *, tenant: str) -> Sequence[FileContentResponse]:
         file_ref, _, _ = await self._load_file(store_id, file_id, tenant)
@@ -230,12 +256,11 @@ class Hybrid(VectorStores):
 
     async def forget_file(self, file_id: str, *, tenant: str) -> None:
         prefix = f"{tenant}/vs_of/{file_id}/"
-        await self._remove_files(
-            [FileRef(tenant, key[len(prefix) :], file_id) async for key, _ in scan_all(self._kv, prefix)]
-        )
+        async for key, _ in scan_all(self._kv, prefix):
+            await self._remove_file(FileRef(tenant, key[len(prefix) :], file_id))
 
     async def add_files(self, store_id: str, request: AddFiles, *, tenant: str) -> VectorStoreFileBatch:
-        store = await self._load_active_store(store_id, tenant)
+        await self._load_active_store(store_id, tenant)
         shared = {"attributes": request.attributes, "chunking_strategy": request.chunking_strategy}
         added = request.files or [AddFile(file_id=name).model_copy(update=shared) for name in request.file_ids or ()]
         file_records = await self._build_records(
@@ -243,9 +268,8 @@ class Hybrid(VectorStores):
         )
         batch_id = records.new_id("vsfb", self.now())
         batch = BatchRecord(created_at=self.now(), file_ids=[file_ref.file_id for file_ref, _ in file_records])
-        await self._kv.write([Put(records.batch_key(tenant, store_id, batch_id), encode_record(batch))])
-        await self._add_records(file_records)
-        await self._mark_active(store_id, store, tenant)
+        put_batch = Put(records.batch_key(tenant, store_id, batch_id), encode_record(batch))
+        await self._add_records(store_id, tenant, file_records, put_batch)
         return build_batch_object(batch_id, store_id, batch, [record for _, record in file_records])
 
     async def get_batch(self, store_id: str, batch_id: str, *, tenant: str) -> VectorStoreFileBatch:
@@ -256,26 +280,38 @@ class Hybrid(VectorStores):
     async def cancel_batch(self, store_id: str, batch_id: str, *, tenant: str) -> VectorStoreFileBatch:
         batch, _ = await self._load_batch(store_id, batch_id, tenant)
         stopped: list[FileRef] = []
-        for file_id, _ in await self._load_batch_files(store_id, batch, tenant):
-            file_ref, record, version = await self._load_file(store_id, file_id, tenant)
-            if record.status == "in_progress":
-                cancelled = encode_record(records.build_outcome(record, "cancelled"))
-                put = Put(file_ref.record_key, cancelled, expect=version)
-                if await self._kv.write([put, Delete(file_ref.job_key)]) is not None:
+
+        async def prepare() -> Sequence[Op] | None:
+            store, version, files = await records.load_store_and_files(self._kv, tenant, store_id, batch.file_ids)
+            stopped.clear()
+            ops: list[Op] = []
+            for file_id, (record, file_version) in zip(batch.file_ids, files, strict=True):
+                if record is not None and record.status == "in_progress":
+                    file_ref, cancelled = FileRef(tenant, store_id, file_id), records.build_outcome(record, "cancelled")
+                    store.count_file(record, cancelled)
+                    put = Put(file_ref.record_key, encode_record(cancelled), expect=file_version)
+                    ops += [put, Delete(file_ref.job_key)]
                     stopped.append(file_ref)
-        if stopped:
-            batch = msgspec.structs.replace(batch, was_cancelled=True)
-            await self._kv.write([Put(records.batch_key(tenant, store_id, batch_id), encode_record(batch))])
+            batch.was_cancelled = batch.was_cancelled or bool(stopped)
+            put_batch = Put(records.batch_key(tenant, store_id, batch_id), encode_record(batch))
+            store_ops = records.build_store_ops(tenant, store_id, store, version)
+            return [*ops, *store_ops, put_batch] if stopped else None
+
+        await write_prepared(self._kv, prepare)
         await self._delete_contents(stopped)
         return await self.get_batch(store_id, batch_id, tenant=tenant)
 
     async def _load_store(self, store_id: str, tenant: str) -> StoreRecord:
-        store, _ = await records.load_record(self._kv, records.store_key(tenant, store_id), StoreRecord, "vector store")
-        if self._is_expired(store) and not store.is_emptied:
-            await self._remove_all_files(store_id, tenant)
-            store = msgspec.structs.replace(store, is_emptied=True)
-            await self._kv.write([Put(records.store_key(tenant, store_id), encode_record(store))])
-        return store
+        """Return the record of a store; one that has expired is emptied first. Raises NotFound."""
+        key = records.store_key(tenant, store_id)
+        store, version = await records.load_record(self._kv, key, StoreRecord, "vector store")
+        if not self._is_expired(store) or store.is_emptied:
+            return store
+        await self._remove_all_files(store_id, tenant)
+        emptied = msgspec.structs.replace(store, is_emptied=True, file_counts={}, usage_bytes=0)
+        if await self._kv.write([Put(key, encode_record(emptied), expect=version)]) is not None:
+            return emptied
+        return (await records.load_record(self._kv, key, StoreRecord, "vector store"))[0]
 
     async def _load_active_store(self, store_id: str, tenant: str) -> StoreRecord:
         store = await self._load_store(store_id, tenant)
@@ -288,8 +324,9 @@ class Hybrid(VectorStores):
         return store.expires_at is not None and self.now() >= store.expires_at
 
     async def _build_object(self, store_id: str, store: StoreRecord, tenant: str) -> VectorStore:
-        files = [] if self._is_expired(store) else await records.list_file_records(self._kv, tenant, store_id)
-        return build_store_object(store_id, store, [record for _, record in files], self.now())
+        if store.file_counts is None:
+            await records.count_files(self._kv, tenant, store_id, store)
+        return build_store_object(store_id, store, self.now())
 
     async def _mark_active(self, store_id: str, store: StoreRecord, tenant: str) -> None:
         if self.now() - store.last_active_at > _TOUCH_INTERVAL_S:
@@ -315,23 +352,22 @@ class Hybrid(VectorStores):
 
     async def _load_batch_files(self, store_id: str, batch: BatchRecord, tenant: str) -> "list[tuple[str, FileRecord]]":
         keys = [FileRef(tenant, store_id, file_id).record_key for file_id in batch.file_ids]
-        entries = zip(batch.file_ids, await self._kv.get_many(keys), strict=True)
-        return [(file_id, decode_record(entry, FileRecord)) for file_id, entry in entries if entry is not None]
+        files: list[tuple[str, FileRecord]] = []
+        for file_id, key, entry in zip(batch.file_ids, keys, await self._kv.get_many(keys), strict=True):
+            record = None if entry is None else decode_or_skip(self._kv, key, entry, FileRecord)
+            if record is not None:
+                files.append((file_id, record))
+        return files
 
     async def _build_records(
         self, store_id: str, requests: Sequence[AddFile], tenant: str, param: str
     ) -> "list[tuple[FileRef, FileRecord]]":
-        """Return a record for each file. Raises NotFound for an unknown file, naming its field by `param`, and
-        InvalidRequest for too many files."""
+        """Return a record for each file. Raises NotFound for an unknown file, naming its field by `param`."""
         params = {request.file_id: param.format(index) for index, request in reversed([*enumerate(requests)])}
         requests = list({request.file_id: request for request in requests}.values())
         files = await asyncio.gather(
             *[self._get_file(request.file_id, params[request.file_id], tenant) for request in requests]
         )
-        if requests:
-            present_ids = {file_id for file_id, _ in await records.list_file_records(self._kv, tenant, store_id)}
-            if len(present_ids | {request.file_id for request in requests}) > self._config.max_files_per_store:
-                raise InvalidRequest(f"A vector store holds at most {self._config.max_files_per_store} files.")
         now = self.now()
         return [
             (
@@ -347,19 +383,48 @@ class Hybrid(VectorStores):
         except NotFound as exc:
             raise NotFound(exc.message, param=param, code=exc.code) from exc
 
-    async def _add_records(self, file_records: "Sequence[tuple[FileRef, FileRecord]]") -> None:
-        await self._ingest.stop_files([file_ref for file_ref, _ in file_records])
-        ops = [op for file_ref, record in file_records for op in records.build_add_ops(file_ref, record)]
-        if ops:
-            await self._kv.write(ops)
-            self._ingest.wake()
+    async def _add_records(
+        self, store_id: str, tenant: str, file_records: "Sequence[tuple[FileRef, FileRecord]]", *more: Op
+    ) -> None:
+        """Add the files to their store, which must not have been deleted or have expired meanwhile, and write `more` in
+        the same step."""
+        file_refs = [file_ref for file_ref, _ in file_records]
+        await self._ingest.stop_files(file_refs)
 
-    async def _remove_files(self, file_refs: Sequence[FileRef]) -> None:
-        """Remove files: first their records, so that no reader sees them, then their contents."""
-        ops: list[Op] = [op for file_ref in file_refs for op in records.build_remove_ops(file_ref)]
-        if ops:
-            await self._kv.write(ops)
-        await self._delete_contents(file_refs)
+        async def prepare() -> Sequence[Op]:
+            file_ids = [file_ref.file_id for file_ref in file_refs]
+            store, version, stored = await records.load_store_and_files(self._kv, tenant, store_id, file_ids)
+            if self._is_expired(store):
+                raise records.expired_error(store_id)
+            for (_, record), (old, _) in zip(file_records, stored, strict=True):
+                store.count_file(old, record)
+            self._require_room(store.count_all())
+            store.last_active_at = self.now()
+            return [*records.build_store_ops(tenant, store_id, store, version), *_add_ops(file_records), *more]
+
+        await write_prepared(self._kv, prepare)
+        self._ingest.wake()
+
+    def _require_room(self, file_count: int) -> None:
+        if file_count > self._config.max_files_per_store:
+            raise InvalidRequest(f"A vector store holds at most {self._config.max_files_per_store} files.")
+
+    async def _remove_file(self, file_ref: FileRef) -> None:
+        """Remove a file: first its record, so that no reader sees it, then its contents."""
+
+        async def prepare() -> Sequence[Op]:
+            try:
+                store, version, [(record, _)] = await records.load_store_and_files(
+                    self._kv, file_ref.tenant, file_ref.store_id, [file_ref.file_id]
+                )
+            except (NotFound, StorageCorrupt):
+                return records.build_remove_ops(file_ref)  # the counts went with the store
+            store.count_file(record, None)
+            store_ops = records.build_store_ops(file_ref.tenant, file_ref.store_id, store, version)
+            return [*records.build_remove_ops(file_ref), *store_ops]
+
+        await write_prepared(self._kv, prepare)
+        await self._delete_contents([file_ref])
 
     async def _delete_contents(self, file_refs: Sequence[FileRef]) -> None:
         await self._ingest.stop_files(file_refs)
@@ -367,28 +432,41 @@ class Hybrid(VectorStores):
             await self._index.delete(file_ref.index_namespace, file_ref.file_id)
             await records.delete_text(self._kv, file_ref)
 
-    async def _sweep_expired(self) -> None:
-        """Empty expired stores that no client asks for."""
+    async def _sweep_stores(self) -> None:
+        """Empty expired stores that no client asks for, and remove what is left of deleted ones."""
         while True:
-            with suppress(StackError):
-                async for key, _ in scan_all(self._kv, records.EXPIRING_PREFIX):
-                    tenant, store_id = key.removeprefix(records.EXPIRING_PREFIX).split("/")
-                    try:
-                        emptied = (await self._load_store(store_id, tenant)).is_emptied
-                    except NotFound:
-                        emptied = True
-                    if emptied:
-                        await self._kv.write([Delete(key)])
+            async for key, _ in scan_all(self._kv, records.EXPIRING_PREFIX):
+                tenant, _, store_id = key.removeprefix(records.EXPIRING_PREFIX).partition("/")
+                try:
+                    await self._sweep_store(key, store_id, tenant)
+                except StackError as exc:
+                    _log.warning("the vector store %s is not swept yet: %s", store_id, exc.message)
             await asyncio.sleep(_SWEEP_INTERVAL_S)
 
+    async def _sweep_store(self, mark_key: str, store_id: str, tenant: str) -> None:
+        try:
+            is_empty = (await self._load_store(store_id, tenant)).is_emptied
+        except NotFound:
+            await self._remove_deleted(store_id, tenant)
+            is_empty = True
+        if is_empty:
+            await self._kv.write([Delete(mark_key)])
+
+    async def _remove_deleted(self, store_id: str, tenant: str) -> None:
+        """Remove all that was made for a store whose record is deleted."""
+        await self._remove_all_files(store_id, tenant)
+        await delete_all(self._kv, records.batch_key(tenant, store_id, ""), durable=True)
+
     async def _remove_all_files(self, store_id: str, tenant: str) -> None:
-        file_refs = [
-            FileRef(tenant, store_id, file_id)
-            for file_id, _ in await records.list_file_records(self._kv, tenant, store_id)
-        ]
+        prefix = records.file_prefix(tenant, store_id)
+        file_refs = [FileRef(tenant, store_id, key[len(prefix) :]) async for key, _ in scan_all(self._kv, prefix)]
         ops: list[Op] = [op for file_ref in file_refs for op in records.build_remove_ops(file_ref)]
         if ops:
             await self._kv.write(ops)
         await self._ingest.stop_files(file_refs)
         await self._index.delete(f"{tenant}/{store_id}")
         await records.delete_store_texts(self._kv, tenant, store_id)
+
+
+def _add_ops(file_records: Sequence[tuple[FileRef, FileRecord]]) -> list[Op]:
+    return [op for file_ref, record in file_records for op in records.build_add_ops(file_ref, record)]

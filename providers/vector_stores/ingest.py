@@ -11,21 +11,25 @@ from typing import Final
 from apis.documents.embeddings import EmbeddingRequest
 from apis.documents.reader import Reader, UnreadableFile
 from apis.documents.vector_index import Chunk, VectorIndex
-from apis.errors import NotFound, StackError, StoreUnavailable
+from apis.errors import NotFound, StackError, StorageCorrupt, StoreUnavailable
 from apis.fair_share import FairShare, Place
 from apis.inference import Inference
-from apis.storage.kv_store import Delete, Entry, KVStore, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record, scan_groups
 from apis.ticks import wait_for_tick
+from providers.common.state.change import repeat_until_true
+from providers.common.state.scan import decode_or_skip
+from providers.common.supervision import supervise
 from providers.vector_stores import records
 from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX, FileRecord, FileRef, JobRecord, StoreRecord
 
 log = logging.getLogger(__name__)
 
 _EMBED_BATCH_SIZE: Final = 32
-_MAX_ATTEMPTS: Final = 2
-"""Attempts at a file. Each is stored before it begins, so that one that ends with its process counts, too."""
+_MAX_LOST_WORKERS: Final = 3
+"""Workers that may be lost over one file. An attempt is stored before it begins and taken back where it ends in order:
+those that remain have ended with their process."""
 _MAX_PARALLEL_JOBS: Final = 2
 _JOBS_PER_LOOK: Final = 64
 """Jobs of each tenant that one look at the store reads. More than other processes can have claimed of it."""
@@ -73,7 +77,7 @@ class IngestWorker:
 
     def start(self) -> None:
         """Begin to look for jobs."""
-        self._poll_task = asyncio.create_task(self._poll_jobs())
+        self._poll_task = supervise("the watcher of files to be made searchable", self._poll_jobs)
 
     async def close(self) -> None:
         """Stop, and release unfinished jobs so that another process can claim them at once."""
@@ -116,9 +120,9 @@ class IngestWorker:
             while rows:
                 key, entry = rows.popleft()
                 name = key.removeprefix(JOB_PREFIX)
-                if name in self._running_tasks or not await self._has_index(FileRef(*name.split("/"))):
+                if name in self._running_tasks or not await self._can_run(FileRef(*name.split("/"))):
                     continue
-                job = JobRecord(decode_record(entry, JobRecord).attempts + 1)
+                job = JobRecord(self._read_attempts(key, entry) + 1)
                 lease = Lease(self._kv, LEASE_PREFIX + name, self._lease_s)
                 claim = [Put(key, encode_record(job), expect=entry.version)]
                 if await lease.acquire(claim, durable=True) is not None:
@@ -130,12 +134,22 @@ class IngestWorker:
         place.release()
         return False
 
-    async def _has_index(self, file_ref: FileRef) -> bool:
-        """Return whether the chunks of the file's store are to be in this process's index, and not on another
-        machine."""
-        entry = await self._kv.get(records.store_key(file_ref.tenant, file_ref.store_id))
-        index_id = "" if entry is None else decode_record(entry, StoreRecord).index_id
-        return not index_id or index_id == await self._index.identity()
+    def _read_attempts(self, key: str, entry: Entry) -> int:
+        """Return the attempts so far; a damaged record counts as one, and is replaced by the claim."""
+        job = decode_or_skip(self._kv, key, entry, JobRecord)
+        return 1 if job is None else job.attempts
+
+    async def _can_run(self, file_ref: FileRef) -> bool:
+        """Return True unless the chunks of the file's store are in the index of another machine, or a record that the
+        job needs is damaged: then it waits until its owner deletes the file or the store."""
+        store_key, file_key = records.store_key(file_ref.tenant, file_ref.store_id), file_ref.record_key
+        store_entry, file_entry = await self._kv.get_many([store_key, file_key])
+        if file_entry is not None and decode_or_skip(self._kv, file_key, file_entry, FileRecord) is None:
+            return False
+        if store_entry is None:
+            return True  # the job removes what is left of the file
+        store = decode_or_skip(self._kv, store_key, store_entry, StoreRecord)
+        return store is not None and store.index_id in ("", await self._index.identity())
 
     def _start_job(self, name: str, job: JobRecord, lease: Lease, place: Place) -> None:
         task = asyncio.create_task(self._run_job(FileRef(*name.split("/")), job, lease))
@@ -184,14 +198,15 @@ class IngestWorker:
         entries = await self._kv.get_many([records.store_key(file_ref.tenant, file_ref.store_id), file_ref.record_key])
         store, entry = entries
         if store is None or entry is None:
-            return await self._delete_file(file_ref, lease)
+            return await self._delete_orphan(file_ref, lease, is_store_absent=store is None)
         record = decode_record(entry, FileRecord)
         if record.status != "in_progress":
             await lease.release([Delete(file_ref.job_key)])
             return None
         try:
-            if job.attempts > _MAX_ATTEMPTS:
-                raise UnreadableFile("server_error", "The file could not be processed. Add it again.")
+            if job.attempts > _MAX_LOST_WORKERS + 1:
+                message = f"{job.attempts - 1} servers stopped while they processed the file. It is not tried again."
+                raise UnreadableFile("server_error", message)
             usage_bytes = await self._index_file(file_ref, decode_record(store, StoreRecord), record, lease)
             outcome = records.build_outcome(record, "completed", usage_bytes=usage_bytes)
         except UnreadableFile as exc:
@@ -207,6 +222,8 @@ class IngestWorker:
             document = await self._reader.load_upload(file_ref.file_id, tenant=file_ref.tenant)
         except NotFound:
             raise UnreadableFile("invalid_file", "The file was deleted, or has expired.") from None
+        except StorageCorrupt as exc:
+            raise UnreadableFile("server_error", f"The file is damaged: {exc.message}") from exc
         chunked_text = await self._reader.extract_chunks(
             replace(document, name=record.filename),
             self._max_chars,
@@ -242,33 +259,48 @@ class IngestWorker:
     async def _write_outcome(self, file_ref: FileRef, record: FileRecord, outcome: FileRecord, lease: Lease) -> None:
         """Store the outcome, unless the file was removed, added again or cancelled in the meantime. Raises
         LeaseLost."""
-        while True:
+
+        async def attempt() -> bool:
             lease.check()
-            entry = await self._kv.get(file_ref.record_key)
-            if entry is None:
-                return await self._delete_file(file_ref, lease)
-            stored = decode_record(entry, FileRecord)
+            try:
+                store, store_version, [(stored, version)] = await records.load_store_and_files(
+                    self._kv, file_ref.tenant, file_ref.store_id, [file_ref.file_id]
+                )
+            except NotFound:
+                await self._delete_orphan(file_ref, lease, is_store_absent=True)
+                return True
+            if version == ABSENT:
+                await self._delete_orphan(file_ref, lease, is_store_absent=False)
+                return True
+            if stored is None:
+                raise StorageCorrupt
             if stored.generation != record.generation or stored.status != "in_progress":
                 if stored.status == "cancelled":
                     await self._index.delete(file_ref.index_namespace, file_ref.file_id)
                     await records.delete_text(self._kv, file_ref)
                 await lease.release()
-                return None
+                return True
             if stored.attributes != record.attributes:
                 await self._index.set_attributes(file_ref.index_namespace, file_ref.file_id, stored.attributes)
-                record = stored
-                outcome = records.build_outcome(
-                    stored, outcome.status, error=outcome.error, usage_bytes=outcome.usage_bytes
-                )
-            put = Put(file_ref.record_key, encode_record(outcome), expect=entry.version)
-            if await lease.release([put, Delete(file_ref.job_key)]):
-                return None
+            new = records.build_outcome(stored, outcome.status, error=outcome.error, usage_bytes=outcome.usage_bytes)
+            store.count_file(stored, new)
+            ops = [
+                Put(file_ref.record_key, encode_record(new), expect=version),
+                *records.build_store_ops(file_ref.tenant, file_ref.store_id, store, store_version),
+            ]
+            return await lease.release([*ops, Delete(file_ref.job_key)])
 
-    async def _delete_file(self, file_ref: FileRef, lease: Lease) -> None:
+        await repeat_until_true(attempt)
+
+    async def _delete_orphan(self, file_ref: FileRef, lease: Lease, *, is_store_absent: bool) -> None:
+        """Delete what was made of a file that its store, or its owner, no longer has."""
         lease.check()
         await self._index.delete(file_ref.index_namespace, file_ref.file_id)
         await records.delete_text(self._kv, file_ref)
-        await lease.release(records.build_remove_ops(file_ref))
+        store_key = records.store_key(file_ref.tenant, file_ref.store_id)
+        ops = records.build_orphan_ops(file_ref, store_key if is_store_absent else file_ref.record_key)
+        if not await lease.release(ops):
+            await lease.release()  # the file was added again meanwhile
 
 
 async def _cancel_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, get_args
 
 from openai.types.vector_store import VectorStore
 from openai.types.vector_store_search_response import VectorStoreSearchResponse
@@ -12,7 +12,7 @@ from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 from apis.documents.vector_index import ScoredChunk
 from apis.documents.vector_stores import VectorStoreListParams
 from apis.storage.pages import Page, page_between
-from providers.vector_stores.records import BatchRecord, FileRecord, FileRef, StoreRecord
+from providers.vector_stores.records import BatchRecord, FileRecord, FileRef, FileStatus, StoreRecord
 
 
 class FileInStore(VectorStoreFile):
@@ -31,6 +31,7 @@ class _HasCreatedAt(Protocol):
     created_at: float
 
 
+_STATUSES: Final[tuple[FileStatus, ...]] = get_args(FileStatus)
 DatedRecordT = TypeVar("DatedRecordT", bound=_HasCreatedAt)
 
 
@@ -42,9 +43,10 @@ def paginate_records(
     return page_between(ordered, page, page.before, itemgetter(0))
 
 
-def build_store_object(store_id: str, store: StoreRecord, files: Sequence[FileRecord], now: float) -> VectorStore:
+def build_store_object(store_id: str, store: StoreRecord, now: float) -> VectorStore:
     expired = store.expires_at is not None and now >= store.expires_at
-    counts = _count_by_status(files)
+    stored_counts = {} if expired else store.file_counts or {}
+    counts = {status: stored_counts.get(status, 0) for status in _STATUSES}
     fields: dict[str, Any] = {
         "id": store_id,
         "object": "vector_store",
@@ -52,8 +54,8 @@ def build_store_object(store_id: str, store: StoreRecord, files: Sequence[FileRe
         "name": store.name,
         "description": store.description,
         "status": "expired" if expired else "in_progress" if counts["in_progress"] else "completed",
-        "usage_bytes": sum(file.usage_bytes for file in files),
-        "file_counts": counts,
+        "usage_bytes": 0 if expired else store.usage_bytes,
+        "file_counts": {**counts, "total": sum(counts.values())},
         "expires_after": None
         if store.expires_days is None
         else {"anchor": "last_active_at", "days": store.expires_days},
@@ -115,5 +117,5 @@ def build_search_result(hit: ScoredChunk, file: FileRecord, score: float) -> Vec
 
 def _count_by_status(files: Sequence[FileRecord]) -> dict[str, int]:
     by_status = Counter(file.status for file in files)
-    counts = {status: by_status[status] for status in ("in_progress", "completed", "failed", "cancelled")}
+    counts = {status: by_status[status] for status in _STATUSES}
     return {**counts, "total": len(files)}

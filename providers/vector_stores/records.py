@@ -1,24 +1,25 @@
 """The records of vector stores, their files and batches, in a KVStore."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from apis.documents.vector_index import VectorIndex
 from apis.documents.vector_stores import AddFile, ChunkSizes, StaticChunking
-from apis.errors import InvalidRequest, NotFound, Overloaded, Unsupported
+from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.storage.keys import MAX_RECORD_ID_CHARS, is_safe_id
-from apis.storage.kv_store import Delete, KVStore, Op, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
+from providers.common.state.blobs import write_chunks
+from providers.common.state.scan import decode_or_skip, scan_records
 
 JOB_PREFIX: Final = "~vs_work/"
 LEASE_PREFIX: Final = "~vs_claim/"
 EXPIRING_PREFIX: Final = "~vs_expiring/"
 """No tenant's name begins with a tilde, so these keys are no tenant's."""
 
-_TEXT_CHUNK_BYTES: Final = 256 * 1024
 _TEXT_PAGE_SIZE: Final = 16
 
 FileStatus = Literal["in_progress", "completed", "cancelled", "failed"]
@@ -32,7 +33,9 @@ class StoreRecord(
     rename={"created_at": "at", "last_active_at": "active_at", "is_emptied": "emptied"},
 ):
     """A vector store. `model` is the embedding model of all its vectors; times are seconds since the epoch.
-    `index_id` is the identity of the index that has its chunks; records of earlier versions have none."""
+    `index_id` is the identity of the index that has its chunks. `file_counts` are the numbers of its files by status,
+    and `usage_bytes` the sum of theirs: each write of a file's record changes both in the same step. Records of earlier
+    versions have neither."""
 
     created_at: float
     last_active_at: float
@@ -44,6 +47,21 @@ class StoreRecord(
     expires_days: int | None = None
     is_emptied: bool = False
     index_id: str = ""
+    file_counts: dict[FileStatus, int] | None = None
+    usage_bytes: int = 0
+
+    def count_file(self, old: "FileRecord | None", new: "FileRecord | None") -> None:
+        """Count a file whose record changes from `old` to `new`; None stands for no record."""
+        counts = self.file_counts or {}
+        for record, step in ((old, -1), (new, 1)):
+            if record is not None:
+                counts[record.status] = counts.get(record.status, 0) + step
+                self.usage_bytes += step * record.usage_bytes
+        self.file_counts = counts
+
+    def count_all(self) -> int:
+        """Return the number of files."""
+        return sum((self.file_counts or {}).values())
 
     @property
     def expires_at(self) -> float | None:
@@ -145,27 +163,72 @@ def batch_key(tenant: str, store_id: str, batch_id: str) -> str:
 
 async def load_record(kv: KVStore, key: str, record_type: type[RecordT], kind_name: str) -> tuple[RecordT, int]:
     """Return the record and its version. Raises NotFound, which names the kind of object."""
-    name = key.rpartition("/")[2]
-    is_safe = is_safe_id(name, MAX_RECORD_ID_CHARS)
-    # an id with a slash in it would name a record of another kind or store
-    entry = await kv.get(key) if is_safe and key.count("/") == (3 if record_type is not StoreRecord else 2) else None
-    if entry is None:
-        raise NotFound(f"No {kind_name} found with id '{name[:64]}'." if is_safe else f"No {kind_name} has such an id.")
+    entry = await load_entry(kv, key, kind_name)
     return decode_record(entry, record_type), entry.version
 
 
+async def load_entry(kv: KVStore, key: str, kind_name: str) -> Entry:
+    """Return the entry of a record, which may be damaged. Raises NotFound, which names the kind of object."""
+    kind, _, path = key.partition("/")[2].partition("/")
+    is_safe = is_safe_id(key.rpartition("/")[2], MAX_RECORD_ID_CHARS)
+    # an id with a slash in it would name a record of another kind or store
+    entry = await kv.get(key) if is_safe and path.count("/") == (0 if kind == "vs" else 1) else None
+    if entry is None:
+        raise not_found(kind_name, key.rpartition("/")[2])
+    return entry
+
+
+def not_found(kind_name: str, object_id: str) -> NotFound:
+    """Return the error for an id that the tenant has no object of."""
+    is_safe = is_safe_id(object_id, MAX_RECORD_ID_CHARS)
+    return NotFound(
+        f"No {kind_name} found with id '{object_id[:64]}'." if is_safe else f"No {kind_name} has such an id."
+    )
+
+
+def file_prefix(tenant: str, store_id: str) -> str:
+    return f"{tenant}/vs_file/{store_id}/"
+
+
 async def list_file_records(kv: KVStore, tenant: str, store_id: str) -> list[tuple[str, FileRecord]]:
-    """Return the files of a store, with their ids."""
-    prefix = f"{tenant}/vs_file/{store_id}/"
-    return [(key[len(prefix) :], decode_record(entry, FileRecord)) async for key, entry in scan_all(kv, prefix)]
+    """Return the readable files of a store, with their ids."""
+    prefix = file_prefix(tenant, store_id)
+    return [(row.key[len(prefix) :], row.record) async for row in scan_records(kv, prefix, FileRecord)]
+
+
+async def count_files(kv: KVStore, tenant: str, store_id: str, store: StoreRecord) -> None:
+    """Set the counts of a store from the records of its files."""
+    store.file_counts, store.usage_bytes = {}, 0
+    for _, record in await list_file_records(kv, tenant, store_id):
+        store.count_file(None, record)
+
+
+async def load_store_and_files(
+    kv: KVStore, tenant: str, store_id: str, file_ids: Sequence[str]
+) -> tuple[StoreRecord, int, list[tuple[FileRecord | None, int]]]:
+    """Return a store with counts, and files of it, each with the version of its record. A file whose record is damaged
+    is None and not among the counts. Raises NotFound for the store."""
+    store, version = await load_record(kv, store_key(tenant, store_id), StoreRecord, "vector store")
+    keys = [FileRef(tenant, store_id, file_id).record_key for file_id in file_ids]
+    files: list[tuple[FileRecord | None, int]] = []
+    is_damaged = False
+    for key, entry in zip(keys, await kv.get_many(keys) if keys else (), strict=True):
+        record = None if entry is None else decode_or_skip(kv, key, entry, FileRecord)
+        is_damaged = is_damaged or (entry is not None and record is None)
+        files.append((record, ABSENT if entry is None else entry.version))
+    if store.file_counts is None or is_damaged:
+        await count_files(kv, tenant, store_id, store)
+    return store, version, files
 
 
 async def store_text(kv: KVStore, file_ref: FileRef, text: str) -> None:
     """Store the extracted text of a file, in place of an earlier one."""
+
+    async def read_text() -> AsyncGenerator[bytes]:
+        yield text.encode()
+
     await delete_text(kv, file_ref)
-    data = text.encode()
-    for number, start in enumerate(range(0, len(data), _TEXT_CHUNK_BYTES)):
-        await kv.write([Put(f"{file_ref.text_prefix}{number:06d}", data[start : start + _TEXT_CHUNK_BYTES])])
+    await write_chunks(kv, file_ref.text_prefix, read_text())
 
 
 async def load_text(kv: KVStore, file_ref: FileRef) -> str:
@@ -214,9 +277,16 @@ def build_add_ops(file_ref: FileRef, record: FileRecord) -> Sequence[Op]:
     )
 
 
-def build_remove_ops(file_ref: FileRef) -> Sequence[Op]:
+def build_remove_ops(file_ref: FileRef) -> Sequence[Delete]:
     """Return the operations that remove the file from its store."""
     return Delete(file_ref.record_key), Delete(file_ref.reverse_key), Delete(file_ref.job_key)
+
+
+def build_orphan_ops(file_ref: FileRef, absent_key: str) -> Sequence[Op]:
+    """Return the operations that remove what is left of a file, on the condition that `absent_key` is still absent: the
+    key of its record, or of its store."""
+    ops = {op.key: op for op in build_remove_ops(file_ref)}
+    return list({**ops, absent_key: Delete(absent_key, ABSENT)}.values())
 
 
 def build_outcome(record: FileRecord, status: FileStatus, **changes: Any) -> FileRecord:
@@ -227,8 +297,3 @@ def build_outcome(record: FileRecord, status: FileStatus, **changes: Any) -> Fil
 def expired_error(store_id: str) -> InvalidRequest:
     """Return the error of a use of a vector store that has expired."""
     return InvalidRequest(f"The vector store '{store_id}' has expired.", code="vector_store_expired")
-
-
-def conflict_error() -> Overloaded:
-    """Return the error of a change that others have overtaken again and again."""
-    return Overloaded("Too much changes here at once. Try again.")

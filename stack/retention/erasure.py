@@ -16,7 +16,6 @@ from apis.accounts.accounts import MAX_KEY_AGE_S
 from apis.accounts.directory import Project
 from apis.accounts.erasure import ProjectErasure
 from apis.containers import ContainerListParams
-from apis.documents.vector_stores import VectorStoreListParams
 from apis.errors import InvalidRequest, NotFound, Overloaded
 from apis.storage.kv_store import Delete, KVStore
 from apis.storage.records import delete_all, scan_groups
@@ -94,9 +93,7 @@ class ProjectEraser:
                 for container in page:
                     await _ignore_absence(containers.delete(container.id, tenant=tenant))
         if stores is not None:
-            while page := (await stores.list(VectorStoreListParams(limit=100), tenant=tenant)).data:
-                for store in page:
-                    await _ignore_absence(stores.delete(store.id, tenant=tenant))
+            await stores.delete_all(tenant=tenant)
 
 
 async def _tenant_prefixes(kv: KVStore, tenant: str) -> AsyncGenerator[str]:

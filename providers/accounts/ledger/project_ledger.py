@@ -31,7 +31,7 @@ from providers.accounts.ledger.round_planner import (
     find_usage_row,
 )
 from providers.accounts.records import find_counter_key, usage_key
-from providers.common.state.scan import skipping_damaged
+from providers.common.state.scan import decode_or_skip
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS: Final = 200
@@ -383,10 +383,7 @@ async def find_void_guards(kv: KVStore, rows: Sequence[tuple[str, Entry]]) -> se
 def _decode_charge(kv: KVStore, key: str, entry: Entry) -> ChargeEnd | LeaseRecord | OpenCharge | None:
     """Return the record, or None if it is damaged: it then counts until it expires, for its project alone."""
     is_end, is_lease = key.endswith("/end"), key.endswith(LEASE_SUFFIX)
-    record_type = ChargeEnd if is_end else LeaseRecord if is_lease else OpenCharge
-    with skipping_damaged(kv, key, record_type.__name__):
-        return decode_record(entry, record_type)
-    return None
+    return decode_or_skip(kv, key, entry, ChargeEnd if is_end else LeaseRecord if is_lease else OpenCharge)
 
 
 def _fail(requests: Sequence[ChargeRequest], error: StackError) -> None:

@@ -57,13 +57,27 @@ async def write_prepared(kv: KVStore, prepare: Callable[[], Awaitable[Sequence[O
 
     Raises Overloaded after MAX_ATTEMPTS.
     """
-    for attempt in range(MAX_ATTEMPTS):
-        if attempt:
-            longest_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2.0**attempt)
-            await asyncio.sleep(random.uniform(0, longest_s))  # noqa: S311 - not a secret
+    has_changes = True
+
+    async def attempt() -> bool:
+        nonlocal has_changes
         ops = await prepare()
-        if ops is None:
-            return False
-        if await kv.write(ops) is not None:
-            return True
+        has_changes = ops is not None
+        return ops is None or await kv.write(ops) is not None
+
+    await repeat_until_true(attempt)
+    return has_changes
+
+
+async def repeat_until_true(attempt: Callable[[], Awaitable[bool]]) -> None:
+    """Repeat a conditional write of any form until it returns True, with pauses that grow and differ between callers.
+
+    Raises Overloaded after MAX_ATTEMPTS.
+    """
+    for number in range(MAX_ATTEMPTS):
+        if number:
+            longest_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2.0**number)
+            await asyncio.sleep(random.uniform(0, longest_s))  # noqa: S311 - not a secret
+        if await attempt():
+            return
     raise Overloaded("Too many changes of the same object at once. Try again.", retry_after_s=1)

@@ -4,8 +4,10 @@ All code that reads many records decodes them here. A request for one record dec
 """
 
 import logging
-from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Final, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -38,9 +40,9 @@ async def scan_records(
     """Yield the readable records whose keys begin with `prefix`, ordered by key, read in pages."""
     async with aclosing(scan_all(kv, prefix, page_size=page_size)) as rows:
         async for key, entry in rows:
-            stored = _decode_or_skip(kv, key, entry, record_type)
-            if stored is not None:
-                yield stored
+            record = decode_or_skip(kv, key, entry, record_type)
+            if record is not None:
+                yield StoredRecord(key, record, entry.version)
 
 
 async def list_records(
@@ -59,9 +61,9 @@ async def list_records(
     while True:
         rows = await kv.scan(prefix, after=after, before=before, limit=limit, reverse=reverse)
         for key, entry in rows:
-            stored = _decode_or_skip(kv, key, entry, record_type)
-            if stored is not None:
-                records.append(stored)
+            record = decode_or_skip(kv, key, entry, record_type)
+            if record is not None:
+                records.append(StoredRecord(key, record, entry.version))
         if len(records) >= limit or len(rows) < limit:
             return records[:limit]
         if reverse:
@@ -70,20 +72,35 @@ async def list_records(
             after = rows[-1][0]
 
 
-def _decode_or_skip(kv: KVStore, key: str, entry: Entry, record_type: type[RecordT]) -> StoredRecord[RecordT] | None:
+def decode_or_skip(kv: KVStore, key: str, entry: Entry, record_type: type[RecordT]) -> RecordT | None:
+    """Return the record of one row of a scan; None if it is damaged, which is logged and counted."""
     with skipping_damaged(kv, key, record_type.__name__):
-        return StoredRecord(key, decode_record(entry, record_type), entry.version)
+        return decode_record(entry, record_type)
     return None
 
 
-@contextmanager
-def skipping_damaged(kv: KVStore, key: str, record_name: str) -> Generator[None]:
-    """Leave the block where it cannot decode or validate what is stored under `key`: that is logged and counted, and
-    the work goes on after the block. `record_name` is for the log: the name of the record's type."""
-    try:
-        yield
-    except (msgspec.MsgspecError, ValueError, StorageCorrupt) as exc:
-        report_damaged(kv, key, record_name, exc)
+@dataclass(frozen=True, slots=True)
+class _SkippedBlock:
+    kv: KVStore
+    key: str
+    record_name: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        is_damage = isinstance(exc, msgspec.MsgspecError | ValueError | StorageCorrupt)
+        if is_damage:
+            report_damaged(self.kv, self.key, self.record_name, exc)
+        return is_damage
+
+
+def skipping_damaged(kv: KVStore, key: str, record_name: str) -> _SkippedBlock:
+    """Leave the `with` block where it cannot decode or validate what is stored under `key`: that is logged and counted,
+    and the work goes on after the block. `record_name` is for the log: the name of the record's type."""
+    return _SkippedBlock(kv, key, record_name)
 
 
 def report_damaged(kv: KVStore, key: str, record_name: str, exc: Exception) -> None:
