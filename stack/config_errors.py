@@ -24,11 +24,16 @@ def to_config_error(
     The values themselves are never shown, because one of them may be a secret.
     """
     lines: dict[str, str] = {}
-    for error in exc.errors(include_url=False, include_input=False, include_context=False):
+    choices: dict[str, list[str]] = {}
+    for error in exc.errors(include_url=False, include_input=False):
         path = _error_path(raw, error)
         where = ".".join(part for part in (prefix, *path) if part)
-        # Each branch of a union reports the same value; the first one is enough.
-        lines.setdefault(where, f"{source}: {where}: {_error_sentence(error, path, model)}")
+        # Each branch of a union reports the value: the words that it may be say most, else the first error.
+        if error["type"] == "literal_error":
+            choices.setdefault(where, []).append(str(error.get("ctx", {}).get("expected")))
+            lines[where] = f"{source}: {where}: must be {' or '.join(choices[where])}."
+        else:
+            lines.setdefault(where, f"{source}: {where}: {_error_sentence(error, path, model)}")
     return ConfigError("\n".join(lines.values()))
 
 

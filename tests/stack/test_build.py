@@ -156,6 +156,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"provider": SILENT, "urls": {"a": 1}},
         "inference.urls: Input should be a valid string.",
     ),
+    "no word of a field that takes words or a mapping": (  # G-A15
+        {"provider": "vllm", "reasoning_tags": "banana"},
+        "inference.reasoning_tags: must be 'think', 'think-open', 'deepseek-r1', 'magistral' or 'seed-oss' or 'auto'.",
+    ),
     "missing field": (
         {"provider": SEVERAL},
         "inference.providers: must be a mapping of names to inference sections, each with its provider.",

@@ -111,7 +111,7 @@ MISTAKES: dict[str, tuple[str | bytes, str]] = {
     "two mistakes": (
         f"{BODY}server: {{port: 70000, log_level: loud}}",
         "server.port: Input should be less than or equal to 65535.\n"
-        "server.log_level: Input should be 'debug', 'info', 'warning' or 'error'.",
+        "server.log_level: must be 'debug', 'info', 'warning' or 'error'.",
     ),
     "key of another type": (
         f"{BODY}server: {{api_keys: [123]}}",

@@ -33,7 +33,7 @@ from providers.responses.events.tool_result import ContainerFile
 
 _MARK: Final = re.compile(r"【(\d{1,6})(?:†([^】【\n]*))?】")
 _PARTIAL_MARK: Final = re.compile(r"【(?:\d{0,6}|(\d{1,6})†[^】【\n]*)\Z")
-_LINE_MARK: Final = re.compile(r"L(\d{1,4})")
+_LINE_MARK: Final = re.compile(r"L(\d{1,4})(?:-L?(\d{1,4}))?")
 _MAX_MARK_CHARS: Final = 256
 _MAX_LINES: Final = 10_000
 _MAX_FILES: Final = 200
@@ -138,8 +138,10 @@ class CitationScanner:
         line = _LINE_MARK.match(mark[2] or "")
         if line is None:
             return None
-        last = int(line[1])
-        lines = range(last, max(-1, last - _MAX_LINES_PER_RESULT), -1)
+        first = int(line[1])
+        last = min(int(line[2] or first), first + _MAX_LINES_PER_RESULT)
+        # the result that the first line belongs to; a mark that begins on the heading cites the first result below it
+        lines = (*range(first, max(-1, first - _MAX_LINES_PER_RESULT), -1), *range(first + 1, last + 1))
         return next((result for at in lines if (result := line_number(number, at)) in self.sources), None)
 
     def build_citation(self, target: int | str, start: int, end: int) -> Citation:
