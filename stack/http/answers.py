@@ -60,7 +60,7 @@ def error_response(error: StackError) -> Response:
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = f"{max(1, round(error.retry_after_s))}"
-    elif error.status == 503:
+    elif error.status in (503, 504):
         headers["retry-after"] = "1"
     if error.repeats_work or isinstance(error, QuotaExceeded):
         headers["x-should-retry"] = "false"

@@ -194,12 +194,13 @@ class Edge:
             return
         context.caller = await self._authenticate(scope)
         context.tenant = context.caller.tenant
-        CURRENT_TURN.set(turn_of(context.tenant))
+        turn = turn_of(context.tenant)
+        CURRENT_TURN.set(turn)
         if self._requires_keys and scope["type"] == "websocket":
             context.authenticate_again = partial(self._authenticate, scope)
         peer = get_peer(scope)
-        if peer is not None and not peer.is_admitted:
-            peer.admit()
+        if peer is not None and peer.turn is not turn:
+            peer.admit(turn)
         if self._requires_keys:
             require_privilege(context.caller, context.request_record.method, path)
         if path == METRICS_PATH and self._hides_metrics and not context.is_administrator:

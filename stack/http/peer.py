@@ -5,17 +5,23 @@ from typing import Any, Final, Protocol
 
 from starlette.types import Scope
 
+from providers.common.fair_turns import TenantTurn
+
 _STATE_KEY: Final = "stack.peer"
 
 
 class Peer(Protocol):
     """One client's connection. All requests on it share the object, through the `state` of their scopes."""
 
-    is_admitted: bool
-    """True once a request on the connection has passed authentication."""
+    turn: TenantTurn
+    """The turn in which the connection is read: its address's until a request has passed authentication."""
 
-    def admit(self) -> None:
-        """Record that a request on the connection has passed authentication: it may stay open between requests."""
+    cover_message: Callable[[int], bool]
+    """Takes the bytes of a WebSocket's unfinished message; false where they find no place. The app sets it."""
+
+    def admit(self, turn: TenantTurn) -> None:
+        """Record that a request on the connection has passed authentication: it may stay open between requests, and is
+        read in the turns of the tenant."""
         ...
 
     def body_writer(self) -> Callable[[bytes], bool]:

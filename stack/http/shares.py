@@ -22,6 +22,11 @@ class RequestShares:
         self._streams = FairShare("streams", config.max_streams)
         self._websockets = FairShare("WebSockets", config.max_websockets)
 
+    @property
+    def bodies_used(self) -> int:
+        """Number of places that bodies in progress hold."""
+        return self._bodies.used
+
     def cover_body(self, places: list[Place], size_bytes: int, tenant: str) -> None:
         """Add to `places` until they cover a body of which `size_bytes` have been received. They are released when the
         request is over, because what was parsed from the body lives as long. Raises Overloaded."""

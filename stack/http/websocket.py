@@ -29,10 +29,12 @@ from apis.errors import (
 from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
+from providers.common.fair_turns import REQUEST_WORK, current_turn
 from stack.http.access.metering import GrantedRequest, end_charge, grant_request, open_charge
 from stack.http.admission import unauthorized_error
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
+from stack.http.peer import get_peer
 from stack.http.request_record import WEBSOCKET, RequestRecord
 from stack.http.sse import ApiDialect, encode_message, read_dialect, select_events
 from stack.http.streams import SHUTTING_DOWN_MESSAGE
@@ -64,7 +66,10 @@ class WebSocketEndpoint:
             session = stack.responses.open_session(tenant=tenant)
             try:
                 await send({"type": "websocket.accept", "headers": []})
-                await _SocketHandler(send, session, services, dialect, context).run(receive)
+                handler = _SocketHandler(send, session, services, dialect, context)
+                if (peer := get_peer(scope)) is not None:
+                    peer.cover_message = handler.cover_message
+                await handler.run(receive)
             except OSError:
                 _log.info("a client left before its WebSocket was open")
             finally:
@@ -112,6 +117,7 @@ class _SocketHandler:
         self._max_age_s = config.max_websocket_age_s
         self._request_id = context.request_id
         self._stream_ids: set[str] = set()
+        self._arriving_places: list[Place] = []
         self._queue: list[_CreateMessage] = []
         self._running_tasks: dict[str, asyncio.Task[None]] = {}
         self._close_reason: StackError | None = None
@@ -140,6 +146,14 @@ class _SocketHandler:
             end.cancel()
             await self._cancel_tasks()
 
+    def cover_message(self, size_bytes: int) -> bool:
+        """Count the bytes of a message that is not whole yet; return false where they find no place."""
+        try:
+            self._shares.cover_body(self._arriving_places, size_bytes, self._tenant)
+        except Overloaded:
+            return False
+        return True
+
     def _schedule_end(self) -> asyncio.TimerHandle:
         """Close the connection at its maximum age, or when the key expires with which it was opened."""
         age_s, reason, code = self._max_age_s, _age_limit_error(self._max_age_s), _CLOSE_NORMAL
@@ -149,8 +163,8 @@ class _SocketHandler:
         return asyncio.get_running_loop().call_later(age_s, partial(self._begin_close, reason, code, is_announced=True))
 
     async def _cancel_tasks(self) -> None:
-        for create_message in self._queue:
-            _release(create_message.places)
+        for places in (self._arriving_places, *(create_message.places for create_message in self._queue)):
+            _release(places)
         self._queue.clear()
         tasks = {*self._running_tasks.values(), *self._closing_tasks}
         for task in tasks:
@@ -161,8 +175,9 @@ class _SocketHandler:
     async def _receive_message(self, text: str | None) -> None:
         """Queue one message until its stream is free. All are read at once, so that a disconnect is noticed."""
         stream_id = ""
-        places: list[Place] = []
+        places, self._arriving_places = self._arriving_places, []
         try:
+            await current_turn().wait(REQUEST_WORK)
             if text is None:
                 raise InvalidRequest("A message is a text frame that holds one JSON object.", code="invalid_type")
             body = text.encode()

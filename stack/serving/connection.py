@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from providers.common.fair_turns import REQUEST_WORK, TURN_WORK, turn_of
 from stack.http.peer import peer_state
 from stack.serving.flow import HoldableFlow, LazyEvent
 from stack.serving.open_connections import OpenConnections, TrackedPeer
@@ -21,6 +22,8 @@ _SLICE_BYTES: Final = 4096
 _MAX_PIPELINED: Final = 16
 """Parsed requests that wait for the responses before them; more stay unparsed, and then unread."""
 _MAX_HEADERS: Final = 256
+_BODY_PIECE_WORK: Final = 10
+"""Work on one piece of a body, and one more for each 64 bytes of it: a client may send chunks of one byte."""
 _CHECK_INTERVALS_S: Final = (0.02, 0.1, 0.5, 1.0)
 """Pauses between the checks of a half-closed connection; the last one repeats."""
 _TCP_CLOSE: Final = b"\x07"
@@ -41,11 +44,13 @@ class _Pipeline(list[tuple[Any, Any]]):
 
 
 class HttpServerConnection(HttpToolsProtocol):
-    """Bounds a connection in time and size.
+    """Bounds a connection in time and size, and parses what it receives in the turns of its tenant, or of its address
+    before a request has passed authentication.
 
-    It is closed if a request head is incomplete after `head_s` or larger than `max_head_bytes`, if a body is slower
-    than `body_bytes_per_s`, checked every `body_s`, and if the client reads nothing of a response for `stall_s`. A
-    connection on which no request has passed authentication may idle for `anonymous_idle_s`.
+    It is closed if a request head is incomplete after `head_s`, if head and trailers, which are dropped, are larger
+    than `max_head_bytes` together, if a body is slower than `body_bytes_per_s`, checked every `body_s`, and if the
+    client reads nothing of a response for `stall_s`. A connection on which no request has passed authentication may
+    idle for `anonymous_idle_s`.
 
     Pipelined requests are parsed a few at a time. A client that has closed only its half of the connection is served.
     """
@@ -59,11 +64,16 @@ class HttpServerConnection(HttpToolsProtocol):
         "_flow",
         "_head_bytes",
         "_in_head",
+        "_is_lingering",
+        "_is_queued",
         "_stall_timer",
         "_timer",
+        "_trailer_bytes",
+        "_trailer_count",
         "_unparsed",
         "peer",
     )
+    peer: TrackedPeer
 
     head_s: ClassVar[float] = 10.0
     max_head_bytes: ClassVar[int] = 64 * 1024
@@ -71,6 +81,8 @@ class HttpServerConnection(HttpToolsProtocol):
     body_bytes_per_s: ClassVar[int] = 1024
     stall_s: ClassVar[float] = 60.0
     anonymous_idle_s: ClassVar[float] = 5.0
+    linger_s: ClassVar[float] = 2.0
+    """Seconds in which a client may go on sending a request that was refused."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -81,10 +93,13 @@ class HttpServerConnection(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._body_bytes = 0
+        self._trailer_bytes = 0
+        self._trailer_count = 0
         self._unparsed = bytearray()
+        self._is_queued = False
+        self._is_lingering = False
         self._active_cycle: Any = None
         self._drain_idle_s: float | None = None
-        self.peer: TrackedPeer | None = None
 
     @property
     def has_request(self) -> bool:
@@ -100,8 +115,8 @@ class HttpServerConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = HoldableFlow(transport)
         self.timeout_keep_alive = self.anonymous_idle_s
-        registry = OpenConnections.of(self.app_state)
-        self.peer = registry.open(self, self.client[0] if self.client else "", self.loop.time())
+        registry, address = OpenConnections.of(self.app_state), self.client[0] if self.client else ""
+        self.peer = registry.open(self, address, turn_of(f"address {address}"), self.loop.time())
         self.app_state = peer_state(self.app_state, self.peer)
         self._start_timer(self.head_s)
         if registry.drain_idle_s is not None:
@@ -123,11 +138,12 @@ class HttpServerConnection(HttpToolsProtocol):
             active.disconnected = True
             active.message_event.set()
         super().connection_lost(exc)
-        if self.peer is not None:
-            self.peer.close()
+        self.peer.close()
 
     def data_received(self, data: bytes) -> None:
-        if not self._unparsed and len(data) <= _SLICE_BYTES:
+        if self._is_lingering:
+            return
+        if not self._unparsed and len(data) <= _SLICE_BYTES and self.peer.turn.spent <= TURN_WORK:
             self._parse(data)
             if len(self.pipeline) >= _MAX_PIPELINED:
                 self._flow.hold()
@@ -136,8 +152,14 @@ class HttpServerConnection(HttpToolsProtocol):
             self._parse_held()
 
     def _parse_held(self) -> None:
-        """Parse what was received, slice by slice, while not too many requests wait."""
+        """Parse what was received, slice by slice, in the turns of the tenant and while not too many requests wait."""
         while self._unparsed and len(self.pipeline) < _MAX_PIPELINED:
+            turn = self.peer.turn
+            if turn.spent > TURN_WORK:
+                if not self._is_queued:
+                    self._is_queued = True
+                    turn.queue(self._parse_in_turn, REQUEST_WORK)
+                break
             piece = bytes(self._unparsed[:_SLICE_BYTES])
             del self._unparsed[:_SLICE_BYTES]
             self._parse(piece)
@@ -145,6 +167,11 @@ class HttpServerConnection(HttpToolsProtocol):
             self._flow.hold()
         elif self._flow.held and not self.transport.is_closing():
             self._flow.release()
+
+    def _parse_in_turn(self) -> None:
+        self._is_queued = False
+        if not self.transport.is_closing():
+            self._parse_held()
 
     def _parse(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -155,6 +182,8 @@ class HttpServerConnection(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         if self._in_head:
             self._head_bytes += len(data)
+        else:
+            self._trailer_bytes += len(data)  # unless it is of the body
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -164,7 +193,8 @@ class HttpServerConnection(HttpToolsProtocol):
         except httptools.HttpParserError as exc:
             self._refuse(HEAD_TOO_LARGE if isinstance(exc.__context__, _RefusedError) else BAD_REQUEST)
         else:
-            if self._in_head and self._head_bytes > self.max_head_bytes:
+            counted_bytes = self._head_bytes if self._in_head else self._head_bytes + self._trailer_bytes
+            if counted_bytes > self.max_head_bytes:
                 self._refuse(HEAD_TOO_LARGE)
 
     def _refuse(self, response: bytes) -> None:
@@ -174,26 +204,56 @@ class HttpServerConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         last, active = self.cycle, self._active_cycle
-        if self.is_idle or (active is last and last.more_body and not last.response_started):
+        if self.has_request and not self._in_head and last.response_complete:
+            self.transport.close()  # the fault is in the trailers of a request that was answered
+        elif self.is_idle or (active is last and last.more_body and not last.response_started):
             self.transport.write(response)
-            self.transport.close()
+            self._linger()
         elif last.more_body:
             self.transport.close()
         else:
             last.keep_alive = False
             self._flow.hold()
 
+    def close_after_response(self) -> None:
+        """Close the connection after what was written."""
+        if self.cycle.more_body or self._unparsed or self.pipeline:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Close this half of the connection now and the other one in a moment, and drop what still comes: if bytes
+        arrived at a closed connection, or waited there, its system would reset it, and the client lose the response."""
+        if self._is_lingering or self.transport.is_closing():
+            return
+        self._is_lingering = True
+        self._unparsed.clear()
+        self.transport.write_eof()
+        self._flow.release()
+        self._start_timer(self.linger_s)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
-        self._head_bytes = 0
+        self._head_bytes = self._trailer_bytes = self._trailer_count = 0
         self._start_timer(self.head_s)
 
-    def on_headers_complete(self) -> None:
-        if len(self.headers) > _MAX_HEADERS or (
-            self._head_bytes > self.max_head_bytes // 2 and self._count_head_bytes() > self.max_head_bytes
-        ):
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+            return
+        # a trailer: it came after the request was checked by its head, and so is not part of it
+        self._trailer_count += 1
+        if len(self.headers) + self._trailer_count > _MAX_HEADERS:
             raise _RefusedError
+
+    def on_headers_complete(self) -> None:
+        if self._head_bytes > self.max_head_bytes // 2:
+            self._head_bytes = self._count_head_bytes()
+        if len(self.headers) > _MAX_HEADERS or self._head_bytes > self.max_head_bytes:
+            raise _RefusedError
+        self.peer.turn.spent += REQUEST_WORK
         super().on_headers_complete()
         self._in_head = False
         self._body_bytes = 0
@@ -206,17 +266,17 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._active_cycle = cycle
-        cycle.transport = ResponseTransport(self.transport, self.loop)
+        cycle.transport = ResponseTransport(self.transport, self.loop, self.close_after_response)
         cycle.message_event = LazyEvent(is_set=cycle.message_event.is_set())
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         self._active_cycle.transport.flush()
-        if self.pipeline:
+        if self.pipeline and not self._is_lingering:
             super().on_response_complete()
         else:  # uvicorn would make a timer for the pause after each response
             self.server_state.total_requests += 1
-            if self.transport.is_closing():
+            if self.transport.is_closing() or self._is_lingering:
                 return
             self._start_idle_timer()
             self.flow.resume_reading()
@@ -233,7 +293,7 @@ class HttpServerConnection(HttpToolsProtocol):
     def _write_body(self, body: bytes) -> bool:
         """Write a part of the current response's body, as uvicorn does; return true if the client is ready for more."""
         cycle = self._active_cycle
-        if cycle.disconnected or cycle.response_complete:
+        if cycle.disconnected or cycle.response_complete or self.transport.is_closing():
             return False
         data = b"%x\r\n%b\r\n" % (len(body), body) if cycle.chunked_encoding else body
         if held_data := cycle.transport.held_data:
@@ -244,6 +304,8 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        self._trailer_bytes = 0
+        self.peer.turn.spent += _BODY_PIECE_WORK + (len(body) >> 6)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -255,7 +317,7 @@ class HttpServerConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn's own always closes
-        if self.is_idle or self.cycle.more_body or self._unparsed or not _HAS_TCP_INFO:
+        if self._is_lingering or self.is_idle or self.cycle.more_body or self._unparsed or not _HAS_TCP_INFO:
             return None
         self._stop_timer()
         self.cycle.keep_alive = False
@@ -287,7 +349,7 @@ class HttpServerConnection(HttpToolsProtocol):
     def drain(self, idle_s: float) -> None:
         """Serve at most one more request, with `connection: close`, and close once nothing was received for `idle_s`:
         closing at once would reset a request that is on its way. A second call does nothing."""
-        if self._drain_idle_s is not None:
+        if self._drain_idle_s is not None or self._is_lingering:
             return
         self._drain_idle_s = self.timeout_keep_alive = idle_s
         if not self.is_idle:
@@ -299,8 +361,8 @@ class HttpServerConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._cancel_stall()
-        is_admitted = self.peer is not None and self.peer.is_admitted
-        self._stall_timer = self.loop.call_later(self.stall_s if is_admitted else self.head_s, self.transport.abort)
+        stall_s = self.stall_s if self.peer.is_admitted else self.head_s
+        self._stall_timer = self.loop.call_later(stall_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         self._cancel_stall()
@@ -349,7 +411,9 @@ class HttpServerConnection(HttpToolsProtocol):
             self._expire()
 
     def _expire(self) -> None:
-        if self._flow.held:
+        if self._is_lingering:
+            self.transport.close()
+        elif self._flow.held:
             self._start_timer(self.head_s)  # the client may have sent the rest, which is not read yet
         elif not self._in_head and self._body_bytes >= self.body_s * self.body_bytes_per_s:
             self._body_bytes = 0

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, Protocol
 
+from providers.common.fair_turns import TenantTurn
 from stack.http.peer import Peer
 
 ANONYMOUS_PER_ADDRESS: Final = 200
@@ -36,17 +37,36 @@ class TrackedConnection(Protocol):
 class TrackedPeer(Peer):
     """One open connection and its state in the registry."""
 
-    __slots__ = ("_on_disconnect", "_registry", "address", "connection", "is_admitted", "opened_at")
+    __slots__ = (
+        "_on_disconnect",
+        "_registry",
+        "address",
+        "connection",
+        "cover_message",
+        "is_admitted",
+        "opened_at",
+        "turn",
+    )
 
-    def __init__(self, registry: "OpenConnections", connection: TrackedConnection, address: str, now: float) -> None:
+    def __init__(
+        self,
+        registry: "OpenConnections",
+        connection: TrackedConnection,
+        address: str,
+        turn: TenantTurn,
+        now: float,
+    ) -> None:
         self._registry = registry
         self.connection: TrackedConnection | None = connection
         self.address = address
+        self.turn = turn
+        self.cover_message = _cover_any
         self.opened_at = now
         self.is_admitted = False
         self._on_disconnect: Callable[[], None] | None = None
 
-    def admit(self) -> None:
+    def admit(self, turn: TenantTurn) -> None:
+        self.turn = turn
         if not self.is_admitted:
             self.is_admitted = True
             self._registry.admit(self)
@@ -104,10 +124,13 @@ class OpenConnections:
         """True if more connections are open than are served; only probes are then."""
         return self._count > self._max_connections
 
-    def open(self, connection: TrackedConnection, address: str, now: float) -> TrackedPeer:
-        """Return the peer of a new connection. Where there are too many, the oldest idle anonymous one is closed, of
-        the same address or, when the server is full, of any; if there is none in a full server, the new one is."""
-        peer = TrackedPeer(self, connection, address, now)
+    def open(self, connection: TrackedConnection, address: str, turn: TenantTurn, now: float) -> TrackedPeer:
+        """Return the peer of a new connection, whose address has `turn`.
+
+        Where there are too many, the oldest idle anonymous one is closed, of the same address or, when the server is
+        full, of any; if there is none in a full server, the new one is.
+        """
+        peer = TrackedPeer(self, connection, address, turn, now)
         self._count += 1
         self._anonymous[peer] = None
         neighbours = self._by_address.setdefault(address, {})
@@ -148,6 +171,11 @@ def _abort_oldest_idle(peers: dict[TrackedPeer, None], opened_before: float) -> 
             connection.transport.abort()
             return True
     return False
+
+
+def _cover_any(_: int) -> bool:
+    """Take the bytes of a message that the app does not bound."""
+    return True
 
 
 def _write_nothing(_: bytes) -> bool:

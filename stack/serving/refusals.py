@@ -23,5 +23,5 @@ def render_refusal(error: StackError) -> bytes:
 
 BAD_REQUEST: Final = render_refusal(InvalidRequest("We could not parse your request as HTTP/1.1."))
 HEAD_TOO_LARGE: Final = render_refusal(
-    _HeadTooLarge("The head of your request is too large: send at most 64 KiB in at most 256 headers.")
+    _HeadTooLarge("The head of your request is too large: send at most 64 KiB in at most 256 headers and trailers.")
 )

@@ -1,6 +1,7 @@
 """ResponseTransport: few system calls for the parts of one response."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -11,13 +12,16 @@ _MAX_HELD_BYTES: Final = 16 * 1024
 
 class ResponseTransport:
     """Transport that uvicorn writes one response to: what it writes in one turn of the event loop leaves in one system
-    call, and the head with the first part of the body, as ASGI allows."""
+    call, and the head with the first part of the body, as ASGI allows. `close` closes the connection after it."""
 
-    __slots__ = ("_is_head", "_is_scheduled", "_loop", "_transport", "held_data")
+    __slots__ = ("_close", "_is_head", "_is_scheduled", "_loop", "_transport", "held_data")
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, close: Callable[[], None]
+    ) -> None:
         self._transport = transport
         self._loop = loop
+        self._close = close
         self._is_head = True
         self._is_scheduled = False
         self.held_data = b""
@@ -41,10 +45,11 @@ class ResponseTransport:
 
     def close(self) -> None:
         self.flush()
-        self._transport.close()
+        self._close()
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write what is held, unless the client has left meanwhile."""
         if self.held_data:
             held, self.held_data = self.held_data, b""
-            self._transport.write(held)
+            if not self._transport.is_closing():
+                self._transport.write(held)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from providers.common.fair_turns import TenantTurn, turn_of
 from stack.http.peer import Peer, peer_state
 from stack.http.request_record import RequestRecord
 from stack.http.streams import EventStream, StreamMonitor
@@ -20,7 +21,8 @@ class Connection(Peer):
     """Records what is sent by ASGI, which may be held back, and what is written at once."""
 
     def __init__(self, *, is_ready: bool) -> None:
-        self.is_admitted = True
+        self.turn = turn_of("")
+        self.cover_message = bool
         self.calls: list[str] = []
         self._is_ready = is_ready
 
@@ -34,7 +36,7 @@ class Connection(Peer):
 
         return write
 
-    def admit(self) -> None: ...
+    def admit(self, turn: TenantTurn) -> None: ...
 
     def watch(self, on_disconnect: Callable[[], None]) -> None: ...
 

@@ -14,6 +14,7 @@ from websockets.exceptions import InvalidStatus
 
 from apis.errors import Overloaded, RateLimited
 from apis.fair_share import Place
+from providers.common.fair_turns import turn_of
 from stack.http.shares import RequestShares
 from stack.server_config import HttpServerConfig
 from stack.serving import open_connections
@@ -139,17 +140,17 @@ class Silent:
 
 def enter(registry: OpenConnections, address: str, now: float, *, is_idle: bool = True) -> Silent:
     silent = Silent(is_idle=is_idle)
-    silent.peer = registry.open(silent, address, now)
+    silent.peer = registry.open(silent, address, turn_of(address), now)
     return silent
 
 
-def test_silent_connections_of_one_address_close_each_other() -> None:
+async def test_silent_connections_of_one_address_close_each_other() -> None:
     """R10, S9: an address has at most 200 connections without authentication; others are not touched."""
     registry = OpenConnections(4096, 75)
     neighbour = enter(registry, "10.0.0.2", 0)
     known = enter(registry, "10.0.0.1", 0)
     assert known.peer is not None
-    known.peer.admit()
+    known.peer.admit(turn_of("a"))
     flood = [enter(registry, "10.0.0.1", 10 * number) for number in range(5000)]
     assert sum(not each.is_closing_now for each in flood) == open_connections.ANONYMOUS_PER_ADDRESS
     assert flood[-1].is_closing_now is False
@@ -157,14 +158,14 @@ def test_silent_connections_of_one_address_close_each_other() -> None:
     assert known.timeout_keep_alive == 75
 
 
-def test_requests_that_run_and_new_connections_are_not_closed() -> None:
+async def test_requests_that_run_and_new_connections_are_not_closed() -> None:
     registry = OpenConnections(4096, 75)
     flood = [enter(registry, "10.0.0.1", number / 1000) for number in range(900)]
     flood += [enter(registry, "10.0.0.3", number, is_idle=False) for number in range(900)]
     assert not any(each.is_closing_now for each in flood)
 
 
-def test_a_full_server_closes_the_oldest_anonymous_connection_or_the_new_one() -> None:
+async def test_a_full_server_closes_the_oldest_anonymous_connection_or_the_new_one() -> None:
     """R10: from however many addresses they come."""
     registry = OpenConnections(100, 75)
     limit = 100 + open_connections.PROBE_RESERVE
@@ -172,7 +173,7 @@ def test_a_full_server_closes_the_oldest_anonymous_connection_or_the_new_one() -
     assert [each.is_closing_now for each in silent] == [True] * 50 + [False] * limit
     for each in silent[50:]:
         assert each.peer is not None
-        each.peer.admit()
+        each.peer.admit(turn_of("a"))
     assert registry.is_crowded
     late = enter(registry, "10.1.0.1", 0.0, is_idle=False)
     assert late.is_closing_now

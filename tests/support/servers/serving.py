@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
+from providers.common.fair_turns import TenantTurn
 from stack.build import Stack
 from stack.config import HttpServerConfig, StackConfig
 from stack.http.app import create_app
@@ -95,11 +96,12 @@ class _RecordingPeer(Peer):
     def __init__(self, peer: Peer, record: Callable[[bytes], None]) -> None:
         self._peer = peer
         self._record = record
-        self.is_admitted = peer.is_admitted
+        self.turn = peer.turn
+        self.cover_message = peer.cover_message
 
-    def admit(self) -> None:
-        self._peer.admit()
-        self.is_admitted = True
+    def admit(self, turn: TenantTurn) -> None:
+        self._peer.admit(turn)
+        self.turn = turn
 
     def body_writer(self) -> Callable[[bytes], bool]:
         write_body = self._peer.body_writer()
