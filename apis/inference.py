@@ -65,13 +65,14 @@ class ModelNames:
 
 
 class CallAttempts:
-    """Progress of one model call: `has_failed` after an attempt that is being repeated, `is_accepted` once a server has
-    taken the request and generates. `on_accepted` is called then, if it is set."""
+    """Progress of one model call: `is_sent` once it is sent to a server that answers with a status, `has_failed` after
+    an attempt that is being repeated, `is_accepted` once a server has taken the request and generates. `on_accepted` is
+    called then, if it is set."""
 
-    __slots__ = ("has_failed", "is_accepted", "on_accepted")
+    __slots__ = ("has_failed", "is_accepted", "is_sent", "on_accepted")
 
     def __init__(self) -> None:
-        self.has_failed = self.is_accepted = False
+        self.is_sent = self.has_failed = self.is_accepted = False
         self.on_accepted: Callable[[], None] | None = None
 
     def accept(self) -> None:

@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from apis.errors import Overloaded, StackError, error_to_body
 from apis.events import INITIAL_EVENTS, TERMINAL_EVENTS, LoggedEvent
 from apis.live_batch import LiveBatch
+from apis.shared_timeout import SharedTimeout
 from apis.ticks import next_tick
 from providers.common.tracebacks import without_traceback
 from stack.http.peer import Peer, get_peer
@@ -27,6 +28,8 @@ SHUTTING_DOWN_MESSAGE: Final = (
     "This server is shutting down. Try again: another one answers, or this one when it is back."
 )
 _TICK_S: Final = 1.0
+HEAD_WAIT_S: Final = 1.0
+"""Seconds that the head of a stream waits for the first batch, whose failure is an HTTP status until then."""
 EVENT_STREAM_HEADER: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 _STREAM_HEADERS: Final = [
     EVENT_STREAM_HEADER,
@@ -101,6 +104,7 @@ class StreamMonitor:
         self._keep_alive_s = keep_alive_s
         self._open_streams: set[_OpenStream] = set()
         self._comment_tasks: set[asyncio.Task[None]] = set()
+        self.head_timeout = SharedTimeout(HEAD_WAIT_S)
         self.is_ending = False
         """True when the process ends, and cancels what runs: each stream then sends a last event."""
 
@@ -123,29 +127,72 @@ class StreamMonitor:
             for stream in list(self._open_streams):
                 silent_s = now - stream.last_write_at
                 if not stream.is_writing and silent_s > self._keep_alive_s:
-                    comment = asyncio.create_task(stream.write(KEEP_ALIVE_FRAME))
-                    self._comment_tasks.add(comment)
-                    comment.add_done_callback(self._comment_tasks.discard)
+                    self.send_comment(stream)
+
+    def send_comment(self, stream: "_OpenStream") -> asyncio.Task[None]:
+        """Send a comment on a stream, without waiting for it."""
+        comment = asyncio.create_task(stream.write(KEEP_ALIVE_FRAME))
+        self._comment_tasks.add(comment)
+        comment.add_done_callback(self._comment_tasks.discard)
+        return comment
 
 
 class _OpenStream:
-    """The connection of one open stream. `peer` is there where our own server runs the app."""
+    """The connection of one stream, which begins with the first write. `peer` is there where our own server runs the
+    app."""
 
-    __slots__ = ("_record", "_send", "_write_body", "is_writing", "last_write_at")
+    __slots__ = (
+        "_first_comment",
+        "_monitor",
+        "_record",
+        "_send",
+        "_write_body",
+        "is_open",
+        "is_writing",
+        "last_write_at",
+    )
 
-    def __init__(self, send: Send, peer: Peer | None, record: RequestRecord) -> None:
+    def __init__(self, send: Send, peer: Peer | None, record: RequestRecord, monitor: StreamMonitor) -> None:
         self._send = send
         self._write_body = None if peer is None else peer.body_writer()
         self._record = record
+        self._monitor = monitor
+        self._first_comment: asyncio.Task[None] | None = None
         self.last_write_at = monotonic()
-        self.is_writing = False
+        self.is_writing = self.is_open = False
+
+    def begin_early(self) -> None:
+        """Begin with a comment, while the first batch is waited for."""
+        self._first_comment = self._monitor.send_comment(self)
+
+    async def begin(self) -> None:
+        """Send the head, unless it was sent early."""
+        self._monitor.head_timeout.cancel(self.begin_early)
+        if self._first_comment is not None:
+            await asyncio.wait({self._first_comment})
+        if not self.is_open:
+            await self._send_head()
+
+    def end(self) -> None:
+        """Let nothing more be written but the end."""
+        self._monitor.head_timeout.cancel(self.begin_early)
+        if self._first_comment is not None and not self.is_open:
+            self._first_comment.cancel()
+        self._monitor.discard(self)
 
     async def write(self, body: bytes, *, more_body: bool = True) -> None:
         self.is_writing = True
         self.last_write_at = monotonic()
+        if not self.is_open:
+            await self._send_head()
         message: Message = {"type": "http.response.body", "body": body, "more_body": more_body}
         await self._send(message)
         self.is_writing = False
+
+    async def _send_head(self) -> None:
+        self.is_open = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        self._monitor.add(self)
 
     async def write_at_once(self, body: bytes) -> None:
         """Write now, together with what `write` has left to the end of the event loop's turn, and wait until the client
@@ -171,6 +218,9 @@ class _OpenStream:
 class EventStream(Response):
     """ASGI response of framed batches of events. An error before the first batch is raised, for an HTTP status.
 
+    With `encode_error` the head does not wait longer than HEAD_WAIT_S for the first batch, and an error after it is the
+    last frame. Without, the source must send its first events soon, and its errors as events.
+
     `request_record` is that of the request. If the request creates a response, it observes the first event, the first
     output and the last event.
     Batches after the first output are pushed where their source can do that: see `apis.live_batch`.
@@ -184,6 +234,7 @@ class EventStream(Response):
         request_record: RequestRecord,
         *,
         creates_response: bool = False,
+        encode_error: Callable[[StackError], bytes] | None = None,
     ) -> None:
         super().__init__()
         self._batches = batches
@@ -191,6 +242,7 @@ class EventStream(Response):
         self._monitor = monitor
         self._request_record = request_record
         self._creates_response = creates_response
+        self._encode_error = encode_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -200,16 +252,18 @@ class EventStream(Response):
             _log.info("a client left its stream early")
 
     async def _run(self, send: Send, peer: Peer | None) -> None:
-        stream: _OpenStream | None = None
+        stream = _OpenStream(send, peer, self._request_record, self._monitor)
+        is_first = True
         is_log = False
         ending, last = b"", DONE_FRAME
         waits = self._creates_response
+        if self._encode_error is not None:
+            self._monitor.head_timeout.start(stream.begin_early)
         try:
             async for batch in self._batches:
-                if stream is None:
-                    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                    stream = _OpenStream(send, peer, self._request_record)
-                    self._monitor.add(stream)
+                if is_first:
+                    await stream.begin()
+                    is_first = False
                 is_first_output = waits and not self._awaits_first_output(batch)
                 waits = waits and not is_first_output
                 is_log = is_log or (bool(batch) and isinstance(batch[-1], LoggedEvent))
@@ -222,22 +276,21 @@ class EventStream(Response):
                 del batch
         except StackError as exc:
             without_traceback(exc)
-            if stream is None:
+            if not stream.is_open:
                 raise
-            # the stream has already sent its own error event; the exception is for callers that drain it
             _log.info("a stream failed: %s", exc.message)
-            if is_log:
-                last = b""  # a log is not done: it can be read on from another worker
+            ending = ending if self._encode_error is None else self._encode_error(exc)
+            last = b"" if is_log else DONE_FRAME  # a log is not done: it can be read on from another worker
         except asyncio.CancelledError:
-            if stream is None or not self._monitor.is_ending:
+            if not stream.is_open or not self._monitor.is_ending:
                 raise
             last = b"" if is_log else _SHUTDOWN_FRAME + DONE_FRAME
         finally:
-            if stream is not None:
-                self._monitor.discard(stream)
+            stream.end()
             await self._batches.aclose()
-        if stream is not None:
-            await stream.write(ending + last, more_body=False)
+        if is_first:
+            await stream.begin()
+        await stream.write(ending + last, more_body=False)
 
     def _is_end(self, batch: Sequence[Any]) -> bool:
         """Return true, and record the last event, if that is the end of the response that the request creates."""

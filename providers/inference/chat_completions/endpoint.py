@@ -177,6 +177,8 @@ class ChatCompletions:
         `chat` adapts is followed by another request."""
         span = current_span()
         span.set(self._server_attributes)
+        if (attempts := CALL_ATTEMPTS.get()) is not None:
+            attempts.is_sent = True
         await self._check_model(model)
         deadline = monotonic() + self._limits.first_token_s
         while True:

@@ -14,6 +14,8 @@ from apis.shared_timeout import SharedTimeout
 
 EARLY_FAILURE_WAIT_S: Final = 0.04
 """Seconds that the first event waits for the model: a refusal within them becomes an HTTP status."""
+_HEAD_WAIT_S: Final = 1 - EARLY_FAILURE_WAIT_S
+"""Seconds more that it waits for a server that has been sent the request, and has not yet answered with a status."""
 _RETRY_WAIT_S: Final = 10
 """Seconds that the first event waits for servers of which one has failed already."""
 
@@ -22,7 +24,8 @@ class FirstBatches:
     """The events of `build_first_events`, then the first batch, read by a task that is waited for briefly: an early
     refusal by the model is raised on entering. The first events are built while the model is waited for.
 
-    Where an attempt of the call fails meanwhile, entering waits until a server accepts the next one or all have failed.
+    Where a server has been sent the call, entering waits for its status, for a second at most; where an attempt fails
+    meanwhile, until a server accepts the next one or all have failed.
     With `awaits_tool_lists` the refusal of a server whose tools cannot be listed is raised, too: the batches of a
     listing that has not succeeded are then also among the first. Iterate it to the end before the context ends.
     """
@@ -55,9 +58,10 @@ class FirstBatches:
         loop.call_soon(loop.call_soon, self._build_early)
         try:
             await self._wait(self._early_failure_wait)
-            if self._attempts.has_failed and not self._attempts.is_accepted:
-                self._attempts.on_accepted = self._wake
-                await self._wait(SharedTimeout(_RETRY_WAIT_S))
+            if self._attempts.is_sent:
+                await self._wait_for_server(_HEAD_WAIT_S)
+            if self._attempts.has_failed:
+                await self._wait_for_server(_RETRY_WAIT_S)
             if self._task.done():
                 self._task.result()
         except BaseException:
@@ -102,6 +106,12 @@ class FirstBatches:
             await self._waiter
         finally:
             limit.cancel(self._wake)
+
+    async def _wait_for_server(self, limit_s: float) -> None:
+        """Wait until a server has accepted the call."""
+        if not self._attempts.is_accepted:
+            self._attempts.on_accepted = self._wake
+            await self._wait(SharedTimeout(limit_s))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

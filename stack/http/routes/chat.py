@@ -81,7 +81,9 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
         chunks = builder.stream_chunks(batches, wants_usage=wants_usage)
-        return EventStream(chunks, encode_chunks, services.monitor, context.request_record)
+        return EventStream(
+            chunks, encode_chunks, services.monitor, context.request_record, encode_error=encode_stream_error
+        )
     completion = await run_while_connected(http.scope, http.receive, builder.build_completion(batches))
     return json_response(sdk_model_to_json(completion))
 
@@ -108,6 +110,11 @@ def encode_chunks(chunks: Sequence[BaseModel | dict[str, Any]]) -> bytes:
     """Return chunks and errors as frames of an event stream."""
     data = [orjson.dumps(chunk) if isinstance(chunk, dict) else sdk_model_to_json(chunk) for chunk in chunks]
     return b"".join([b"data: %b\n\n" % line for line in data])
+
+
+def encode_stream_error(error: StackError) -> bytes:
+    """Return the frame of an error that ends a stream of chunks."""
+    return encode_chunks([error_to_body(error)])
 
 
 @dataclass(slots=True)
@@ -175,16 +182,11 @@ class _CompletionBuilder:
 
     async def stream_chunks(
         self, batches: AsyncGenerator[DeltaBatch], *, wants_usage: bool
-    ) -> AsyncGenerator[Sequence[ChatCompletionChunk | dict[str, Any]]]:
-        """Yield one chunk per delta. A failure after the first chunk is yielded as an `error` object, then raised."""
-        try:
-            async with aclosing(batches):
-                async for deltas in batches:
-                    yield convert_batch(deltas, partial(self._build_chunks, wants_usage=wants_usage))
-        except StackError as exc:
-            if self._has_begun:
-                yield [error_to_body(exc)]
-            raise
+    ) -> AsyncGenerator[Sequence[ChatCompletionChunk]]:
+        """Yield one chunk per delta."""
+        async with aclosing(batches):
+            async for deltas in batches:
+                yield convert_batch(deltas, partial(self._build_chunks, wants_usage=wants_usage))
 
     def _build_chunks(self, deltas: DeltaBatch, *, wants_usage: bool) -> Sequence[ChatCompletionChunk]:
         chunks = [] if self._has_begun else [self._build_chunk({"role": "assistant", "content": ""})]

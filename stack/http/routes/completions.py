@@ -20,11 +20,11 @@ from apis.completions.completion import (
     CompletionRequest,
 )
 from apis.deltas import Usage
-from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
+from apis.errors import InvalidRequest, UpstreamError
 from stack.http.answers import json_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.request_record import RequestRecord
-from stack.http.routes.chat import ChatStreamOptions, encode_chunks
+from stack.http.routes.chat import ChatStreamOptions, encode_chunks, encode_stream_error
 from stack.http.streams import EventStream, run_while_connected
 from stack.http.uploads import read_metered
 
@@ -47,7 +47,10 @@ async def create_completion(http: Request, context: HttpContext, services: Servi
     builder = _TextCompletionBuilder(request, context.request_record)
     batches = services.stack.inference.complete(salted)
     if request.stream:
-        return EventStream(builder.stream_chunks(batches), encode_chunks, services.monitor, context.request_record)
+        chunks = builder.stream_chunks(batches)
+        return EventStream(
+            chunks, encode_chunks, services.monitor, context.request_record, encode_error=encode_stream_error
+        )
     completion = await run_while_connected(http.scope, http.receive, builder.build_completion(batches))
     return json_response(orjson.dumps(completion))
 
@@ -90,19 +93,12 @@ class _TextCompletionBuilder:
         self._created = int(time.time())
 
     async def stream_chunks(self, batches: AsyncGenerator[CompletionBatch]) -> AsyncGenerator[list[dict[str, Any]]]:
-        """Yield one chunk per piece. A failure after the first chunk is yielded as an `error` object, then raised."""
-        started = False
-        try:
-            async with aclosing(batches):
-                async for batch in batches:
-                    self._request_record.add_streamed(batch)
-                    if chunks := [chunk for delta in batch if (chunk := self._to_chunk(delta)) is not None]:
-                        started = True
-                        yield chunks
-        except StackError as exc:
-            if started:
-                yield [error_to_body(exc)]
-            raise
+        """Yield one chunk per piece."""
+        async with aclosing(batches):
+            async for batch in batches:
+                self._request_record.add_streamed(batch)
+                if chunks := [chunk for delta in batch if (chunk := self._to_chunk(delta)) is not None]:
+                    yield chunks
 
     async def build_completion(self, batches: AsyncGenerator[CompletionBatch]) -> dict[str, Any]:
         """Return the object that a drained stream makes."""
