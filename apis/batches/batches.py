@@ -92,8 +92,8 @@ class Batches(Provider, ABC):
 
     Promises of every provider:
     - Each line of a validated batch has exactly one result, in the output file or in the error file, in the order of
-      the input, whatever processes end. A line whose process was killed is executed again, alone, and fails if a second
-      one is: so a line that ends its process fails alone.
+      the input, also where processes end. A line whose process was killed is executed again, alone, and fails if a
+      second one is: so a line that ends its process fails alone.
     - Requests of clients go before lines, and no tenant's lines wait for all of another's.
     - No file, input or output, is ever in memory as a whole.
     """

@@ -6,26 +6,42 @@ in the batch, so none is ever created twice.
 """
 
 import logging
+import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Final, Literal
+from typing import Final
 
 from apis.documents.files import CreateFile, FileExpiry, Files
-from apis.errors import NotFound, Overloaded, StackError
+from apis.errors import NotFound, Overloaded, StackError, StorageCorrupt
 from apis.events import EventQueue
 from apis.inference import Inference
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import Lease
-from apis.storage.records import decode_record, delete_all, scan_all
-from providers.batches.records import ENDED, BatchRef, BatchState, BatchStatus, BlockCounts, LineError, stored_life_s
+from apis.storage.records import decode_record, delete_all
+from providers.batches.records import (
+    ENDED,
+    BatchRef,
+    BatchState,
+    BatchStatus,
+    BlockCounts,
+    LineError,
+    ResultKind,
+    stored_life_s,
+)
+from providers.batches.results import load_all_counts, read_results
 from providers.batches.validation import BatchValidator
 from providers.common.state.change import change
 
 _log = logging.getLogger(__name__)
 
 _DELETE_BATCH: Final = 256
-_RESULT_PAGE: Final = 64
+_MAX_LOSSES: Final = 3
+"""Workers that the steps of one batch as a whole may cost until it fails."""
+_WORKER_LOST: Final = LineError(
+    "worker_lost",
+    f"The processes that worked on this batch as a whole ended before they were done, {_MAX_LOSSES} times.",
+)
 
 
 class BatchControl:
@@ -34,6 +50,7 @@ class BatchControl:
     def __init__(
         self, kv: KVStore, files: Files, inference: Inference, events: EventQueue, lease_s: float, max_line_bytes: int
     ) -> None:
+        self._worker = secrets.token_hex(8)
         self._kv = kv
         self._files = files
         self._inference = inference
@@ -66,8 +83,14 @@ class BatchControl:
             record.enter(status)
             return True
 
+        return await self._change_and_report(ref, enter, status)
+
+    async def _change_and_report(
+        self, ref: BatchRef, edit: Callable[[BatchState], bool], status: BatchStatus
+    ) -> BatchState | None:
+        """Apply a change that ends the batch with this status, and report that to the webhooks."""
         ops = [Delete(ref.active_key), *await self._events.event_ops(f"batch.{status}", ref.id, ref.tenant)]
-        record = await self.change(ref, enter, ops)
+        record = await self.change(ref, edit, ops)
         self._events.wake()
         return record
 
@@ -75,11 +98,7 @@ class BatchControl:
         """Return the counts of all blocks as of now."""
         if record.counts is not None:
             return record.counts
-        total = BlockCounts()
-        if record.total:
-            async for _, entry in scan_all(self._kv, ref.data_prefix("progress")):
-                total.add(decode_record(entry, BlockCounts))
-        return total
+        return await load_all_counts(self._kv, ref) if record.total else BlockCounts()
 
     async def advance(self, ref: BatchRef) -> bool:
         """Validate a new batch, or finish one whose blocks are all done. Returns False if another worker does that.
@@ -89,16 +108,55 @@ class BatchControl:
             return False
         async with lease.renew_in_background():
             try:
-                loaded = await self.load(ref)
-                if loaded is None or loaded[0].status in ENDED:
-                    await self._kv.write([Delete(ref.active_key)])
-                elif loaded[0].status == "validating":
-                    await self._validate(ref, loaded[0], lease)
-                else:
-                    await self._finish(ref)
+                await self._advance(ref, lease)
             finally:
                 await lease.release(even_if_lost=True)
         return True
+
+    async def _advance(self, ref: BatchRef, lease: Lease) -> None:
+        """Take the next step of a batch. It is stored before that this worker does, so that a batch which ends its
+        workers is found out."""
+        record = await self.change(ref, self._begin_control)
+        if record is None:
+            await self._kv.write([Delete(ref.active_key)])
+            return
+        try:
+            if record.lost_controllers >= _MAX_LOSSES:
+                await self._give_up(ref)
+            elif record.status == "validating":
+                await self._validate(ref, record, lease)
+            else:
+                await self._finish(ref)
+        finally:
+            await self.change(ref, self._end_control)
+
+    def _begin_control(self, record: BatchState) -> bool:
+        if record.status in ENDED:
+            return False
+        if record.controller not in ("", self._worker):
+            record.lost_controllers += 1
+        record.controller = self._worker
+        return True
+
+    def _end_control(self, record: BatchState) -> bool:
+        if record.controller != self._worker:
+            return False
+        record.controller, record.lost_controllers = "", 0
+        return True
+
+    async def _give_up(self, ref: BatchRef) -> None:
+        """Let a batch fail that has cost too many workers; what is executed of it already stays in no file."""
+        _log.error("%s fails: %d processes have ended while they worked on it as a whole", ref.id, _MAX_LOSSES)
+
+        def fail(record: BatchState) -> bool:
+            if record.status in ENDED:
+                return False
+            record.errors = [*record.errors, _WORKER_LOST]
+            record.enter("failed")
+            return True
+
+        await self._change_and_report(ref, fail, "failed")
+        await self._delete_data_of_ended(ref)
 
     async def _validate(self, ref: BatchRef, record: BatchState, lease: Lease) -> None:
         if time.time() > record.expires_at:
@@ -110,6 +168,8 @@ class BatchControl:
                 await validator.run(data)
         except NotFound:
             validator.errors.append(LineError("invalid_input_file", "The input file was deleted.", None))
+        except StorageCorrupt:
+            validator.errors.append(LineError("invalid_input_file", "The input file cannot be read: it is damaged."))
         if validator.errors:
             await self._fail(ref, validator.errors)
             await self._delete_data_of_ended(ref)
@@ -133,9 +193,7 @@ class BatchControl:
             record.enter("failed")
             return True
 
-        ops = [Delete(ref.active_key), *await self._events.event_ops("batch.failed", ref.id, ref.tenant)]
-        await self.change(ref, add_errors, ops)
-        self._events.wake()
+        await self._change_and_report(ref, add_errors, "failed")
 
     async def _list_models(self) -> set[str] | None:
         """Return the models of the server; None if they cannot be listed now, and then each line says what is wrong."""
@@ -172,7 +230,7 @@ class BatchControl:
         else:
             await self.end(ref, "expired" if record.is_expiring else "completed", ("finalizing",))
 
-    async def _create_file(self, ref: BatchRef, kind: Literal["output", "error"]) -> None:
+    async def _create_file(self, ref: BatchRef, kind: ResultKind) -> None:
         """Create a file of the results and name it in the batch, in one write. Raises Overloaded if another did."""
         loaded = await self.load(ref)
         if loaded is None:
@@ -193,13 +251,8 @@ class BatchControl:
             purpose="batch_output",
             expires_after=None if life_s is None else FileExpiry(anchor="created_at", seconds=life_s),
         )
-        async with aclosing(self._read_results(ref, kind)) as results:
+        async with aclosing(read_results(self._kv, ref, kind)) as results:
             await self._files.create(new_file, results, tenant=ref.tenant, source="server", commit=commit)
-
-    async def _read_results(self, ref: BatchRef, kind: Literal["output", "error"]) -> AsyncGenerator[bytes]:
-        """Yield the results in the order of their lines, a page of the store at a time."""
-        async for _, entry in scan_all(self._kv, ref.data_prefix(kind), page_size=_RESULT_PAGE):
-            yield entry.value
 
     async def _delete_data_of_ended(self, ref: BatchRef) -> None:
         """Delete the blocks of a batch unless it goes on: another worker may have validated it meanwhile."""

@@ -1,6 +1,6 @@
 """BlockExecution: executes the lines of one block that this process has claimed, and stores their results.
 
-A line is executed when the tenant has a place for it and the process's own clients leave room. Whatever ends a block
+A line is executed when the tenant has a place for it and the process's own clients leave room. A block that ends
 early leaves the results that it has, and another worker goes on with the other lines.
 
 A line may end its process. So each is stored as begun before it is executed. The lines that were running when a worker
@@ -15,14 +15,13 @@ import random
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from apis.batches.batches import BatchOwner, LineAnswer, LineExecutor
 from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import InvalidRequest, StorageCorrupt, StoredValueTooLarge
-from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record
@@ -33,8 +32,11 @@ from providers.batches.records import (
     BatchState,
     BlockCounts,
     BlockRecord,
+    parse_block_name,
 )
+from providers.batches.results import LineUsage, add_result, build_result, load_counts, read_usage
 from providers.batches.validation import decode_body, decode_line, splice_fields
+from providers.common.state.scan import skipping_damaged
 
 _log = logging.getLogger(__name__)
 
@@ -53,31 +55,6 @@ _WORKER_LOST: Final = {
 }
 _MAX_RETRY_DELAY_S: Final = 60.0
 _HTTP_OK: Final = 200
-
-
-class _TokenDetails(msgspec.Struct):
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-
-
-class _Usage(msgspec.Struct):
-    """The usage of any endpoint's answer: responses count input and output, completions prompt and completion."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    input_tokens_details: _TokenDetails | None = None
-    prompt_tokens_details: _TokenDetails | None = None
-    output_tokens_details: _TokenDetails | None = None
-    completion_tokens_details: _TokenDetails | None = None
-
-
-class _AnsweredUsage(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-_decode_usage: Final = msgspec.json.Decoder(_AnsweredUsage).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +112,11 @@ async def claim_block(
     """Claim a block that no worker holds; None if one does, or the block is done. The lines that another worker has
     begun and not ended count as lost; those of this `worker` do not, which has lost its lease in an outage."""
     key, entry = row
-    name, block = key.removeprefix(ref.block_prefix), decode_record(entry, BlockRecord)
+    name, block = key.removeprefix(ref.block_prefix), BlockRecord()
+    with skipping_damaged(kv, key, "BlockRecord"):
+        block = decode_record(entry, BlockRecord)
     if block.begun and block.worker != worker:
-        done = (await _load_counts(kv, ref, name)).done
+        done = (await load_counts(kv, ref, name)).done
         for number in set(block.begun).difference(done):
             block.losses[number] = block.losses.get(number, 0) + 1
     block.begun, block.worker = [], worker
@@ -149,11 +128,6 @@ async def claim_block(
     return ClaimedBlock(ref, batch, name, block, lease)
 
 
-async def _load_counts(kv: KVStore, ref: BatchRef, name: str) -> BlockCounts:
-    entry = await kv.get(f"{ref.data_prefix('progress')}{name}")
-    return BlockCounts() if entry is None else decode_record(entry, BlockCounts)
-
-
 class BlockExecution:
     """The execution of one claimed block. `stop` ends it early."""
 
@@ -162,6 +136,7 @@ class BlockExecution:
         self._claim = claim
         self._gate = gate
         self._limits = limits
+        self._first_line, self._line_count = parse_block_name(claim.name)
         self._counts = BlockCounts()
         self._count_lock = asyncio.Lock()
         self._tasks: dict[asyncio.Task[None], int] = {}
@@ -221,18 +196,20 @@ class BlockExecution:
 
     async def _load_lines(self) -> dict[int, bytes]:
         """Return the lines without a result, by their numbers."""
-        ref, block = self._claim.ref, self._claim.block
-        self._counts = await _load_counts(self._kv, ref, self._claim.name)
+        ref = self._claim.ref
+        self._counts = await load_counts(self._kv, ref, self._claim.name)
         try:
             input_entry = await self._kv.get(f"{ref.data_prefix('input')}{self._claim.name}")
             if input_entry is None:
                 raise StorageCorrupt
             lines = input_entry.value.split(b"\n")
+            if len(lines) != self._line_count or not all(map(_is_readable, lines)):
+                raise StorageCorrupt
         except StorageCorrupt:
             _log.error("the lines of a block of %s are damaged", ref.id)
             self._stop_reason = self._stop_reason or "storage_corrupt"
-            lines = [b"{}"] * block.line_count
-        numbered = dict(enumerate(lines, block.first_line))
+            lines = [b"{}"] * self._line_count
+        numbered = dict(enumerate(lines, self._first_line))
         return {number: line for number, line in numbered.items() if number not in self._counts.done}
 
     async def _run_line(self, number: int, line: bytes) -> None:
@@ -296,17 +273,21 @@ class BlockExecution:
         if b"\n" in body or b"\r" in body:
             body = msgspec.json.encode(msgspec.json.decode(body))
         is_success = answer.status == _HTTP_OK
-        usage = _read_usage(body) if is_success else _Usage()
+        usage = read_usage(body) if is_success else LineUsage()
         fields = {"status_code": answer.status, "request_id": answer.request_id, "body": msgspec.Raw(body)}
         try:
-            await self._store_result(number, _build_result(line, fields, None), usage, is_success=is_success)
+            await self._store_result(
+                number, build_result(decode_line(line).custom_id, fields, None), usage, is_success=is_success
+            )
         except StoredValueTooLarge as exc:
             await self._store_error(number, line, {"code": exc.code or "", "message": exc.message})
 
     async def _store_error(self, number: int, line: bytes, error: Mapping[str, str]) -> None:
-        await self._store_result(number, _build_result(line, None, error), _Usage(), is_success=False)
+        await self._store_result(
+            number, build_result(decode_line(line).custom_id, None, error), LineUsage(), is_success=False
+        )
 
-    async def _store_result(self, number: int, result: bytes, usage: _Usage, *, is_success: bool) -> None:
+    async def _store_result(self, number: int, result: bytes, usage: LineUsage, *, is_success: bool) -> None:
         """Store a result and the counts with it, as the holder of the lease. It survives the end of the process; a loss
         of power may take it along with its count, and then the line is executed again."""
         claim = self._claim
@@ -315,8 +296,7 @@ class BlockExecution:
         ttl_s = _block_ttl_s(claim.batch)
         async with self._count_lock:
             counts = BlockCounts(**{name: getattr(self._counts, name) for name in BlockCounts.__struct_fields__})
-            _count_result(counts, usage, is_success=is_success)
-            counts.done = [*counts.done, number]
+            add_result(counts, number, usage, is_success=is_success)
             ops: list[Op] = [
                 Put(f"{prefix}{number:06d}", result, ttl_s),
                 Put(f"{claim.ref.data_prefix('progress')}{claim.name}", encode_record(counts), ttl_s),
@@ -329,13 +309,21 @@ class BlockExecution:
         """Remove a block that is done, else return it to the other workers."""
         claim = self._claim
         ops: list[Op]
-        if len(self._counts.done) >= claim.block.line_count:
+        if len(self._counts.done) >= self._line_count:
             ops = [Delete(claim.key), Delete(f"{claim.ref.data_prefix('input')}{claim.name}")]
         else:
             claim.block.begun = []
             ops = [Put(claim.key, encode_record(claim.block), _block_ttl_s(claim.batch))]
         with suppress(LeaseLost):
             await claim.lease.release(ops)
+
+
+def _is_readable(line: bytes) -> bool:
+    try:
+        decode_line(line)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return True
 
 
 def abandon_reason(batch: BatchState) -> StopReason:
@@ -347,32 +335,3 @@ def abandon_reason(batch: BatchState) -> StopReason:
 
 def _block_ttl_s(batch: BatchState) -> float:
     return max(1.0, 2.0 * (batch.expires_at - batch.created_at) + 86_400)
-
-
-def _read_usage(body: bytes) -> _Usage:
-    try:
-        return _decode_usage(body).usage or _Usage()
-    except msgspec.MsgspecError:
-        return _Usage()
-
-
-def _count_result(counts: BlockCounts, usage: _Usage, *, is_success: bool) -> None:
-    counts.completed += is_success
-    counts.failed += not is_success
-    counts.input_tokens += usage.input_tokens or usage.prompt_tokens
-    counts.output_tokens += usage.output_tokens or usage.completion_tokens
-    details = usage.input_tokens_details or usage.prompt_tokens_details
-    counts.cached_tokens += details.cached_tokens if details else 0
-    details = usage.output_tokens_details or usage.completion_tokens_details
-    counts.reasoning_tokens += details.reasoning_tokens if details else 0
-
-
-def _build_result(line: bytes, response: Mapping[str, Any] | None, error: Mapping[str, str] | None) -> bytes:
-    """Return the line of the output or error file, with its end."""
-    result = {
-        "id": f"batch_req_{new_id_key()}",
-        "custom_id": decode_line(line).custom_id,
-        "response": response,
-        "error": error,
-    }
-    return msgspec.json.encode(result) + b"\n"

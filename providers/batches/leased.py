@@ -24,7 +24,6 @@ from apis.provider import Provider
 from apis.responses import Responses
 from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.storage.pages import Page, first_page
-from apis.storage.records import decode_record
 from apis.wire.completion_window import window_to_seconds
 from providers.batches.control import BatchControl
 from providers.batches.execution import LineGate, LineLimits
@@ -38,6 +37,7 @@ from providers.batches.records import (
 )
 from providers.batches.validation import BLOCK_LINES
 from providers.batches.workers import BatchWorkers, WorkerShares
+from providers.common.state.scan import list_records
 
 _CONTROL_PLACES: Final = 2
 _BLOCK_TENANTS: Final = 4
@@ -163,11 +163,9 @@ class LeasedBatches(Batches):
     async def list(self, params: BatchListParams, *, tenant: str) -> Page[Batch]:
         prefix = f"{tenant}/batch/"
         before = f"{prefix}{_parse_ref(params.after, tenant, param='after').id}" if params.after else ""
-        rows = await self._kv.scan(prefix, before=before, limit=params.limit + 1, reverse=True)
-        refs = [BatchRef(tenant, key.removeprefix(prefix)) for key, _ in rows]
+        rows = await list_records(self._kv, prefix, BatchState, before=before, limit=params.limit + 1, reverse=True)
         batches = [
-            await self._to_wire(ref, decode_record(entry, BatchState))
-            for ref, (_, entry) in zip(refs, rows, strict=True)
+            await self._to_wire(BatchRef(tenant, stored.key.removeprefix(prefix)), stored.record) for stored in rows
         ]
         return first_page(batches, params.limit)
 

@@ -3,10 +3,10 @@
     TENANT/batch/BATCH                     the batch
     /batch_active/TENANT/BATCH             present until the batch has ended
     /batch_lease/TENANT/BATCH/control      held by the worker that validates or finishes the batch
-    /batch_block/TENANT/BATCH/NUMBER       a block of lines without all its results
-    /batch_lease/TENANT/BATCH/NUMBER       held by the worker that executes the block; gone when not renewed in time
-    TENANT/batch_input/BATCH/NUMBER        the lines of the block, as they were in the file
-    TENANT/batch_progress/BATCH/NUMBER     the counts of the block's results
+    /batch_block/TENANT/BATCH/BLOCK        a block of lines without all its results; BLOCK names them: FIRST-COUNT
+    /batch_lease/TENANT/BATCH/BLOCK        held by the worker that executes the block; gone when not renewed in time
+    TENANT/batch_input/BATCH/BLOCK         the lines of the block, as they were in the file
+    TENANT/batch_progress/BATCH/BLOCK      the counts of the block's results
     TENANT/batch_output/BATCH/LINE         the result of a line that succeeded
     TENANT/batch_error/BATCH/LINE          the result of a line that failed
 
@@ -24,14 +24,14 @@ from typing import Any, Final, Literal
 import msgspec
 from openai.types.batch import Batch
 
-from apis.errors import StorageCorrupt
 from apis.storage.keys import new_id_key
-from apis.storage.kv_store import Entry, Put
-from apis.storage.records import decode_record, encode_record
+from apis.storage.kv_store import Put
+from apis.storage.records import encode_record
 
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
+ResultKind = Literal["output", "error"]
 ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
 ACTIVE_PREFIX: Final = "/batch_active/"
 RETENTION_S: Final = 30 * 86_400.0
@@ -74,11 +74,9 @@ class BlockCounts(msgspec.Struct, array_like=True):
 
 
 class BlockRecord(msgspec.Struct, omit_defaults=True):
-    """A block of `line_count` lines from number `first_line` on, counted from 1. `begun` are the lines that its last
-    `worker` began, each stored before it is executed; `losses` counts by line the workers that ended meanwhile."""
+    """What workers have made of a block: `begun` are the lines that its last `worker` began, each stored before it is
+    executed; `losses` counts by line the workers that ended meanwhile."""
 
-    first_line: int
-    line_count: int
     worker: str = ""
     begun: list[int] = msgspec.field(default_factory=list[int])
     losses: dict[int, int] = msgspec.field(default_factory=dict[int, int])
@@ -86,7 +84,8 @@ class BlockRecord(msgspec.Struct, omit_defaults=True):
 
 class BatchState(msgspec.Struct, omit_defaults=True):
     """The state of a batch. Times are seconds since the epoch. `counts` are final once the batch is finalizing;
-    `is_expiring` says that its window has passed; `key_id` is the key that created it."""
+    `is_expiring` says that its window has passed; `key_id` is the key that created it. `controller` is the worker that
+    validates or finishes the batch, and `lost_controllers` the number of those that ended meanwhile."""
 
     input_file_id: str
     endpoint: str
@@ -105,6 +104,8 @@ class BatchState(msgspec.Struct, omit_defaults=True):
     error_file_id: str | None = None
     is_expiring: bool = False
     key_id: str = ""
+    controller: str = ""
+    lost_controllers: int = 0
 
     def enter(self, status: BatchStatus) -> None:
         """Change the status and set the time of it."""
@@ -151,7 +152,7 @@ class BatchRef(msgspec.Struct, frozen=True):
     def block_prefix(self) -> str:
         return f"/batch_block/{self.tenant}/{self.id}/"
 
-    def data_prefix(self, kind: Literal["input", "progress", "output", "error"]) -> str:
+    def data_prefix(self, kind: Literal["input", "progress"] | ResultKind) -> str:
         """Return the prefix of the keys of one kind of the batch's own data."""
         return f"{self.tenant}/batch_{kind}/{self.id}/"
 
@@ -176,12 +177,15 @@ def decode_active_key(key: str) -> BatchRef:
     return BatchRef(tenant, batch_id)
 
 
-def decode_batch(entry: Entry) -> BatchState | None:
-    """Return the record; None if it is damaged, so that other batches go on."""
-    try:
-        return decode_record(entry, BatchState)
-    except StorageCorrupt:
-        return None
+def build_block_name(first_line: int, line_count: int) -> str:
+    """Return the name of a block, which tells its lines although its record may be damaged."""
+    return f"{first_line:06d}-{line_count}"
+
+
+def parse_block_name(name: str) -> tuple[int, int]:
+    """Return the number of the first line of a block, counted from 1, and the number of its lines."""
+    first_line, _, line_count = name.partition("-")
+    return int(first_line), int(line_count)
 
 
 def batch_to_wire(batch_id: str, record: BatchState, counts: BlockCounts) -> Batch:

@@ -14,7 +14,7 @@ from apis.batches.batches import MAX_EMBEDDING_INPUTS, MAX_LINES
 from apis.storage.kv_store import Put
 from apis.storage.lease import Lease
 from apis.storage.records import encode_record
-from providers.batches.records import BatchRef, BatchState, BlockRecord, LineError
+from providers.batches.records import BatchRef, BatchState, BlockRecord, LineError, build_block_name
 
 MAX_CUSTOM_ID_CHARS: Final = 512
 MAX_ERRORS: Final = 100
@@ -66,7 +66,7 @@ class BatchValidator:
         self._custom_ids: set[bytes] = set()
         self._model_names: set[str] = set()
         self._block: list[bytes] = []
-        self._block_bytes = self._block_number = 0
+        self._block_bytes = 0
         self._embedding_inputs = 0
         self.line_count = 0
         self.errors: list[LineError] = []
@@ -193,17 +193,15 @@ class BatchValidator:
         """Store the lines so far as a block, which no worker claims before the batch is in progress."""
         if not self._block:
             return
-        name = f"{self._block_number:06d}"
+        name = build_block_name(self.line_count - len(self._block) + 1, len(self._block))
         ttl_s = max(1.0, 2.0 * (self._record.expires_at - self._record.created_at) + 86_400)
-        block = BlockRecord(self.line_count - len(self._block) + 1, len(self._block))
         await self._lease.write(
             [
                 Put(f"{self._ref.data_prefix('input')}{name}", b"\n".join(self._block), ttl_s),
-                Put(f"{self._ref.block_prefix}{name}", encode_record(block), ttl_s),
+                Put(f"{self._ref.block_prefix}{name}", encode_record(BlockRecord()), ttl_s),
             ]
         )
         self._block, self._block_bytes = [], 0
-        self._block_number += 1
 
 
 def _count_inputs(value: Any) -> int:

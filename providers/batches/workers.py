@@ -11,11 +11,11 @@ from functools import partial
 from typing import Final
 
 from apis.batches.batches import BatchOwner
-from apis.errors import StackError
+from apis.errors import StackError, StoreUnavailable
 from apis.fair_share import FairShare, Place
 from apis.storage.kv_store import Entry, KVStore
 from apis.storage.lease import LeaseLost
-from apis.storage.records import scan_groups
+from apis.storage.records import decode_record, scan_groups
 from apis.ticks import wait_for_tick
 from providers.batches.control import BatchControl
 from providers.batches.execution import (
@@ -25,7 +25,9 @@ from providers.batches.execution import (
     abandon_reason,
     claim_block,
 )
-from providers.batches.records import ACTIVE_PREFIX, BatchRef, BatchState, decode_active_key, decode_batch
+from providers.batches.records import ACTIVE_PREFIX, BatchRef, BatchState, decode_active_key
+from providers.common.state.scan import skipping_damaged
+from providers.common.supervision import supervise
 
 _log = logging.getLogger(__name__)
 
@@ -76,9 +78,10 @@ class BatchWorkers:
         self._retry_at: dict[BatchRef, float] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._is_draining = False
+        self._claiming = asyncio.Lock()
 
     def start(self, poll_s: float, lease_s: float) -> None:
-        self._watcher = asyncio.create_task(self._watch(poll_s, lease_s))
+        self._watcher = supervise("the watcher of batches", lambda: self._watch(poll_s, lease_s))
 
     def wake(self) -> None:
         """Look for work now instead of after the poll interval."""
@@ -87,9 +90,12 @@ class BatchWorkers:
     async def drain(self) -> None:
         """Begin no more lines, and return when those in progress have ended."""
         self._is_draining = True
+        self._wakeup.set()
+        async with self._claiming:  # a block that was just claimed is executed
+            if self._watcher is not None:
+                self._watcher.cancel()
         for execution in self._executions.values():
             execution.stop("drain")
-        self._wakeup.set()
         while tasks := [*self._executions, *self._controls.values()]:
             await asyncio.wait(tasks)
 
@@ -108,8 +114,9 @@ class BatchWorkers:
             began_at = time.monotonic()
             try:
                 work = await self._list_work()
-                self._start_controls(work)
-                await self._claim_blocks(work, lease_s)
+                async with self._claiming:
+                    self._start_controls(work)
+                    await self._claim_blocks(work, lease_s)
             except StackError as exc:
                 _log.warning("batches wait: %s", exc.message)
             await asyncio.sleep(_REST_FACTOR * (time.monotonic() - began_at))
@@ -122,14 +129,17 @@ class BatchWorkers:
             entries = await self._kv.get_many([ref.key for ref in refs])
             tenant_work = work.setdefault(tenant, _TenantWork())
             for ref, entry in zip(refs, entries, strict=True):
-                await self._list_work_of(ref, entry, tenant_work)
+                try:
+                    with skipping_damaged(self._kv, ref.key, "BatchState"):
+                        await self._list_work_of(ref, entry, tenant_work)
+                except StoreUnavailable:
+                    raise
+                except StackError as exc:
+                    _log.warning("%s waits: %s", ref.id, exc.message)
         return work
 
     async def _list_work_of(self, ref: BatchRef, entry: Entry | None, work: _TenantWork) -> None:
-        record = None if entry is None else decode_batch(entry)
-        if entry is not None and record is None:
-            _log.error("the record of %s cannot be read", ref.id)
-            return
+        record = None if entry is None else decode_record(entry, BatchState)
         if record is None or record.status == "validating":
             work.unchanged.append(ref)
             return
@@ -153,6 +163,8 @@ class BatchWorkers:
     def _start_controls(self, work: dict[str, _TenantWork]) -> None:
         """Validate or finish batches, of each tenant its oldest first; one that failed, or that another worker has,
         after a pause."""
+        if self._is_draining:
+            return
         active = {ref for each in work.values() for ref in each.unchanged}
         self._retry_at = {ref: retry_at for ref, retry_at in self._retry_at.items() if ref in active}
         for tenant in sorted(work, key=self._shares.controls.used_by):
@@ -173,6 +185,7 @@ class BatchWorkers:
             self._wakeup.set()
 
     def _end_control(self, ref: BatchRef, place: Place) -> None:
+        _log_bug(self._controls[ref])
         del self._controls[ref]
         place.release()
 
@@ -199,6 +212,7 @@ class BatchWorkers:
         task.add_done_callback(lambda ended: self._end_execution(ended, place))
 
     def _end_execution(self, task: "asyncio.Task[None]", place: Place) -> None:
+        _log_bug(task)
         del self._executions[task]
         place.release()
         self._wakeup.set()
@@ -210,6 +224,12 @@ class BatchWorkers:
             _log.info("a part of %s is another worker's now", batch_id)
         except StackError as exc:
             _log.warning("a part of %s is done again later: %s", batch_id, exc.message)
+
+
+def _log_bug(task: "asyncio.Task[None]") -> None:
+    """Log the exception of a part of a batch that no provider should raise. The part is done again later."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a part of a batch failed on a bug", exc_info=error)
 
 
 def _begin_expiry(record: BatchState) -> bool:

@@ -22,6 +22,7 @@ from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from apis.storage.records import reading_stored
 from providers.common.state.scan import skipping_damaged
+from providers.common.supervision import supervise
 from providers.responses.background.deployment import BackgroundDeployment
 from providers.responses.background.event_log import EventLog, LogWakeups
 from providers.responses.background.execution import RunExecutor
@@ -85,7 +86,7 @@ class BackgroundResponses:
 
     def start(self) -> None:
         self._workers.start()
-        self._webhook_delivery = asyncio.create_task(self._webhook_queue.run())
+        self._webhook_delivery = supervise("the delivery of webhooks", self._webhook_queue.run)
 
     def execute_deferred_with(self, capacity: SpareCapacity) -> None:
         """Execute responses with a completion window in this process, as `capacity` admits them."""

@@ -32,6 +32,7 @@ from apis.storage.records import decode_record, delete_all, encode_record, scan_
 from apis.telemetry import continued_trace, current_span
 from apis.ticks import wait_for_tick
 from apis.webhooks.endpoints import WEBHOOK_EVENTS
+from providers.common.state.scan import report_damaged
 from providers.responses.background.webhook_endpoints import (
     DEFAULT_OPTIONS,
     EndpointQueue,
@@ -55,11 +56,14 @@ _MAX_RETRY_DELAY_S: Final = 3600.0
 _CLOSE_TIMEOUT_S: Final = 0.4
 _HOLD_MARGIN_S: Final = 10.0
 """Seconds that a hold lives beyond the POST's time-out, for the writes to the store."""
+_MAX_LOST_WORKERS: Final = 3
+"""Workers that one delivery may cost until it fails."""
 _HTTP_GONE: Final = 410
 
 
 class WebhookDelivery(msgspec.Struct, rename={"created_at": "at"}):
-    """An event that is to be sent to one webhook. `trace` holds the trace headers of the response that ended."""
+    """An event that is to be sent to one webhook. `trace` holds the trace headers of the response that ended; `worker`
+    is the process that sends it now, and `lost_count` the number of those that ended meanwhile."""
 
     id: str
     body: str
@@ -68,6 +72,8 @@ class WebhookDelivery(msgspec.Struct, rename={"created_at": "at"}):
     response_id: str = ""
     """Empty in records of earlier versions, whose deliveries are not in the log."""
     trace: dict[str, str] = {}
+    worker: str = ""
+    lost_count: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +97,12 @@ class _ClaimedDelivery:
         """Remove the delivery from its queue and apply `ops`, unless another worker has claimed it since."""
         await self.hold.release([Delete(self.key, self.version), *ops], even_if_lost=True)
 
+    async def release(self) -> None:
+        """Leave the delivery to another worker: this one ends, and not by sending it. Raises LeaseLost."""
+        self.delivery.worker = ""
+        put = Put(self.key, encode_record(self.delivery), _remaining_s(self.queue, self.delivery), self.version)
+        await self.hold.release([put])
+
 
 class WebhookQueue:
     """The queues of the webhooks of the run config and of all endpoints, and the deliveries of this process."""
@@ -105,6 +117,7 @@ class WebhookQueue:
     ) -> None:
         self._kv = kv
         self._fetcher = fetcher
+        self._worker = secrets.token_hex(8)
         self.log = WebhookLog(kv)
         self._places = FairShare("deliveries", _MAX_DELIVERIES, several_tenants=tenants.are_several)
         self.endpoints = StoredWebhookEndpoints(kv, fetcher, self._places, endpoint_options)
@@ -147,23 +160,27 @@ class WebhookQueue:
         try:
             while True:
                 self._wakeup.clear()
-                try:
-                    waiting = await self._load_waiting()
-                except StackError as exc:
-                    _log.warning("all webhooks wait: %s", exc.message)
-                    waiting = []
-                for queue, rows in sorted(waiting, key=lambda each: self._places.used_by(each[0].webhook.tenant)):
-                    try:
-                        await self._start_deliveries(queue, rows)
-                    except StackError as exc:
-                        _log.warning("the webhook at %s waits: %s", queue.webhook, exc.message)
+                await self._start_all_due()
                 await wait_for_tick(self._wakeup, _POLL_S)
-        finally:
+        except asyncio.CancelledError:
             tasks = [task for queue in self._all_queues() for task in queue.tasks]
             for task in tasks:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
+            raise
+
+    async def _start_all_due(self) -> None:
+        try:
+            waiting = await self._load_waiting()
+        except StackError as exc:
+            _log.warning("all webhooks wait: %s", exc.message)
+            return
+        for queue, rows in sorted(waiting, key=lambda each: self._places.used_by(each[0].webhook.tenant)):
+            try:
+                await self._start_deliveries(queue, rows)
+            except StackError as exc:
+                _log.warning("the webhook at %s waits: %s", queue.webhook, exc.message)
 
     def _all_queues(self) -> list[_Queue]:
         return [*self._configured.values(), *self._of_endpoints.values()]
@@ -179,8 +196,8 @@ class WebhookQueue:
     async def _find_endpoint_queue(self, name: str) -> _Queue | None:
         try:
             endpoint = await self.endpoints.find_queue(name)
-        except StorageCorrupt:
-            _log.error("the webhook endpoint of the queue %s cannot be read", name)
+        except StorageCorrupt as exc:
+            report_damaged(self._kv, name, "EndpointRecord", exc)
             return None
         if endpoint is not None:
             return self._open_queue(endpoint)
@@ -248,11 +265,29 @@ class WebhookQueue:
             _log.error("the record %s cannot be read, and is deleted", key)
             await self._kv.write([Delete(key, entry.version)])
             return None
+        if delivery.worker not in ("", self._worker):
+            delivery.lost_count += 1
+        delivery.worker = self._worker
         delivery.attempts += 1
         hold = Lease(self._kv, _hold_key(delivery.id), queue.webhook.timeout_s + _HOLD_MARGIN_S)
         record = Put(key, encode_record(delivery), _remaining_s(queue, delivery), entry.version)
         versions = await hold.acquire([record])
-        return None if versions is None else _ClaimedDelivery(queue, key, versions[0], delivery, hold)
+        if versions is None:
+            return None
+        claim = _ClaimedDelivery(queue, key, versions[0], delivery, hold)
+        if delivery.lost_count >= _MAX_LOST_WORKERS:
+            await self._give_up(claim)
+            return None
+        return claim
+
+    async def _give_up(self, claim: _ClaimedDelivery) -> None:
+        """End a delivery that has cost too many workers, without another attempt."""
+        delivery = claim.delivery
+        failure = f"{_MAX_LOST_WORKERS} processes ended while they sent it."
+        _log.error("the webhook at %s does not get %s: %s", claim.queue.webhook, delivery.id, failure)
+        place = (claim.queue.webhook.tenant, delivery.response_id, delivery.id)
+        attempt = AttemptRecord(time.time(), 0, error=failure)
+        await claim.finish(*await self.log.attempt_ops(place, attempt, "failed"))
 
     async def _send(self, claim: _ClaimedDelivery) -> None:
         try:
@@ -267,7 +302,7 @@ class WebhookQueue:
             _log.warning("an event for the webhook at %s will be sent again: %s", claim.queue.webhook, exc.message)
         except asyncio.CancelledError:
             with suppress(StackError, LeaseLost):
-                await claim.hold.release()
+                await claim.release()
             raise
         finally:
             self._wakeup.set()
@@ -291,6 +326,7 @@ class WebhookQueue:
             return
         _log.info("the webhook at %s gets %s again in %.0f s: %s", queue.webhook, delivery.id, delay_s, failure)
         due_s = time.time() + delay_s
+        delivery.worker = ""
         put = Put(_delivery_key(queue, due_s, delivery), encode_record(delivery), remaining_s)
         await claim.finish(put, *await self.log.attempt_ops(place, attempt, "pending", due_s))
 

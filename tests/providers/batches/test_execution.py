@@ -18,7 +18,7 @@ from apis.storage.kv_store import Delete, KVStore, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 from providers.batches.execution import BlockExecution, ClaimedBlock, LineGate, LineLimits, claim_block
-from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord, new_batch_ref
+from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord, build_block_name, new_batch_ref
 from providers.batches.validation import MAX_ERRORS, BatchValidator, splice_fields
 from providers.kv_store.memory import Memory
 from tests.support.sdk.batch_files import batch_line
@@ -84,12 +84,12 @@ async def store_block(kv: KVStore, tenant: str, count: int, **fields: Any) -> tu
     """Store a batch in progress with one block of lines."""
     ref, batch = new_batch_ref(tenant), state(status="in_progress", total=count)
     lines = b"\n".join(json.dumps(batch_line(f"{n}")).encode() for n in range(1, count + 1))
-    block = BlockRecord(1, count, **fields)
+    block, name = BlockRecord(**fields), build_block_name(1, count)
     await kv.write(
         [
             ref.put(batch, 0),
-            Put(f"{ref.data_prefix('input')}000000", lines),
-            Put(f"{ref.block_prefix}000000", encode_record(block)),
+            Put(f"{ref.data_prefix('input')}{name}", lines),
+            Put(f"{ref.block_prefix}{name}", encode_record(block)),
         ]
     )
     return ref, batch
@@ -358,7 +358,7 @@ async def test_a_cancelled_block_names_every_line_once(kv: Memory) -> None:
 
 async def test_lines_that_the_store_has_damaged_fail(kv: Memory) -> None:
     ref, batch = await store_block(kv, "t", 2)
-    await kv.write([Delete(f"{ref.data_prefix('input')}000000")])
+    await kv.write([Delete(f"{ref.data_prefix('input')}{build_block_name(1, 2)}")])
     executor = Executor()
     await execute(kv, await claim(kv, ref, batch), executor)
     assert await results(kv, ref) == ([], ["storage_corrupt"] * 2)

@@ -4,11 +4,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
 
 from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
 from apis.fair_share import Tenants
 from apis.provider import Provider
-from apis.storage.records import encode_record
+from apis.storage.records import decode_record, encode_record
 from providers.kv_store.memory import Memory
 from providers.responses.background.webhook_queue import WebhookDelivery, WebhookQueue
 from providers.responses.background.webhooks import Webhook
@@ -57,3 +60,53 @@ async def test_webhooks_of_one_tenant_that_hang_do_not_delay_anothers() -> None:
     finally:
         running.cancel()
         await asyncio.wait([running])
+
+
+async def store_delivery(kv: Memory, hook: Webhook, **fields: Any) -> str:
+    """Store a due delivery, and return its key."""
+    delivery = WebhookDelivery(f"wh_{hook.queue_name}{len(await kv.scan('/webhook/'))}", "{}", time.time(), **fields)
+    key = f"/webhook/{hook.queue_name}/{int(time.time() * 1000) - 1000:015d}/{delivery.id}"
+    await kv.put(key, encode_record(delivery))
+    return key
+
+
+async def test_a_delivery_that_has_cost_three_workers_fails() -> None:
+    """S1: attempts are counted in the store before they begin, and one that a worker leaves as it ends is none."""
+    hook = Webhook.model_validate({"url": "https://quiet.example", "secret": SECRET})
+    kv, network = Memory(Memory.Config()), Hanging(Provider.Config())
+    poison = await store_delivery(kv, hook, worker="ended", lost_count=2)
+    other = await store_delivery(kv, hook, worker="ended", lost_count=1)
+    queue = WebhookQueue(kv, [hook], network)
+    running = asyncio.create_task(queue.run())
+    async with asyncio.timeout(5):
+        await network.quiet_came.wait()
+        while await kv.get(poison) is not None:  # noqa: ASYNC110 - a store sets no event
+            await asyncio.sleep(0.01)
+    entry = await kv.get(other)
+    assert entry is not None
+    sent = decode_record(entry, WebhookDelivery)
+    assert (bool(sent.worker), sent.lost_count, len(network.opened)) == (True, 2, 1)
+    running.cancel()
+    await asyncio.wait([running])
+    entry = await kv.get(other)
+    assert entry is not None
+    assert decode_record(entry, WebhookDelivery).worker == ""
+
+
+@pytest.mark.parametrize("damaged", [b"\xff\xfejunk", b'[{"a":1}]'])
+async def test_a_damaged_delivery_stops_no_other_webhook(damaged: bytes) -> None:
+    """D3: those of the same queue and of others are sent."""
+    hooks = [
+        Webhook.model_validate({"url": f"https://{name}.example", "secret": SECRET, "tenant": name})
+        for name in ("loud", "quiet")
+    ]
+    kv, network = Memory(Memory.Config()), Hanging(Provider.Config())
+    for hook in hooks:
+        await kv.put(await store_delivery(kv, hook), damaged)
+        await store_delivery(kv, hook)
+    running = asyncio.create_task(WebhookQueue(kv, hooks, network).run())
+    async with asyncio.timeout(5):
+        while len(network.opened) < 2:  # noqa: ASYNC110 - the network sets no event
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait([running])
