@@ -17,6 +17,10 @@ _DOMAIN: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a
 Id = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
 
 
+AllowedCallers = list[Literal["direct"]] | None
+"""Who may call a tool: a program, which OpenAI's API has beside the model, is refused."""
+
+
 class FunctionTool(Wire):
     """A function that the client runs. `strict` constrains the model to the schema if the engine supports it. With
     `defer_loading` it is offered only after a tool search returned it."""
@@ -28,6 +32,7 @@ class FunctionTool(Wire):
     strict: bool | None = None
     defer_loading: bool | None = None
     output_schema: dict[str, JsonValue] | None = None
+    allowed_callers: AllowedCallers = None
     is_async: bool | None = Field(None, alias="async")
 
 
@@ -43,6 +48,7 @@ class CustomTool(Wire):
     description: str | None = None
     format: Annotated[TextFormatInput | GrammarFormat, Field(discriminator="type")] | None = None
     defer_loading: bool | None = None
+    allowed_callers: AllowedCallers = None
     is_async: bool | None = Field(None, alias="async")
 
 
@@ -140,6 +146,7 @@ class CodeInterpreterTool(Wire):
     """Python in the container of this id, or in one that the server creates."""
 
     type: Literal["code_interpreter"]
+    allowed_callers: AllowedCallers = None
     container: Annotated[
         Annotated[Id, Tag("id")] | Annotated[AutoContainer, Tag("auto")], Discriminator(_container_tag)
     ] = AutoContainer()
@@ -175,6 +182,7 @@ class McpTool(Wire):
     """
 
     type: Literal["mcp"]
+    allowed_callers: AllowedCallers = None
     server_label: DeclaredName
     server_url: str | None = Field(None, min_length=1, max_length=4096, repr=False)
     connector_id: Id | None = None
@@ -331,6 +339,7 @@ class ShellTool(Wire):
     """Shell commands, several at a time: in a container of this server, or, by default, where the client is."""
 
     type: Literal["shell"]
+    allowed_callers: AllowedCallers = None
     environment: (
         Annotated[
             LocalEnvironment | ContainerAutoEnvironment | ContainerReferenceEnvironment, Field(discriminator="type")
@@ -343,6 +352,7 @@ class ApplyPatchTool(Wire):
     """Files that the client creates, deletes or edits by a diff."""
 
     type: Literal["apply_patch"]
+    allowed_callers: AllowedCallers = None
 
 
 Tool = Annotated[

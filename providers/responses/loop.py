@@ -172,7 +172,7 @@ class Loop(Responses):
 
     async def get(self, response_id: str, *, include: Sequence[str] = (), tenant: str) -> Response:
         response = await self._load(response_id, tenant)
-        return (await self._views.of_response(include, response.model, tenant)).show_response(response)
+        return (await self._views.of_response(include, response, tenant)).show_response(response)
 
     async def _load(self, response_id: str, tenant: str) -> Response:
         try:
@@ -186,7 +186,7 @@ class Loop(Responses):
         self, response_id: str, starting_after: int, *, include: Sequence[str] = (), tenant: str
     ) -> AsyncGenerator[ResponseEventBatch]:
         response = await self._load(response_id, tenant)
-        view = await self._views.of_response(include, response.model, tenant)
+        view = await self._views.of_response(include, response, tenant)
         async with aclosing(self._background.follow(response_id, starting_after, tenant=tenant)) as batches:
             async for events in batches:
                 yield view.show_events(events)
@@ -203,7 +203,7 @@ class Loop(Responses):
         if not response.background:
             message = "Only a response that was made with `background` can be cancelled."
             raise InvalidRequest(message, param="response_id")
-        return (await self._views.of_response((), response.model, tenant)).show_response(response)
+        return (await self._views.of_response((), response, tenant)).show_response(response)
 
     async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ItemList:
         page = await self._history.list_responses(params, tenant=tenant)

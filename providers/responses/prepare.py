@@ -204,6 +204,6 @@ class ResponsePreparer:
             return request, conversation, unreadable
         request = apply_configuration_updates(request, conversation.items)
         conversation = await self._sealed_tool_results.restore_tool_results(conversation, request.model, tenant)
-        conversation, unopened = await self.compactor.open_latest_compaction(conversation, output_items, tenant)
-        transformations = [*unreadable, *conversation.input_transformations(), *unopened]
+        conversation = await self.compactor.open_latest_compaction(conversation, output_items, tenant)
+        transformations = [*unreadable, *conversation.input_transformations()]
         return request, await self._attachments.read_files(conversation, request, tenant=tenant), transformations

@@ -34,7 +34,7 @@ class BackgroundObservation(Observation):
 
     async def list_events(self, response_id: str, params: EventListParams, *, tenant: str) -> Page[ResponseEvent]:
         response = await self._load_response(response_id, tenant)
-        view = await self._views.of_response(params.include or (), response.model, tenant)
+        view = await self._views.of_response(params.include or (), response, tenant)
         page = await read_event_page(self._kv, tenant, response_id, params)
         return Page(view.show_events(page.data), page.has_more, page.last_id)
 

@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem
-from openai.types.responses.response import InputTransformation
 
 from apis.chat import ChatRequest, Message
 from apis.deltas import DeltaBatch, Finish, TextDelta, Usage
@@ -66,39 +65,35 @@ class Compactor:
 
     async def open_latest_compaction(
         self, conversation: Conversation, output_items: Sequence[Item], tenant: str
-    ) -> tuple[Conversation, Sequence[InputTransformation]]:
-        """Return the conversation with the content of its newest compaction that can be opened, and the newer ones
-        that cannot, which no model sees. `output_items` are the output of a response that is resumed. Raises
-        InvalidRequest, naming the item, where none can be opened and the input begins with one: the answer would be
-        about a conversation of which nothing is known."""
+    ) -> Conversation:
+        """Return the conversation with the content of its newest compaction that can be opened. `output_items` are the
+        output of a response that is resumed. A newer one of the history that cannot be opened is passed over, because
+        the items before it are there. Raises InvalidRequest for one of the request's own input: the answer would be
+        about a conversation of which a part is not known."""
         items = [*conversation.items, *output_items]
-        sealed = [item for item in items if isinstance(item, CompactionItem)]
+        sealed = [(index, item) for index, item in enumerate(items) if isinstance(item, CompactionItem)]
         if not sealed:
-            return conversation, ()
+            return conversation
         sealer = await self._sealed_reasoning.load_sealer()
-        removed: list[InputTransformation] = []
-        for item in reversed(sealed):
-            if not item.encrypted_content:
+        input_start = len(conversation.history.items)
+        for position, item in reversed(sealed):
+            token = item.encrypted_content
+            if not token:
                 continue
             try:
-                text = sealer.unseal(item.encrypted_content, tenant=tenant, model=_ANY_MODEL, purpose="compaction")
+                text = sealer.unseal(token, tenant=tenant, model=_ANY_MODEL, purpose="compaction")
             except UnsealError as exc:
-                # the API has no other type for sealed content; the id shows that it was a compaction
-                item_type = "reasoning"
-                removed.append(
-                    InputTransformation(id=item.id or "", action="removed", reason=exc.reason, type=item_type)
-                )
+                if input_start <= position < input_start + len(conversation.input_items):
+                    raise InvalidRequest(
+                        f"The encrypted content of the item '{item.id or ''}' could not be decrypted: it is "
+                        "from another server or tenant, or was changed.",
+                        param=f"input[{position - input_start}].encrypted_content",
+                        code="invalid_encrypted_content",
+                    ) from exc
             else:
                 content = CompactionContent.model_validate_json(text)
-                return msgspec.structs.replace(conversation, compactions={item.encrypted_content: content}), removed
-        if not conversation.history.items and isinstance(conversation.items[0], CompactionItem):
-            raise InvalidRequest(
-                f"The encrypted content of the item '{sealed[0].id or ''}' could not be decrypted: it is from another "
-                "server or tenant, or was changed.",
-                param="input[0].encrypted_content",
-                code="invalid_encrypted_content",
-            )
-        return conversation, removed
+                return msgspec.structs.replace(conversation, compactions={token: content})
+        return conversation
 
     async def create_response_compaction(
         self, request: CreateResponse, conversation: Conversation, output: ResponseOutput, tenant: str

@@ -38,7 +38,13 @@ from providers.responses.events.unvalidated import unvalidated
 from providers.responses.store.conversation_items import reject_existing_items, reject_repeated_items
 from providers.responses.store.history_cache import LoadedHistory
 from providers.responses.store.item_lookup import FoundItem, LoadAllowance
-from providers.responses.tools.item_types import HOSTED_CALL_TYPES, ITEM_TYPES, REPLAYED_TYPES, id_prefix
+from providers.responses.tools.item_types import (
+    HOSTED_CALL_TYPES,
+    INTERNAL_FIELDS,
+    ITEM_TYPES,
+    LOOKED_UP_TYPES,
+    id_prefix,
+)
 from providers.responses.tools.mcp.approvals import find_approved_calls
 
 
@@ -220,7 +226,7 @@ async def resolve_items(
     InvalidRequest where more is referred to than one request may load."""
     params_by_id: dict[str, str] = {}
     for index, item in enumerate(items):
-        if item.id and (_refers(item) or item.type in REPLAYED_TYPES):
+        if item.id and (_refers(item) or item.type in LOOKED_UP_TYPES):
             params_by_id.setdefault(item.id, f"{field}[{index}].id")
     if not params_by_id:
         return [item for item in items if not isinstance(item, CompactionTrigger)], {}
@@ -232,7 +238,7 @@ async def resolve_items(
         if isinstance(item, CompactionTrigger):
             continue
         if not (item.id and _refers(item)):
-            resolved.append(item)
+            resolved.append(_with_internal_field(item, found_items.get(item.id or "")))
             continue
         param = f"{field}[{index}].id"
         if item.id in stored_items:  # it is in memory once, and once more in the prompt for each reference
@@ -249,6 +255,15 @@ async def resolve_items(
     return resolved, {
         item_id: each.tool_result for item_id, each in found_items.items() if each.tool_result is not None
     }
+
+
+def _with_internal_field(item: Item, found_item: FoundItem | None) -> Item:
+    """Return an item that its client sent back with the field that the client did not see."""
+    field = INTERNAL_FIELDS.get(item.type or "")
+    if field is None or found_item is None:
+        return item
+    with reading_stored(item.id or ""):
+        return item.model_copy(update={field: orjson.loads(found_item.json).get(field)})
 
 
 def _refers(item: Item) -> bool:

@@ -25,6 +25,7 @@ from providers.responses.context.sealed_reasoning import ENCRYPTED_CONTENT_INCLU
 from providers.responses.context.url_files import public_item
 from providers.responses.events.ids import response_id_of
 from providers.responses.store.history import History
+from providers.responses.tools.item_types import INTERNAL_FIELDS
 
 Seal = Callable[[str, str], str | None]
 """Returns the token of a reasoning item by its id and text; None where its model is not known any more."""
@@ -34,7 +35,9 @@ _LOGPROBS_MARK: Final = b'"logprobs":[{'
 _SHOWN_EVENTS: Final = ITEM_EVENTS | RESPONSE_EVENTS
 _LIVE_SHOWN_EVENTS: Final = ITEM_EVENTS | TERMINAL_EVENTS
 """Of a live stream: its first events hold a response without items."""
-_CHANGEABLE: Final = frozenset(("file_search_call", "code_interpreter_call", "web_search_call", "reasoning", "message"))
+_CHANGEABLE: Final = frozenset(
+    ("file_search_call", "code_interpreter_call", "web_search_call", "reasoning", "message", *INTERNAL_FIELDS)
+)
 """Types of items that `show_item` may change."""
 _NO_VALUES: Final = frozenset[str]()
 
@@ -65,6 +68,8 @@ class ItemView:
             self._show_parts(item.get("content"))
         elif kind == "reasoning":
             self._show_token(item)
+        elif (field := INTERNAL_FIELDS.get(kind or "")) is not None:
+            item.pop(field, None)
         return item
 
     def _show_parts(self, content: Any) -> None:
@@ -155,11 +160,13 @@ class ItemViews:
         include: set[str] = {ENCRYPTED_CONTENT_INCLUDE, *(request.include or ())}  # sealed only where it is to be seen
         return ItemView(include | {LOGPROBS_INCLUDE} if request.top_logprobs else include)
 
-    async def of_response(self, include: Sequence[str], model: str, tenant: str) -> ItemView:
-        """Return the view of a request for a response of the model; reasoning that it shows is sealed for it now."""
+    async def of_response(self, include: Sequence[str], response: Response, tenant: str) -> ItemView:
+        """Return the view of a request for a response, which shows what the end of the response has shown by
+        `top_logprobs`. Reasoning that the request includes is sealed for it now."""
+        names = [*include, LOGPROBS_INCLUDE] if response.top_logprobs else include
         if ENCRYPTED_CONTENT_INCLUDE not in include:
-            return ItemView(include)
-        return ItemView(include, await self._build_seal(lambda _: model, tenant))
+            return ItemView(names)
+        return ItemView(names, await self._build_seal(lambda _: response.model, tenant))
 
     async def show_items(
         self, items: Sequence[dict[str, Any]], include: Sequence[str], tenant: str

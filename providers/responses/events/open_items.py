@@ -5,7 +5,7 @@ Messages stand in open_message.py.
 """
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from openai.types.responses import (
     ResponseContentPartAddedEvent,
@@ -40,6 +40,7 @@ from providers.responses.events.token_events import (
 )
 from providers.responses.events.unvalidated import unvalidated
 
+EMPTY_ARGUMENTS: Final = "{}"
 FinalItemStatus = Literal["completed", "incomplete"]
 _build_added_event = unvalidated(ResponseOutputItemAddedEvent)
 _build_done_event = unvalidated(ResponseOutputItemDoneEvent)
@@ -183,7 +184,8 @@ class OpenReasoning:
 
 
 class OpenFunctionCall:
-    """A call of a function of the client's."""
+    """A call of a function of the client's. Arguments of nothing but blanks are an object: no JSON parser of a client
+    reads an empty text."""
 
     item_type = "function_call"
 
@@ -194,6 +196,8 @@ class OpenFunctionCall:
         self.name = name
         self.namespace = namespace
         self._arguments = GrowingText()
+        self._leading_blanks: str = ""
+        self._has_text = False
 
     @property
     def text(self) -> str:
@@ -216,11 +220,22 @@ class OpenFunctionCall:
         return item
 
     def append(self, text: str, events: EventList) -> None:
-        self._arguments.append(text)
-        events.append(self._delta_event(text))
+        if not self._has_text:
+            self._leading_blanks = text = self._leading_blanks + text
+            if not text.strip():  # blanks may be all that the model writes
+                return
+            self._has_text = True
+        self._add_text(text, events)
 
     def close(self, status: FinalItemStatus) -> EventList:
-        return [self._done_event(self.text), item_done_event(self.index, self.item(status))]
+        events: EventList = []
+        if not self._has_text and status == "completed":
+            self._add_text(EMPTY_ARGUMENTS, events)
+        return [*events, self._done_event(self.text), item_done_event(self.index, self.item(status))]
+
+    def _add_text(self, text: str, events: EventList) -> None:
+        self._arguments.append(text)
+        events.append(self._delta_event(text))
 
     def _delta_event(self, text: str) -> ResponseStreamEvent:
         return arguments_delta_event(self.id, self.index, text)
@@ -240,6 +255,12 @@ class OpenCustomCall(OpenFunctionCall):
     """A call of a custom tool of the client's, whose input is free text."""
 
     item_type = "custom_tool_call"
+
+    def append(self, text: str, events: EventList) -> None:
+        self._add_text(text, events)
+
+    def close(self, status: FinalItemStatus) -> EventList:
+        return [self._done_event(self.text), item_done_event(self.index, self.item(status))]
 
     def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseOutputItem:
         item = ResponseCustomToolCall(

@@ -26,7 +26,7 @@ from apis.wire.base import Wire
 from apis.wire.item_parts import ItemWire
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
 from providers.responses.events.growing_text import GrowingText
-from providers.responses.events.open_items import item_added_event, item_done_event
+from providers.responses.events.open_items import EMPTY_ARGUMENTS, item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
 from providers.responses.tools.item_types import id_prefix
@@ -110,7 +110,7 @@ class TypedCall(ABC):
     def parse_arguments(self) -> dict[str, Any]:
         """Return the arguments as an object. Raises ToolFailed if the model wrote anything else."""
         try:
-            arguments: Any = orjson.loads(self.text or "{}")
+            arguments: Any = orjson.loads(self.text.strip() or EMPTY_ARGUMENTS)
         except orjson.JSONDecodeError as exc:
             raise ToolFailed(f"The arguments of `{self.name}` are not JSON: {exc}.") from exc
         if not isinstance(arguments, dict):

@@ -22,6 +22,8 @@ class ItemType:
     """The status of an item whose worker died; None where that is the status of its response."""
     has_failed_event: bool = False
     """True for a type whose failure is also an event, `response.TYPE.failed`."""
+    internal_field: str | None = None
+    """A field that this server adds to stored items for itself, and that no client sees."""
 
     @property
     def text_event(self) -> str:
@@ -40,9 +42,9 @@ _ROWS: Final = (
     ItemType("code_interpreter_call", "ci", call="hosted", streamed_field="code"),
     ItemType("file_search_call", "fs", call="hosted", interrupted_status="failed"),
     ItemType("image_generation_call", "ig", call="hosted", interrupted_status="failed"),
-    ItemType("mcp_list_tools", "mcpl", has_status=False, has_failed_event=True),
+    ItemType("mcp_list_tools", "mcpl", has_status=False, has_failed_event=True, internal_field="declaration"),
     ItemType("mcp_call", "mcp", call="hosted", streamed_field="arguments", has_failed_event=True),
-    ItemType("mcp_approval_request", "mcpr", has_status=False, call="approval"),
+    ItemType("mcp_approval_request", "mcpr", has_status=False, call="approval", internal_field="server"),
     ItemType("mcp_approval_response", "mcpa", has_status=False),
     ItemType("local_shell_call", "lsh", call="client"),
     ItemType("local_shell_call_output", "lsho"),
@@ -67,6 +69,10 @@ SEALED_TYPES: Final = HOSTED_CALL_TYPES | {"shell_call_output"}
 """Types of the items that hold the sealed result of a call that this server ran, where the client stores it."""
 REPLAYED_TYPES: Final = frozenset(row.name for row in _ROWS if row.call in ("hosted", "approval"))
 """Types of the calls that each model names in its own way: they are rewritten for the model of every request."""
+INTERNAL_FIELDS: Final[Mapping[str, str]] = {row.name: row.internal_field for row in _ROWS if row.internal_field}
+"""The field of each type that has one for this server alone."""
+LOOKED_UP_TYPES: Final = REPLAYED_TYPES | INTERNAL_FIELDS.keys()
+"""Types of the items of which the store may know more than a client that sends them back."""
 
 
 def id_prefix(item_type: str) -> str:

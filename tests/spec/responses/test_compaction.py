@@ -134,24 +134,34 @@ async def test_another_model_may_go_on_from_it() -> None:
 
 
 @pytest.mark.parametrize("token", ["gAAAAABfromElsewhere", "rs1.AAAA"])
-async def test_what_cannot_be_opened_is_left_out_and_told_of(token: str) -> None:
+@pytest.mark.parametrize("position", [0, 1, len(TALK)])
+async def test_a_compaction_that_cannot_be_opened_is_refused_wherever_it_stands(position: int, token: str) -> None:
+    """K24: the answer would be about a conversation of which a part is not known."""
     item = {"type": "compaction", "id": "cmp_theirs", "encrypted_content": token}
-    async with serving(scripted(ANSWER)) as served:
-        response = await create(served, input=[*TALK, item])
-        assert [each.model_dump() for each in response.input_transformations] == [
-            {"id": "cmp_theirs", "action": "removed", "reason": "organization_mismatch", "type": "reasoning"}
-        ]
-        assert len(messages(served)) == 5
+    async with serving(scripted([{"text": "Hi."}], SUMMED, ANSWER)) as served:
+        given = [*TALK[:position], item, *TALK[position:]]
+        for tail in ([], [{"type": "compaction_trigger"}]):
+            error = await refusal(served, input=[*given, *tail])
+            assert error["param"] == f"input[{position}].encrypted_content"
+            assert error["code"] == "invalid_encrypted_content"
+        before = await create(served, input="Hello.")
+        assert (await refusal(served, input=[item], previous_response_id=before.id))[
+            "param"
+        ] == "input[0].encrypted_content"
+        compacted = await compact(served)
+        await create(served, input=[*given, *(bare(each) for each in compacted.output)])
+        assert said(served)[-1] == ("user", "They met Ada in Rome.")
 
 
-async def test_another_tenants_compaction_says_nothing() -> None:
+async def test_another_tenants_compaction_is_refused() -> None:
+    """K24: so is one whose items stand before it."""
     keys = [{"key": name * 20, "tenant": name} for name in ("a", "b")]
     async with serving(scripted(SUMMED, ANSWER), server={"api_keys": keys}) as served:
         compacted = await compact(served)
         theirs: Any = served.client.with_options(api_key="b" * 20).responses
-        response = await theirs.create(model="scripted", input=[bare(item) for item in compacted.output])
-        assert len(messages(served)) == 2
-    assert response.input_transformations[0].reason == "organization_mismatch"
+        with pytest.raises(BadRequestError) as caught:
+            await theirs.create(model="scripted", input=[bare(item) for item in compacted.output])
+    assert caught.value.code == "invalid_encrypted_content"
 
 
 async def test_keys_are_retired_one_by_one() -> None:
@@ -166,7 +176,7 @@ async def test_keys_are_retired_one_by_one() -> None:
         assert (await create(served, input=output)).input_transformations is None
         assert ("user", "They met Ada in Rome.") in said(served)
     async with serving(scripted(ANSWER), responses=keys(new)) as served:
-        assert len((await create(served, input=output)).input_transformations) == 1
+        assert (await refusal(served, input=output))["code"] == "invalid_encrypted_content"
 
 
 REFUSED: dict[str, tuple[Json, str, str]] = {

@@ -183,11 +183,12 @@ async def test_the_mode_of_reasoning_is_echoed(served: Served) -> None:
 
 
 async def test_the_output_schema_of_a_function_is_echoed(served: Served) -> None:
-    """G26: output_schema and async come back."""
+    """G26, G-A12: output_schema, async and allowed_callers come back."""
     tool = {**function("f"), "output_schema": {"type": "object"}, "async": True, "allowed_callers": ["direct"]}
     response = (await create(served, tools=[tool])).to_dict()
     assert response["tools"][0]["output_schema"] == {"type": "object"}
     assert response["tools"][0]["async"] is True
+    assert response["tools"][0]["allowed_callers"] == ["direct"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -63,7 +63,8 @@ async def test_logprobs_are_part_of_the_text() -> None:
     async with talking() as (served, _):
         response = await create(served, include=INCLUDE, top_logprobs=2)
         stored = await responses(served).retrieve(response.id, include=INCLUDE)
-        without = await responses(served).retrieve(response.id)
+        included = await create(served, include=INCLUDE)
+        without = await responses(served).retrieve(included.id)
     assert plain(response.output[0].content[0].logprobs) == TOKENS
     assert bare(stored) == bare(response)
     assert without.output[0].content[0].logprobs == []
@@ -86,3 +87,12 @@ async def test_text_without_logprobs_has_an_empty_list_of_them() -> None:
         events = await stream(served)
     assert [event.logprobs for event in events if event.type.startswith("response.output_text")] == [[], []]
     assert events[-1].response.output[0].content[0].logprobs == []
+
+
+async def test_a_stored_response_shows_the_logprobs_that_its_end_has_shown() -> None:
+    """G-A11: `top_logprobs` asks for them by itself, so they need no `include` later either."""
+    async with talking() as (served, _):
+        response = await create(served, top_logprobs=2)
+        again = await responses(served).retrieve(response.id)
+    assert plain(response.output[0].content[0].logprobs) == TOKENS
+    assert bare(again) == bare(response)

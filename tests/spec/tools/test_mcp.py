@@ -162,14 +162,16 @@ async def test_a_server_is_listed_again_when_its_declaration_changes() -> None:
     assert kinds(third) == ["message"]
 
 
-async def test_a_list_without_what_we_added_to_it_still_counts() -> None:
+@pytest.mark.parametrize(("stored", "expected"), [(False, "mcp_call"), (True, "mcp_list_tools")])
+async def test_a_list_that_is_sent_back_shows_nothing_of_the_servers_own(*, stored: bool, expected: str) -> None:
+    """G-A12: the store knows which declaration it was listed for; what is not stored counts as it is."""
     async with stacked(ECHO, DONE) as (served, real):
-        first = await create(served, tools=[mcp(real)])
+        first = await create(served, tools=[mcp(real)], store=stored)
         listing = bare(first.output[0])
-        del listing["declaration"]
+        assert "declaration" not in listing
         second = await create(served, tools=[mcp(real, allowed_tools=["echo"])], input=[listing, USER])
         assert offered(served) == ["real__echo"]
-    assert kinds(second) == ["mcp_call", "message"]
+    assert kinds(second)[0] == expected
 
 
 async def test_a_list_that_a_client_sends_is_offered_only_where_it_is_valid() -> None:

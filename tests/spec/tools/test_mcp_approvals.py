@@ -373,10 +373,11 @@ async def test_counting_the_tokens_of_an_approval_does_not_make_the_call() -> No
 
 @pytest.mark.parametrize("how", ["chained", "sent back", "referred to"])
 async def test_an_approval_holds_for_the_server_that_was_declared_when_it_was_asked_for(how: str) -> None:
-    """S17: the approved call is not made at another server that has the label now."""
+    """S17, G-A12: the approved call is not made at another server that has the label now, though no item says which."""
     async with stacked(NOTE, DONE) as (served, real):
         other = mcp(real, require_approval="always", server_url=f"{real.url}?other=1")
         first = await create(served, tools=[mcp(real, require_approval="always")])
+        assert "server" not in bare(first.output[-1])
         with pytest.raises(BadRequestError) as refused:
             await answer(served, how, first, approval(first.output[-1]), tools=[other])
         assert "another MCP server" in refused.value.message

@@ -113,7 +113,7 @@ class ApprovalRequestCall(ClientCall):
 
     def validate_arguments(self) -> None:
         self.parse_arguments()
-        if not self.text:
+        if not self.text.strip():
             self._argument_text.append("{}")
         self.record_result("")  # stores the name and the arguments as the model wrote them, for later turns
 

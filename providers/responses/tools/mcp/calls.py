@@ -187,7 +187,7 @@ class McpToolCall(HostedCall):
         """End the arguments. A model that wrote none means an empty object."""
         self._are_arguments_done = True
         events: EventList = []
-        if are_complete and not self.text:
+        if are_complete and not self.text.strip():
             self.append("{}", events)
         return [
             *events,

@@ -73,7 +73,16 @@ TABLE: dict[str, tuple[list[Delta], list[str]]] = {
     "nothing, reasoning": ([ReasoningDelta("a"), ReasoningDelta("b")], thought(0, "a", "b")),
     "nothing, refusal": ([RefusalDelta("a"), RefusalDelta("b")], refused(0, "a", "b")),
     "nothing, call": ([START, ARGUMENTS], call(0, "{}")),
-    "nothing, call without arguments": ([START], call(0)),
+    "nothing, call without arguments": ([START], call(0, "{}")),
+    "call, blanks before the arguments": (
+        [START, ToolArgumentsDelta("c1", " "), ToolArgumentsDelta("c1", "\n{}")],
+        call(0, " \n{}"),
+    ),
+    "call, nothing but blanks": ([START, ToolArgumentsDelta("c1", " "), ToolArgumentsDelta("c1", "\n")], call(0, "{}")),
+    "custom call, blanks": (
+        [ToolCallStart("c1", "f", custom=True), ToolArgumentsDelta("c1", " ")],
+        call(0, " ", kind="custom_tool_call"),
+    ),
     "nothing, custom call": (
         [ToolCallStart("c1", "f", custom=True), ToolArgumentsDelta("c1", "x")],
         call(0, "x", kind="custom_tool_call"),
@@ -164,8 +173,8 @@ TABLE: dict[str, tuple[list[Delta], list[str]]] = {
         [
             "0 output_item.added function_call in_progress",
             "1 output_item.added function_call in_progress",
-            *call(0)[1:],
-            *call(1)[1:],
+            *call(0, "{}")[1:],
+            *call(1, "{}")[1:],
         ],
     ),
 }
