@@ -17,11 +17,17 @@ looks at the sockets of all others between two iterations.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from apis.fair_share import FairShare
+
+ResultT = TypeVar("ResultT")
 TURN_WORK: Final = 16 * 1024
 """Work of one tenant in one iteration of the event loop. The unit is the work on one byte of a model's stream, some
 tenth of a microsecond; other work counts by what it costs compared with that."""
@@ -29,6 +35,10 @@ REQUEST_WORK: Final = TURN_WORK // 4
 """Work on a small request, apart from its model's stream."""
 _TENANTS_PER_ROUND: Final = 4
 """Tenants with queued work that one iteration of the event loop serves."""
+_THREADS: Final = 2
+"""Calculations at a time, each of another tenant. They hold the GIL: more threads that pass it to each other would keep
+it from the event loop for seconds."""
+_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="fair-turns")
 
 
 class TenantTurn:
@@ -75,6 +85,7 @@ class _Rounds:
     def __init__(self) -> None:
         self._waiting: dict[TenantTurn, None] = {}
         self._is_scheduled = False
+        self.calculations = FairShare("calculations", _THREADS, tenant_places=1, several_tenants=True)
         self.turns: WeakValueDictionary[str, TenantTurn] = WeakValueDictionary()
 
     def add(self, turn: TenantTurn) -> None:
@@ -101,12 +112,17 @@ CURRENT_TURN: Final[ContextVar[TenantTurn | None]] = ContextVar("turn", default=
 """The turn of the tenant whose request the current task works for."""
 
 
-def turn_of(tenant: str) -> TenantTurn:
-    """Return the turn of a tenant on the running event loop; '' stands for the server itself."""
+def _rounds_of_loop() -> _Rounds:
     loop = asyncio.get_running_loop()
     rounds = _rounds_by_loop.get(loop)
     if rounds is None:
         rounds = _rounds_by_loop[loop] = _Rounds()
+    return rounds
+
+
+def turn_of(tenant: str) -> TenantTurn:
+    """Return the turn of a tenant on the running event loop; '' stands for the server itself."""
+    rounds = _rounds_of_loop()
     turn = rounds.turns.get(tenant)
     if turn is None:
         turn = rounds.turns[tenant] = TenantTurn(tenant, rounds)
@@ -116,3 +132,23 @@ def turn_of(tenant: str) -> TenantTurn:
 def current_turn() -> TenantTurn:
     """Return the turn of the tenant that the current task works for."""
     return CURRENT_TURN.get() or turn_of("")
+
+
+async def calculate(function: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    """Return `function(*arguments)`, computed in a thread for work that takes long and cannot be cut into pieces. One
+    call of a tenant runs at a time, and the tenants take turns."""
+    loop = asyncio.get_running_loop()
+    place = await _rounds_of_loop().calculations.acquire(current_turn().tenant)
+
+    def release(_: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(place.release)
+
+    try:
+        calculation = _threads.submit(partial(function, *arguments))
+    except BaseException:
+        place.release()
+        raise
+    # not when the caller is cancelled: the thread goes on
+    calculation.add_done_callback(release)
+    return await asyncio.wrap_future(calculation)

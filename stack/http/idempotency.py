@@ -30,10 +30,11 @@ from apis.storage.keys import is_safe_id, new_response_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, delete_all, encode_record
+from providers.common.fair_turns import calculate
 from stack.build import Stack
 from stack.http.answers import client_disconnected_response
 from stack.http.context import get_context, get_services
-from stack.http.parsing import BLOCKING_BYTES, find_header, read_object
+from stack.http.parsing import find_header, is_large, read_object
 from stack.http.peer import scope_without_peer
 from stack.http.sse import DIALECT_HEADER, DONE_FRAME, KEEP_ALIVE_FRAME
 from stack.http.streams import ClientDisconnected, run_while_connected
@@ -336,8 +337,8 @@ async def _read_keyed_request(http: Request, route: str, key: bytes, body: bytes
     dialect = (find_header(http.scope["headers"], DIALECT_HEADER) or "").encode()
     fields = await read_object(body)
     hashing = hashlib.sha256(dialect + b"\0")
-    if len(body) > BLOCKING_BYTES:
-        await asyncio.to_thread(hashing.update, body)
+    if is_large(body):
+        await calculate(hashing.update, body)
     else:
         hashing.update(body)
     flags = fields.get("stream") is True, fields.get("background") is True, fields.get("store") is not False

@@ -1,11 +1,8 @@
 """From the bytes of a request to a checked model, or to an InvalidRequest that names the fault and its place."""
 
-import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, Final, TypeVar, cast
 
 import orjson
@@ -15,15 +12,16 @@ from pydantic_core import ErrorDetails
 from apis.errors import InvalidRequest, Unsupported
 from apis.wire.base import REFUSED_FIELD
 from apis.wire.field_rows import OTHER_TYPE_NAMES, UNSUPPORTED_TYPES, FieldRow, find_refused_value, refusal_message
+from providers.common.fair_turns import calculate
 from stack.http.unknown_fields import refuse_misspelt_field
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-ResultT = TypeVar("ResultT")
 _MAX_DEPTH: Final = 64
 _MAX_VALUES: Final = 100_000
 """Values in one body. Each costs microseconds in which no other code runs, even in a thread; text parses fast."""
-BLOCKING_BYTES: Final = 256 * 1024
-"""Bytes of a body above which it is parsed in a thread, because it would hold up other streams."""
+_LARGE_BYTES: Final = 256 * 1024
+_SMALL_BYTES: Final = 16 * 1024
+_MANY_OBJECTS: Final = 500
 
 _INDEX: Final = re.compile(r"\[\d+\]")
 _EXPECTED_TYPES: Final = {
@@ -40,26 +38,23 @@ _EXPECTED_TYPES: Final = {
 _JSON_TYPE_NAMES: Final = {str: "a string", int: "an integer", float: "a number", bool: "a boolean", list: "an array"}
 
 
-# One thread, so that one large body is parsed at a time: parsers hold the GIL, and several threads that pass it to each
-# other would keep it from the event loop for seconds.
-_large_body_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-body")
-
-
-async def parse_large(parse: Callable[..., ResultT], *arguments: Any) -> ResultT:
-    """Return `parse(*arguments)`, computed in the thread of large bodies."""
-    return await asyncio.get_running_loop().run_in_executor(_large_body_thread, partial(parse, *arguments))
+def is_large(body: bytes) -> bool:
+    """Return true if a body is to be parsed in a thread, in the tenant's turn, because it would hold up other streams:
+    one that is long, or that has many objects, of which each is checked by itself."""
+    size = len(body)
+    return size > _SMALL_BYTES and (size > _LARGE_BYTES or body.count(b"{") > _MANY_OBJECTS)
 
 
 async def read_request(body: bytes, model: type[ModelT]) -> ModelT:
     """Parse and validate a body. Raises InvalidRequest."""
-    if len(body) > BLOCKING_BYTES:
-        return await parse_large(_parse_request, body, model)
+    if is_large(body):
+        return await calculate(_parse_request, body, model)
     return _parse_request(body, model)
 
 
 async def read_object(body: bytes) -> dict[str, Any]:
     """Return `parse_object(body)`, computed in a thread if the body is large."""
-    return await parse_large(parse_object, body) if len(body) > BLOCKING_BYTES else parse_object(body)
+    return await calculate(parse_object, body) if is_large(body) else parse_object(body)
 
 
 def find_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:

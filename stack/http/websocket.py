@@ -29,11 +29,11 @@ from apis.errors import (
 from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
-from providers.common.fair_turns import REQUEST_WORK, current_turn
+from providers.common.fair_turns import REQUEST_WORK, calculate, current_turn
 from stack.http.access.metering import GrantedRequest, end_charge, grant_request, open_charge
 from stack.http.admission import unauthorized_error
 from stack.http.context import HttpContext, Services, get_context, get_services
-from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
+from stack.http.parsing import is_large, read_object, validate_request
 from stack.http.peer import get_peer
 from stack.http.request_record import WEBSOCKET, RequestRecord
 from stack.http.sse import ApiDialect, encode_message, read_dialect, select_events
@@ -87,6 +87,7 @@ class _CreateMessage:
     stream_id: str
     fields: dict[str, Any]
     size_bytes: int
+    is_large: bool
     places: list[Place]
     """Places that the message holds among the bodies in progress."""
 
@@ -190,7 +191,10 @@ class _SocketHandler:
                 raise self._close_reason
             if len(self._queue) >= _MAX_QUEUED or self._queued_bytes() + len(body) > self._max_bytes:
                 raise RateLimited("Too many responses wait on this connection: let some of them end first.")
-            self._queue.append(_CreateMessage(stream_id, fields, len(body), places))
+            self._queue.append(_CreateMessage(stream_id, fields, len(body), is_large(body), places))
+        except asyncio.CancelledError:
+            _release(places)
+            raise
         except StackError as exc:
             _release(places)
             await self._send_error(exc, stream_id)
@@ -358,8 +362,8 @@ async def _parse_create(create_message: _CreateMessage) -> tuple[CreateResponse,
         raise Unsupported("A WebSocket makes no background responses: create them by POST.", param="background")
     if isinstance(fields.get("stream"), bool | None):
         fields["stream"] = True  # a WebSocket has no other way to respond
-    if create_message.size_bytes > BLOCKING_BYTES:
-        return await parse_large(validate_request, fields, CreateResponse), generate is not False
+    if create_message.is_large:
+        return await calculate(validate_request, fields, CreateResponse), generate is not False
     return validate_request(fields, CreateResponse), generate is not False
 
 

@@ -302,6 +302,19 @@ async def test_a_refusal_reaches_a_client_that_goes_on_sending() -> None:
                 assert check_error(parse(await reader.read()), 413)
 
 
+async def test_large_bodies_of_one_tenant_delay_no_other() -> None:
+    """S13: they are parsed one at a time, in turns with those of other tenants."""
+    items = [{"type": "message", "role": "user", "content": "x" * 100} for _ in range(2000)]
+    large = {"model": "scripted", "input": items, "store": "no"}
+    async with serving(server={"api_keys": KEYS}) as served:
+        loud = [asyncio.create_task(ask(served.url, large, headers=bearer("sk-one"))) for _ in range(8)]
+        await asyncio.wait(loud, return_when=asyncio.FIRST_COMPLETED)
+        quiet = await ask(served.url, {**large, "input": items[:600]}, headers=bearer("sk-two"))
+        assert sum(each.done() for each in loud) <= 4
+        for answer in (quiet, *await asyncio.gather(*loud)):
+            assert check_error(answer, 400)["param"] == "store"
+
+
 # --- the ends of connections and upstreams ----------------------------------------------------------------------------
 
 
