@@ -1,8 +1,9 @@
 """Router: distributes requests over several Inference providers by model id."""
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, Self, TypeVar
@@ -13,12 +14,17 @@ from apis.chat import ChatRequest
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
-from apis.errors import ModelNotFound, StackError, UpstreamError
-from apis.inference import LOCAL_HOST, Inference, Model, ModelHost, ModelNames
+from apis.errors import ModelNotFound, RateLimited, StackError, Unsupported, UpstreamError, UpstreamTimeout
+from apis.inference import CALL_ATTEMPTS, LOCAL_HOST, Inference, Model, ModelHost, ModelNames
 from apis.provider import Provider
 from apis.wire.base import Effort
+from providers.inference.chat_completions.answer_limits import AnswerTooLarge
+from providers.inference.chat_completions.errors import ConnectTimeout
+from providers.inference.circuit_breaker import CircuitBreaker
 
-_RoutedRequest = TypeVar("_RoutedRequest", ChatRequest, CompletionRequest, EmbeddingRequest)
+T = TypeVar("T")
+RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest, EmbeddingRequest)
+_log = logging.getLogger(__name__)
 Route = tuple[str, str]
 """Provider name and the provider's own model id."""
 
@@ -26,14 +32,15 @@ Route = tuple[str, str]
 class Router(Inference):
     """Sends each request to the provider that lists its model; `provider/model` selects one explicitly.
 
-    If several providers list an id, the first one serves it. A provider that is down makes only its own models
-    unavailable.
+    If several providers list an id, the first one serves it, and the next one where that fails before its first output;
+    one that has just failed is asked last. A provider that is down makes only its own models unavailable.
     """
 
     class Config(Provider.Config):
         """`providers` are inference sections by name. `aliases` add further ids to a model; `default` names the model
         for unknown ids. `models` fixes a provider's list, public id -> the provider's own id; such a provider is not
-        queried."""
+        queried. A provider that fails `breaker_failures` times within `breaker_window_s` is tried again after the same
+        time. Without `failover` only the first provider of an id serves it."""
 
         providers: dict[str, dict[str, Any]] = Field(min_length=1)
         models: dict[str, dict[str, str]] = Field(default_factory=dict)
@@ -41,6 +48,9 @@ class Router(Inference):
         default: str | None = None
         list_timeout_s: float = Field(default=5, gt=0)
         refresh_interval_s: float = Field(default=5, ge=0)
+        failover: bool = True
+        breaker_failures: int = Field(default=3, ge=1)
+        breaker_window_s: float = Field(default=10, gt=0)
 
         @model_validator(mode="after")
         def _check_names(self) -> Self:
@@ -52,7 +62,8 @@ class Router(Inference):
         self._config = config
         self._providers = providers
         self._models_by_provider: dict[str, Sequence[Model]] = {}
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, list[Route]] = {}
+        self._breakers = {name: CircuitBreaker(config.breaker_failures, config.breaker_window_s) for name in providers}
         self._names: dict[Route, ModelNames] = {}
         self._silent_providers: set[str] = set()
         self._refreshed_at = float("-inf")
@@ -103,56 +114,115 @@ class Router(Inference):
         own_ids = (await self._providers[provider].find_names(own)).names
         return next((self._names[provider, each] for each in sorted(own_ids) if (provider, each) in self._names), None)
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """Forward to the provider of the request's model."""
-        provider, forwarded = await self._route_request(request)
-        with self._public_name(request.model):
-            async with aclosing(provider.chat(forwarded)) as batches:
-                async for batch in batches:
-                    yield batch
+    def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+        """Forward to a provider of the request's model."""
+        return self._forward(request, lambda provider, forwarded: provider.chat(forwarded))
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
-        """Forward to the provider of the request's model."""
-        provider, forwarded = await self._route_request(request)
-        with self._public_name(request.model):
-            async with aclosing(provider.complete(forwarded)) as batches:
-                async for batch in batches:
-                    yield batch
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+        """Forward to a provider of the request's model."""
+        return self._forward(request, lambda provider, forwarded: provider.complete(forwarded))
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Forward to the provider of the request's model."""
-        provider, forwarded = await self._route_request(request)
-        with self._public_name(request.model):
-            return await provider.count_tokens(forwarded)
+        """Forward to a provider of the request's model."""
+
+        async def count(provider: Inference, forwarded: ChatRequest) -> AsyncGenerator[int]:
+            yield await provider.count_tokens(forwarded)
+
+        async with aclosing(self._forward(request, count)) as counts:
+            return await anext(counts)
+
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
+        """Forward to a provider of the request's model."""
+
+        async def embed_once(provider: Inference, forwarded: EmbeddingRequest) -> AsyncGenerator[Embeddings]:
+            yield await provider.embed(forwarded, tenant=tenant)
+
+        async with aclosing(self._forward(request, embed_once)) as results:
+            return await anext(results)
 
     async def used_effort(self, request: ChatRequest) -> Effort | None:
         """Forward to the provider of the request's model; None where there is none now, which `chat` reports."""
         try:
-            provider, forwarded = await self._route_request(request)
+            name, model = (await self._find_candidates(request.model))[0]
         except StackError:
             return None
-        return await provider.used_effort(forwarded)
+        return await self._providers[name].used_effort(request.model_copy(update={"model": model}))
 
     async def model_host(self, model: str) -> ModelHost:
         """Forward to the provider of the model; this process where there is none now, which `chat` reports."""
         try:
-            route = await self._find_route(model)
+            name, own = (await self._find_candidates(model))[0]
         except StackError:
-            route = None
-        return LOCAL_HOST if route is None else await self._providers[route[0]].model_host(route[1])
+            return LOCAL_HOST
+        return await self._providers[name].model_host(own)
 
-    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
-        """Forward to the provider of the request's model."""
-        provider, forwarded = await self._route_request(request)
-        with self._public_name(request.model):
-            return await provider.embed(forwarded, tenant=tenant)
+    async def _forward(
+        self,
+        request: RequestT,
+        open_stream: Callable[[Inference, RequestT], AsyncGenerator[T]],
+    ) -> AsyncGenerator[T]:
+        """Yield the stream of the first provider of the request's model that has an output. Raises the error of the
+        last one that was asked, or of the one before it where that does not support the request."""
+        tried: list[Route] = []
+        failure: StackError | None = None
+        while True:
+            route = (await self._find_candidates(request.model, tried))[0]
+            tried.append(route)
+            name, model = route
+            breaker, has_output = self._breakers[name], False
+            is_probe = breaker.begin_request()
+            try:
+                forwarded = request.model_copy(update={"model": model})
+                with self._public_name(request.model):
+                    async with aclosing(open_stream(self._providers[name], forwarded)) as batches:
+                        async for batch in batches:
+                            if not has_output:
+                                has_output = True
+                                breaker.record_success()
+                            yield batch
+                return
+            except StackError as exc:
+                is_unavailable = not has_output and _is_unavailable(exc)
+                if is_unavailable and not isinstance(exc, ModelNotFound):
+                    breaker.record_failure()
+                if failure is not None and isinstance(exc, Unsupported):
+                    raise failure from exc
+                if not is_unavailable or not await self._has_other_provider(request.model, tried):
+                    raise
+                failure = exc
+                _log.warning(
+                    "%s does not serve %s now: %s Another provider is asked.", name, request.model, exc.message
+                )
+            finally:
+                breaker.end_request(is_probe=is_probe)
+            if (attempts := CALL_ATTEMPTS.get()) is not None:
+                attempts.has_failed = True
 
-    async def _route_request(self, request: _RoutedRequest) -> tuple[Inference, _RoutedRequest]:
-        route = await self._find_route(request.model)
+    async def _has_other_provider(self, model: str, tried: Sequence[Route]) -> bool:
+        """Return true if there is a provider of the model that has not been tried, also one that was down before."""
+        if not self._config.failover or not self._lookup_routes(model):
+            return False
+        if {*tried} >= {*self._lookup_routes(model)} and self._silent_providers:
+            await self._refresh_routes(self._config.refresh_interval_s)
+        return not {*tried} >= {*self._lookup_routes(model)}
+
+    async def _find_candidates(self, model: str, tried: Sequence[Route] = ()) -> Sequence[Route]:
+        """Return the routes of the model that have not been tried: in the order of the providers, those that have just
+        failed last. Raises ModelNotFound where there is none."""
+        route = await self._find_route(model)
         if route is None:
-            raise ModelNotFound(request.model, self._public_models())
-        name, model = route
-        return self._providers[name], request.model_copy(update={"model": model})
+            raise ModelNotFound(model, self._public_models())
+        routes = [each for each in self._lookup_routes(model) or [route] if each not in tried]
+        if len(routes) == 1 or not self._config.failover:
+            return routes
+        return sorted(routes, key=lambda each: self._has_failed(each[0]))
+
+    def _has_failed(self, name: str) -> bool:
+        """Return true if the provider has failed too often just now, or has seen that none of its servers answers."""
+        if not self._breakers[name].allows_request():
+            return True
+        servers = self._providers[name].upstreams()
+        return bool(servers) and all(server.is_blocked or not server.is_healthy for server in servers)
 
     async def _find_route(self, model: str) -> Route | None:
         route = self._lookup_route(model)
@@ -165,10 +235,16 @@ class Router(Inference):
             raise UpstreamError("An inference server that may have this model does not answer.")
         return route
 
+    def _lookup_routes(self, model: str) -> Sequence[Route]:
+        """Return the routes of all providers that list this id, for a model whose route is known."""
+        if self._lookup_route(model) is None and self._config.default is not None:
+            model = self._config.default
+        return self._routes.get(self._config.aliases.get(model, model), ())
+
     def _lookup_route(self, model: str) -> Route | None:
         model = self._config.aliases.get(model, model)
         if model in self._routes:
-            return self._routes[model]
+            return self._routes[model][0]
         name, _, own = model.partition("/")
         if name not in self._providers or not own:
             return None
@@ -195,12 +271,12 @@ class Router(Inference):
             self._names = self._build_names(await self._find_own_names())
             self._refreshed_at = time.monotonic()
 
-    def _build_routes(self) -> dict[str, Route]:
-        routes: dict[str, Route] = {}
+    def _build_routes(self) -> dict[str, list[Route]]:
+        routes: dict[str, list[Route]] = {}
         for name in self._providers:
             own_ids = self._config.models.get(name, {})
             for model in self._models_by_provider.get(name, ()):
-                routes.setdefault(model.id, (name, own_ids.get(model.id, model.id)))
+                routes.setdefault(model.id, []).append((name, own_ids.get(model.id, model.id)))
         return routes
 
     async def _find_own_names(self) -> dict[Route, frozenset[str]]:
@@ -256,3 +332,11 @@ class Router(Inference):
             yield
         except ModelNotFound as exc:
             raise ModelNotFound(model, self._public_models()) from exc
+
+
+def _is_unavailable(error: StackError) -> bool:
+    """Return true for the error of a provider that generated nothing, where another one may serve the request. One that
+    took too long may still be generating."""
+    if isinstance(error, UpstreamTimeout):
+        return isinstance(error, ConnectTimeout)
+    return isinstance(error, UpstreamError | RateLimited | ModelNotFound) and not isinstance(error, AnswerTooLarge)

@@ -23,7 +23,7 @@ from providers.inference.chat_completions.body import ChatDialect, request_to_bo
 from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.chunks import ChatChunkReader
 from providers.inference.chat_completions.embeddings import parse_embeddings, request_to_embedding_body
-from providers.inference.chat_completions.errors import UpstreamUnavailable, response_to_error
+from providers.inference.chat_completions.errors import ConnectTimeout, UpstreamUnavailable, response_to_error
 from providers.inference.chat_completions.strict_templates import ArrangedChat, MessageOrder
 from providers.inference.chat_completions.text_completions import NO_COMPLETIONS, CompletionReader, write_completion
 from providers.inference.chat_completions.usage import parse_count
@@ -43,10 +43,6 @@ NO_HEADERS: Final[Mapping[str, str]] = {}
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 TOKENIZE_PATH: Final = "/tokenize"
 """Path of vLLM's tokenizer, which is not under `/v1`."""
-
-
-class ConnectTimeout(UpstreamTimeout):
-    """No connection within the limit; a retry is safe."""
 
 
 class PromptTemplate(Protocol):

@@ -17,6 +17,7 @@ from apis.errors import (
     RateLimited,
     StackError,
     UpstreamError,
+    UpstreamTimeout,
 )
 from providers.inference.chat_completions.deviations import read_error
 
@@ -43,6 +44,10 @@ _CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]"
 
 class UpstreamUnavailable(UpstreamError):
     """The upstream was unreachable, or failed before it generated anything; a retry is safe."""
+
+
+class ConnectTimeout(UpstreamTimeout):
+    """No connection within the limit; a retry is safe."""
 
 
 def response_to_error(

@@ -5,7 +5,6 @@ import itertools
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from apis.observation.background import UpstreamHealth
 from apis.telemetry import REQUEST_ID
 from providers.inference.chat_completions.affinity import affinity_key, in_flight_bound, rank_servers
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
-from providers.inference.chat_completions.endpoint import ChatCompletions, ConnectTimeout
-from providers.inference.chat_completions.errors import UpstreamUnavailable
+from providers.inference.chat_completions.endpoint import ChatCompletions
+from providers.inference.chat_completions.errors import ConnectTimeout, UpstreamUnavailable
+from providers.inference.circuit_breaker import CircuitBreaker, Clock
 
 RETRYABLE: Final = (UpstreamUnavailable, ConnectTimeout, RateLimited)
 TEMPORARY: Final = (UpstreamUnavailable, UpstreamTimeout)
@@ -33,7 +33,6 @@ BUDGET_RESERVE: Final = 100.0
 BUDGET_REFILL_PER_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
-Clock = Callable[[], float]
 T = TypeVar("T")
 
 
@@ -73,53 +72,6 @@ class RetryBudget:
             return False
         self._balance -= 1
         return True
-
-
-class CircuitBreaker:
-    """Health of one server. Closed: all requests pass. Open: none. Half open: one probe, whose success closes it."""
-
-    def __init__(self, failures: int, window_s: float, clock: Clock = time.monotonic) -> None:
-        self._window_s = window_s
-        self._clock = clock
-        self._failure_times: deque[float] = deque(maxlen=failures)
-        self._opened_at: float | None = None
-        self._is_probing = False
-
-    def allows_request(self) -> bool:
-        """Return true if a request may be sent now."""
-        if self._opened_at is None:
-            return True
-        return not self._is_probing and self._clock() - self._opened_at >= self._window_s
-
-    def remaining_s(self) -> float:
-        """Return the seconds until a request is allowed again; 0 where it is allowed now."""
-        if self._opened_at is None or self.allows_request():
-            return 0.0
-        return max(0.0, self._opened_at + self._window_s - self._clock())
-
-    def begin_request(self) -> bool:
-        """Begin an allowed request; return true if it is the probe, which `end_request` must receive."""
-        self._is_probing = self._opened_at is not None
-        return self._is_probing
-
-    def record_success(self) -> None:
-        """Close the breaker."""
-        self._failure_times.clear()
-        self._opened_at = None
-        self._is_probing = False
-
-    def record_failure(self) -> None:
-        """Count a failure, and open the breaker after too many."""
-        now = self._clock()
-        self._failure_times.append(now)
-        full = len(self._failure_times) == self._failure_times.maxlen
-        if self._opened_at is not None or (full and now - self._failure_times[0] <= self._window_s):
-            self._opened_at = now
-
-    def end_request(self, *, is_probe: bool) -> None:
-        """End a request, also one without a result."""
-        if is_probe:
-            self._is_probing = False
 
 
 class Upstream:

@@ -1,5 +1,6 @@
 """Router over real providers."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -7,12 +8,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from apis.errors import ModelNotFound, UpstreamError
+from apis.deltas import TextDelta
+from apis.documents.embeddings import EmbeddingRequest
+from apis.errors import InvalidRequest, ModelNotFound, UpstreamError
 from providers.inference.router import Router
 from tests.conformance.inference import LAWS, Law, Subject, drain
 from tests.providers.inference.remote import chat_request, started
 from tests.support.servers.upstream_server import (
+    CUT,
     HANG,
+    Answer,
     UpstreamServer,
     call_chunks,
     delta_chunk,
@@ -20,6 +25,7 @@ from tests.support.servers.upstream_server import (
     event,
     head,
     http_chunk,
+    json_answer,
     stream,
     text_chunks,
 )
@@ -165,3 +171,113 @@ async def test_unknown_models_do_not_query_the_providers_every_time(site: Site) 
 def test_a_list_for_a_provider_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValidationError, match="not there: c"):
         Router.Config.model_validate({"providers": {"a": {}}, "models": {"c": {}}})
+
+
+# --- fail-over -------------------------------------------------------------------------------------------------------
+
+SHARED = "org/shared"
+
+
+def texts_of(deltas: list[Any]) -> str:
+    return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+
+
+async def ask(router: Router, model: str = SHARED, **fields: Any) -> str:
+    return texts_of(await drain(router, chat_request(model=model, **fields)))
+
+
+async def test_a_model_of_two_providers_is_served_by_the_other_where_one_is_dead(site: Site) -> None:
+    """G-A3: before the first output another provider that lists the same model is asked."""
+    router = await site.router()
+    assert await ask(router) == "a"
+    await site.a.stop()
+    assert [await ask(router) for _ in range(4)] == ["b"] * 4
+    with pytest.raises(UpstreamError):
+        await ask(router, f"a/{SHARED}")
+    with pytest.raises(UpstreamError):
+        await ask(router, "m1")
+    assert await router.count_tokens(chat_request(model=SHARED)) == 5
+
+
+@pytest.mark.parametrize(
+    "answer", [error_answer(503), error_answer(500), error_answer(429), error_answer(401), [CUT], [head(), CUT]]
+)
+async def test_a_provider_that_refuses_is_followed_by_the_next(site: Site, answer: Answer) -> None:
+    """G-A3: also where it answers, but generates nothing."""
+    site.a = await site.stack.enter_async_context(UpstreamServer(answer, models=[SHARED]))
+    assert await ask(await site.router()) == "b"
+
+
+async def test_what_has_begun_is_not_begun_again(site: Site) -> None:
+    """G-A3: a stream that breaks after its first output fails."""
+    answer = [head(), http_chunk(event(delta_chunk(content="half"))), CUT]
+    site.a = await site.stack.enter_async_context(UpstreamServer(answer, models=[SHARED]))
+    with pytest.raises(UpstreamError):
+        await ask(await site.router())
+    assert site.b.chats == []
+
+
+async def test_a_request_that_is_wrong_is_not_sent_to_another_provider(site: Site) -> None:
+    """G-A3: its error is the client's."""
+    site.a = await site.stack.enter_async_context(UpstreamServer(error_answer(400, "no"), models=[SHARED]))
+    with pytest.raises(InvalidRequest):
+        await ask(await site.router())
+    assert site.b.chats == []
+
+
+async def test_a_provider_that_failed_often_is_asked_last_until_it_recovers(site: Site) -> None:
+    """G-A3: each provider has a breaker; one request after its window finds out if it is back."""
+    answers = [error_answer(503), error_answer(503), stream(text_chunks("a again"))]
+    site.a = await site.stack.enter_async_context(UpstreamServer(*answers, models=[SHARED]))
+    router = await site.router(breaker_failures=2, breaker_window_s=0.2)
+    assert [await ask(router) for _ in range(5)] == ["b"] * 5
+    assert len(site.a.chats) == 2
+    async with asyncio.timeout(5):
+        while await ask(router) != "a again":
+            pass
+    assert await ask(router) == "a again"
+
+
+async def test_a_provider_whose_servers_do_not_answer_their_checks_is_asked_last(site: Site) -> None:
+    """G-A3: no request has to find that out."""
+    async with started(site.a.base_url, max_retries=0, health_interval_s=0.05) as a, started(site.b.base_url) as b:
+        router = Router(Router.Config.model_validate({"providers": {"a": {}, "b": {}}}), {"a": a, "b": b})
+        assert await ask(router) == "a"
+        await site.a.stop()
+        assert await ask(router) == "b"
+        async with asyncio.timeout(5):
+            while a.upstreams()[0].is_healthy:  # noqa: ASYNC110 - nothing says when a check has ended
+                await asyncio.sleep(0)
+        assert router._breakers["a"].allows_request()  # pyright: ignore[reportPrivateUsage] - it was not the breaker
+        assert await ask(router) == "b"
+
+
+async def test_a_provider_that_was_down_when_models_were_listed_is_found(site: Site) -> None:
+    """G-A3: the lists are read again when the known providers of a model have failed."""
+    url = site.b.base_url
+    await site.b.stop()
+    router = await site.router()
+    assert await ask(router) == "a"
+    await site.a.stop()
+    port = int(url.rsplit(":", 1)[1].removesuffix("/v1"))
+    async with UpstreamServer(stream(text_chunks("b")), models=[SHARED], port=port):
+        assert await ask(router) == "b"
+
+
+async def test_failover_can_be_turned_off(site: Site) -> None:
+    """G-A3: then the first provider alone serves an id."""
+    router = await site.router(failover=False)
+    assert await ask(router) == "a"
+    await site.a.stop()
+    with pytest.raises(UpstreamError):
+        await ask(router)
+
+
+async def test_embeddings_fail_over_too(site: Site) -> None:
+    """G-A3: as chats do."""
+    body = {"data": [{"index": 0, "embedding": [1.0]}], "usage": {"prompt_tokens": 1}}
+    site.b.routes["/v1/embeddings"] = json_answer(body)
+    site.a.routes["/v1/embeddings"] = error_answer(503)
+    router = await site.router()
+    vectors = await router.embed(EmbeddingRequest.model_validate({"model": SHARED, "input": ["x"]}))
+    assert len(vectors.vectors) == 1

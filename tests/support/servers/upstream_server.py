@@ -68,7 +68,7 @@ class Received:
 class UpstreamServer:
     """Use as an async context manager. `left` is set when a client leaves in the middle of an answer."""
 
-    def __init__(self, *answers: Answer, models: Iterable[str] = ("fake-model",)) -> None:
+    def __init__(self, *answers: Answer, models: Iterable[str] = ("fake-model",), port: int = 0) -> None:
         self.received: list[Received] = []
         self.left = asyncio.Event()
         self.connections = 0
@@ -78,6 +78,7 @@ class UpstreamServer:
             "/tokenize": json_answer({"count": 5, "max_model_len": 4096, "tokens": [1, 2, 3, 4, 5]}),
         }
         self._answers = list(answers)
+        self._port = port
         self._arrived = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
@@ -98,7 +99,7 @@ class UpstreamServer:
         return [request for request in self.received if request.path.endswith("/chat/completions")]
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
         self.base_url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
         return self
 
