@@ -3,35 +3,35 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from openai.types.skill import Skill
 from openai.types.skills import SkillVersion
 from pydantic import Field
 
-from apis.errors import InvalidRequest, NotFound, Overloaded
+from apis.errors import InvalidRequest, NotFound
 from apis.provider import Provider
 from apis.skills.bundle import SkillBundle, SkillFile
 from apis.skills.skills import SkillListParams, Skills
 from apis.storage.keys import new_id_key
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, first_page, page_after
-from apis.storage.records import decode_record, encode_record
+from apis.storage.records import decode_record, encode_record, scan_all
 from apis.wire.tools import InlineSkill, SkillReference, SkillSource
+from providers.common.state.change import change, write_prepared
+from providers.common.state.scan import decode_or_skip, list_records
 from providers.skills.archives import read_files, read_inline
 from providers.skills.bundle import MAX_BUNDLE_BYTES, MAX_FILES, read_bundle
 from providers.skills.records import (
     StoredSkill,
     StoredVersion,
     archive_key,
+    archive_prefix,
     count_key,
     is_skill_id,
     skill_key,
     skill_not_found,
     version_not_found,
 )
-
-_MAX_ATTEMPTS: Final = 50
 
 
 class StoredSkills(Skills):
@@ -75,19 +75,20 @@ class StoredSkills(Skills):
         skill_id = f"skill_{new_id_key()}"
         version = self._new_version(1, bundle)
         skill = StoredSkill(version.created_at, 1, 2, [version])
-        puts = [
-            Put(skill_key(tenant, skill_id), encode_record(skill), expect=ABSENT),
-            Put(archive_key(tenant, skill_id, 1), archive),
-        ]
-        for _ in range(_MAX_ATTEMPTS):
+
+        async def prepare() -> Sequence[Op]:
             count, count_version = await self._load_count(tenant)
             if count >= self._config.max_tenant_skills:
                 message = f"You have {count} skills already (`skills.max_tenant_skills`). Delete some first."
                 raise InvalidRequest(message, param="files", code="storage_quota_exceeded")
-            put_count = Put(count_key(tenant), encode_record(count + 1), expect=count_version)
-            if await self._kv.write([*puts, put_count]) is not None:
-                return skill.to_wire(skill_id)
-        raise _too_many_changes()
+            return [
+                Put(skill_key(tenant, skill_id), encode_record(skill), expect=ABSENT),
+                Put(archive_key(tenant, skill_id, 1), archive),
+                Put(count_key(tenant), encode_record(count + 1), expect=count_version),
+            ]
+
+        await write_prepared(self._kv, prepare)
+        return skill.to_wire(skill_id)
 
     async def list(self, params: SkillListParams, *, tenant: str) -> Page[Skill]:
         if params.after and not is_skill_id(params.after):
@@ -95,33 +96,36 @@ class StoredSkills(Skills):
         last = skill_key(tenant, params.after) if params.after else ""
         is_reverse = params.order == "desc"
         after, before = ("", last) if is_reverse else (last, "")
-        entries = await self._kv.scan(
-            skill_key(tenant, ""), after=after, before=before, limit=params.limit + 1, reverse=is_reverse
+        rows = await list_records(
+            self._kv,
+            skill_key(tenant, ""),
+            StoredSkill,
+            limit=params.limit + 1,
+            after=after,
+            before=before,
+            reverse=is_reverse,
         )
-        skills = [decode_record(entry, StoredSkill).to_wire(key.rpartition("/")[2]) for key, entry in entries]
-        return first_page(skills, params.limit)
+        return first_page([row.record.to_wire(row.key.rpartition("/")[2]) for row in rows], params.limit)
 
     async def get(self, skill_id: str, *, tenant: str) -> Skill:
-        return (await self._load_skill(skill_id, tenant))[0].to_wire(skill_id)
+        return (await self._load_skill(skill_id, tenant)).to_wire(skill_id)
 
     async def set_default(self, skill_id: str, version: str, *, tenant: str) -> Skill:
-        for _ in range(_MAX_ATTEMPTS):
-            skill, entry_version = await self._load_skill(skill_id, tenant)
+        def choose(skill: StoredSkill) -> Sequence[Op]:
             chosen = skill.find(version)
             if chosen is None:
                 message = f"The skill has no version '{version}'."
                 raise InvalidRequest(message, param="default_version", code="invalid_value")
             skill.default_number = chosen.number
-            if await self._kv.write([_put_skill(tenant, skill_id, skill, entry_version)]) is not None:
-                return skill.to_wire(skill_id)
-        raise _too_many_changes()
+            return ()
+
+        return (await self._change_skill(skill_id, tenant, choose)).to_wire(skill_id)
 
     async def delete(self, skill_id: str, *, tenant: str) -> None:
-        for _ in range(_MAX_ATTEMPTS):
-            skill, entry_version = await self._load_skill(skill_id, tenant)
-            if await self._delete_skill(skill_id, skill, entry_version, tenant):
-                return
-        raise _too_many_changes()
+        async def prepare() -> Sequence[Op]:
+            return await self._prepare_deletion(skill_id, await self._load_entry(skill_id, tenant), tenant)
+
+        await write_prepared(self._kv, prepare)
 
     async def create_version(
         self, skill_id: str, files: Sequence[SkillFile], *, is_default: bool, tenant: str
@@ -129,8 +133,8 @@ class StoredSkills(Skills):
         await self._load_skill(skill_id, tenant)
         await self._kv.require_room(tenant)
         archive, bundle = await asyncio.to_thread(read_files, files)
-        for _ in range(_MAX_ATTEMPTS):
-            skill, entry_version = await self._load_skill(skill_id, tenant)
+
+        def append(skill: StoredSkill) -> Sequence[Op]:
             if len(skill.versions) >= self._config.max_versions:
                 message = f"The skill has {len(skill.versions)} versions already (`skills.max_versions`). Delete some."
                 raise InvalidRequest(message, param="files", code="storage_quota_exceeded")
@@ -139,43 +143,44 @@ class StoredSkills(Skills):
             skill.next_number += 1
             if is_default:
                 skill.default_number = version.number
-            put_archive = Put(archive_key(tenant, skill_id, version.number), archive)
-            if await self._kv.write([_put_skill(tenant, skill_id, skill, entry_version), put_archive]) is not None:
-                return version.to_wire(skill_id)
-        raise _too_many_changes()
+            return [Put(archive_key(tenant, skill_id, version.number), archive)]
+
+        return (await self._change_skill(skill_id, tenant, append)).versions[-1].to_wire(skill_id)
 
     async def list_versions(self, skill_id: str, params: SkillListParams, *, tenant: str) -> Page[SkillVersion]:
-        skill, _ = await self._load_skill(skill_id, tenant)
+        skill = await self._load_skill(skill_id, tenant)
         versions = [version.to_wire(skill_id) for version in skill.versions]
         ordered = versions if params.order == "asc" else versions[::-1]
         return page_after(ordered, params, lambda version: version.id, "The skill has no version with this id.")
 
     async def get_version(self, skill_id: str, version: str, *, tenant: str) -> SkillVersion:
-        skill, _ = await self._load_skill(skill_id, tenant)
-        return _require_version(skill, version).to_wire(skill_id)
+        return _require_version(await self._load_skill(skill_id, tenant), version).to_wire(skill_id)
 
     async def delete_version(self, skill_id: str, version: str, *, tenant: str) -> SkillVersion:
-        for _ in range(_MAX_ATTEMPTS):
-            skill, entry_version = await self._load_skill(skill_id, tenant)
+        deleted: StoredVersion | None = None
+
+        async def prepare() -> Sequence[Op]:
+            nonlocal deleted
+            entry = await self._load_entry(skill_id, tenant)
+            skill = decode_record(entry, StoredSkill)
             deleted = _require_version(skill, version)
             if len(skill.versions) == 1:
-                if await self._delete_skill(skill_id, skill, entry_version, tenant):
-                    return deleted.to_wire(skill_id)
-                continue
+                return await self._prepare_deletion(skill_id, entry, tenant)
             if deleted.number == skill.default_number:
                 message = "The default version cannot be deleted: make another one the default first."
                 raise InvalidRequest(message, param="version", code="invalid_value")
             skill.versions.remove(deleted)
-            ops: list[Op] = [
-                _put_skill(tenant, skill_id, skill, entry_version),
+            return [
+                Put(skill_key(tenant, skill_id), encode_record(skill), expect=entry.version),
                 Delete(archive_key(tenant, skill_id, deleted.number)),
             ]
-            if await self._kv.write(ops) is not None:
-                return deleted.to_wire(skill_id)
-        raise _too_many_changes()
+
+        await write_prepared(self._kv, prepare)
+        assert deleted is not None
+        return deleted.to_wire(skill_id)
 
     async def read_archive(self, skill_id: str, version: str | None, *, tenant: str) -> bytes:
-        skill, _ = await self._load_skill(skill_id, tenant)
+        skill = await self._load_skill(skill_id, tenant)
         number = _require_version(skill, version).number
         entry = await self._kv.get(archive_key(tenant, skill_id, number))
         if entry is None:  # deleted meanwhile
@@ -199,28 +204,58 @@ class StoredSkills(Skills):
     def _new_version(self, number: int, bundle: SkillBundle) -> StoredVersion:
         return StoredVersion(number, f"skillver_{new_id_key()}", int(self.now()), bundle.name, bundle.description)
 
-    async def _load_skill(self, skill_id: str, tenant: str) -> tuple[StoredSkill, int]:
+    async def _load_skill(self, skill_id: str, tenant: str) -> StoredSkill:
+        return decode_record(await self._load_entry(skill_id, tenant), StoredSkill)
+
+    async def _load_entry(self, skill_id: str, tenant: str) -> Entry:
         entry = await self._kv.get(skill_key(tenant, skill_id)) if is_skill_id(skill_id) else None
         if entry is None:
             raise skill_not_found(skill_id)
-        return decode_record(entry, StoredSkill), entry.version
+        return entry
 
     async def _load_count(self, tenant: str) -> tuple[int, int]:
+        """Return the number of skills and the version of its record; a damaged one is counted again."""
         entry = await self._kv.get(count_key(tenant))
-        return (0, ABSENT) if entry is None else (decode_record(entry, int), entry.version)
+        if entry is None:
+            return 0, ABSENT
+        count = decode_or_skip(self._kv, count_key(tenant), entry, int)
+        if count is None:
+            count = len([key async for key, _ in scan_all(self._kv, skill_key(tenant, ""))])
+        return count, entry.version
 
-    async def _delete_skill(self, skill_id: str, skill: StoredSkill, entry_version: int, tenant: str) -> bool:
+    async def _change_skill(
+        self, skill_id: str, tenant: str, edit: Callable[[StoredSkill], Sequence[Op]]
+    ) -> StoredSkill:
+        """Store the skill as `edit` leaves it, together with the operations that `edit` returns."""
+        more: Sequence[Op] = ()
+
+        def edit_existing(skill: StoredSkill | None) -> StoredSkill:
+            nonlocal more
+            if skill is None:
+                raise skill_not_found(skill_id)
+            more = edit(skill)
+            return skill
+
+        if not is_skill_id(skill_id):
+            raise skill_not_found(skill_id)
+        key = skill_key(tenant, skill_id)
+        skill = await change(self._kv, key, StoredSkill, edit_existing, also=lambda _: more)
+        assert skill is not None
+        return skill
+
+    async def _prepare_deletion(self, skill_id: str, entry: Entry, tenant: str) -> Sequence[Op]:
+        """Return the operations that delete a skill, whose record may be damaged, with its archives."""
         count, count_version = await self._load_count(tenant)
-        ops: list[Op] = [
-            Delete(skill_key(tenant, skill_id), entry_version),
+        skill = decode_or_skip(self._kv, skill_key(tenant, skill_id), entry, StoredSkill)
+        if skill is None:
+            archives = [key async for key, _ in scan_all(self._kv, archive_prefix(tenant, skill_id), page_size=1)]
+        else:
+            archives = [archive_key(tenant, skill_id, version.number) for version in skill.versions]
+        return [
+            Delete(skill_key(tenant, skill_id), entry.version),
             Put(count_key(tenant), encode_record(max(0, count - 1)), expect=count_version),
-            *(Delete(archive_key(tenant, skill_id, version.number)) for version in skill.versions),
+            *(Delete(key) for key in archives),
         ]
-        return await self._kv.write(ops) is not None
-
-
-def _put_skill(tenant: str, skill_id: str, skill: StoredSkill, expect: int) -> Put:
-    return Put(skill_key(tenant, skill_id), encode_record(skill), expect=expect)
 
 
 def _require_version(skill: StoredSkill, version: str | None) -> StoredVersion:
@@ -228,7 +263,3 @@ def _require_version(skill: StoredSkill, version: str | None) -> StoredVersion:
     if stored is None:
         raise version_not_found(str(version))
     return stored
-
-
-def _too_many_changes() -> Overloaded:
-    return Overloaded("Too many of your skills change at once. Try again.")

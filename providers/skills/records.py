@@ -81,9 +81,14 @@ def skill_key(tenant: str, skill_id: str) -> str:
     return f"{tenant}/skill/{skill_id}"
 
 
+def archive_prefix(tenant: str, skill_id: str) -> str:
+    """Return the prefix of the keys of a skill's archives."""
+    return f"{tenant}/skill_archive/{skill_id}/"
+
+
 def archive_key(tenant: str, skill_id: str, number: int) -> str:
     """Return the key of a version's archive."""
-    return f"{tenant}/skill_archive/{skill_id}/{number:09d}"
+    return f"{archive_prefix(tenant, skill_id)}{number:09d}"
 
 
 def count_key(tenant: str) -> str:

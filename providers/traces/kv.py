@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from pydantic import Field
 
-from apis.errors import InvalidRequest, NotFound, Overloaded
+from apis.errors import InvalidRequest, NotFound
 from apis.observation.traces import (
     ID_PATTERN,
     IngestedSpan,
@@ -23,9 +23,11 @@ from apis.observation.traces import (
     forward_span,
     to_unix_ns,
 )
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all, encode_record, reading_stored, scan_all
+from providers.common.state.change import repeat_until_true
+from providers.common.state.scan import decode_or_skip, skipping_damaged
 from providers.traces.records import (
     StoredSpan,
     TraceRecord,
@@ -39,7 +41,6 @@ from providers.traces.records import (
     usage_key,
 )
 
-_MAX_ATTEMPTS: Final = 50
 _READ_SPANS: Final = 32
 """Stored spans that are read at a time, of up to 256 KiB each."""
 _MAX_READ_ROWS: Final = 2000
@@ -98,7 +99,10 @@ class StoredTraces(Traces):
         if not traces and not spans:
             return
         await self._kv.require_room(tenant)
-        for _ in range(_MAX_ATTEMPTS):
+        batch = _Batch({}, {}, 0)
+
+        async def attempt() -> bool:
+            nonlocal batch
             batch = await self._load(
                 tenant, {*(trace.id for trace, _ in traces), *(span.trace_id for span, _ in spans)}
             )
@@ -109,11 +113,11 @@ class StoredTraces(Traces):
             usage = TraceUsage(usage.traces + batch.added_traces, usage.size_bytes + batch.added_bytes)
             ops = [*batch.ops, *self._record_ops(tenant, batch)]
             ops.append(Put(usage_key(tenant), encode_record(usage), expect=usage_version))
-            if await self._kv.write(ops, durable=False) is not None:
-                for span in batch.ended_spans:
-                    forward_span(span, batch.records[span.trace_id].group_id)
-                return
-        raise Overloaded("Too many of your traces change at once. Try again.")
+            return await self._kv.write(ops, durable=False) is not None
+
+        await repeat_until_true(attempt)
+        for span in batch.ended_spans:
+            forward_span(span, batch.records[span.trace_id].group_id)
 
     async def _load(self, tenant: str, trace_ids: set[str]) -> _Batch:
         ids = sorted(trace_ids)
@@ -169,9 +173,7 @@ class StoredTraces(Traces):
         if self._has_room(usage, batch):
             return usage, version
         # the stored usage includes expired traces: count before deleting any
-        sizes = {
-            key.rpartition("/")[2]: int(entry.value) async for key, entry in scan_all(self._kv, f"{tenant}/trace_age/")
-        }
+        sizes = await self._load_sizes(tenant)
         usage = TraceUsage(len(sizes), sum(sizes.values()))
         for trace_id, size_bytes in sizes.items():
             if self._has_room(usage, batch):
@@ -195,8 +197,25 @@ class StoredTraces(Traces):
         )
 
     async def _load_usage(self, tenant: str) -> tuple[TraceUsage, int]:
+        """Return the usage and the version of its record; a damaged one is counted again."""
         entry = await self._kv.get(usage_key(tenant))
-        return (TraceUsage(), ABSENT) if entry is None else (decode_record(entry, TraceUsage), entry.version)
+        if entry is None:
+            return TraceUsage(), ABSENT
+        usage = decode_or_skip(self._kv, usage_key(tenant), entry, TraceUsage)
+        if usage is None:
+            sizes = await self._load_sizes(tenant)
+            usage = TraceUsage(len(sizes), sum(sizes.values()))
+        return usage, entry.version
+
+    async def _load_sizes(self, tenant: str) -> dict[str, int]:
+        """Return the bytes of all traces by id, oldest first. One whose size cannot be read counts as empty."""
+        sizes: dict[str, int] = {}
+        async for key, entry in scan_all(self._kv, f"{tenant}/trace_age/"):
+            trace_id = key.rpartition("/")[2]
+            sizes[trace_id] = 0
+            with skipping_damaged(self._kv, key, "size of a trace"):
+                sizes[trace_id] = int(entry.value)
+        return sizes
 
     async def list(self, params: TraceListParams, *, tenant: str) -> Page[dict[str, Any]]:
         cursor = ""
@@ -229,13 +248,14 @@ class StoredTraces(Traces):
             after, before = ("", rows[-1][0]) if is_reversed else (rows[-1][0], "")
 
     async def _load_records(self, tenant: str, trace_ids: Sequence[str]) -> Sequence[tuple[str, TraceRecord]]:
-        """Return those of the traces that are stored."""
-        entries = await self._kv.get_many([trace_key(tenant, trace_id) for trace_id in trace_ids])
-        return [
-            (trace_id, decode_record(entry, TraceRecord))
-            for trace_id, entry in zip(trace_ids, entries, strict=True)
-            if entry is not None
-        ]
+        """Return those of the traces that are stored and can be read."""
+        keys = [trace_key(tenant, trace_id) for trace_id in trace_ids]
+        traces: list[tuple[str, TraceRecord]] = []
+        for trace_id, key, entry in zip(trace_ids, keys, await self._kv.get_many(keys), strict=True):
+            record = None if entry is None else decode_or_skip(self._kv, key, entry, TraceRecord)
+            if record is not None:
+                traces.append((trace_id, record))
+        return traces
 
     async def _list_of_response(
         self, params: TraceListParams, response_id: str, cursor: str, tenant: str
@@ -266,34 +286,52 @@ class StoredTraces(Traces):
         return TraceDetail(record.to_fields(trace_id), spans)
 
     async def delete(self, trace_id: str, *, tenant: str) -> None:
-        await self._load_record(trace_id, tenant)
+        if not _TRACE_ID.fullmatch(trace_id) or await self._kv.get(trace_key(tenant, trace_id)) is None:
+            raise _not_found()
         await self._delete_stored(tenant, trace_id)
 
     async def _load_record(self, trace_id: str, tenant: str) -> TraceRecord:
         entry = await self._kv.get(trace_key(tenant, trace_id)) if _TRACE_ID.fullmatch(trace_id) else None
         if entry is None:
-            raise NotFound("No trace has this id.", param="trace_id")
+            raise _not_found()
         return decode_record(entry, TraceRecord)
 
     async def _delete_stored(self, tenant: str, trace_id: str) -> None:
         """Delete a trace, then its spans: those of a process that ends in between expire."""
-        for _ in range(_MAX_ATTEMPTS):
+
+        async def attempt() -> bool:
             entry = await self._kv.get(trace_key(tenant, trace_id))
-            usage, usage_version = await self._load_usage(tenant)
             if entry is None:
-                return
-            record = decode_record(entry, TraceRecord)
-            usage = TraceUsage(max(0, usage.traces - 1), max(0, usage.size_bytes - record.size_bytes))
-            ops: list[Op] = [
-                Delete(trace_key(tenant, trace_id), entry.version),
-                Delete(age_key(tenant, record.created_at, trace_id)),
-                *(Delete(response_key(tenant, name, trace_id)) for name in record.response_ids),
-                Put(usage_key(tenant), encode_record(usage), expect=usage_version),
-            ]
-            if await self._kv.write(ops, durable=False) is not None:
-                await delete_all(self._kv, span_key(tenant, trace_id), page_size=_READ_SPANS)
-                return
-        raise Overloaded("Too many of your traces change at once. Try again.")
+                return True
+            ops = await self._deletion_ops(tenant, trace_id, entry)
+            return await self._kv.write(ops, durable=False) is not None
+
+        await repeat_until_true(attempt)
+        await delete_all(self._kv, span_key(tenant, trace_id), page_size=_READ_SPANS)
+
+    async def _deletion_ops(self, tenant: str, trace_id: str, entry: Entry) -> Sequence[Op]:
+        """Return the operations that delete a trace, whose record may be damaged, but not its spans."""
+        usage, usage_version = await self._load_usage(tenant)
+        record = decode_or_skip(self._kv, trace_key(tenant, trace_id), entry, TraceRecord)
+        if record is None:
+            sizes = await self._load_sizes(tenant)
+            size = sizes.get(trace_id, 0)
+            prefix = f"{tenant}/trace_age/"
+            related = [key async for key, _ in scan_all(self._kv, prefix) if key.endswith(f"/{trace_id}")]
+        else:
+            size = record.size_bytes
+            related = [age_key(tenant, record.created_at, trace_id)]
+            related += [response_key(tenant, name, trace_id) for name in record.response_ids]
+        usage = TraceUsage(max(0, usage.traces - 1), max(0, usage.size_bytes - size))
+        return [
+            Delete(trace_key(tenant, trace_id), entry.version),
+            *(Delete(key) for key in related),
+            Put(usage_key(tenant), encode_record(usage), expect=usage_version),
+        ]
+
+
+def _not_found() -> NotFound:
+    return NotFound("No trace has this id.", param="trace_id")
 
 
 def _encode_items(

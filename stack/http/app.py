@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from apis.batches.spare_capacity import SpareCapacity
 from apis.fair_share import FairShare
+from providers.common.supervision import supervise
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
 from stack.console.files import Console
@@ -63,11 +64,11 @@ def create_app(config: StackConfig) -> Starlette:
             app.state.drain = partial(_drain, stack)
             app.state.end_running = services.end_running
             build_sdk_schemas()
-            tasks = {asyncio.create_task(services.monitor.run())}
+            tasks = {supervise("the monitor of streams", services.monitor.run)}
             if stack.accounts.administration() is not None:
-                tasks.add(asyncio.create_task(RetentionSweeper(stack).run()))
+                tasks.add(supervise("the sweep of data that is too old", RetentionSweeper(stack).run))
             if metrics.is_shared:
-                tasks.add(asyncio.create_task(services.keep_metrics_fresh()))
+                tasks.add(supervise("the refresh of metrics", services.keep_metrics_fresh))
             try:
                 yield
             finally:

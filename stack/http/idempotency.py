@@ -31,6 +31,7 @@ from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, delete_all, encode_record
 from providers.common.fair_turns import calculate
+from providers.common.state.scan import skipping_damaged
 from stack.build import Stack
 from stack.http.answers import client_disconnected_response
 from stack.http.context import get_context, get_services
@@ -327,7 +328,8 @@ async def _delete_stored_response(kv: KVStore, tenant: str, object_id: str) -> N
     entry = await kv.get(object_key)
     if entry is None:
         return
-    await delete_all(kv, f"{tenant}/idempotent/{entry.value.decode()}/", durable=True)
+    with skipping_damaged(kv, object_key, "reference to an answer"):
+        await delete_all(kv, f"{tenant}/idempotent/{entry.value.decode()}/", durable=True)
     await kv.write([Delete(object_key)])
 
 

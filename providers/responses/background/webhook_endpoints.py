@@ -16,10 +16,10 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from apis.documents.fetcher import Fetcher
-from apis.errors import InvalidRequest, NotFound, Overloaded, RateLimited
+from apis.errors import InvalidRequest, NotFound, RateLimited
 from apis.fair_share import FairShare
 from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key, record_id
-from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, delete_all, encode_record
 from apis.webhooks.endpoints import (
@@ -31,11 +31,11 @@ from apis.webhooks.endpoints import (
     WebhookEndpoints,
     check_event_types,
 )
-from providers.common.state.scan import skipping_damaged
+from providers.common.state.change import write_prepared
+from providers.common.state.scan import list_records, skipping_damaged
 from providers.responses.background.webhook_sending import post_event
 from providers.responses.background.webhooks import SECRET_PREFIX, Webhook, build_event_json, webhook_queue_prefix
 
-_ATTEMPTS: Final = 8
 _SECRET_BYTES: Final = 32
 _SHOWN_CHARS: Final = 4
 _SAMPLE_IDS: Final = {"response": "resp_sample", "batch": "batch_sample"}
@@ -107,8 +107,8 @@ class StoredWebhookEndpoints(WebhookEndpoints):
     async def list_endpoints(self, page: WebhookEndpointPage, *, tenant: str) -> Page[WebhookEndpoint]:
         prefix = _key(tenant, "")
         before = f"{prefix}{record_id(page.after)}" if page.after else ""
-        rows = await self._kv.scan(prefix, before=before, limit=page.limit + 1, reverse=True)
-        return first_page([_summarize(decode_record(entry, EndpointRecord)) for _, entry in rows], page.limit)
+        rows = await list_records(self._kv, prefix, EndpointRecord, limit=page.limit + 1, before=before, reverse=True)
+        return first_page([_summarize(row.record) for row in rows], page.limit)
 
     async def update(self, endpoint_id: str, update: UpdateWebhookEndpoint, *, tenant: str) -> WebhookEndpoint:
         changes = update.model_dump(exclude_none=True)
@@ -207,13 +207,18 @@ class StoredWebhookEndpoints(WebhookEndpoints):
     async def _change(
         self, endpoint_id: str, tenant: str, change: Callable[[EndpointRecord], EndpointRecord]
     ) -> EndpointRecord:
-        for _ in range(_ATTEMPTS):
+        changed: EndpointRecord | None = None
+
+        async def prepare() -> Sequence[Op] | None:
+            nonlocal changed
             record, version = await self._load(endpoint_id, tenant)
             changed = change(record)
             put = Put(_key(tenant, record.id), encode_record(changed), expect=version)
-            if changed is record or await self._kv.write([put]) is not None:
-                return changed
-        raise Overloaded("Others are changing the same webhook endpoint. Try again.", retry_after_s=1)
+            return None if changed is record else [put]
+
+        await write_prepared(self._kv, prepare)
+        assert changed is not None
+        return changed
 
 
 def _summarize(record: EndpointRecord) -> WebhookEndpoint:

@@ -22,9 +22,11 @@ from apis.errors import ConversationLocked, InvalidRequest, NotFound
 from apis.responses import CreateResponse, InputItemListParams, ItemList
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, STORED_OVERHEAD_BYTES, Delete, Entry, KVStore, Op, Put
-from apis.storage.pages import Page, first_page, page_after
+from apis.storage.pages import Page, page_after
 from apis.storage.records import PAGE_BYTES, decode_record, delete_all, encode_record, reading_stored
 from apis.wire.items import Item
+from providers.common.state.change import repeat_until_true, write_prepared
+from providers.common.state.scan import skipping_damaged
 from providers.responses.context.conversation import resolve_items, stored_item
 from providers.responses.context.item_views import ItemViews
 from providers.responses.context.messages import check_items
@@ -92,26 +94,32 @@ class StoredConversations(Conversations):
 
     async def update(self, conversation_id: str, request: UpdateConversation, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)
-        while True:
+        record = ConversationRecord(0, request.metadata or {})
+
+        async def prepare() -> Sequence[Op]:
             state = await load_conversation_state(self._kv, ref)
-            record = ConversationRecord(state.record.created_at, request.metadata or {})
-            if await self._kv.write(
-                [Put(ref.record_key("conversation"), encode_record(record), None, state.record_version)]
-            ):
-                return _record_to_conversation(ref, record)
+            record.created_at = state.record.created_at
+            return [Put(ref.record_key("conversation"), encode_record(record), None, state.record_version)]
+
+        await write_prepared(self._kv, prepare)
+        return _record_to_conversation(ref, record)
 
     async def delete(self, conversation_id: str, *, tenant: str) -> None:
         ref = ConversationKeys(tenant, conversation_id)
-        while not (state := await load_conversation_state(self._kv, ref, include_deleted=True)).record.is_deleted:
+
+        async def prepare() -> Sequence[Op] | None:
             # the mark comes first: no response can add to it any more, and a repeated request continues the deletion
+            state = await load_conversation_state(self._kv, ref, include_deleted=True)
+            if state.record.is_deleted:
+                return None
             record = ConversationRecord(state.record.created_at, {}, is_deleted=True)
-            ends = [Delete(ref.record_key("conversation_end")), Delete(ref.record_key("conversation_floor"))]
-            await self._kv.write(
-                [
-                    Put(ref.record_key("conversation"), encode_record(record), None, state.record_version),
-                    *ends,
-                ]
-            )
+            return [
+                Put(ref.record_key("conversation"), encode_record(record), None, state.record_version),
+                Delete(ref.record_key("conversation_end")),
+                Delete(ref.record_key("conversation_floor")),
+            ]
+
+        await write_prepared(self._kv, prepare)
         for prefix in (ref.item_prefix, ref.position_prefix):
             await delete_all(self._kv, prefix, page_size=_DELETE_BATCH_SIZE, durable=True)
         await self._kv.write([Delete(ref.record_key("conversation"))])
@@ -125,7 +133,10 @@ class StoredConversations(Conversations):
         items, tool_results = await self._resolve_items(request.items, tenant)
         if not items:
             return ()
-        while True:
+        added: list[dict[str, Any]] = []
+
+        async def attempt() -> bool:
+            nonlocal added
             state = await load_conversation_state(self._kv, ref)
             if state.lock_entry is not None:
                 raise ConversationLocked(ref.id)
@@ -134,13 +145,15 @@ class StoredConversations(Conversations):
             keys = [ref.record_key("conversation_end"), *(ref.position_key(fields["id"]) for fields in added)]
             end, *positions = await self._kv.get_many(keys)
             if end != state.end_entry:
-                continue
+                return False
             for index, position in enumerate(positions):
                 if position is not None:
                     raise duplicate_item_error(added[index]["id"], f"items[{index}].id")
             expect_unlocked = Delete(ref.record_key("conversation_floor"), ABSENT)
-            if await self._kv.write([expect_unlocked, *ops]) is not None:
-                return await self.views.show_items(added, include, tenant)
+            return await self._kv.write([expect_unlocked, *ops]) is not None
+
+        await repeat_until_true(attempt)
+        return await self.views.show_items(added, include, tenant)
 
     async def list_items(self, conversation_id: str, params: ItemListParams, *, tenant: str) -> Page[dict[str, Any]]:
         ref = ConversationKeys(tenant, conversation_id)
@@ -154,23 +167,31 @@ class StoredConversations(Conversations):
                     f"The conversation has no item '{params.after}'.", param="after", code="invalid_value"
                 )
             cursor = ref.item_key(decode_position(position))
-        after, before = ("", cursor) if reverse else (cursor, "")
-        rows = await self._kv.scan(
-            ref.item_prefix, after=after, before=before, limit=params.limit + 1, reverse=reverse, max_bytes=PAGE_BYTES
-        )
-        size = sum(len(entry.value) + STORED_OVERHEAD_BYTES for _, entry in rows)
-        if 0 < len(rows) <= params.limit and size > PAGE_BYTES:
-            # the last item made the page too large; an item that is too large by itself is a page of its own
-            rows = rows if len(rows) == 1 else rows[:-1]
-            last_key = rows[-1][0]
-            after, before = (after, last_key) if reverse else (last_key, before)
-            following = await self._kv.scan(
-                ref.item_prefix, after=after, before=before, limit=1, reverse=reverse, max_bytes=0
-            )
-            page = Page([_decode_item(entry) for _, entry in rows], has_more=bool(following))
-        else:
-            page = first_page([_decode_item(entry) for _, entry in rows], params.limit)
+        page = await self._read_items(ref.item_prefix, params.limit, cursor, reverse=reverse)
         return replace(page, data=await self.views.show_items(page.data, params.include or (), tenant))
+
+    async def _read_items(self, prefix: str, limit: int, cursor: str, *, reverse: bool) -> Page[dict[str, Any]]:
+        """Return a page of the readable items after a key, of up to PAGE_BYTES: an item that is too large by itself is
+        a page of its own."""
+        items: list[dict[str, Any]] = []
+        size = 0
+        while True:
+            after, before = ("", cursor) if reverse else (cursor, "")
+            count = limit + 1 - len(items)
+            rows = await self._kv.scan(
+                prefix, after=after, before=before, limit=count, reverse=reverse, max_bytes=PAGE_BYTES
+            )
+            readable = 0
+            for key, entry in rows:
+                with skipping_damaged(self._kv, key, StoredItem.__name__):
+                    items.append(_decode_item(entry))
+                    size += len(entry.value) + STORED_OVERHEAD_BYTES
+                    readable += 1
+            if len(items) > limit or (len(items) > 1 and size > PAGE_BYTES):
+                return Page(items[:limit] if len(items) > limit else items[:-1], has_more=True)
+            if not rows or (readable == len(rows) < count and size <= PAGE_BYTES):
+                return Page(items)
+            cursor = rows[-1][0]
 
     async def get_item(
         self, conversation_id: str, item_id: str, *, include: Sequence[str] = (), tenant: str
@@ -181,24 +202,32 @@ class StoredConversations(Conversations):
         entry = None if position is None else await self._kv.get(ref.item_key(decode_position(position)))
         if entry is None:
             raise _item_not_found(ref, item_id)
-        return (await self.views.show_items([_decode_item(entry)], include, tenant))[0]
+        with reading_stored(item_id):
+            item = _decode_item(entry)
+        return (await self.views.show_items([item], include, tenant))[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)
-        while True:
+        record: ConversationRecord | None = None
+
+        async def prepare() -> Sequence[Op]:
+            nonlocal record
             state = await load_conversation_state(self._kv, ref)
             if state.lock_entry is not None:
                 raise ConversationLocked(ref.id)
+            record = state.record
             position = await self._kv.get(ref.position_key(item_id))
             if position is None:
                 raise _item_not_found(ref, item_id)
-            ops: list[Op] = [
+            return [
                 Delete(ref.record_key("conversation_floor"), ABSENT),
                 Delete(ref.position_key(item_id), position.version),
                 Delete(ref.item_key(decode_position(position))),
             ]
-            if await self._kv.write(ops) is not None:
-                return _record_to_conversation(ref, state.record)
+
+        await write_prepared(self._kv, prepare)
+        assert record is not None
+        return _record_to_conversation(ref, record)
 
     async def acquire_lock(self, request: CreateResponse, response_id: str, *, tenant: str) -> ConversationLock | None:
         """Lock the conversation that a response will add to, and return the lock; None where it adds to none.
@@ -259,8 +288,7 @@ def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -
 
 
 def _decode_item(entry: Entry) -> dict[str, Any]:
-    with reading_stored("an item of a conversation"):
-        return orjson.loads(bytes(decode_record(entry, StoredItem).item))
+    return orjson.loads(bytes(decode_record(entry, StoredItem).item))
 
 
 def _item_not_found(ref: ConversationKeys, item_id: str) -> NotFound:

@@ -1,6 +1,5 @@
 """The tree of a chain: all responses that stand on the same first one, through the lines and branches of History."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,6 +8,7 @@ import orjson
 from apis.errors import NotFound
 from apis.storage.kv_store import Entry, KVStore
 from apis.storage.records import decode_record, reading_stored
+from providers.common.state.scan import decode_or_skip, skipping_damaged
 from providers.responses.store.history_cache import StoredTurn, TurnPosition
 from providers.responses.store.history_keys import branch_key, parse_branch_key, record_key, turn_key
 from providers.responses.store.response_record import ResponseRecord, summarize_response
@@ -27,7 +27,8 @@ class ChainTree:
 
 async def load_chain_tree(kv: KVStore, response_id: str, *, tenant: str, limit: int) -> ChainTree:
     """Return up to `limit` responses of the tree that a stored response is in. A deleted response that others continue
-    has only `id`, `object`, `deleted` and `previous_response_id`. Raises NotFound."""
+    has only `id`, `object`, `deleted` and `previous_response_id`; a damaged one has them too, and is not `deleted`.
+    Raises NotFound."""
     entry = await kv.get(record_key(tenant, "response", response_id))
     if entry is None:
         raise NotFound(f"Response with id '{response_id}' not found.")
@@ -39,13 +40,16 @@ async def load_chain_tree(kv: KVStore, response_id: str, *, tenant: str, limit: 
     while lines and len(parents) <= limit:
         line, fork = lines.pop(0)
         parent = ids_by_position.get(fork) if fork else None
-        for depth, turn_id in enumerate(await _list_turn_ids(kv, tenant, line, limit + 1 - len(parents))):
+        for position, turn_id in await _list_turn_ids(kv, tenant, line, limit + 1 - len(parents)):
             parents[turn_id] = parent
-            ids_by_position[TurnPosition(line, depth)] = parent = turn_id
+            ids_by_position[position] = parent = turn_id
         lines += await _list_branches(kv, tenant, line, limit)
     ids = [*parents][:limit]
     entries = await kv.get_many([record_key(tenant, "response", each) for each in ids])
-    responses = [_describe(each, parents, entry) for each, entry in zip(ids, entries, strict=True)]
+    responses = [
+        _describe(kv, record_key(tenant, "response", each), entry) | {"previous_response_id": parents[each]}
+        for each, entry in zip(ids, entries, strict=True)
+    ]
     return ChainTree(responses, is_complete=len(parents) <= limit and not lines)
 
 
@@ -60,16 +64,19 @@ async def _find_root_line(kv: KVStore, tenant: str, line: str) -> str:
     return line
 
 
-async def _list_turn_ids(kv: KVStore, tenant: str, line: str, limit: int) -> list[str]:
-    """Return the response ids of the first turns of a line."""
-    prefix, ids, last_key = f"{tenant}/turn/{line}/", list[str](), ""
+async def _list_turn_ids(kv: KVStore, tenant: str, line: str, limit: int) -> list[tuple[TurnPosition, str]]:
+    """Return the response ids of the first readable turns of a line, by position."""
+    prefix, last_key = f"{tenant}/turn/{line}/", ""
+    ids: list[tuple[TurnPosition, str]] = []
     while len(ids) < limit:
         rows = await kv.scan(prefix, after=last_key, limit=limit - len(ids), max_bytes=_PAGE_BYTES)
         if not rows:
             break
         last_key = rows[-1][0]
-        with reading_stored(prefix):
-            ids += [decode_record(entry, StoredTurn).id for _, entry in rows]
+        for key, entry in rows:
+            turn = decode_or_skip(kv, key, entry, StoredTurn)
+            if turn is not None:
+                ids.append((TurnPosition(line, int(key.removeprefix(prefix))), turn.id))
     return ids
 
 
@@ -80,11 +87,9 @@ async def _list_branches(kv: KVStore, tenant: str, line: str, limit: int) -> lis
     return [(new_line, fork) for fork, new_line in (parse_branch_key(key) for key, _ in rows)]
 
 
-def _describe(response_id: str, parents: Mapping[str, str | None], entry: Entry | None) -> dict[str, Any]:
-    parent = parents[response_id]
-    if entry is None:
-        return {"id": response_id, "object": "response", "deleted": True, "previous_response_id": parent}
-    with reading_stored(response_id):
-        record = decode_record(entry, ResponseRecord)
-        fields = orjson.loads(bytes(record.response))
-    return {**summarize_response(fields, record.preview), "previous_response_id": parent}
+def _describe(kv: KVStore, key: str, entry: Entry | None) -> dict[str, Any]:
+    if entry is not None:
+        with skipping_damaged(kv, key, ResponseRecord.__name__):
+            record = decode_record(entry, ResponseRecord)
+            return summarize_response(orjson.loads(bytes(record.response)), record.preview)
+    return {"id": key.rpartition("/")[2], "object": "response", "deleted": entry is None}

@@ -21,6 +21,7 @@ from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record, reading_stored, scan_all
 from apis.wire.items import ITEM_LIST_ADAPTER, Item, LocalShellCallOutput
+from providers.common.state.scan import decode_or_skip
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.history_cache import LoadedHistory
@@ -91,7 +92,7 @@ async def load_conversation_state(
     kv: KVStore, ref: ConversationKeys, *, include_deleted: bool = False
 ) -> ConversationState:
     """Return the state of the conversation. Raises InvalidRequest for an id of another form, and NotFound, for a
-    deleted conversation unless `include_deleted`."""
+    deleted conversation unless `include_deleted`: then a damaged record counts as an empty one, to be deleted."""
     if not _CONVERSATION_ID_FORM.fullmatch(ref.id):
         raise InvalidRequest(
             f"Invalid 'conversation': {ref.id[:64]!r}. Expected an ID that begins with 'conv_'.",
@@ -102,7 +103,11 @@ async def load_conversation_state(
         keys = [ref.record_key(kind) for kind in ("conversation", "conversation_end", "conversation_floor")]
         record_entry, end_entry, lock_entry = await kv.get_many(keys)
         if record_entry is not None:
-            record = decode_record(record_entry, ConversationRecord)
+            if include_deleted:
+                readable = decode_or_skip(kv, keys[0], record_entry, ConversationRecord)
+                record = readable or ConversationRecord(0, {})
+            else:
+                record = decode_record(record_entry, ConversationRecord)
             if include_deleted or not record.is_deleted:
                 return ConversationState(record, record_entry.version, end_entry, lock_entry)
     raise conversation_not_found_error(ref.id)

@@ -19,7 +19,7 @@ import msgspec
 import orjson
 from openai.types.responses import Response
 
-from apis.errors import InvalidRequest, NotFound, StoredValueTooLarge
+from apis.errors import InvalidRequest, NotFound, StorageCorrupt, StoredValueTooLarge
 from apis.responses import ResponseListParams
 from apis.storage.kv_store import MAX_VALUE_BYTES, STORED_OVERHEAD_BYTES, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page
@@ -27,6 +27,7 @@ from apis.storage.records import decode_record, encode_record, reading_stored
 from apis.telemetry import agent_traceparent
 from apis.wire.base import remember_json, sdk_model_to_json
 from apis.wire.items import items_to_json
+from providers.common.state.scan import decode_or_skip
 from providers.responses.events.ids import is_response_id
 from providers.responses.events.response_object import response_from_json
 from providers.responses.events.tool_result import ToolResultRecord
@@ -187,9 +188,8 @@ class History:
         """Return a page of the stored responses without their items."""
 
         def accept(response_id: str, entry: Entry) -> dict[str, Any] | None:
-            with reading_stored(response_id):
-                record = decode_record(entry, ResponseRecord)
-                fields = orjson.loads(bytes(record.response))
+            record = decode_record(entry, ResponseRecord)
+            fields = orjson.loads(bytes(record.response))
             return summarize_response(fields, record.preview) if params.accepts(fields, record.preview) else None
 
         listing = Listing(self._kv, f"{tenant}/response/", "resp_")
@@ -212,12 +212,27 @@ class History:
         return await self._item_lookup.find_items(params_by_id, tenant=tenant, allowance=allowance)
 
     async def delete(self, response_id: str, *, tenant: str) -> None:
-        """Delete a response, and its turn unless later turns follow it. Raises NotFound."""
-        record, turn = await self._load_response_record(response_id, tenant)
+        """Delete a response, and its turn unless later turns follow it; a damaged one, too. Raises NotFound."""
         ops: list[Op] = [Delete(record_key(tenant, "response", response_id))]
+        try:
+            record, turn = await self._load_response_record(response_id, tenant)
+        except StorageCorrupt:
+            await self._delete_damaged(response_id, tenant, ops)
+            return
         with reading_stored(response_id):
             ops += [Delete(record_key(tenant, "item", item_id)) for item_id in client_item_ids(turn)]
         await self._turns.delete(tenant, TurnPosition(record.line, record.depth), turn, ops)
+
+    async def _delete_damaged(self, response_id: str, tenant: str, ops: Sequence[Op]) -> None:
+        """Delete what can be found of a response whose record or turn is damaged; the rest expires."""
+        key = record_key(tenant, "response", response_id)
+        entry = await self._kv.get(key)
+        record = None if entry is None else decode_or_skip(self._kv, key, entry, ResponseRecord)
+        if record is None:
+            await self._kv.write(ops)
+            return
+        unreadable_turn = StoredTurn(response_id, 0, msgspec.Raw(b"[]"), msgspec.Raw(b"[]"))
+        await self._turns.delete(tenant, TurnPosition(record.line, record.depth), unreadable_turn, ops)
 
     async def _load_response_record(self, response_id: str, tenant: str) -> tuple[ResponseRecord, StoredTurn]:
         entry = await self._kv.get(record_key(tenant, "response", response_id))

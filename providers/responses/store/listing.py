@@ -6,6 +6,7 @@ from typing import Final, Literal, TypeVar
 
 from apis.storage.kv_store import Entry, KVStore
 from apis.storage.pages import Page
+from providers.common.state.scan import skipping_damaged
 
 T = TypeVar("T")
 
@@ -35,7 +36,8 @@ class Listing:
         limit: int,
         order: Literal["asc", "desc"],
     ) -> Page[T]:
-        """Return up to `limit` of the records that `accept` returns for ids and entries, after the id `after`.
+        """Return up to `limit` of the records that `accept` returns for ids and entries, after the id `after`. One that
+        `accept` cannot decode is skipped.
 
         Its `last_id` is the last record that was read.
         """
@@ -46,9 +48,10 @@ class Listing:
                 return Page(page, has_more=True, last_id=last_id)
             read_rows += 1
             last_id = record_id
-            record = accept(record_id, entry)
-            if record is not None:
-                page.append(record)
+            with skipping_damaged(self.kv, f"{self.prefix}{record_id}", self.id_prefix):
+                record = accept(record_id, entry)
+                if record is not None:
+                    page.append(record)
         return Page(page, last_id=last_id)
 
     async def _read(self, after: str | None, *, reverse: bool) -> AsyncGenerator[tuple[str, Entry]]:

@@ -15,7 +15,7 @@ import msgspec
 from apis.errors import StoredValueTooLarge
 from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, Delete, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record
-from providers.common.state.scan import skipping_damaged
+from providers.common.state.scan import decode_or_skip, skipping_damaged
 from providers.responses.events.ids import response_id_of
 from providers.responses.store.history_cache import LoadedHistory, StoredTurn, TurnPosition
 from providers.responses.store.history_keys import branch_key, line_key, record_key, turn_key
@@ -116,9 +116,12 @@ class TurnWriter:
                 TurnPosition(*turn.fork_point) if turn.fork_point else TurnPosition(position.line, position.depth - 1)
             )
             entry = await self._kv.get(turn_key(tenant, parent)) if parent.depth >= 0 else None
-            if entry is None:
+            parent_turn = (
+                None if entry is None else decode_or_skip(self._kv, turn_key(tenant, parent), entry, StoredTurn)
+            )
+            if parent_turn is None:
                 return
-            position, turn, ops = parent, decode_record(entry, StoredTurn), ()
+            position, turn, ops = parent, parent_turn, ()
             if await self._kv.get(record_key(tenant, "response", turn.id)) is not None:
                 return
 
