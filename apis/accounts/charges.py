@@ -49,9 +49,10 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 class ReservedPart(msgspec.Struct, frozen=True, array_like=True):
-    """Amounts reserved under the limit of one subject, in these windows: the numbers of the minute, day and month."""
+    """Amounts reserved under one limit, in the counter with this key and these windows: the numbers of the minute, day
+    and month."""
 
-    subject: str
+    counter_key: str
     amounts: Amounts
     minute: int
     day: int

@@ -12,6 +12,9 @@ SALT_KEY: Final = f"{ROOT}/cache_salt_secret"
 ALERT_LEASE_KEY: Final = f"{ROOT}/alert_lease"
 """The lease of the one process that sends the e-mails of spend alerts."""
 
+SWEEP_LEASE_KEY: Final = f"{ROOT}/sweep_lease"
+"""The lease of the one process that counts the ends of the others."""
+
 
 def project_key(project_id: str) -> str:
     """Return the key of a project's record; with an empty id, the prefix of all."""

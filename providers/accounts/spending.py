@@ -22,6 +22,7 @@ from providers.accounts.records import ORGANIZATION_ID, find_counter_key
 from providers.common.state.scan import skipping_damaged
 
 _ATTEMPTS: Final = 200
+_EXACT_ATTEMPTS: Final = 5
 
 
 class StoredSpendLimits(SpendLimits):
@@ -40,14 +41,19 @@ class StoredSpendLimits(SpendLimits):
 
     async def set(self, project_id: str | None, cost: int) -> SpendLimit:
         await self._change(project_id, cost)
-        spent = await self._sum_month(project_id)
-        for _ in range(_ATTEMPTS):
+        first, spent = UseCounter(Windows.at(time.time())), 0
+        for attempt in range(_ATTEMPTS):
+            # before the sum, so that the write fails if something is counted after it that the sum does not have
             entry, counter = await self._read_counter(project_id)
+            if attempt <= _EXACT_ATTEMPTS:
+                first, spent = counter, await self._sum_month(project_id)
+            # while so much is counted that no sum is the newest, what has come since then is added to it
+            spent_now = spent + max(0, counter.month_cost - first.month_cost)
             version = ABSENT if entry is None else entry.version
-            record = encode_record(msgspec.structs.replace(counter, month_cost=spent))
+            record = encode_record(msgspec.structs.replace(counter, month_cost=spent_now))
             put = Put(_counter_key(project_id), record, COUNTER_TTL_S, version)
             if await self._kv.write([put]) is not None:
-                return SpendLimit(cost, spent)
+                return SpendLimit(cost, spent_now)
         raise Overloaded("Too many requests are being counted. Set the limit again.", retry_after_s=1)
 
     async def delete(self, project_id: str | None) -> None:
@@ -75,16 +81,25 @@ class StoredSpendLimits(SpendLimits):
         now = time.time()
         entries = await self._usage_log.read(Month.at(now).start, int(now) + HOUR_S)
         spent = sum(entry.counts.cost for entry in entries if project_id in (None, entry.subject.project_id))
-        subject, windows = _subject(project_id), Windows.at(now)
-        async for key, entry in scan_all(self._kv, CHARGES_PREFIX + (f"{project_id}/" if project_id else "")):
-            with skipping_damaged(self._kv, key, "charge"):
-                if key.endswith("/open"):
-                    parts = decode_record(entry, OpenCharge).record.parts
-                    spent += sum(part.amounts.cost for part in parts if part.subject == subject)
-                elif key.endswith(LEASE_SUFFIX):
-                    leased = decode_record(entry, LeaseRecord).amounts.get(subject)
-                    spent += 0 if leased is None else leased.advance(windows).month_cost
+        counter_key, windows = _counter_key(project_id), Windows.at(now)
+        # a lease for all projects is there where they have a limit together
+        for ledger_id in (None,) if project_id is None else (project_id, ORGANIZATION_ID):
+            prefix = CHARGES_PREFIX if ledger_id is None else f"{CHARGES_PREFIX}{ledger_id}/"
+            async for key, entry in scan_all(self._kv, prefix):
+                with skipping_damaged(self._kv, key, "charge"):
+                    spent += _reserved_cost(key, entry, counter_key, windows)
         return spent
+
+
+def _reserved_cost(key: str, entry: Entry, counter_key: str, windows: Windows) -> int:
+    """Return what a charge of the store reserves in a counter. Raises StorageCorrupt."""
+    if key.endswith("/open"):
+        parts = decode_record(entry, OpenCharge).record.parts
+        return sum(part.amounts.cost for part in parts if part.counter_key == counter_key)
+    if key.endswith(LEASE_SUFFIX):
+        leased = decode_record(entry, LeaseRecord).amounts.get(counter_key)
+        return 0 if leased is None else leased.advance(windows).month_cost
+    return 0
 
 
 def _subject(project_id: str | None) -> str:

@@ -68,9 +68,9 @@ class UseCounter(msgspec.Struct, frozen=True, omit_defaults=True):
         """The amounts of a reservation."""
         return Amounts(self.month_tokens, self.day_tool_calls, self.month_cost)
 
-    def to_part(self, subject: str) -> ReservedPart:
+    def to_part(self, counter_key: str) -> ReservedPart:
         """Return the part of a charge that the reservation is."""
-        return ReservedPart(subject, self.amounts, self.windows.minute, self.windows.day, self.windows.month)
+        return ReservedPart(counter_key, self.amounts, self.windows.minute, self.windows.day, self.windows.month)
 
     def advance(self, now: Windows) -> Self:
         """Return the counter in the windows of now. A clock that is slow stays in the later window."""

@@ -1,7 +1,8 @@
 """ProjectLedger: the counters and usage of one project as this process changes them, one atomic write at a time.
 
 Requests and ends that arrive while a write is under way share the next one. A write holds on the condition that no
-counter has changed since it was read; only other processes can be in the way.
+counter has changed since it was read; only other processes can be in the way. Where all projects together have a limit,
+their requests count under one counter, so one ledger of this process is for all of them.
 """
 
 import asyncio
@@ -13,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from apis.accounts.charges import CHARGES_PREFIX, Amounts, ChargeEnd, Demand, OpenCharge
-from apis.accounts.limits import RateLimit
+from apis.accounts.charges import CHARGES_PREFIX, Amounts, ChargeEnd, ChargeRecord, Demand, OpenCharge
+from apis.accounts.limits import ORGANIZATION, RateLimit
 from apis.accounts.usage import HOUR_S, UsageCounts, UsageEntry
 from apis.errors import Overloaded, StackError
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
@@ -30,7 +31,7 @@ from providers.accounts.ledger.round_planner import (
     VoidLease,
     find_usage_row,
 )
-from providers.accounts.records import find_counter_key, usage_key
+from providers.accounts.records import ORGANIZATION_ID, find_counter_key, usage_key
 from providers.common.state.scan import decode_or_skip
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,10 @@ _REST_FACTOR: Final = 4
 """A look in vain at the ends of other processes, because a request would be refused, is followed by a pause of this
 many times its duration."""
 _MAX_COLLECTED: Final = 1000
+_MAX_COLLECTED_PROJECTS: Final = 10
+_MAX_COUNTERS: Final = 10_000
+"""Counters that stay in memory while nothing is leased of them."""
+_ORGANIZATION_KEY: Final = find_counter_key(ORGANIZATION_ID, ORGANIZATION)
 _BUSY_S: Final = 0.02
 """Seconds since the last write within which another request counts as one of many."""
 
@@ -61,16 +66,17 @@ class _UnsureEnds:
 
 
 class ProjectLedger:
-    """Admits the requests of one project and counts their ends."""
+    """Admits the requests of one project, or of all projects together, and counts their ends. `ledger_id` is that of
+    the project, or ORGANIZATION_ID."""
 
-    def __init__(self, kv: KVStore, planner: RoundPlanner) -> None:
+    def __init__(self, kv: KVStore, ledger_id: str, planner: RoundPlanner) -> None:
         self._kv = kv
         self._planner = planner
-        self._project_id = planner.project_id
+        self._ledger_id = ledger_id
         self._requests: list[ChargeRequest] = []
         self._ends: list[PendingEnd] = []
         self._void_leases: list[VoidLease] = []
-        self._lease = LimitLease(planner.project_id, planner.process_name)
+        self._lease = LimitLease(ledger_id, planner.writer_name)
         self._rows = LedgerRows(self._lease)
         self._written_at = 0.0
         self._is_writing = False
@@ -91,14 +97,16 @@ class ProjectLedger:
         return self._task is not None and not self._task.done()
 
     async def reserve(
-        self, key_id: str, limits: Mapping[str, RateLimit], demand: Demand, *, priced_as: str
+        self, caller_ids: tuple[str, str], limits: Mapping[str, RateLimit], demand: Demand, *, priced_as: str
     ) -> Admission:
         """Admit a request. Raises RateLimited, QuotaExceeded, StoreUnavailable and Overloaded."""
         amounts = Amounts(
             demand.input_tokens + demand.output_tokens, demand.tool_calls, self._planner.prices.estimate(demand)
         )
         result = asyncio.get_running_loop().create_future()
-        request = ChargeRequest(key_id, limits, demand, amounts, priced_as, result)
+        subjects = {find_counter_key(caller_ids[0], subject): subject for subject in limits}
+        limits = {key: limits[subject] for key, subject in subjects.items()}
+        request = ChargeRequest(caller_ids, limits, subjects, demand, amounts, priced_as, result)
         if not (self._is_writing or self._requests):
             admission = self._lease.admit(request)
             if admission is not None:
@@ -140,24 +148,16 @@ class ProjectLedger:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    def collect(self, rows: Sequence[tuple[str, Entry]], void_guards: Iterable[str], *, min_age_s: float = 0) -> None:
-        """Add the stored ends among the project's charges that are `min_age_s` old, and release the reservations and
-        leases whose guard is among `void_guards`."""
-        pending, void = {end.record.id for end in self._ends}, set(void_guards)
-        for key, entry in rows:
-            stored = _decode_charge(self._kv, key, entry)
-            if isinstance(stored, ChargeEnd):
-                if stored.record.id not in pending and time.time() - stored.ended_at >= min_age_s:
-                    pending.add(stored.record.id)  # its reservation, whose key follows, ends with it
-                    self.add(PendingEnd(stored, None, entry.version, is_stored=True))
-            elif isinstance(stored, LeaseRecord):
-                if stored.guard_key in void and key != self._lease.key:
-                    self._void_leases.append(VoidLease(key, entry.version, stored.amounts))
-                    self._start()
-            elif stored is not None and stored.guard_key in void and stored.record.id not in pending:
-                released = ChargeEnd(stored.record, int(time.time()))
-                # a run that ended after the reservation was read has stored its end before its guard was gone
-                self.add(PendingEnd(released, may_be_stored=True, is_void=True))
+    def collect(self, charges: Iterable[PendingEnd | VoidLease]) -> None:
+        """Add stored ends, and what is to be released, unless their ends wait here already."""
+        pending = {end.record.id for end in self._ends}
+        for charge in charges:
+            if isinstance(charge, VoidLease):
+                self._void_leases.append(charge)
+                self._start()
+            elif charge.record.id not in pending:
+                pending.add(charge.record.id)  # its reservation, whose key follows, ends with it
+                self.add(charge)
 
     def _start(self) -> None:
         if not self._is_running:
@@ -178,14 +178,14 @@ class ProjectLedger:
                 self._requests.append(request)
 
     async def _run(self) -> None:
-        while self._requests or self._ends or self._void_leases or self._unsure or self._lease.has_free:
+        while self._requests or self._ends or self._void_leases or self._unsure or self._lease.free_since:
             self._wakeup.clear()
             self._admit_waiting()
             if not (self._requests or self._flushes):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_END_DELAY_S):
                         await self._wakeup.wait()
-            requests, self._requests = self._requests[:_MAX_ROUND], self._requests[_MAX_ROUND:]
+            requests = self._take_requests()
             flushes: list[asyncio.Future[None]] = []
             if len(self._ends) <= _MAX_ROUND:
                 flushes, self._flushes = self._flushes, []
@@ -207,6 +207,20 @@ class ProjectLedger:
             flushed.cancel()
         self._flushes.clear()
 
+    def _take_requests(self) -> list[ChargeRequest]:
+        """Remove the requests of the next write from those that wait; of more than fit, projects take turns."""
+        waiting, self._requests = self._requests, []
+        if len(waiting) <= _MAX_ROUND:
+            return waiting
+        turns: dict[str, int] = {}
+        ranked: list[tuple[int, int]] = []
+        for index, request in enumerate(waiting):
+            turns[request.project_id] = turn = turns.get(request.project_id, 0) + 1
+            ranked.append((turn, index))
+        chosen = {index for _, index in sorted(ranked)[:_MAX_ROUND]}
+        self._requests = [request for index, request in enumerate(waiting) if index not in chosen]
+        return [waiting[index] for index in sorted(chosen)]
+
     async def _run_round(self, requests: list[ChargeRequest], *, is_flush: bool) -> None:
         ends = await self._resolve_unsure()
         # ends have to be read before they are counted: requests do not wait for that each time
@@ -218,7 +232,7 @@ class ProjectLedger:
         ends, self._ends = [*ends, *self._ends[:room]], self._ends[room:]
         void_leases, self._void_leases = self._void_leases, []
         is_busy = now - self._written_at < _BUSY_S
-        round_input = RoundInput(requests, ends, void_leases, is_busy, is_flush)
+        round_input = RoundInput(requests, ends, void_leases, is_busy, is_flush, now - _END_DELAY_S)
         try:
             await self._write_round(round_input)
         except StackError:
@@ -235,7 +249,8 @@ class ProjectLedger:
             if round_.refused and not has_collected:
                 has_collected = True
                 self._rows.forget()
-                await self._collect_own(round_input)  # what others have counted or released since may make room
+                # what others have counted or released since may make room
+                await self._collect_own(round_input, {request.project_id for request, _ in round_.refused})
                 continue
             versions = await self._write(round_, round_input.ends) if round_.ops else []
             if versions is not None:
@@ -300,12 +315,8 @@ class ProjectLedger:
         charge_keys = [key for end in unknown for key in (end.record.open_key, end.record.end_key)]
         rows = {find_usage_row(end.end) for end in ends if end.end.counts.requests}
         missing_rows = [row for row in rows if row not in usage]
-        missing = [subject for subject in round_input.find_subjects(lease) if subject not in counters]
-        keys = [
-            *charge_keys,
-            *(self._planner.usage_key(row) for row in missing_rows),
-            *(find_counter_key(self._project_id, subject) for subject in missing),
-        ]
+        missing = [*(round_input.find_counters(lease) - counters.keys() - self._rows.damaged)]
+        keys = [*charge_keys, *(self._planner.usage_key(row) for row in missing_rows), *missing]
         if not keys:
             return
         entries = await self._kv.get_many(keys)
@@ -318,24 +329,34 @@ class ProjectLedger:
         for row, entry in zip(missing_rows, rest[: len(missing_rows)], strict=True):
             usage[row] = UsageCounts() if entry is None else decode_record(entry, UsageEntry).counts
         now = Windows.at(time.time())
-        for subject, entry in zip(missing, rest[len(missing_rows) :], strict=True):
+        for key, entry in zip(missing, rest[len(missing_rows) :], strict=True):
             version = ABSENT if entry is None else entry.version
-            counters[subject] = (UseCounter(now) if entry is None else decode_record(entry, UseCounter), version)
+            counter = UseCounter(now) if entry is None else decode_or_skip(self._kv, key, entry, UseCounter)
+            if counter is None:
+                self._rows.damaged.add(key)
+            else:
+                counters[key] = counter, version
         if any(row not in usage for row in late_rows):
             await self._load(round_input)  # a stored end may belong to another row
 
-    async def _collect_own(self, round_input: RoundInput) -> None:
-        """Add the ends that other processes have stored, and the reservations and leases that have become void."""
+    async def _collect_own(self, round_input: RoundInput, project_ids: set[str]) -> None:
+        """Add the ends that other processes have stored, and the reservations and leases that have become void, of
+        these projects and of the leases of this ledger."""
         ends = round_input.ends
         ends += self._ends
         self._ends = []
         began_at = time.monotonic()
         if began_at < self._next_collection_at:
             return
-        rows = await self._kv.scan(f"{CHARGES_PREFIX}{self._project_id}/", limit=_MAX_COLLECTED)
-        known = {end.record.id for end in ends}
+        rows: list[tuple[str, Entry]] = []
+        for project_id in {*sorted(project_ids)[:_MAX_COLLECTED_PROJECTS], self._ledger_id}:
+            rows += await self._kv.scan(f"{CHARGES_PREFIX}{project_id}/", limit=_MAX_COLLECTED)
+        known_ids = {end.record.id for end in ends}
+        charges = await find_uncounted(self._kv, rows, self._planner.guard_key)
         self.collect(
-            [row for row in rows if row[0].split("/")[-2] not in known], await find_void_guards(self._kv, rows)
+            charge
+            for ledger_id, charge in charges
+            if ledger_id == self._ledger_id and (isinstance(charge, VoidLease) or charge.record.id not in known_ids)
         )
         if not (self._ends or self._void_leases):
             now = time.monotonic()
@@ -345,8 +366,11 @@ class ProjectLedger:
         self._ends, self._void_leases = [], []
 
     def _commit(self, round_: LedgerRound, versions: Sequence[int]) -> None:
-        for subject, (counter, index) in round_.counters.items():
-            self._rows.counters[subject] = (counter, versions[index])
+        counters = self._rows.counters
+        for key, (counter, index) in round_.counters.items():
+            counters[key] = (counter, versions[index])
+        if len(counters) > _MAX_COUNTERS:
+            self._rows.counters = {key: counters[key] for key in round_.leased if key in counters}
         hour = int(time.time()) // HOUR_S
         usage = {**self._rows.usage, **round_.usage}
         self._rows.usage = {row: counts for row, counts in usage.items() if row[0] >= hour}
@@ -355,7 +379,7 @@ class ProjectLedger:
             lease.drop(record)
         index = round_.lease_index
         version = versions[index] if index is not None else lease.version or ABSENT
-        lease.commit(round_.leased, version, round_.others, has_free=round_.has_free)
+        lease.commit(round_.leased, version, round_.others, frozenset(round_.free))
         for each in round_.admitted:
             if each.op_index is None:
                 lease.hold(each.record, each.reserved)
@@ -372,12 +396,38 @@ class ProjectLedger:
                 request.result.set_exception(error)
 
 
-async def find_void_guards(kv: KVStore, rows: Sequence[tuple[str, Entry]]) -> set[str]:
-    """Return the guard keys of the reservations among `rows` that do not exist."""
-    charges = [_decode_charge(kv, key, entry) for key, entry in rows if not key.endswith("/end")]
-    ordered = sorted({charge.guard_key for charge in charges if isinstance(charge, LeaseRecord | OpenCharge)})
-    entries = await kv.get_many(ordered) if ordered else []
-    return {guard for guard, entry in zip(ordered, entries, strict=True) if entry is None}
+async def find_uncounted(
+    kv: KVStore, rows: Sequence[tuple[str, Entry]], guard_key: str, *, min_age_s: float = 0
+) -> list[tuple[str, PendingEnd | VoidLease]]:
+    """Return, among these charges of the store, the stored ends that are `min_age_s` old, and the reservations and
+    leases whose guard is gone, each with the id of the ledger that it belongs to. Leases with the guard `guard_key` are
+    those of this process."""
+    stored = [(key, entry.version, charge) for key, entry in rows if (charge := _decode_charge(kv, key, entry))]
+    guards = sorted({charge.guard_key for _, _, charge in stored if not isinstance(charge, ChargeEnd)})
+    entries = await kv.get_many(guards) if guards else []
+    void_guards = {guard for guard, entry in zip(guards, entries, strict=True) if entry is None}
+    now, found = time.time(), list[tuple[str, PendingEnd | VoidLease]]()
+    for key, version, charge in stored:
+        if isinstance(charge, ChargeEnd):
+            if now - charge.ended_at >= min_age_s:
+                found.append((find_ledger_id(charge.record), PendingEnd(charge, None, version, is_stored=True)))
+        elif charge.guard_key not in void_guards:
+            continue
+        elif isinstance(charge, OpenCharge):
+            released = ChargeEnd(charge.record, int(now))
+            # a run that ended after the reservation was read has stored its end before its guard was gone
+            found.append((find_ledger_id(charge.record), PendingEnd(released, may_be_stored=True, is_void=True)))
+        elif charge.guard_key != guard_key:
+            ledger_id = key.removeprefix(CHARGES_PREFIX).partition("/")[0]
+            found.append((ledger_id, VoidLease(key, version, charge.amounts)))
+    return found
+
+
+def find_ledger_id(record: ChargeRecord) -> str:
+    """Return the id of the ledger that a charge belongs to: that of all projects together if it counts under their
+    limit."""
+    is_of_all = any(part.counter_key == _ORGANIZATION_KEY for part in record.parts)
+    return ORGANIZATION_ID if is_of_all else record.project_id
 
 
 def _decode_charge(kv: KVStore, key: str, entry: Entry) -> ChargeEnd | LeaseRecord | OpenCharge | None:

@@ -11,13 +11,13 @@ import msgspec
 from apis.accounts.charges import RECORD_TTL_S, Amounts, ChargeEnd, ChargeRecord, OpenCharge
 from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT, RateLimit
 from apis.accounts.usage import HOUR_S, UsageCounts, UsageEntry, UsageSubject
-from apis.errors import StackError
+from apis.errors import StackError, StorageCorrupt
 from apis.storage.kv_store import ABSENT, Delete, Entry, Op, Put
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.ledger.counters import UseCounter, Windows, add_headers
 from providers.accounts.ledger.limit_lease import ChargeRequest, LeaseRecord, LimitLease, add_recent
 from providers.accounts.prices import Prices
-from providers.accounts.records import find_counter_key, usage_key
+from providers.accounts.records import usage_key
 
 COUNTER_TTL_S: Final = 32 * 24 * 3600.0
 _FREE_SHARE: Final = 128
@@ -79,33 +79,39 @@ class VoidLease:
 @dataclass(slots=True, eq=False)
 class RoundInput:
     """What one write is about. `is_busy` says that the last write was a moment ago, and `is_flush` that no requests are
-    expected."""
+    expected. What was leased for requests that come next is given back if it is free since `free_before`."""
 
     requests: Sequence[ChargeRequest]
     ends: list[PendingEnd]
     void_leases: list[VoidLease]
     is_busy: bool
     is_flush: bool
+    free_before: float
 
-    def find_subjects(self, lease: LimitLease) -> set[str]:
-        """Return the subjects of the counters that the write may change."""
-        subjects = {subject for request in self.requests for subject in request.limits}
-        subjects.update(part.subject for end in self.ends for part in end.record.parts)
-        subjects.update(subject for void in self.void_leases for subject in void.amounts)
-        return subjects.union(lease.leased, lease.taken)
+    def find_counters(self, lease: LimitLease) -> set[str]:
+        """Return the keys of the counters that the write may change."""
+        keys = {key for request in self.requests for key in request.limits}
+        keys.update(part.counter_key for end in self.ends for part in end.record.parts)
+        keys.update(key for void in self.void_leases for key in void.amounts)
+        if lease.is_changed or not self.requests:
+            return keys.union(lease.leased, lease.taken)
+        return keys.union(key for key, since in lease.free_since.items() if since < self.free_before)
 
 
 @dataclass(slots=True)
 class LedgerRows:
-    """The rows of a project as they are in the store: counters with their versions, sums of usage, and the lease."""
+    """The rows of a ledger as they are in the store: counters with their versions, sums of usage, and the lease. The
+    counters that are `damaged` count nothing, and the requests that need them are refused."""
 
     lease: LimitLease
     counters: dict[str, tuple[UseCounter, int]] = field(default_factory=dict[str, tuple[UseCounter, int]])
     usage: dict[UsageRow, UsageCounts] = field(default_factory=dict[UsageRow, UsageCounts])
+    damaged: set[str] = field(default_factory=set[str])
 
     def forget(self) -> None:
         """Have the counters and the lease read again."""
         self.counters.clear()
+        self.damaged.clear()
         self.lease.forget()
 
 
@@ -132,7 +138,8 @@ class LedgerRound:
     """The counters that change, with the indexes of their operations."""
     usage: dict[UsageRow, UsageCounts] = field(default_factory=dict[UsageRow, UsageCounts])
     leased: dict[str, UseCounter] = field(default_factory=dict[str, UseCounter])
-    has_free: bool = False
+    free: set[str] = field(default_factory=set[str])
+    """The keys of the counters of which more is leased than taken."""
     lease_index: int | None = None
     admitted: list[Admitted] = field(default_factory=list[Admitted])
     refused: list[tuple[ChargeRequest, StackError]] = field(default_factory=list[tuple[ChargeRequest, StackError]])
@@ -150,11 +157,10 @@ class LedgerRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundPlanner:
-    """Plans the rounds of one project. `process_name` is in the keys of the usage rows that this process alone writes;
+    """Plans the rounds of one ledger. `writer_name` is in the keys of the usage rows that this ledger alone writes;
     `guard_key` guards its lease."""
 
-    project_id: str
-    process_name: str
+    writer_name: str
     guard_key: str
     prices: Prices
     usage_ttl_s: float
@@ -163,15 +169,16 @@ class RoundPlanner:
         """Return the changes, ends first: they make room."""
         now, lease = Windows.at(time.time()), rows.lease
         round_ = LedgerRound({}, {})
-        for subject in round_input.find_subjects(lease):
-            counter = rows.counters[subject][0].advance(now)
+        for key in round_input.find_counters(lease) - rows.damaged:
+            counter = rows.counters[key][0].advance(now)
             nothing = UseCounter(counter.windows)
-            round_.others[subject] = counter.minus(lease.leased.get(subject, nothing))
-            round_.taken[subject] = nothing.plus(lease.taken.get(subject, nothing))
+            round_.others[key] = counter.minus(lease.leased.get(key, nothing))
+            round_.taken[key] = nothing.plus(lease.taken.get(key, nothing))
         for void in round_input.void_leases:
             if round_.delete(void.key, void.version):
-                for subject, amounts in void.amounts.items():
-                    round_.others[subject] = round_.others[subject].minus(amounts)
+                for key, amounts in void.amounts.items():
+                    if key in round_.others:
+                        round_.others[key] = round_.others[key].minus(amounts)
         for end in round_input.ends:
             self._plan_end(end, rows, round_)
         for request in round_input.requests:
@@ -185,7 +192,7 @@ class RoundPlanner:
         return round_
 
     def find_uses(self, end: ChargeEnd) -> dict[str, UseCounter]:
-        """Return the use with which a charge ended, by the subjects of its limits."""
+        """Return the use with which a charge ended, by the keys of its counters."""
         parts = end.record.parts
         if not parts:
             return {}
@@ -193,7 +200,7 @@ class RoundPlanner:
         cost = self.prices.cost_of_end(end)
         used = Amounts(counts.input_tokens + counts.output_tokens, sum(counts.tool_calls.values()), cost)
         return {
-            part.subject: UseCounter.of_use(part, _larger(used, part.amounts) if end.uses_reserved else used)
+            part.counter_key: UseCounter.of_use(part, _larger(used, part.amounts) if end.uses_reserved else used)
             for part in parts
         }
 
@@ -212,14 +219,17 @@ class RoundPlanner:
             round_.usage[row] = counts.plus(msgspec.structs.replace(end.counts, cost=cost) if cost else end.counts)
         in_lease = rows.lease.find_taken(end.record)
         for part in end.record.parts:
-            subject = part.subject
-            if subject in in_lease:
-                round_.taken[subject] = round_.taken[subject].minus(in_lease[subject])
+            key = part.counter_key
+            if key not in round_.others:
+                continue
+            if key in in_lease:
+                round_.taken[key] = round_.taken[key].minus(in_lease[key])
             elif is_open:
                 reservation = UseCounter.of_part(part, is_background=end.record.is_background)
-                round_.others[subject] = round_.others[subject].minus(reservation)
-        for subject, use in (self.find_uses(end) if pending.uses is None else pending.uses).items():
-            round_.others[subject] = round_.others[subject].plus(use)
+                round_.others[key] = round_.others[key].minus(reservation)
+        for key, use in (self.find_uses(end) if pending.uses is None else pending.uses).items():
+            if key in round_.others:
+                round_.others[key] = round_.others[key].plus(use)
         round_.counted.append(end.record)
 
     def _plan_request(self, request: ChargeRequest, round_: LedgerRound) -> None:
@@ -227,21 +237,23 @@ class RoundPlanner:
         reserved: dict[str, UseCounter] = {}
         totals: dict[str, UseCounter] = {}
         try:
-            for subject, limit in request.limits.items():
-                total = round_.others[subject].plus(round_.taken[subject])
-                reserved[subject] = part = request.reserve(subject, total.windows)
-                name = _subject_name(self.project_id, subject)
+            for key, limit in request.limits.items():
+                if key not in round_.others:
+                    raise StorageCorrupt
+                total = round_.others[key].plus(round_.taken[key])
+                reserved[key] = part = request.reserve(key, total.windows)
+                name = _subject_name(request.project_id, request.subjects[key])
                 total.require_room(limit, part.amounts, name, is_background=is_background)
-                totals[subject] = total.plus(part)
+                totals[key] = total.plus(part)
         except StackError as exc:
             round_.refused.append((request, exc))
             return
         headers: dict[str, str] = {}
-        for subject, limit in request.limits.items():
-            add_headers(headers, limit, totals[subject])
+        for key, limit in request.limits.items():
+            add_headers(headers, limit, totals[key])
             sums = round_.others if is_background else round_.taken
-            sums[subject] = sums[subject].plus(reserved[subject])
-        record = request.build_record(self.project_id, reserved)
+            sums[key] = sums[key].plus(reserved[key])
+        record = request.build_record(reserved)
         round_.admitted.append(Admitted(request, record, headers, reserved, len(round_.ops) if is_background else None))
         if is_background:
             round_.ops.append(OpenCharge(record, self.guard_key).to_put())
@@ -249,32 +261,34 @@ class RoundPlanner:
     def _find_recent(
         self, round_input: RoundInput, lease: LimitLease, round_: LedgerRound
     ) -> dict[str, tuple[RateLimit, UseCounter]]:
-        """Return what many requests have reserved lately, by subject, with the limits of the subjects."""
+        """Return what many requests have reserved lately, by the keys of the counters, with their limits."""
         recent = dict(lease.recent)
         for admitted in round_.admitted if round_input.is_busy else ():
-            for subject, counter in admitted.reserved.items():
-                add_recent(recent, subject, admitted.request.limits[subject], counter)
+            for key, counter in admitted.reserved.items():
+                add_recent(recent, key, admitted.request.limits[key], counter)
         return recent
 
     def _plan_lease(
         self, round_: LedgerRound, rows: LedgerRows, recent: Mapping[str, tuple[RateLimit, UseCounter]]
     ) -> None:
-        """Lease what is taken, and twice as much as was reserved lately."""
-        for subject, others in round_.others.items():
-            leased = round_.taken[subject]
-            nothing = UseCounter(leased.windows)
-            if subject in recent:
-                limit, reserved = recent[subject]
-                free = others.plus(leased).find_free(limit, reserved.plus(reserved), _FREE_SHARE)
-                leased, round_.has_free = leased.plus(free), round_.has_free or free != nothing
-            if leased != nothing:
-                round_.leased[subject] = leased
-            stored, version = rows.counters[subject]
-            if (counter := others.plus(leased)) != stored:
-                round_.counters[subject] = counter, len(round_.ops)
-                key = find_counter_key(self.project_id, subject)
-                round_.ops.append(Put(key, encode_record(counter), COUNTER_TTL_S, version))
+        """Lease what is taken, and twice as much as was reserved lately. What the round does not count stays leased."""
         lease = rows.lease
+        round_.leased = {key: leased for key, leased in lease.leased.items() if key not in round_.others}
+        for key, others in round_.others.items():
+            leased = round_.taken[key]
+            nothing = UseCounter(leased.windows)
+            if key in recent:
+                limit, reserved = recent[key]
+                free = others.plus(leased).find_free(limit, reserved.plus(reserved), _FREE_SHARE)
+                if free != nothing:
+                    leased = leased.plus(free)
+                    round_.free.add(key)
+            if leased != nothing:
+                round_.leased[key] = leased
+            stored, version = rows.counters[key]
+            if (counter := others.plus(leased)) != stored:
+                round_.counters[key] = counter, len(round_.ops)
+                round_.ops.append(Put(key, encode_record(counter), COUNTER_TTL_S, version))
         # also unchanged, so that no counter is written if another process has released the lease meanwhile
         if round_.leased != lease.leased or (round_.counters and lease.version):
             round_.lease_index = len(round_.ops)
@@ -283,13 +297,13 @@ class RoundPlanner:
             round_.ops.append(put if round_.leased else Delete(lease.key, lease.version))
 
     def usage_key(self, row: UsageRow) -> str:
-        """Return the key of a row of this process."""
+        """Return the key of a row of this ledger."""
         hour, subject = row
         names = [subject.project_id, subject.key_id, subject.model]
         if subject.category or subject.service_tier or subject.is_batch:
             names += [subject.category, subject.service_tier, str(subject.is_batch)]
         digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:24]
-        return usage_key(hour, digest, self.process_name)
+        return usage_key(hour, digest, self.writer_name)
 
 
 def find_usage_row(end: ChargeEnd) -> UsageRow:

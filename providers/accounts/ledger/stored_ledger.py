@@ -7,18 +7,18 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import groupby
 from typing import Final
 
 from apis.accounts.charges import CHARGES_PREFIX, Charge, ChargeEnd, Demand, Meter
-from apis.accounts.limits import RateLimit
+from apis.accounts.limits import ORGANIZATION, RateLimit
 from apis.errors import PermissionDenied, StackError
-from apis.storage.kv_store import Delete, Entry, KVStore
+from apis.storage.kv_store import Delete, KVStore
+from apis.storage.lease import Lease, LeaseLost
 from providers.accounts.ledger.limit_lease import new_record
-from providers.accounts.ledger.project_ledger import ProjectLedger, find_void_guards
-from providers.accounts.ledger.round_planner import PendingEnd, RoundPlanner
+from providers.accounts.ledger.project_ledger import ProjectLedger, find_ledger_id, find_uncounted
+from providers.accounts.ledger.round_planner import PendingEnd, RoundPlanner, VoidLease
 from providers.accounts.prices import Prices
-from providers.accounts.records import heartbeat_key
+from providers.accounts.records import ORGANIZATION_ID, SWEEP_LEASE_KEY, heartbeat_key
 from providers.common.supervision import supervise
 
 _log = logging.getLogger(__name__)
@@ -30,20 +30,23 @@ _SWEEP_INTERVAL_S: Final = 2.0
 _MIN_SWEPT_AGE_S: Final = 2.0
 """Age from which a stored end is counted by any process: the one that stored it counts it earlier."""
 _PAGE_ROWS: Final = 1000
-_MAX_PROJECTS: Final = 1000
+_MAX_LEDGERS: Final = 1000
 """Projects whose counters stay in memory while nothing of them waits."""
 
 
 class StoredLedger(Meter):
     """While the store is down, nothing that is limited is admitted, and ends wait in memory."""
 
-    def __init__(self, kv_store: KVStore, prices: Prices, usage_ttl_s: float) -> None:
+    def __init__(
+        self, kv_store: KVStore, prices: Prices, usage_ttl_s: float, sweep_interval_s: float = _SWEEP_INTERVAL_S
+    ) -> None:
         self._kv = kv_store
         self._prices = prices
         self._usage_ttl_s = usage_ttl_s
+        self._sweep_interval_s = sweep_interval_s
         self._process_name = secrets.token_hex(8)
         self._guard_key = heartbeat_key(self._process_name)
-        self._projects: dict[str, ProjectLedger] = {}
+        self._ledgers: dict[str, ProjectLedger] = {}
         self._heartbeat: asyncio.Task[None] | None = None
         self._heartbeat_lock = asyncio.Lock()
         self._beat_at = -HEARTBEAT_TTL_S
@@ -60,7 +63,7 @@ class StoredLedger(Meter):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        for ledger in [*self._projects.values()]:
+        for ledger in [*self._ledgers.values()]:
             await ledger.close()
         if self._heartbeat is not None:
             with suppress(StackError):
@@ -78,19 +81,18 @@ class StoredLedger(Meter):
                 code="model_without_price",
             )
         await self._ensure_heartbeat()
-        project_id, key_id = caller_ids
-        project = self._find_project(project_id)
-        record, headers, version = await project.reserve(key_id, limits, demand, priced_as=priced_as or "")
+        ledger = self._find_ledger(ORGANIZATION_ID if ORGANIZATION in limits else caller_ids[0])
+        record, headers, version = await ledger.reserve(caller_ids, limits, demand, priced_as=priced_as or "")
         return Charge(self, record, headers, version)
 
     def count_end(self, end: ChargeEnd, open_version: int | None, *, may_be_stored: bool) -> None:
         if end.record.parts or end.counts.requests:
             pending = PendingEnd(end, open_version, may_be_stored=may_be_stored)
-            self._find_project(end.record.project_id).add(pending)
+            self._find_ledger(find_ledger_id(end.record)).add(pending)
 
     def count_stored(self, end: ChargeEnd, open_version: int | None, end_version: int) -> None:
         pending = PendingEnd(end, open_version, end_version, is_stored=True)
-        self._find_project(end.record.project_id).add(pending)
+        self._find_ledger(find_ledger_id(end.record)).add(pending)
 
     async def settle_all(self) -> None:
         """Count every end that is stored now."""
@@ -99,21 +101,23 @@ class StoredLedger(Meter):
 
     async def flush_all(self) -> None:
         """Count what waits in this process now."""
-        for ledger in [*self._projects.values()]:
+        for ledger in [*self._ledgers.values()]:
             await ledger.flush()
 
     def forget_leases(self) -> None:
         """Read the leases of this process again before they are used: others may have released them."""
-        for ledger in self._projects.values():
+        for ledger in self._ledgers.values():
             ledger.forget_lease()
 
-    def _find_project(self, project_id: str) -> ProjectLedger:
-        ledger = self._projects.get(project_id)
+    def _find_ledger(self, ledger_id: str) -> ProjectLedger:
+        ledger = self._ledgers.get(ledger_id)
         if ledger is None:
-            if len(self._projects) >= _MAX_PROJECTS:
-                self._projects = {name: each for name, each in self._projects.items() if not each.is_idle}
-            planner = RoundPlanner(project_id, self._process_name, self._guard_key, self._prices, self._usage_ttl_s)
-            ledger = self._projects[project_id] = ProjectLedger(self._kv, planner)
+            if len(self._ledgers) >= _MAX_LEDGERS:
+                self._ledgers = {name: each for name, each in self._ledgers.items() if not each.is_idle}
+            # a project may change its ledger, and each writes its own rows of usage
+            writer_name = f"{self._process_name}{'.all' if ledger_id == ORGANIZATION_ID else ''}"
+            planner = RoundPlanner(writer_name, self._guard_key, self._prices, self._usage_ttl_s)
+            ledger = self._ledgers[ledger_id] = ProjectLedger(self._kv, ledger_id, planner)
         return ledger
 
     async def _ensure_heartbeat(self) -> None:
@@ -143,22 +147,41 @@ class StoredLedger(Meter):
 
     async def _sweep_forever(self) -> None:
         while True:
-            await asyncio.sleep(_SWEEP_INTERVAL_S * random.uniform(0.75, 1.25))  # noqa: S311 - spreads the workers
+            await asyncio.sleep(self._sweep_interval_s * random.uniform(0.75, 1.25))  # noqa: S311 - spreads the workers
             try:
-                await self._sweep(min_age_s=_MIN_SWEPT_AGE_S)
+                if await self._kv.get(SWEEP_LEASE_KEY) is None:
+                    await self._lead()
+            except LeaseLost:
+                _log.warning("the lease of the sweep of charges was lost")
             except StackError as exc:
                 _log.warning("the ends of other processes are not counted yet: %s", exc.message)
+
+    async def _lead(self) -> None:
+        """Sweep for as long as this process has the lease: one of all that share a store does."""
+        lease = Lease(self._kv, SWEEP_LEASE_KEY, HEARTBEAT_TTL_S)
+        if await lease.acquire() is None:
+            return
+        try:
+            async with lease.renew_in_background():
+                while True:
+                    lease.check()
+                    try:
+                        await self._sweep(min_age_s=_MIN_SWEPT_AGE_S)
+                    except StackError as exc:  # the lease is checked again before the next one
+                        _log.warning("the ends of other processes are not counted yet: %s", exc.message)
+                    await asyncio.sleep(self._sweep_interval_s)
+        finally:
+            with suppress(LeaseLost, StackError):
+                await lease.release()
 
     async def _sweep(self, *, min_age_s: float) -> None:
         after = ""
         while rows := await self._kv.scan(CHARGES_PREFIX, after=after, limit=_PAGE_ROWS):
-            void_guards = await find_void_guards(self._kv, rows)
-            for project_id, group in groupby(rows, _project_of):
-                self._find_project(project_id).collect([*group], void_guards, min_age_s=min_age_s)
+            charges: dict[str, list[PendingEnd | VoidLease]] = {}
+            for ledger_id, charge in await find_uncounted(self._kv, rows, self._guard_key, min_age_s=min_age_s):
+                charges.setdefault(ledger_id, []).append(charge)
+            for ledger_id, group in charges.items():
+                self._find_ledger(ledger_id).collect(group)
             after = rows[-1][0]
             if len(rows) < _PAGE_ROWS:
                 return
-
-
-def _project_of(row: tuple[str, Entry]) -> str:
-    return row[0].removeprefix(CHARGES_PREFIX).partition("/")[0]
