@@ -33,6 +33,8 @@ def _check_address(address: str) -> str:
 def _check_prefix(prefix: str) -> str:
     if not prefix.isprintable():
         raise ValueError("must be one line of printable characters")
+    if "=?" in prefix:  # mail libraries decode what follows, line breaks included
+        raise ValueError("must not contain '=?', with which an encoded word of a header begins")
     return prefix
 
 

@@ -15,11 +15,13 @@ from apis.accounts.spend_alerts import SpendAlerts
 from apis.accounts.spending import SpendLimits
 from apis.accounts.usage import UsageLog
 from apis.provider import Provider
+from providers.accounts.projects import StoredProjects
 
 
 class ChainedAccounts(Accounts):
     """The keys of all its providers; the first one in their order that has a key decides. A provider that cannot read
-    its keys refuses those that no provider before it has."""
+    its keys refuses those that no provider before it has. Those with stored projects share one organization: prices,
+    retention and e-mail may be set in any of their sections, and hold for all."""
 
     class Config(Provider.Config):
         """`providers` holds accounts sections by name."""
@@ -28,6 +30,9 @@ class ChainedAccounts(Accounts):
 
     def __init__(self, config: Config, providers: Mapping[str, Accounts]) -> None:
         self._providers = tuple(providers.values())
+        stored = {name: provider for name, provider in providers.items() if isinstance(provider, StoredProjects)}
+        if len(stored) > 1:
+            StoredProjects.share_organization(stored)
 
     async def authenticate(self, key: bytes) -> Caller | None:
         for provider in self._providers:
@@ -65,9 +70,8 @@ class ChainedAccounts(Accounts):
         return next((own for provider in self._providers if (own := provider.spend_limits())), None)
 
     def spend_alerts(self) -> SpendAlerts | None:
-        """Return the alerts of the first provider that sends them, or else of the first that has them."""
-        offered = [own for provider in self._providers if (own := provider.spend_alerts()) is not None]
-        return next((own for own in offered if own.can_send), offered[0] if offered else None)
+        """Return the alerts of the first provider that has them."""
+        return next((own for provider in self._providers if (own := provider.spend_alerts())), None)
 
     def usage_log(self) -> UsageLog | None:
         """Return the log of the first provider that has one, for the callers of all."""

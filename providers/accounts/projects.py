@@ -1,7 +1,7 @@
 """StoredProjects: projects, their limits and usage in the KVStore, whichever provider recognizes their keys."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pydantic import ConfigDict, Field
@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from apis.accounts.accounts import Accounts
 from apis.accounts.administration import Administration
 from apis.accounts.limits import WHOLE_PROJECT
-from apis.errors import StorageCorrupt
+from apis.errors import ConfigError, StorageCorrupt
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, KVStore, Op, Put
 from providers.accounts.alerts.alerting import SpendAlerting
@@ -46,36 +46,35 @@ class StoredProjectsConfig(Provider.Config):
     email: EmailConfig | None = None
 
 
-class StoredProjects(Accounts):
-    """Accounts whose projects are in the KVStore; a subclass recognizes the keys. Several of one store, as in a chain,
-    have the same directory, limits, usage and secret."""
+class Organization:
+    """All that a store has of its projects: their directory, limits, usage, money and secret. Providers of one stack
+    share one, so that each request is counted and priced in one way."""
 
     def __init__(self, config: StoredProjectsConfig, kv_store: KVStore) -> None:
         self._kv = kv_store
         audit_log = StoredAuditLog(kv_store, config.audit_retention_days)
-        self._directory = StoredDirectory(kv_store, audit_log)
-        self._administration = Administration(
+        self.directory = StoredDirectory(kv_store, audit_log)
+        self.administration = Administration(
             audit_log, StoredProjectSettings(kv_store, audit_log), StoredProjectErasure(kv_store, audit_log)
         )
-        self._limiter = StoredLimiter(kv_store, audit_log)
-        self._currency = config.currency
-        self._ledger = StoredLedger(kv_store, Prices(config.prices), config.usage_retention_days * 86_400)
-        self._usage_log = StoredUsageLog(kv_store, self._ledger)
-        self._spend_limits = StoredSpendLimits(kv_store, self._limiter, self._usage_log)
-        self._alerting = SpendAlerting(
-            kv_store, audit_log, self._usage_log, email=config.email, currency=config.currency
-        )
-        self._salt_secret: bytes | None = None
+        self.limiter = StoredLimiter(kv_store, audit_log)
+        self.currency = config.currency
+        self.ledger = StoredLedger(kv_store, Prices(config.prices), config.usage_retention_days * 86_400)
+        self.usage_log = StoredUsageLog(kv_store, self.ledger)
+        self.spend_limits = StoredSpendLimits(kv_store, self.limiter, self.usage_log)
+        self.alerting = SpendAlerting(kv_store, audit_log, self.usage_log, email=config.email, currency=config.currency)
+        self.salt_secret: bytes | None = None
 
     async def start(self) -> None:
         """Load the secret of the cache salts, which the first process of all creates."""
-        self._salt_secret = await self._load_salt_secret()
-        self._ledger.start()
-        await self._alerting.start()
+        self.salt_secret = await self._load_salt_secret()
+        self.ledger.start()
+        await self.alerting.start()
 
     async def close(self) -> None:
-        await self._alerting.close()
-        await self._ledger.close()
+        """Count what waits, and send the e-mails that are due."""
+        await self.alerting.close()
+        await self.ledger.close()
 
     async def _load_salt_secret(self) -> bytes:
         """Return the secret of all processes. A damaged one is replaced: the engines' caches are filled again."""
@@ -96,34 +95,72 @@ class StoredProjects(Accounts):
         await write_prepared(self._kv, prepare)
         return secret
 
+
+class StoredProjects(Accounts):
+    """Accounts whose projects are in the KVStore; a subclass recognizes the keys."""
+
+    def __init__(self, config: StoredProjectsConfig, kv_store: KVStore) -> None:
+        self._kv = kv_store
+        self._settings = config
+        self._organization = Organization(config, kv_store)
+        self._owns_organization = True
+
+    async def start(self) -> None:
+        if self._owns_organization:
+            await self._organization.start()
+
+    async def close(self) -> None:
+        if self._owns_organization:
+            await self._organization.close()
+
     def directory(self) -> StoredDirectory:
-        return self._directory
+        return self._organization.directory
 
     def meter(self) -> StoredLedger:
-        return self._ledger
+        return self._organization.ledger
 
     def limiter(self) -> StoredLimiter:
-        return self._limiter
+        return self._organization.limiter
 
     def spend_limits(self) -> StoredSpendLimits:
-        return self._spend_limits
+        return self._organization.spend_limits
 
     def spend_alerts(self) -> StoredSpendAlerts:
-        return self._alerting.alerts
+        return self._organization.alerting.alerts
 
     def usage_log(self) -> StoredUsageLog:
-        return self._usage_log
+        return self._organization.usage_log
 
     def currency(self) -> str:
-        return self._currency
+        return self._organization.currency
 
     def administration(self) -> Administration:
-        return self._administration
+        return self._organization.administration
 
     def cache_salt_secret(self) -> bytes | None:
-        return self._salt_secret
+        return self._organization.salt_secret
 
     def _bound_stored_bytes(self, project: ProjectState) -> None:
         """Bound what the tenant may store, as its limits say now."""
         whole = project.limits.get(WHOLE_PROJECT)
         self._kv.bound_tenant(project.id, None if whole is None else whole.stored_bytes)
+
+    @staticmethod
+    def share_organization(members: Mapping[str, "StoredProjects"]) -> None:
+        """Let these providers, by their names in the run config, share one organization, which has the settings that
+        their sections set. Raises ConfigError for a setting that two of them set in different ways."""
+        set_by: dict[str, str] = {}
+        settings: dict[str, object] = {}
+        for name, member in members.items():
+            for field in sorted(member._settings.model_fields_set & StoredProjectsConfig.model_fields.keys()):
+                value: object = getattr(member._settings, field)
+                if settings.setdefault(field, value) != value:
+                    raise ConfigError(
+                        f"accounts.providers.{name}.{field}: differs from that of {set_by[field]}. The providers of a "
+                        "chain share one organization: set it in one of them."
+                    )
+                set_by.setdefault(field, name)
+        owner, *others = members.values()
+        owner._organization = Organization(StoredProjectsConfig().model_copy(update=settings), owner._kv)
+        for member in others:
+            member._organization, member._owns_organization = owner._organization, False

@@ -34,7 +34,8 @@ def build_message(due: DueAlert, project_name: str | None, service: MailService)
     message["From"] = service.sender
     message["To"] = ", ".join(dict.fromkeys(alert.recipients))
     subject = f"Spend alert: {spender} spent {threshold} in {month}"
-    message["Subject"] = f"{alert.subject_prefix} {subject}" if alert.subject_prefix else subject
+    prefix = (alert.subject_prefix or "").replace("=?", "= ?")  # the library would decode it, line breaks included
+    message["Subject"] = f"{prefix} {subject}".strip()
     message["Date"] = formatdate()
     digest = hashlib.sha256(due.notice_key.encode()).hexdigest()[:32]  # short, so that the header is one line
     message["Message-ID"] = f"<{digest}@{service.sender.partition('@')[2]}>"

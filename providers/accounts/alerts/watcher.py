@@ -7,6 +7,7 @@ import random
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from email.errors import MessageError
 from typing import Final
 
 from apis.accounts.directory import Project
@@ -139,6 +140,10 @@ class AlertWatcher:
             await self._service.send(build_message(due, name, self._service))
         except (MailError, StackError) as exc:
             _log.warning("the spend alert %s was not sent and is tried again: %s", alert.id, exc)
+            return
+        except (ValueError, LookupError, TypeError, MessageError):  # what its texts are, they stay
+            _log.exception("the spend alert %s cannot be written as an e-mail, and is not sent", alert.id)
+            self._retries[key] = _Retry(math.inf, 0.0)
             return
         # a round that has read the store before the notice is there must not send it again
         self._retries[key] = _Retry(math.inf, 0.0)

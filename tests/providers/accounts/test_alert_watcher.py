@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pytest
+
 from apis.accounts.spend_alerts import SpendAlert
 from apis.accounts.usage import UsageEntry
 from apis.storage.kv_store import Delete, KVStore
@@ -41,11 +43,11 @@ class SlowUsageLog(StoredUsageLog):
 
 
 @asynccontextmanager
-async def watching(box: Mailbox) -> AsyncGenerator[tuple[KVStore, SlowUsageLog]]:
+async def watching(box: Mailbox, alert: SpendAlert = ALERT) -> AsyncGenerator[tuple[KVStore, SlowUsageLog]]:
     kv = Memory(Memory.Config())
     await kv.start()
     log = SlowUsageLog(kv, StoredLedger(kv, Prices({}), 3600))
-    await kv.put(alerts_key(".organization"), encode_record([replace(ALERT, armed_at=int(time.time()))]))
+    await kv.put(alerts_key(".organization"), encode_record([replace(alert, armed_at=int(time.time()))]))
     email = EmailConfig.model_validate({"url": f"smtp://127.0.0.1:{box.port}", "sender": "stack@example.org"})
     watcher = AlertWatcher(
         kv, DueAlerts(kv, log), MailService(Mailer(email).send, email.sender, "USD"), 0.04, lease_s=0.6
@@ -90,3 +92,29 @@ async def test_a_process_that_has_lost_the_lease_sends_nothing_until_it_has_it_a
         await asyncio.sleep(0.2)
         assert box.mails == []
         await box.wait_for(1)
+
+
+async def test_an_encoded_word_in_a_subject_is_text() -> None:
+    """S18: an alert that was stored before such a prefix was refused adds no header and no body."""
+    injected = "=?utf-8?q?x=0d=0aBcc:_y@evil=0d=0a=0d=0abody?="
+    async with serving_mail() as box, watching(box, replace(ALERT, subject_prefix=injected)):
+        await box.wait_for(1)
+    [(recipients, message)] = box.mails
+    assert recipients == ["team@example.org"]
+    assert message["Bcc"] is None
+    assert "Bcc" in message["Subject"]
+    assert message.get_content().startswith("Since ")
+
+
+async def test_an_alert_that_cannot_be_written_is_tried_once(caplog: pytest.LogCaptureFixture) -> None:
+    """S18: it does not stop those that can, and is not tried for ever."""
+    broken = replace(ALERT, recipients=("a@example.org\r\nBcc: b@example.org",))
+    async with serving_mail() as box, watching(box, broken) as (_, log):
+        for _ in range(3):
+            log.waiting.clear()
+            async with asyncio.timeout(5):
+                await log.waiting.wait()
+    assert box.mails == []
+    assert [record.message for record in caplog.records].count(
+        "the spend alert alert_1 cannot be written as an e-mail, and is not sent"
+    ) == 1

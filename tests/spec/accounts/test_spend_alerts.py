@@ -199,6 +199,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**alert(1), "notification_channel": {"type": "email", "recipients": []}}, "notification_channel.recipients"),
     (alert(1, subject_prefix="a\r\nBcc: b@example.org"), "notification_channel.subject_prefix"),
     (alert(1, subject_prefix="a\u2028b"), "notification_channel.subject_prefix"),
+    (alert(1, subject_prefix="=?utf-8?q?x=0d=0aBcc:_y@evil?="), "notification_channel.subject_prefix"),
     (alert(1, subject_prefix="a" * 129), "notification_channel.subject_prefix"),
     (alert(1, type="sms"), "notification_channel.type"),
     (alert(-1), "threshold_amount"),
