@@ -14,7 +14,7 @@ from providers.common.fair_turns import REQUEST_WORK, TURN_WORK, turn_of
 from stack.http.peer import peer_state
 from stack.serving.flow import HoldableFlow, LazyEvent
 from stack.serving.open_connections import OpenConnections, TrackedPeer
-from stack.serving.refusals import BAD_REQUEST, HEAD_TOO_LARGE
+from stack.serving.refusals import BAD_REQUEST, HEAD_TOO_LARGE, OVERLOADED, TOO_SLOW
 from stack.serving.response_transport import CONTINUE, ResponseTransport
 
 _SLICE_BYTES: Final = 4096
@@ -47,10 +47,10 @@ class HttpServerConnection(HttpToolsProtocol):
     """Bounds a connection in time and size, and parses what it receives in the turns of its tenant, or of its address
     before a request has passed authentication.
 
-    It is closed if a request head is incomplete after `head_s`, if head and trailers, which are dropped, are larger
-    than `max_head_bytes` together, if a body is slower than `body_bytes_per_s`, checked every `body_s`, and if the
-    client reads nothing of a response for `stall_s`. A connection on which no request has passed authentication may
-    idle for `anonymous_idle_s`.
+    It is closed if nothing comes in `silent_s`, if a request head is incomplete after `head_s`, if head and trailers,
+    which are dropped, are larger than `max_head_bytes` together, if a body is slower than `body_bytes_per_s`, checked
+    every `body_s`, and if the client reads nothing of a response for `stall_s`. A connection on which no request has
+    passed authentication may idle for `anonymous_idle_s`.
 
     Pipelined requests are parsed a few at a time. A client that has closed only its half of the connection is served.
     """
@@ -75,6 +75,8 @@ class HttpServerConnection(HttpToolsProtocol):
     )
     peer: TrackedPeer
 
+    silent_s: ClassVar[float] = 30.0
+    """Seconds until the first byte: a client that opens thousands of connections may need some for the last of them."""
     head_s: ClassVar[float] = 10.0
     max_head_bytes: ClassVar[int] = 64 * 1024
     body_s: ClassVar[float] = 60.0
@@ -111,6 +113,11 @@ class HttpServerConnection(HttpToolsProtocol):
         """True while no request runs on the connection."""
         return self._active_cycle is None or (self._active_cycle.response_complete and not self.pipeline)
 
+    @property
+    def is_silent(self) -> bool:
+        """True while no request runs on the connection or waits to be parsed; the head of one may be on its way."""
+        return self.is_idle and not self._unparsed and self.transport.get_protocol() is self
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         super().connection_made(transport)
         self.flow = self._flow = HoldableFlow(transport)
@@ -118,7 +125,7 @@ class HttpServerConnection(HttpToolsProtocol):
         registry, address = OpenConnections.of(self.app_state), self.client[0] if self.client else ""
         self.peer = registry.open(self, address, turn_of(f"address {address}"), self.loop.time())
         self.app_state = peer_state(self.app_state, self.peer)
-        self._start_timer(self.head_s)
+        self._start_timer(self.silent_s)
         if registry.drain_idle_s is not None:
             self.drain(registry.drain_idle_s)
 
@@ -215,6 +222,15 @@ class HttpServerConnection(HttpToolsProtocol):
             last.keep_alive = False
             self._flow.hold()
 
+    def refuse_silent(self, *, at_once: bool) -> None:
+        """Close the connection, which is silent, with a 503 that says when to try again: after a moment in which its
+        client can read that, or `at_once`."""
+        self.transport.write(OVERLOADED)
+        if at_once:
+            self.transport.close()
+        else:
+            self._linger()
+
     def close_after_response(self) -> None:
         """Close the connection after what was written."""
         if self.cycle.more_body or self._unparsed or self.pipeline:
@@ -229,6 +245,11 @@ class HttpServerConnection(HttpToolsProtocol):
             return
         self._is_lingering = True
         self._unparsed.clear()
+        active = self._active_cycle
+        if active is not None and not active.response_complete:
+            active.disconnected = True
+            active.transport.held_data = b""
+            active.message_event.set()
         self.transport.write_eof()
         self._flow.release()
         self._start_timer(self.linger_s)
@@ -419,7 +440,7 @@ class HttpServerConnection(HttpToolsProtocol):
             self._body_bytes = 0
             self._start_timer(self.body_s)
         else:
-            self.transport.close()
+            self._refuse(TOO_SLOW)
 
 
 def _drop_body(_: bytes) -> bool:

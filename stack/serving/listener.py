@@ -11,9 +11,9 @@ from stack.server_config import HttpServerConfig
 
 _log = logging.getLogger(__name__)
 
-_BACKLOG: Final = 2048
-_MAX_ACCEPTED: Final = 256
-"""Connections that one turn of the event loop accepts; more wait for the next one."""
+_BACKLOG: Final = 4096
+_MAX_ACCEPTED: Final = 64
+"""Connections that one turn of the event loop accepts; more wait for the next one, and delay no other request."""
 _RETRY_S: Final = 1.0
 """Seconds without accepting after the system had no file or memory left for a connection."""
 

@@ -7,14 +7,13 @@ from typing import Any, Final, Protocol
 from providers.common.fair_turns import TenantTurn
 from stack.http.peer import Peer
 
-ANONYMOUS_PER_ADDRESS: Final = 200
-"""Connections of one address that may be open without a request that has passed authentication; beyond it the oldest
-idle one is closed, so that a flood of silent connections closes its own."""
 PROBE_RESERVE: Final = 64
 """Connections above `max_connections` that are accepted, because a probe may be among them."""
 _MIN_AGE_S: Final = 1.0
-"""An anonymous connection younger than this is closed only when the server is full: its request is on the way."""
+"""A silent connection younger than this is closed only when the server is full: its request is on the way."""
 _MAX_SCANNED: Final = 16
+_MAX_LINGERING: Final = 1024
+"""Refused connections at a time whose clients have a moment to read the refusal."""
 _REGISTRY_KEY: Final = "stack.open_connections"
 
 
@@ -25,8 +24,13 @@ class TrackedConnection(Protocol):
     timeout_keep_alive: Any
 
     @property
-    def is_idle(self) -> bool:
-        """True while no request runs on the connection."""
+    def is_silent(self) -> bool:
+        """True while no request runs on the connection or waits to be parsed; the head of one may be on its way."""
+        ...
+
+    def refuse_silent(self, *, at_once: bool) -> None:
+        """Close the connection, which is silent, with a 503 that says when to try again: after a moment in which its
+        client can read that, or `at_once`."""
         ...
 
     def body_writer(self) -> Callable[[bytes], bool]:
@@ -98,13 +102,16 @@ class TrackedPeer(Peer):
 
 
 class OpenConnections:
-    """Counts the open connections of one server, and closes idle anonymous ones where there are too many."""
+    """Counts the open connections of one server, and closes silent ones where there are too many: those on which no
+    request has passed authentication, and none is running. One address may have `max_silent` of them."""
 
-    def __init__(self, max_connections: int, admitted_idle_s: float) -> None:
+    def __init__(self, max_connections: int, max_silent: int, admitted_idle_s: float) -> None:
         self._max_connections = max_connections
+        self._max_silent = max_silent
         self._admitted_idle_s = admitted_idle_s
         self._count = 0
         self._anonymous: dict[TrackedPeer, None] = {}
+        self._lingering: set[TrackedPeer] = set()
         self._by_address: dict[str, dict[TrackedPeer, None]] = {}
         self.drain_idle_s: float | None = None
         """Once the server drains, the seconds that a connection may wait for its last request."""
@@ -113,7 +120,7 @@ class OpenConnections:
     def of(app_state: dict[str, Any]) -> "OpenConnections":
         """Return the registry of the server whose ASGI state this is."""
         registry = app_state.get(_REGISTRY_KEY)
-        return registry if registry is not None else OpenConnections(4096, 75)
+        return registry if registry is not None else OpenConnections(8192, 5000, 75)
 
     def add_to(self, app_state: dict[str, Any]) -> None:
         """Make this the registry of the server whose ASGI state this is."""
@@ -122,23 +129,30 @@ class OpenConnections:
     @property
     def is_crowded(self) -> bool:
         """True if more connections are open than are served; only probes are then."""
-        return self._count > self._max_connections
+        return self._served > self._max_connections
+
+    @property
+    def _served(self) -> int:
+        return self._count - len(self._lingering)
 
     def open(self, connection: TrackedConnection, address: str, turn: TenantTurn, now: float) -> TrackedPeer:
         """Return the peer of a new connection, whose address has `turn`.
 
-        Where there are too many, the oldest idle anonymous one is closed, of the same address or, when the server is
-        full, of any; if there is none in a full server, the new one is.
+        Where there are too many, the oldest silent one is closed, of the same address or, when the server is full, of
+        any. The new one is closed if there is none in a server that has not even room for a probe.
         """
         peer = TrackedPeer(self, connection, address, turn, now)
-        self._count += 1
-        self._anonymous[peer] = None
         neighbours = self._by_address.setdefault(address, {})
-        neighbours[peer] = None
-        if len(neighbours) > ANONYMOUS_PER_ADDRESS:
-            _abort_oldest_idle(neighbours, now - _MIN_AGE_S)
-        if self._count > self._max_connections + PROBE_RESERVE and not _abort_oldest_idle(self._anonymous, now):
-            peer.abort()
+        if len(neighbours) >= self._max_silent:
+            self._refuse_oldest(neighbours, now - _MIN_AGE_S, at_once=False)
+        self._count += 1
+        if self.is_crowded:
+            has_room = self._served <= self._max_connections + PROBE_RESERVE
+            opened_before = now - _MIN_AGE_S if has_room else now
+            if not (self._refuse_oldest(self._anonymous, opened_before, at_once=True) or has_room):
+                connection.refuse_silent(at_once=True)
+        self._anonymous[peer] = None
+        self._by_address.setdefault(address, {})[peer] = None
         return peer
 
     def admit(self, peer: TrackedPeer) -> None:
@@ -150,7 +164,24 @@ class OpenConnections:
     def forget(self, peer: TrackedPeer) -> None:
         """Take a closed connection out of all counts."""
         self._count -= 1
+        self._lingering.discard(peer)
         self._discard_anonymous(peer)
+
+    def _refuse_oldest(self, peers: dict[TrackedPeer, None], opened_before: float, *, at_once: bool) -> bool:
+        """Close the oldest silent connection of `peers`, which are in the order of their age; return false without
+        any."""
+        for peer in islice(peers, _MAX_SCANNED):
+            if peer.opened_at > opened_before:
+                return False
+            connection = peer.connection
+            if connection is not None and connection.is_silent and not connection.transport.is_closing():
+                self._discard_anonymous(peer)
+                at_once = at_once or len(self._lingering) >= _MAX_LINGERING
+                if not at_once:
+                    self._lingering.add(peer)
+                connection.refuse_silent(at_once=at_once)
+                return True
+        return False
 
     def _discard_anonymous(self, peer: TrackedPeer) -> None:
         self._anonymous.pop(peer, None)
@@ -159,18 +190,6 @@ class OpenConnections:
             neighbours.pop(peer, None)
             if not neighbours:
                 del self._by_address[peer.address]
-
-
-def _abort_oldest_idle(peers: dict[TrackedPeer, None], opened_before: float) -> bool:
-    """Close the oldest idle connection of `peers`, which are in the order of their age; return false without any."""
-    for peer in islice(peers, _MAX_SCANNED):
-        if peer.opened_at > opened_before:
-            return False
-        connection = peer.connection
-        if connection is not None and connection.is_idle and not connection.transport.is_closing():
-            connection.transport.abort()
-            return True
-    return False
 
 
 def _cover_any(_: int) -> bool:

@@ -78,7 +78,7 @@ class DrainingServer(Server):
         others_keep_serving: Callable[[], bool],
         on_beat: Callable[[], None] = lambda: None,
     ) -> None:
-        self._open_connections = OpenConnections(config.max_connections, _IDLE_TIMEOUT_S)
+        self._open_connections = OpenConnections(config.max_connections, config.max_silent_per_address, _IDLE_TIMEOUT_S)
         super().__init__(
             Config(
                 _RequestGate(app, self._open_connections),

@@ -20,7 +20,7 @@ from stack.server_config import HttpServerConfig
 from stack.serving import open_connections
 from stack.serving.connection import HttpServerConnection
 from stack.serving.open_connections import OpenConnections, TrackedPeer
-from tests.stack.http.raw import JSON, ask, check_error, connection, parse, request
+from tests.stack.http.raw import JSON, KEYS, ask, bearer, check_error, connection, parse, request
 from tests.support.servers.serving import Served, scripted, serving
 
 
@@ -119,10 +119,11 @@ async def test_garbage_after_a_request_does_not_spoil_its_response() -> None:
 class Silent:
     """A connection of which the registry needs nothing but this."""
 
-    def __init__(self, *, is_idle: bool = True) -> None:
-        self.is_idle = is_idle
+    def __init__(self, *, is_silent: bool = True) -> None:
+        self.is_silent = is_silent
         self.timeout_keep_alive: float = 5
         self.is_closing_now = False
+        self.was_closed_at_once: bool | None = None
         self.transport = self
         self.peer: TrackedPeer | None = None
 
@@ -132,42 +133,59 @@ class Silent:
     def body_writer(self) -> Callable[[bytes], bool]:
         raise AssertionError("nothing is sent on a silent connection")
 
-    def abort(self) -> None:
-        self.is_closing_now = True
-        if self.peer is not None:
+    def refuse_silent(self, *, at_once: bool) -> None:
+        self.is_closing_now, self.was_closed_at_once = True, at_once
+        if at_once and self.peer is not None:
             self.peer.close()
 
 
-def enter(registry: OpenConnections, address: str, now: float, *, is_idle: bool = True) -> Silent:
-    silent = Silent(is_idle=is_idle)
+def enter(registry: OpenConnections, address: str, now: float, *, is_silent: bool = True) -> Silent:
+    silent = Silent(is_silent=is_silent)
     silent.peer = registry.open(silent, address, turn_of(address), now)
     return silent
 
 
 async def test_silent_connections_of_one_address_close_each_other() -> None:
-    """R10, S9: an address has at most 200 connections without authentication; others are not touched."""
-    registry = OpenConnections(4096, 75)
+    """R10, S9: an address has so many connections without authentication; others are not touched."""
+    registry = OpenConnections(4096, 200, 75)
     neighbour = enter(registry, "10.0.0.2", 0)
     known = enter(registry, "10.0.0.1", 0)
     assert known.peer is not None
     known.peer.admit(turn_of("a"))
     flood = [enter(registry, "10.0.0.1", 10 * number) for number in range(5000)]
-    assert sum(not each.is_closing_now for each in flood) == open_connections.ANONYMOUS_PER_ADDRESS
+    assert sum(not each.is_closing_now for each in flood) == 200
     assert flood[-1].is_closing_now is False
     assert (neighbour.is_closing_now, known.is_closing_now) == (False, False)
     assert known.timeout_keep_alive == 75
 
 
 async def test_requests_that_run_and_new_connections_are_not_closed() -> None:
-    registry = OpenConnections(4096, 75)
+    registry = OpenConnections(4096, 200, 75)
     flood = [enter(registry, "10.0.0.1", number / 1000) for number in range(900)]
-    flood += [enter(registry, "10.0.0.3", number, is_idle=False) for number in range(900)]
+    flood += [enter(registry, "10.0.0.3", number, is_silent=False) for number in range(900)]
     assert not any(each.is_closing_now for each in flood)
+
+
+async def test_a_burst_from_one_address_is_served_while_the_server_has_room() -> None:
+    """D9: by default, 5,000 connections may be open before the first of them sends its request."""
+    config = HttpServerConfig()
+    registry = OpenConnections(config.max_connections, config.max_silent_per_address, 75)
+    burst = [enter(registry, "127.0.0.1", number / 500) for number in range(5000)]
+    assert not any(each.is_closing_now for each in burst)
+    assert not registry.is_crowded
+
+
+async def test_a_refused_connection_makes_room_at_once() -> None:
+    """D9: its client has a moment to read the refusal, in which it does not count."""
+    registry = OpenConnections(4, 2, 75)
+    refused = [enter(registry, "10.0.0.1", 10 * number) for number in range(20)]
+    assert [each.was_closed_at_once for each in refused] == [False] * 18 + [None] * 2
+    assert not registry.is_crowded
 
 
 async def test_a_full_server_closes_the_oldest_anonymous_connection_or_the_new_one() -> None:
     """R10: from however many addresses they come."""
-    registry = OpenConnections(100, 75)
+    registry = OpenConnections(100, 200, 75)
     limit = 100 + open_connections.PROBE_RESERVE
     silent = [enter(registry, f"10.0.{number}.1", 0.0) for number in range(limit + 50)]
     assert [each.is_closing_now for each in silent] == [True] * 50 + [False] * limit
@@ -175,7 +193,7 @@ async def test_a_full_server_closes_the_oldest_anonymous_connection_or_the_new_o
         assert each.peer is not None
         each.peer.admit(turn_of("a"))
     assert registry.is_crowded
-    late = enter(registry, "10.1.0.1", 0.0, is_idle=False)
+    late = enter(registry, "10.1.0.1", 0.0, is_silent=False)
     assert late.is_closing_now
 
 
@@ -224,6 +242,30 @@ async def test_a_connection_idles_after_a_response_that_was_complete_before_its_
             await reader.readuntil(b"/second")
         async with asyncio.timeout(2):
             assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("sent", ["", "POST /v1/resp"], ids=["silent", "half a head"])
+async def test_a_silent_connection_that_makes_room_gets_a_503(sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D9: with `Retry-After`, and it is not reset when its client goes on."""
+    monkeypatch.setattr(open_connections, "_MIN_AGE_S", 0.0)
+    limits = {"max_silent_per_address": 1, "api_keys": KEYS}
+    async with serving(server=limits) as served, connection(served.url) as (reader, writer):
+        writer.write(sent.encode())
+        await asyncio.sleep(0.05)  # else its bytes could come after the refusal
+        assert (await ask(served.url, HELLO, headers=bearer("sk-one"))).status == 200
+        writer.write(request(served.url, HELLO, headers=bearer("sk-one"))[len(sent) :])
+        answer = parse(await reader.read())
+        assert (answer.status, answer.headers["retry-after"], answer.headers["connection"]) == (503, "1", "close")
+        assert answer.json["error"]["code"] == "overloaded"
+
+
+async def test_a_burst_of_connections_that_write_late_is_served() -> None:
+    """D9: all connections are open before the first request is sent."""
+    async with serving(server={"api_keys": KEYS}) as served, AsyncExitStack() as held:
+        burst = [await held.enter_async_context(connection(served.url)) for _ in range(300)]
+        for _, writer in burst:
+            writer.write(request(served.url, method="GET", path="/v1/models", headers=bearer("sk-one")))
+        assert {parse(await reader.read()).status for reader, _ in burst} == {200}
 
 
 # --- bodies, streams, WebSockets -------------------------------------------------------------------------------------
