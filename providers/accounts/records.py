@@ -56,10 +56,14 @@ def counter_key(project_id: str, subject: str) -> str:
     return f"{ROOT}/counters/{project_id}/{subject}"
 
 
+ORGANIZATION_COUNTER: Final = counter_key(ORGANIZATION_ID, WHOLE_PROJECT)
+"""The key of the counter of all projects together."""
+
+
 def find_counter_key(project_id: str, subject: str) -> str:
     """Return the key of the counter of a limit of a project, its keys or its models, or of all projects together."""
     if subject == ORGANIZATION:
-        return counter_key(ORGANIZATION_ID, WHOLE_PROJECT)
+        return ORGANIZATION_COUNTER
     return counter_key(project_id, id_to_key_part(subject))
 
 

@@ -19,7 +19,7 @@ from providers.accounts.ledger.limit_lease import LEASE_SUFFIX, LeaseRecord
 from providers.accounts.ledger.round_planner import COUNTER_TTL_S
 from providers.accounts.limiter import LimitTable, StoredLimiter
 from providers.accounts.records import ORGANIZATION_ID, find_counter_key
-from providers.common.state.scan import skipping_damaged
+from providers.common.state.scan import decode_or_skip, skipping_damaged
 
 _ATTEMPTS: Final = 200
 _EXACT_ATTEMPTS: Final = 5
@@ -37,14 +37,18 @@ class StoredSpendLimits(SpendLimits):
         limit = await self._load(project_id)
         if limit is None or limit.month_cost is None:
             raise _unset_error(project_id)
-        return SpendLimit(limit.month_cost, (await self._read_counter(project_id))[1].month_cost)
+        _, counter = await self._read_counter(project_id)
+        return SpendLimit(
+            limit.month_cost, await self._sum_month(project_id) if counter is None else counter.month_cost
+        )
 
     async def set(self, project_id: str | None, cost: int) -> SpendLimit:
         await self._change(project_id, cost)
         first, spent = UseCounter(Windows.at(time.time())), 0
         for attempt in range(_ATTEMPTS):
             # before the sum, so that the write fails if something is counted after it that the sum does not have
-            entry, counter = await self._read_counter(project_id)
+            entry, stored_counter = await self._read_counter(project_id)
+            counter = stored_counter or UseCounter(Windows.at(time.time()))
             if attempt <= _EXACT_ATTEMPTS:
                 first, spent = counter, await self._sum_month(project_id)
             # while so much is counted that no sum is the newest, what has come since then is added to it
@@ -72,9 +76,14 @@ class StoredSpendLimits(SpendLimits):
 
         await self._limiter.change_limits(project_id, change, "spend_limit", {"max_cost_per_1_month": cost})
 
-    async def _read_counter(self, project_id: str | None) -> tuple[Entry | None, UseCounter]:
-        entry, now = await self._kv.get(_counter_key(project_id)), Windows.at(time.time())
-        return entry, UseCounter(now) if entry is None else decode_record(entry, UseCounter).advance(now)
+    async def _read_counter(self, project_id: str | None) -> tuple[Entry | None, UseCounter | None]:
+        """Return the entry and the counter in it as of now; no counter where it is damaged."""
+        key, now = _counter_key(project_id), Windows.at(time.time())
+        entry = await self._kv.get(key)
+        if entry is None:
+            return None, UseCounter(now)
+        counter = decode_or_skip(self._kv, key, entry, UseCounter)
+        return entry, None if counter is None else counter.advance(now)
 
     async def _sum_month(self, project_id: str | None) -> int:
         """Return what was spent since the month began, and what is reserved under the limit now."""

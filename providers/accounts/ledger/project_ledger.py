@@ -31,7 +31,7 @@ from providers.accounts.ledger.round_planner import (
     VoidLease,
     find_usage_row,
 )
-from providers.accounts.records import ORGANIZATION_ID, find_counter_key, usage_key
+from providers.accounts.records import ORGANIZATION_COUNTER, ORGANIZATION_ID, find_counter_key, usage_key
 from providers.common.state.scan import decode_or_skip
 
 _log = logging.getLogger(__name__)
@@ -332,6 +332,8 @@ class ProjectLedger:
         for key, entry in zip(missing, rest[len(missing_rows) :], strict=True):
             version = ABSENT if entry is None else entry.version
             counter = UseCounter(now) if entry is None else decode_or_skip(self._kv, key, entry, UseCounter)
+            if counter is None and key == ORGANIZATION_COUNTER:
+                counter = UseCounter(now)  # which would refuse all projects; setting the limit again sums the month
             if counter is None:
                 self._rows.damaged.add(key)
             else:
