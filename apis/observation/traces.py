@@ -4,6 +4,7 @@
 of @openai/agents for JavaScript (`OpenAITracingExporter`). Reading traces is an extension of OpenAI's API.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ TraceId = Annotated[str, Field(pattern=ID_PATTERN)]
 others."""
 
 
+_MAX_AGE_S: Final = 30 * 86_400
+_MAX_AHEAD_S: Final = 86_400
+"""Seconds by which the clock of a client may be fast. Times far from now cannot be sent on by every protocol."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -33,11 +37,11 @@ def to_unix_ns(timestamp: str) -> int:
 
 def _check_time(timestamp: str) -> str:
     try:
-        time_ns = to_unix_ns(timestamp)
+        age_s = time.time() - to_unix_ns(timestamp) / 1e9
     except (ValueError, OverflowError):
-        time_ns = -1
-    if time_ns < 0:
-        raise ValueError("expected a time in ISO 8601, such as 2026-11-22T12:00:00.000Z")
+        raise ValueError("expected a time in ISO 8601, such as 2026-11-22T12:00:00.000Z") from None
+    if not -_MAX_AHEAD_S <= age_s <= _MAX_AGE_S:
+        raise ValueError("expected a time of the last 30 days, and no more than a day from now")
     return timestamp
 
 
@@ -136,11 +140,12 @@ class Traces(Provider, ABC):
         """Delete a trace with its spans. Raises NotFound."""
 
 
-SpanForwarder = Callable[[IngestedSpan, str | None], None]
-"""Sends a span that was stored for the first time on to another system; the text is the `group_id` of its trace."""
+SpanForwarder = Callable[[IngestedSpan, str | None, str], None]
+"""Sends a span that was stored for the first time on to another system; the texts are the `group_id` of its trace and
+its tenant."""
 
 
-def _forward_nowhere(_span: IngestedSpan, _group_id: str | None) -> None:
+def _forward_nowhere(_span: IngestedSpan, _group_id: str | None, _tenant: str) -> None:
     pass
 
 
@@ -154,6 +159,6 @@ def install_span_forwarder(forwarder: SpanForwarder | None) -> None:
     _forwarder = forwarder or _forward_nowhere
 
 
-def forward_span(span: IngestedSpan, group_id: str | None) -> None:
+def forward_span(span: IngestedSpan, group_id: str | None, tenant: str) -> None:
     """Send a span on, if a forwarder is installed."""
-    _forwarder(span, group_id)
+    _forwarder(span, group_id, tenant)

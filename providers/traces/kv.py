@@ -117,7 +117,7 @@ class StoredTraces(Traces):
 
         await repeat_until_true(attempt)
         for span in batch.ended_spans:
-            forward_span(span, batch.records[span.trace_id].group_id)
+            forward_span(span, batch.records[span.trace_id].group_id, tenant)
 
     async def _load(self, tenant: str, trace_ids: set[str]) -> _Batch:
         ids = sorted(trace_ids)

@@ -56,7 +56,7 @@ def create_app(config: StackConfig) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         async with (
-            running_telemetry(metrics.count_dropped_telemetry) as recorder,
+            running_telemetry(metrics.count_dropped_telemetry, several_tenants=config.has_several_tenants) as recorder,
             open_stack(config, observe_inference(recorder)) as stack,
         ):
             services = app.state.services = _build_services(stack, metrics, described)

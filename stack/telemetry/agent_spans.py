@@ -1,6 +1,7 @@
 """AgentSpanForwarder: spans that agents sent to the Traces API, as spans of OpenTelemetry with their own times and ids.
 
-A trace keeps its 32 hexadecimal digits, a span the first 16 of its 24; other ids are hashed. No content is sent on: no
+A trace keeps its 32 hexadecimal digits where there is one tenant, a span the first 16 of its 24; other ids are hashed.
+No content is sent on: no
 input, no output, no arguments. Names follow the conventions of `stack.telemetry`:
 https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/gen-ai-agent-spans.md.
 """
@@ -37,16 +38,19 @@ class AgentSpanForwarder:
     """The SpanForwarder of a process with an SDK's TracerProvider. Runs on the event loop's thread, and only appends to
     the queues of the provider's processors."""
 
-    def __init__(self, tracers: TracerProvider) -> None:
+    def __init__(self, tracers: TracerProvider, *, several_tenants: bool) -> None:
+        """With `several_tenants`, the id of a trace is hashed with its tenant: else one could put spans under the trace
+        of another, or of this server."""
+        self._several_tenants = several_tenants
         self._tracer = cast("Tracer", tracers.get_tracer(_SCOPE))
         self._ids = _AgentIds()
         self._tracer.id_generator = self._ids
 
-    def __call__(self, span: IngestedSpan, group_id: str | None) -> None:
+    def __call__(self, span: IngestedSpan, group_id: str | None, tenant: str) -> None:
         """Send an ended span on, if its trace is sampled: the whole trace is, or nothing of it."""
         if span.started_at is None or span.ended_at is None:
             return
-        trace_id, name = to_trace_id(span.trace_id), _name_span(span)
+        trace_id, name = to_trace_id(span.trace_id, tenant if self._several_tenants else None), _name_span(span)
         if not self._tracer.sampler.should_sample(None, trace_id, name).decision.is_sampled():
             return
         self._ids.trace_id, self._ids.span_id = trace_id, to_span_id(span.id)
@@ -76,11 +80,12 @@ class _AgentIds(IdGenerator):
         return self.trace_id
 
 
-def to_trace_id(trace_id: str) -> int:
-    """Return OpenTelemetry's id of an agents' trace."""
-    match = _TRACE_ID.fullmatch(trace_id)
+def to_trace_id(trace_id: str, tenant: str | None) -> int:
+    """Return OpenTelemetry's id of an agents' trace, which is its own where there is one tenant."""
+    match = _TRACE_ID.fullmatch(trace_id) if tenant is None else None
     number = int(match[1], 16) if match else 0
-    return number or int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:16])
+    named = trace_id if tenant is None else f"{tenant}\n{trace_id}"
+    return number or int.from_bytes(hashlib.sha256(named.encode()).digest()[:16])
 
 
 def to_span_id(span_id: str) -> int:
@@ -128,7 +133,11 @@ _NAME_ATTRIBUTES: Final = {
 def _describe(span: IngestedSpan, group_id: str | None) -> dict[str, str | int]:
     fields: Fields = span.span_data.model_extra or {}
     kind = span.span_data.type
-    attributes: dict[str, str | int] = {"openai.agents.span.type": kind, "openai.agents.span.id": span.id}
+    attributes: dict[str, str | int] = {
+        "openai.agents.span.type": kind,
+        "openai.agents.span.id": span.id,
+        "openai.agents.trace.id": span.trace_id,
+    }
     if kind in _OPERATIONS:
         attributes["gen_ai.operation.name"] = _OPERATIONS[kind]
     if group_id:

@@ -5,8 +5,10 @@ records are dropped and counted.
 """
 
 import asyncio
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
@@ -26,6 +28,8 @@ from stack.telemetry.switches import SignalSwitch, TelemetrySwitches
 CountDropped = Callable[[str, int], None]
 """Counts records that were dropped: the name of the signal, and their number. Called from any thread."""
 
+_log = logging.getLogger(__name__)
+_LOG_INTERVAL_S: Final = 60.0
 _POLL_S: Final = 0.005
 _DEFAULT_QUEUE_SIZE: Final = 2048
 """Records that wait for their export, by OpenTelemetry's default."""
@@ -37,6 +41,10 @@ _OTLP_CLASSES: Final = {
     "traces": "trace_exporter:OTLPSpanExporter",
     "metrics": "metric_exporter:OTLPMetricExporter",
     "logs": "_log_exporter:OTLPLogExporter",
+}
+_OTLP_ENCODERS: Final = {
+    "traces": "opentelemetry.exporter.otlp.proto.common.trace_encoder:encode_spans",
+    "logs": "opentelemetry.exporter.otlp.proto.common._log_encoder:encode_logs",
 }
 _CONSOLE_EXPORTERS: Final[dict[str, Callable[[], Any]]] = {
     "traces": ConsoleSpanExporter,
@@ -54,10 +62,10 @@ class SdkProviders:
         self.tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
         if switches.traces.exporter:
             self.tracers.add_span_processor(
-                _BoundedSpanProcessor(_build_exporter("traces", switches.traces, count_dropped), count_dropped)
+                _BoundedSpanProcessor(_build_exporter("traces", switches.traces, count_dropped))
             )
         readers = (
-            [PeriodicExportingMetricReader(_build_exporter("metrics", switches.metrics, count_dropped))]
+            [PeriodicExportingMetricReader(cast("Any", _build_exporter("metrics", switches.metrics, count_dropped)))]
             if switches.metrics.exporter
             else []
         )
@@ -67,7 +75,7 @@ class SdkProviders:
         self.loggers = LoggerProvider(resource=resource, shutdown_on_exit=False)
         if switches.logs.exporter:
             self.loggers.add_log_record_processor(
-                _BoundedLogProcessor(_build_exporter("logs", switches.logs, count_dropped), count_dropped)
+                _BoundedLogProcessor(_build_exporter("logs", switches.logs, count_dropped))
             )
 
     async def shut_down(self, timeout_s: float) -> None:
@@ -90,7 +98,7 @@ def _shut_down(shut_down: Callable[[], object]) -> None:
         shut_down()
 
 
-def _build_exporter(signal: str, switch: SignalSwitch, count_dropped: CountDropped) -> Any:
+def _build_exporter(signal: str, switch: SignalSwitch, count_dropped: CountDropped) -> "_CountingExporter":
     """Return the exporter that the environment names. Raises ConfigError if its package is not installed."""
     if switch.exporter == "console":
         exporter = _CONSOLE_EXPORTERS[signal]()
@@ -111,26 +119,67 @@ def _read_queue_size(variable: str) -> int:
     return int(text) if text.isdecimal() else _DEFAULT_QUEUE_SIZE
 
 
+def _is_success(result: Any) -> bool:
+    return getattr(result, "name", "") == "SUCCESS"
+
+
 class _CountingExporter:
-    """Forwards batches to an exporter of the SDK, and counts those that it could not deliver."""
+    """Forwards batches to an exporter of the SDK, and counts and logs the records that it could not deliver. Those of a
+    batch that the protocol cannot hold are left out of it, so that the others arrive."""
 
     def __init__(self, exporter: Any, signal: str, count_dropped: CountDropped) -> None:
         self._exporter = exporter
         self._signal = signal
-        self._count_dropped = count_dropped
+        self._count = count_dropped
+        self._logged_at = -_LOG_INTERVAL_S
+        self._unlogged = 0
         self.taken = 0
         """Records that left the queue so far."""
 
     def export(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        size = len(cast("Sequence[object]", batch)) if isinstance(batch, Sequence) else 1
-        self.taken += size
-        result: Any = None
-        try:
-            result = self._exporter.export(batch, *args, **kwargs)
-        finally:
-            if getattr(result, "name", "") != "SUCCESS":
-                self._count_dropped(self._signal, size)
+        records = cast("Sequence[Any]", batch) if isinstance(batch, Sequence) else (batch,)
+        self.taken += len(records)
+        result = self._export(batch, len(records), args, kwargs)
+        encodable = records if _is_success(result) else [each for each in records if self._can_encode(each)]
+        if len(encodable) < len(records):
+            self.count_dropped(len(records) - len(encodable), "they cannot be encoded")
+            result = self._export(encodable, len(encodable), args, kwargs) if encodable else result
+        if encodable and not _is_success(result):
+            self.count_dropped(len(encodable), "the receiver did not take them")
         return result
+
+    def _export(self, batch: Any, size: int, args: Any, kwargs: Any) -> Any:
+        try:
+            return self._exporter.export(batch, *args, **kwargs)
+        except (
+            ValueError,
+            TypeError,
+            ArithmeticError,
+        ):  # of the encoding: some raise, others return a failure
+            return None
+        except BaseException:
+            self.count_dropped(size, "the exporter failed")
+            raise
+
+    def _can_encode(self, record: Any) -> bool:
+        """Return whether a record of a batch that failed can be encoded for OTLP; true where that is not the format."""
+        target = _OTLP_ENCODERS.get(self._signal)
+        if target is None or not type(self._exporter).__module__.startswith("opentelemetry.exporter.otlp."):
+            return True
+        try:
+            import_from_string(target)([record]).SerializeToString()
+        except (ValueError, TypeError, ArithmeticError):
+            return False
+        return True
+
+    def count_dropped(self, count: int, reason: str) -> None:
+        """Count records that were dropped, and log that once a minute."""
+        self._count(self._signal, count)
+        self._unlogged += count
+        now = time.monotonic()
+        if now - self._logged_at >= _LOG_INTERVAL_S:
+            self._logged_at, unlogged, self._unlogged = now, self._unlogged, 0
+            _log.warning("%d records of telemetry (%s) were dropped: %s", unlogged, self._signal, reason)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._exporter, name)
@@ -139,19 +188,15 @@ class _CountingExporter:
 class _QueueBound:
     """Counts the records in the queue before an exporter, and drops those that it has no room for."""
 
-    def __init__(
-        self, exporter: _CountingExporter, signal: str, size_variable: str, count_dropped: CountDropped
-    ) -> None:
+    def __init__(self, exporter: _CountingExporter, size_variable: str) -> None:
         self._exporter = exporter
-        self._signal = signal
-        self._count_dropped = count_dropped
         self._accepted = 0
         self._max_queued = _read_queue_size(size_variable)
 
     def accepts_record(self) -> bool:
         """Return true if there is room for one more record, which is then in the queue; count it as dropped if not."""
         if self._accepted - self._exporter.taken >= self._max_queued:
-            self._count_dropped(self._signal, 1)
+            self._exporter.count_dropped(1, "their queue was full")
             return False
         self._accepted += 1
         return True
@@ -160,9 +205,9 @@ class _QueueBound:
 class _BoundedSpanProcessor(BatchSpanProcessor):
     """Drops and counts spans that the queue has no room for."""
 
-    def __init__(self, exporter: _CountingExporter, count_dropped: CountDropped) -> None:
+    def __init__(self, exporter: _CountingExporter) -> None:
         super().__init__(exporter)  # pyright: ignore[reportArgumentType]  # forwards all of a SpanExporter
-        self._bound = _QueueBound(exporter, "traces", "OTEL_BSP_MAX_QUEUE_SIZE", count_dropped)
+        self._bound = _QueueBound(exporter, "OTEL_BSP_MAX_QUEUE_SIZE")
 
     def on_end(self, span: ReadableSpan) -> None:
         if span.context and span.context.trace_flags.sampled and self._bound.accepts_record():
@@ -172,9 +217,9 @@ class _BoundedSpanProcessor(BatchSpanProcessor):
 class _BoundedLogProcessor(BatchLogRecordProcessor):
     """Drops and counts events that the queue has no room for."""
 
-    def __init__(self, exporter: _CountingExporter, count_dropped: CountDropped) -> None:
+    def __init__(self, exporter: _CountingExporter) -> None:
         super().__init__(exporter)  # pyright: ignore[reportArgumentType]  # forwards all of a LogRecordExporter
-        self._bound = _QueueBound(exporter, "logs", "OTEL_BLRP_MAX_QUEUE_SIZE", count_dropped)
+        self._bound = _QueueBound(exporter, "OTEL_BLRP_MAX_QUEUE_SIZE")
 
     def on_emit(self, log_record: ReadWriteLogRecord) -> None:
         if self._bound.accepts_record():

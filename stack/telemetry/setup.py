@@ -28,7 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def running_telemetry(count_dropped: "CountDropped") -> "AsyncGenerator[SpanRecorder | None]":
+async def running_telemetry(
+    count_dropped: "CountDropped", *, several_tenants: bool = False
+) -> "AsyncGenerator[SpanRecorder | None]":
     """Record telemetry within the context, and yield the recorder; None where the environment asks for none, and
     nothing of OpenTelemetry is then imported.
 
@@ -52,7 +54,8 @@ async def running_telemetry(count_dropped: "CountDropped") -> "AsyncGenerator[Sp
         )
     install_telemetry(recorder)
     tracers = providers.tracers if providers is not None else sys.modules["opentelemetry.trace"].get_tracer_provider()
-    install_span_forwarder(import_from_string("stack.telemetry.agent_spans:AgentSpanForwarder")(tracers))
+    forwarder_type = import_from_string("stack.telemetry.agent_spans:AgentSpanForwarder")
+    install_span_forwarder(forwarder_type(tracers, several_tenants=several_tenants))
     _log.info("telemetry is on: %s", _describe(switches))
     try:
         yield recorder

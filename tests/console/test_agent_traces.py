@@ -8,6 +8,7 @@ from playwright.async_api import expect
 from tests.console.conftest import OpenPage
 from tests.console.test_playground import HOSTILE, scripted
 from tests.console.test_views import COUNT_NAMELESS
+from tests.support.sdk.agent_traces import DAY
 from tests.support.servers.serving import Served, serving
 
 pytestmark = pytest.mark.console
@@ -20,8 +21,8 @@ def span(number: int, parent: int | None, data: dict[str, Any], **fields: Any) -
         "id": f"span_{number:024}",
         "trace_id": TRACE,
         "parent_id": None if parent is None else f"span_{parent:024}",
-        "started_at": f"2026-11-22T12:00:0{number}.000Z",
-        "ended_at": "2026-11-22T12:00:09.500Z",
+        "started_at": f"{DAY}T12:00:0{number}.000Z",
+        "ended_at": f"{DAY}T12:00:09.500Z",
         "span_data": data,
         "error": None,
         **fields,

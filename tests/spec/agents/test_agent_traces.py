@@ -1,7 +1,6 @@
 """Traces of agents: the Agents SDKs' own exporters, pointed at a served stack."""
 
 import asyncio
-import json
 import shutil
 import subprocess
 from collections.abc import AsyncGenerator
@@ -15,13 +14,13 @@ from agents.tracing import get_trace_provider
 from agents.tracing.processors import BackendSpanExporter, BatchTraceProcessor
 from openai import AsyncOpenAI
 
+from tests.support.sdk.agent_traces import DATA, recorded_traces
 from tests.support.sdk.agents_sdk import add, adding, agent
 from tests.support.sdk.answer_shapes import call
 from tests.support.servers.serving import Served, scripted, serving
 
 Json = dict[str, Any]
-DATA = Path(__file__).resolve().parents[2] / "support" / "data" / "agent_traces"
-RECORDED: Json = json.loads((DATA / "javascript_0_20_0.json").read_text())
+RECORDED: Json = recorded_traces()
 DONE = [{"text": "Done."}]
 
 

@@ -2,17 +2,18 @@
 
 import asyncio
 import copy
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from apis.observation.traces import install_span_forwarder
+from tests.support.sdk.agent_traces import DAY
 from tests.support.servers.serving import Served, serving
 
 Json = dict[str, Any]
 KEYS = {"api_keys": [{"key": "sk-a", "tenant": "a"}, {"key": "sk-b", "tenant": "b"}]}
-START = "2026-11-22T12:00:00.000Z"
 
 
 def trace(number: int = 1, **fields: Any) -> Json:
@@ -20,7 +21,7 @@ def trace(number: int = 1, **fields: Any) -> Json:
 
 
 def span(number: int, trace_number: int = 1, **fields: Any) -> Json:
-    times = {"started_at": f"2026-11-22T12:00:{number % 60:02}.000Z", "ended_at": "2026-11-22T12:01:00.500000+00:00"}
+    times = {"started_at": f"{DAY}T12:00:{number % 60:02}.000Z", "ended_at": f"{DAY}T12:01:00.500000+00:00"}
     return {
         "object": "trace.span",
         "id": f"span_{number:024x}",
@@ -31,6 +32,11 @@ def span(number: int, trace_number: int = 1, **fields: Any) -> Json:
         **times,
         **fields,
     }
+
+
+def at(**offset: float) -> str:
+    """The time that is so far from now."""
+    return (datetime.now(UTC) + timedelta(**offset)).isoformat()
 
 
 async def ingest(client: AsyncOpenAI, *items: Json) -> None:
@@ -55,7 +61,7 @@ def bounded(**config: Any) -> Any:
 
 async def test_a_repeated_request_changes_nothing() -> None:
     forwarded: list[str] = []
-    install_span_forwarder(lambda each, group: forwarded.append(f"{group} {each.id}"))
+    install_span_forwarder(lambda each, group, tenant: forwarded.append(f"{tenant} {group} {each.id}"))
     try:
         async with serving() as served:
             items = [trace(group_id="g"), span(1), span(2, error={"message": "no", "data": None})]
@@ -67,7 +73,7 @@ async def test_a_repeated_request_changes_nothing() -> None:
             assert (first["started_at"], first["ended_at"]) == (items[1]["started_at"], items[1]["ended_at"])
     finally:
         install_span_forwarder(None)
-    assert forwarded == [f"g {items[1]['id']}", f"g {items[2]['id']}"]
+    assert forwarded == [f"default g {items[1]['id']}", f"default g {items[2]['id']}"]
 
 
 async def test_spans_may_come_before_their_trace_and_unfinished_ones_again() -> None:
@@ -123,6 +129,10 @@ async def test_traces_are_listed_in_pages_and_by_group_workflow_and_response() -
         ({"trace_id": "x" * 129}, "data[1].trace_id"),
         ({"started_at": "yesterday"}, "data[1].started_at"),
         ({"ended_at": 1763812800}, "data[1].ended_at"),
+        ({"ended_at": "9999-01-01T00:00:00Z"}, "data[1].ended_at"),
+        ({"started_at": "2600-01-01T00:00:00Z"}, "data[1].started_at"),
+        ({"started_at": at(days=-31)}, "data[1].started_at"),
+        ({"ended_at": at(days=2)}, "data[1].ended_at"),
         ({"span_data": {"name": "no type"}}, "data[1].span_data.type"),
         ({"span_data": None}, "data[1].span_data"),
         ({"error": {"data": {}}}, "data[1].error.message"),
@@ -130,6 +140,7 @@ async def test_traces_are_listed_in_pages_and_by_group_workflow_and_response() -
     ],
 )
 async def test_a_wrong_span_is_an_error_that_names_it_and_nothing_is_stored(broken: Json, param: str) -> None:
+    """S14: a time is of the last thirty days, or of the next one."""
     async with serving() as served:
         with pytest.raises(BadRequestError) as caught:
             await ingest(served.client, trace(), {**span(1), **broken})

@@ -1,15 +1,12 @@
 """Agents' spans that are ingested reach the receiver of OTLP."""
 
-import json
-from pathlib import Path
 from typing import Any
 
+from tests.support.sdk.agent_traces import recorded_traces
 from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.serving import serving
 
-RECORDED: Any = json.loads(
-    (Path(__file__).resolve().parents[2] / "support/data/agent_traces/javascript_0_20_0.json").read_text()
-)
+RECORDED: Any = recorded_traces()
 
 
 async def test_the_spans_of_an_agent_are_sent_on_with_their_own_ids_and_times(otlp: OtlpReceiver) -> None:

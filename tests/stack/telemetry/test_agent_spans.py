@@ -1,7 +1,5 @@
 """Agents' spans on their way to OpenTelemetry: their own ids and times, whole traces or nothing, and no content."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,25 +13,24 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRat
 
 from apis.observation.traces import IngestedSpan, install_span_forwarder
 from stack.telemetry.agent_spans import AgentSpanForwarder
+from tests.support.sdk.agent_traces import DAY, recorded_traces
 from tests.support.servers.serving import serving
 
-RECORDED: Any = json.loads(
-    (Path(__file__).resolve().parents[2] / "support/data/agent_traces/javascript_0_20_0.json").read_text()
-)
+RECORDED: Any = recorded_traces()
 
 
-def forward(*items: Any, **options: Any) -> list[ReadableSpan]:
+def forward(*items: Any, tenant: str = "a", several_tenants: bool = False, **options: Any) -> list[ReadableSpan]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False, **options)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    forwarder = AgentSpanForwarder(provider)
+    forwarder = AgentSpanForwarder(provider, several_tenants=several_tenants)
     for item in items:
-        forwarder(IngestedSpan.model_validate(item), "chat-1")
+        forwarder(IngestedSpan.model_validate(item), "chat-1", tenant)
     return [*exporter.get_finished_spans()]
 
 
 def span(trace_number: int, **fields: Any) -> Any:
-    times = {"started_at": "2026-11-22T12:00:00.250Z", "ended_at": "2026-11-22T12:00:01+00:00"}
+    times = {"started_at": f"{DAY}T12:00:00.250Z", "ended_at": f"{DAY}T12:00:01+00:00"}
     ids = {"id": f"span_{trace_number:024x}", "trace_id": f"trace_{trace_number:032x}"}
     return {"object": "trace.span", "span_data": {"type": "custom", "name": "n"}, **ids, **times, **fields}
 
@@ -42,7 +39,7 @@ async def test_a_stored_trace_is_sent_on_with_its_own_ids_and_times() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    install_span_forwarder(AgentSpanForwarder(provider))
+    install_span_forwarder(AgentSpanForwarder(provider, several_tenants=False))
     try:
         async with serving() as served:
             for _ in range(2):
@@ -90,6 +87,16 @@ def test_ids_that_programs_chose_are_hashed_the_same_way_each_time() -> None:
     assert child.parent is not None
     assert child.parent.span_id == parent.context.span_id
     assert child.context.trace_id == parent.context.trace_id
+
+
+def test_no_tenant_puts_a_span_under_the_trace_of_another() -> None:
+    """S14: where there are several tenants, an id stands for a trace of its tenant alone."""
+    spans = [forward(span(1), span(1, id="b"), tenant=tenant, several_tenants=True) for tenant in ("a", "b")]
+    ids = [{each.context.trace_id for each in own if each.context is not None} for own in spans]
+    assert [len(own) for own in ids] == [1, 1]
+    assert ids[0] != ids[1]
+    assert 1 not in ids[0] | ids[1], "the id that a request of this server may have"
+    assert all((each.attributes or {})["openai.agents.trace.id"] == span(1)["trace_id"] for each in spans[0])
 
 
 def test_a_trace_is_sampled_whole_or_not_at_all() -> None:
