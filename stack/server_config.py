@@ -28,13 +28,14 @@ class HttpServerConfig(BaseModel):
     WebSocket before a ping; a WebSocket that has been open for `max_websocket_age_s` is closed between responses;
     running requests have `grace_period_s` to finish after SIGTERM. A `*` among `allowed_hosts` allows any Host;
     loopback names are always allowed. Web pages of `cors_origins` may call the API from a browser. Bodies in progress
-    hold at most `max_bodies_bytes` together; of one address, which behind a proxy all clients share,
-    `max_silent_per_address` connections may be open on which no request has passed authentication; `max_streams` and
-    `max_websockets` may be open, of which one tenant has at most half once a second one has come. In each process,
-    models answer `max_running` requests of clients at once, `max_waiting` wait, each for `max_wait_s`, and the next one
-    is refused with 503. `/metrics` requires `metrics_key`, or any API key if that is unset and there is one tenant
-    (`keyed`), or no key (`open`), or does not exist (`closed`); with `access_log` each request logs a line. `console`
-    serves the built-in page at `/`, which a server without keys does by default.
+    hold at most `max_bodies_bytes` together, and uploads in the folder for temporary files `max_uploads_bytes`; of one
+    address, which behind a proxy all clients share, `max_silent_per_address` connections may be open on which no
+    request has passed authentication; `max_streams` and `max_websockets` may be open, of which one tenant has at most
+    half once a second one has come. In each process, models answer `max_running` requests of clients at once,
+    `max_waiting` wait, each for `max_wait_s`, and the next one is refused with 503. `/metrics` requires `metrics_key`,
+    or any API key if that is unset and there is one tenant (`keyed`), or no key (`open`), or does not exist (`closed`);
+    with `access_log` each request logs a line. `console` serves the built-in page at `/`, which a server without keys
+    does by default.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -46,6 +47,7 @@ class HttpServerConfig(BaseModel):
     cors_origins: list[str] = []
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
     max_bodies_bytes: int = Field(default=512 * 1024 * 1024, ge=1024 * 1024)
+    max_uploads_bytes: int = Field(default=1024 * 1024 * 1024, ge=1024 * 1024)
     max_connections: int = Field(default=8192, ge=1)
     max_silent_per_address: int = Field(default=5000, ge=1)
     max_streams: int = Field(default=4096, ge=1)

@@ -35,7 +35,7 @@ from stack.http.readiness import StoreProbe
 from stack.http.routes.batch_lines import RouteLineExecutor
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES, STORED_COMPLETION_ROUTES
-from stack.http.shares import RequestShares
+from stack.http.shares import RequestShares, read_free_disk_bytes
 from stack.http.streams import StreamMonitor
 from stack.http.websocket import WebSocketEndpoint
 from stack.retention.sweeper import RetentionSweeper
@@ -59,7 +59,8 @@ def create_app(config: StackConfig) -> Starlette:
             running_telemetry(metrics.count_dropped_telemetry, several_tenants=config.has_several_tenants) as recorder,
             open_stack(config, observe_inference(recorder)) as stack,
         ):
-            services = app.state.services = _build_services(stack, metrics, described)
+            free_disk_bytes = await asyncio.to_thread(read_free_disk_bytes)
+            services = app.state.services = _build_services(stack, metrics, described, free_disk_bytes)
             stack.responses.execute_deferred_with(_execute_lines(stack, RouteLineExecutor(services, app)))
             app.state.drain = partial(_drain, stack)
             app.state.end_running = services.end_running
@@ -131,7 +132,9 @@ async def _drain(stack: Stack) -> None:
     await asyncio.gather(stack.responses.drain(), *([stack.batches.drain()] if stack.batches is not None else []))
 
 
-def _build_services(stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Route], ...]) -> Services:
+def _build_services(
+    stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Route], ...], free_disk_bytes: int
+) -> Services:
     config = stack.config.server
     return Services(
         stack,
@@ -139,7 +142,7 @@ def _build_services(stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Rou
         metrics,
         CacheSalts(config, stack.accounts.cache_salt_secret()),
         routes,
-        RequestShares(config),
+        RequestShares(config, free_disk_bytes, several_tenants=stack.config.has_several_tenants),
         AdmissionQueue(config, several_tenants=stack.config.has_several_tenants),
         StoreProbe(stack.kv_store),
     )

@@ -1,5 +1,7 @@
 """Shares of what requests hold in one process: the bytes of bodies in progress, open streams, open WebSockets."""
 
+import shutil
+import tempfile
 from typing import Final
 
 from apis.errors import Overloaded, RateLimited
@@ -11,14 +13,26 @@ _PLACE_BYTES: Final = 1024 * 1024
 _UNCOUNTED_BYTES: Final = 64 * 1024
 """Bytes of a body that take no place: nearly all bodies are smaller, and pay nothing."""
 
+_DISK_PART: Final = 0.8
+"""Part of the disk for temporary files that uploads may fill."""
+
 
 class RequestShares:
-    """Bounds over all requests of a process. One tenant has at most half of each once a second tenant has come."""
+    """Bounds over all requests of a process. One tenant has at most half of each once a second tenant has come, and of
+    what fills memory and disk from the first request on where there are `several_tenants`."""
 
-    def __init__(self, config: HttpServerConfig) -> None:
+    def __init__(self, config: HttpServerConfig, free_disk_bytes: int, *, several_tenants: bool = False) -> None:
+        """`free_disk_bytes` are those of the temporary folder."""
         places = config.max_bodies_bytes // _PLACE_BYTES
         one_body = config.max_body_bytes // _PLACE_BYTES + 1
-        self._bodies = FairShare("bodies in progress", places, tenant_places=max(places // 2, one_body))
+        self._bodies = FairShare(
+            "bodies in progress",
+            places,
+            tenant_places=max(places // 2, one_body),
+            several_tenants=several_tenants,
+        )
+        places = max(1, min(config.max_uploads_bytes, int(free_disk_bytes * _DISK_PART)) // _PLACE_BYTES)
+        self._uploads = FairShare("uploads in progress", places, several_tenants=several_tenants)
         self._streams = FairShare("streams", config.max_streams)
         self._websockets = FairShare("WebSockets", config.max_websockets)
 
@@ -30,17 +44,13 @@ class RequestShares:
     def cover_body(self, places: list[Place], size_bytes: int, tenant: str) -> None:
         """Add to `places` until they cover a body of which `size_bytes` have been received. They are released when the
         request is over, because what was parsed from the body lives as long. Raises Overloaded."""
-        if size_bytes <= _UNCOUNTED_BYTES:
-            return
-        while len(places) * _PLACE_BYTES < size_bytes:
-            place = self._bodies.try_acquire(tenant)
-            if place is None:
-                raise Overloaded(
-                    "The bodies of the requests in progress are too large together (`server.max_bodies_bytes`). Try "
-                    "again when some of them have ended.",
-                    retry_after_s=1,
-                )
-            places.append(place)
+        if size_bytes > _UNCOUNTED_BYTES:
+            _cover(places, size_bytes, self._bodies, tenant, "max_bodies_bytes")
+
+    def cover_upload(self, places: list[Place], size_bytes: int, tenant: str) -> None:
+        """Add to `places` until they cover so many bytes of an upload, which lie in the temporary folder until
+        the request is over. Raises Overloaded."""
+        _cover(places, size_bytes, self._uploads, tenant, "max_uploads_bytes")
 
     def open_stream(self, tenant: str) -> Place:
         """Return a place for an event stream. Raises RateLimited."""
@@ -49,6 +59,23 @@ class RequestShares:
     def open_websocket(self, tenant: str) -> Place:
         """Return a place for a WebSocket. Raises RateLimited."""
         return _acquire(self._websockets, tenant, "WebSockets", "max_websockets")
+
+
+def read_free_disk_bytes() -> int:
+    """Return the bytes that are free where temporary files lie. It blocks."""
+    return shutil.disk_usage(tempfile.gettempdir()).free
+
+
+def _cover(places: list[Place], size_bytes: int, share: FairShare, tenant: str, setting: str) -> None:
+    while len(places) * _PLACE_BYTES < size_bytes:
+        place = share.try_acquire(tenant)
+        if place is None:
+            raise Overloaded(
+                f"The bodies of the requests in progress are too large together (`server.{setting}`). Try again when "
+                "some of them have ended.",
+                retry_after_s=1,
+            )
+        places.append(place)
 
 
 def _acquire(share: FairShare, tenant: str, resource: str, setting: str) -> Place:

@@ -1,7 +1,8 @@
 """Readers of a request: its bounded body, its query parameters, and the form of an uploaded file."""
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -12,7 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from apis.accounts.charges import RELEASED_USE
-from apis.errors import InvalidRequest, PayloadTooLarge, PermissionDenied
+from apis.errors import InvalidRequest, Overloaded, PayloadTooLarge, PermissionDenied
 from apis.wire.field_rows import refused_fields
 from stack.http.access.admission_queue import AdmissionQueue
 from stack.http.access.metering import GrantedRequest, count_request, grant_request, open_charge
@@ -20,6 +21,7 @@ from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import ModelT, find_header, read_request, to_invalid_request
 from stack.http.streams import run_while_connected
 
+_log = logging.getLogger(__name__)
 _CHUNK_BYTES: Final = 256 * 1024
 _MAX_FORM_BYTES: Final = 64 * 1024
 """Bytes of a form's other parts, on top of its file."""
@@ -199,8 +201,8 @@ async def open_upload(
     http: Request, max_file_bytes: int, setting: str | None = "files.max_file_bytes", *, field: str = "file"
 ) -> AsyncGenerator[Upload]:
     """Open the form of an upload, on disk if it is large, for as long as the context lasts. `setting` is the limit's
-    name in the run config, `field` the file's name in the form. Raises InvalidRequest and PayloadTooLarge."""
-    form = await _parse_form(http, stream_body(http, max_file_bytes + _MAX_FORM_BYTES, setting), max_files=1)
+    name in the run config, `field` the file's name in the form. Raises InvalidRequest, PayloadTooLarge, Overloaded."""
+    form = await _parse_form(http, _stream_upload(http, max_file_bytes + _MAX_FORM_BYTES, setting), max_files=1)
     try:
         file = form.get(field)
         if not isinstance(file, UploadFile):
@@ -218,7 +220,7 @@ async def open_uploads(
     """Open the form of an upload of several files, on disk where they are large, for as long as the context lasts:
     those of the field, which may be `field` or `field[]`, and the other fields. Raises as `open_upload` does."""
     form_bytes = _MAX_FORM_BYTES + max_files * _MAX_PART_HEAD_BYTES
-    form = await _parse_form(http, stream_body(http, max_bytes + form_bytes, None), max_files=max_files)
+    form = await _parse_form(http, _stream_upload(http, max_bytes + form_bytes, None), max_files=max_files)
     try:
         files = [file for name in (field, f"{field}[]") for file in form.getlist(name) if isinstance(file, UploadFile)]
         if not files:
@@ -226,6 +228,18 @@ async def open_uploads(
         yield files, {key: value for key, value in form.multi_items() if isinstance(value, str)}
     finally:
         await form.close()
+
+
+async def _stream_upload(http: Request, max_bytes: int, setting: str | None) -> AsyncGenerator[bytes]:
+    """Yield the chunks of an upload once its tenant has room for them among the temporary files. Raises
+    PayloadTooLarge and Overloaded."""
+    context, shares = get_context(http.scope), get_services(http.scope).shares
+    size_bytes = 0
+    async with aclosing(stream_body(http, max_bytes, setting)) as chunks:
+        async for chunk in chunks:
+            size_bytes += len(chunk)
+            shares.cover_upload(context.body_places, size_bytes, context.tenant)
+            yield chunk
 
 
 async def _parse_form(http: Request, body: AsyncGenerator[bytes], *, max_files: int) -> FormData:
@@ -237,6 +251,9 @@ async def _parse_form(http: Request, body: AsyncGenerator[bytes], *, max_files: 
     except (MultiPartException, KeyError):
         # A KeyError says that the boundary is missing.
         raise InvalidRequest("We could not parse the form of your request.") from None
+    except OSError as exc:
+        _log.error("an upload found no room for its temporary file: %s", exc.strerror)
+        raise Overloaded("The server has no room for this file now. Try again later.", retry_after_s=5) from exc
 
 
 def _missing_file(field: str) -> InvalidRequest:

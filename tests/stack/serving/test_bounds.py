@@ -1,8 +1,10 @@
 """Bounds on what clients can make one process hold: pipelined requests, connections, bodies, streams, WebSockets."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from stack.server_config import HttpServerConfig
 from stack.serving import open_connections
 from stack.serving.connection import HttpServerConnection
 from stack.serving.open_connections import OpenConnections, TrackedPeer
-from tests.stack.http.raw import JSON, KEYS, ask, bearer, check_error, connection, parse, request
+from tests.stack.http.raw import JSON, KEYS, ask, bearer, check_error, connection, parse, request, send
 from tests.support.servers.serving import Served, scripted, serving
 
 
@@ -301,9 +303,52 @@ async def test_bodies_in_progress_share_a_budget() -> None:
                 pass
 
 
+def upload(url: str, size: int, key: str, *, is_whole: bool = True) -> bytes:
+    """A request with a file of so many bytes."""
+    head = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n--x\r\n'
+    head += b'content-disposition: form-data; name="file"; filename="a.txt"\r\n\r\n'
+    body = head + b"x" * size + b"\r\n--x--\r\n"
+    kind = "multipart/form-data; boundary=x"
+    sent = request(url, body, path="/v1/files", headers=bearer(key), kind=kind)
+    return sent if is_whole else sent[:-5]
+
+
+async def test_uploads_in_progress_share_the_disk() -> None:
+    """S15: one tenant's uploads leave room for another's from the first one on, and what has ended is free again."""
+    limits = {"max_uploads_bytes": 6 * MIB, "api_keys": KEYS}
+    async with serving(server=limits, more={"files": {"provider": "kv"}}) as served:
+        async with AsyncExitStack() as held:
+            _, writer = await held.enter_async_context(connection(served.url))
+            writer.write(upload(served.url, int(1.9 * MIB), "sk-one", is_whole=False))
+            shares = served.app.state.services.shares
+            async with asyncio.timeout(10):
+                while shares._uploads.used < 2:  # noqa: ASYNC110  # a share sets no event
+                    await asyncio.sleep(0.01)
+            refused = await send(served.url, upload(served.url, 2 * MIB, "sk-one"))
+            assert check_error(refused, 503)["code"] == "overloaded"
+            assert refused.headers["retry-after"] == "1"
+            assert (await send(served.url, upload(served.url, 2 * MIB, "sk-two"))).status == 200
+        async with asyncio.timeout(5):
+            while (await send(served.url, upload(served.url, 2 * MIB, "sk-one"))).status != 200:
+                pass
+        assert shares._uploads.used == 0
+
+
+async def test_an_upload_without_room_on_the_disk_is_a_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S15: it may be tried again, and leaves a line in the log instead of a traceback."""
+    async with serving(server={"api_keys": KEYS}, more={"files": {"provider": "kv"}}) as served:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        refused = await send(served.url, upload(served.url, 2 * MIB, "sk-one"))
+        assert check_error(refused, 503)["code"] == "overloaded"
+        assert refused.headers["retry-after"] == "5"
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_one_tenant_takes_half_of_a_share_where_there_are_two() -> None:
     """S9, R9: places of bodies, streams and WebSockets."""
-    shares = RequestShares(HttpServerConfig(max_bodies_bytes=128 * MIB, max_streams=4, max_websockets=2))
+    shares = RequestShares(HttpServerConfig(max_bodies_bytes=128 * MIB, max_streams=4, max_websockets=2), 1 << 30)
     one: list[Place] = [shares.open_stream("a")]
     other = shares.open_stream("b")
     one.append(shares.open_stream("a"))
