@@ -134,7 +134,8 @@ async def test_each_text_completion_of_a_request_is_reserved(served: Served, man
     await limiter.set_limit(project, "*", UpdateRateLimit(max_tokens_per_1_minute=3000))
     async with sdk_client(served.url, key.value, timeout_s=0.3) as client:
         fields: dict[str, Any] = {"model": "m", "prompt": "hi", "max_tokens": 16, **many}
-        answers = await asyncio.gather(*(client.completions.create(**fields) for _ in range(6)), return_exceptions=True)
+        requests = [client.completions.create(**fields) for _ in range(6)]
+        answers: list[Any] = await asyncio.gather(*requests, return_exceptions=True)
     assert [type(answer) for answer in answers].count(RateLimitError) == 4
 
 

@@ -307,7 +307,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "input",
         "No tool call found for function call output with call_id c7.",
     ),
-    "two outputs of one call": ([call("c7"), output("c7"), output("c7")], "input", "call_id c7"),
+    "two outputs of one call": ([call("c7"), output("c7"), output("c7", "other")], "input", "call_id c7"),
     "an output before its call": ([output("c7"), call("c7")], "input", "call_id c7"),
     "no arguments": ([{"type": "function_call", "call_id": "c", "name": "n"}], "input[0].arguments", "Missing"),
     "no call_id": ([{"type": "function_call_output", "output": "x"}], "input[0].call_id", "Missing"),

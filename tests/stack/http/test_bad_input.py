@@ -164,7 +164,7 @@ ITEMS: dict[str, tuple[Any, str, str | None]] = {
     "a call without output": ([user("x"), CALL], "", "input"),
     "an output without call": ([user("x"), OUTPUT], "", "input"),
     "an output before its call": ([OUTPUT, CALL], "", "input"),
-    "two outputs of one call": ([CALL, OUTPUT, OUTPUT], "", "input"),
+    "two outputs of one call": ([CALL, OUTPUT, {**OUTPUT, "output": "y"}], "invalid_value", "input"),
     "a call without a name": ([{**CALL, "name": ""}, OUTPUT], "empty_string", "input[0].name"),
     "a call whose name holds NUL": ([{**CALL, "name": "f\0"}, OUTPUT], "invalid_value", "input[0].name"),
     "arguments as an object": ([{**CALL, "arguments": {}}, OUTPUT], "invalid_type", "input[0].arguments"),
