@@ -9,7 +9,7 @@ from typing import Final
 import asyncpg
 
 from apis.errors import ConfigError, StoreUnavailable
-from providers.kv_store.postgres_hosts import LOGIN_ERRORS, PostgresHosts
+from providers.common.net.postgres_hosts import LOGIN_ERRORS, PostgresHosts
 from providers.kv_store.postgres_schema import SESSION_SETTINGS, prepare_schema
 
 log = logging.getLogger(__name__)

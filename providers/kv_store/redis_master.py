@@ -27,7 +27,7 @@ from redis.exceptions import (
 from redis.maint_notifications import MaintNotificationsConfig
 
 from apis.errors import ConfigError
-from providers.kv_store.hosts import first_success, replace_hosts, split_hosts
+from providers.common.net.hosts import first_success, replace_hosts, split_hosts
 
 MOVED_ERRORS: Final = (
     *(MovedError, AskError, TryAgainError, ClusterDownError),

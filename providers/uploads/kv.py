@@ -3,6 +3,7 @@
     TENANT/upload/UPLOAD                 the upload; expires some time after it can no longer be completed
     TENANT/upload_part/UPLOAD/PART       the size of a part that is whole
     TENANT/upload_piece/UPLOAD/PART/N    the chunks of a part
+    TENANT/upload_guard/UPLOAD/PART      a part that is being written
     TENANT/upload_usage                  the bytes that the tenant's pending uploads have announced
 
 Every key of an upload has the expiry of its upload, so that nothing remains of one that its client has abandoned or

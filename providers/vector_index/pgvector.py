@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr
 from apis.documents.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from apis.errors import ConfigError, StoreUnavailable
 from apis.provider import Provider
+from providers.common.net.postgres_hosts import PostgresConnection, PostgresHosts
 from providers.vector_index.filters import filter_to_sql
 from providers.vector_index.tokenize import text_to_words
 
@@ -27,6 +28,7 @@ _DATABASE_ERRORS: Final = (
     TimeoutError,
 )
 _MAX_CONNECTIONS: Final = 4
+_SESSION_SETTINGS: Final = {"search_path": "public", "application_name": "stack"}
 _CREATE_SQL: Final = """
 DO $create$ BEGIN
   PERFORM pg_advisory_xact_lock(1381192802);
@@ -79,7 +81,9 @@ class PgVector(VectorIndex):
     """
 
     class Config(Provider.Config):
-        """`url` is postgresql:// and may hold a password; `namespace` is the schema that holds all tables.
+        """`url` is postgresql:// and may hold a password and name several hosts (`@a:5432,b:5432/`): the index uses the
+        one that accepts writes, and after a fail-over the one that was promoted. `namespace` is the schema that holds
+        all tables.
 
         `timeout_s` bounds the wait for a connection, and then its use.
         """
@@ -98,13 +102,12 @@ class PgVector(VectorIndex):
     async def start(self) -> None:
         config = self._config
         try:
-            self._pool = await asyncpg.create_pool(
-                config.url.get_secret_value(),
-                min_size=0,
-                max_size=_MAX_CONNECTIONS,
-                timeout=config.timeout_s,
-                server_settings={"search_path": "public", "application_name": "stack"},
-            )
+            hosts = PostgresHosts(config.url.get_secret_value(), _SESSION_SETTINGS)
+
+            async def connect(*_arguments: object, **_options: object) -> PostgresConnection:
+                return await hosts.connect(config.timeout_s)
+
+            self._pool = await asyncpg.create_pool(connect=connect, min_size=0, max_size=_MAX_CONNECTIONS)
             async with self._acquire_connection(self._pool) as connection:
                 await self._create_schema(connection)
         except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError):
@@ -173,6 +176,8 @@ class PgVector(VectorIndex):
                 async with connection.transaction():
                     return await work(connection)
         except _DATABASE_ERRORS as exc:
+            if isinstance(exc, asyncpg.ReadOnlySQLTransactionError):
+                await self._pool.expire_connections()  # their host was the primary before
             # only the type: PostgreSQL's messages may quote stored values
             raise StoreUnavailable(f"The vector index cannot do that now ({type(exc).__name__}).") from exc
 

@@ -1,6 +1,7 @@
 """SQLiteVec: a VectorIndex in one SQLite file, with cosines by sqlite-vec and keywords by FTS5."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from providers.vector_index.sqlite_vec_file import IndexFile
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S: Final = 5.0
 
 
@@ -50,8 +52,7 @@ class SQLiteVec(VectorIndex):
             raise
 
     async def close(self) -> None:
-        await self._reader.close()
-        await self._writer.close()
+        await asyncio.gather(self._reader.close(), self._writer.close())
 
     def machine_bound_state(self) -> str | None:
         return f"vectors and words are in {self._config.path!r} on this machine alone; on several, use pgvector"
@@ -99,11 +100,15 @@ class _FileThread:
         self._executor = self._index_file = None
         if thread is None:
             return
-        if file is not None:
-            file.interrupt()
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await asyncio.get_running_loop().run_in_executor(thread, file.close)
-        thread.shutdown(wait=False, cancel_futures=True)
+        try:
+            if file is not None:
+                file.interrupt()
+                async with asyncio.timeout(min(_CLOSE_TIMEOUT_S, self._config.timeout_s)):
+                    await asyncio.get_running_loop().run_in_executor(thread, file.close)
+        except TimeoutError:
+            _log.warning("a statement of the vector index does not end: its connection is closed with the process")
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
 
     async def call(self, work: Callable[Concatenate[IndexFile, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of `work`, a transaction that is rolled back after the time-out."""

@@ -13,7 +13,7 @@ import pytest
 
 from apis.errors import ConfigError, StoreUnavailable
 from apis.storage.kv_store import ABSENT, Delete, Put
-from providers.kv_store.hosts import split_hosts
+from providers.common.net.hosts import split_hosts
 from providers.kv_store.postgres import Postgres
 from tests.support.servers.postgres_server import PASSWORD, PostgresServer
 
@@ -24,7 +24,7 @@ INCREMENTS = 40
 COUNTERS = f"""
 import asyncio, sys
 from apis.storage.kv_store import ABSENT, Put
-from providers.kv_store.hosts import split_hosts
+from providers.common.net.hosts import split_hosts
 from providers.kv_store.postgres import Postgres
 
 async def increment(store, names):

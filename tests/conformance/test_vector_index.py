@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -79,6 +80,18 @@ class TestSQLiteVec(VectorIndexPromises):
         assert len(await index.search_keywords(Search("s", 9), "word")) >= 2
         await index.close()
 
+    async def test_an_index_whose_statement_does_not_end_is_closed_all_the_same(self, tmp_path: Path) -> None:
+        """B11: neither the start of the next process nor the other connection waits for it."""
+        index = SQLiteVec(SQLiteVec.Config(path=str(tmp_path / "vectors.db"), timeout_s=0.2))
+        await index.start()
+        gate = threading.Event()
+        with pytest.raises(StoreUnavailable):
+            await index._reader.call(lambda _: gate.wait(30))  # pyright: ignore[reportPrivateUsage] - SQLite has no such statement
+        await index.close()
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await index.upsert("s", [chunk("f", 0)])
+        gate.set()
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
@@ -99,6 +112,30 @@ class TestPgVector(VectorIndexPromises):
                 return index
 
             yield opening
+
+    async def test_the_host_that_accepts_writes_is_used(self, server: PostgresServer) -> None:
+        """B13: a read-only host and one that hangs keep the index from no other."""
+
+        def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+
+        writers: list[asyncio.StreamWriter] = []
+        standby = PostgresServer(programs(), default_transaction_read_only="on")
+        await asyncio.to_thread(standby.__enter__)
+        try:
+            async with await asyncio.start_server(hang, "127.0.0.1", 0) as listener:
+                hanging = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+                url = server.url.replace(server.host, f"{standby.host},{hanging},{server.host}")
+                config = PgVector.Config(url=SecretStr(url), namespace=f"test{next(numbers)}", timeout_s=10)
+                index = PgVector(config)
+                await index.start()
+                await index.upsert("s", [chunk("a", 0, "word")])
+                assert len(await index.search_keywords(Search("s", 9), "word")) == 1
+                await index.close()
+                for writer in writers:
+                    writer.close()
+        finally:
+            await asyncio.to_thread(standby.__exit__)
 
     async def test_a_server_that_hangs_is_unavailable_in_time_and_then_as_before(self, server: PostgresServer) -> None:
         config = PgVector.Config(url=SecretStr(server.url), namespace=f"test{next(numbers)}", timeout_s=0.5)

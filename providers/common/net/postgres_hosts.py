@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
-from providers.kv_store.hosts import first_success, split_hosts
+from providers.common.net.hosts import first_success, split_hosts
 
 LOGIN_ERRORS: Final = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 

@@ -1,0 +1,1 @@
+"""Connections to servers elsewhere: the hosts of a url, of which one is used."""
