@@ -21,7 +21,12 @@ from providers.common.permissions import require_prepared
 from providers.responses.context.attachments import Attachments
 from providers.responses.context.chat_request import accept_request, apply_configuration_updates, build_chat
 from providers.responses.context.compaction import Compactor
-from providers.responses.context.conversation import Conversation, HistorySource, read_conversation
+from providers.responses.context.conversation import (
+    Conversation,
+    HistorySource,
+    drop_repeated_outputs,
+    read_conversation,
+)
 from providers.responses.context.conversations import StoredConversations
 from providers.responses.context.prompt_cache.comparison import PromptComparer
 from providers.responses.context.request_inference import RequestInferences
@@ -152,7 +157,7 @@ class ResponsePreparer:
             items=resume_point.output_items if resume_point is not None else (),
         )
         plan = LoopPlan(
-            await self._inferences.build(request),
+            await self._inferences.build(request, toolbox),
             chat,
             conversation,
             toolbox,
@@ -206,4 +211,5 @@ class ResponsePreparer:
         conversation = await self._sealed_tool_results.restore_tool_results(conversation, request.model, tenant)
         conversation = await self.compactor.open_latest_compaction(conversation, output_items, tenant)
         transformations = [*unreadable, *conversation.input_transformations()]
-        return request, await self._attachments.read_files(conversation, request, tenant=tenant), transformations
+        conversation = await self._attachments.read_files(conversation, request, tenant=tenant)
+        return request, drop_repeated_outputs(conversation), transformations

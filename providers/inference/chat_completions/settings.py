@@ -26,8 +26,8 @@ class RemoteEngineSettings(Provider.Config):
     `extra_body` is merged over every chat's body. A model that /models does not list does not exist, unless
     `lists_all_models` is false. Servers are checked every `health_interval_s`, one that does not answer each
     second; with 0 never. `modalities` lists the models' input kinds other than text, `enforces` the constraints
-    that the server promises to hold (`json_schema`, `grammar`); by default vLLM holds schemas, and both with
-    `template: harmony`, another server none.
+    that the server promises to hold (`json_schema`, `grammar`): both with `template: harmony`, by default none, and
+    what is not promised is checked.
     `template: harmony` is for gpt-oss on vLLM: prompts are rendered here with the options in `harmony` and sent as
     tokens. `grammars` then says that vLLM enforces them, as it does when started with --structured-outputs-config
     '{"backend": "guidance", "enable_in_reasoning": true}'. `proxy` is the URL of an HTTP proxy for all base
@@ -123,12 +123,11 @@ class RemoteEngineSettings(Provider.Config):
         )
 
     def enforced_constraints(self) -> frozenset[Constraint]:
-        """Return the constraints that the server holds; the others are checked when its text is complete."""
+        """Return the constraints that the server holds; the others are checked when its text is complete. Versions and
+        flags of a server that ought to hold schemas decide whether it does, so none is believed without its setting."""
         if self.enforces is not None:
             return self.enforces
-        if self.template == "harmony":
-            return ALL_CONSTRAINTS if self.grammars else frozenset()
-        return frozenset({"json_schema"}) if self.engine == "vllm" else frozenset()
+        return ALL_CONSTRAINTS if self.template == "harmony" and self.grammars else frozenset()
 
     def build_limits(self) -> EndpointLimits:
         """Return the limits of one model call."""

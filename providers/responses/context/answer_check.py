@@ -1,27 +1,48 @@
-"""Checks that an answer has the JSON schema that its request demands, for engines that do not promise it."""
+"""Checks of what engines write that do not promise its form: JSON that a format demands, and arguments of functions."""
 
 import asyncio
 import importlib
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final, Protocol
 
+import msgspec
 import orjson
 
-from apis.chat import ChatJsonSchemaFormat, ChatRequest, Message
-from apis.deltas import Delta, DeltaBatch, Finish, RefusalDelta, TextDelta, ToolCallStart
+from apis.chat import (
+    CalledFunction,
+    ChatFunctionTool,
+    ChatJsonSchemaFormat,
+    ChatRequest,
+    FunctionCall,
+    Message,
+    ResponseFormat,
+)
+from apis.deltas import (
+    Delta,
+    DeltaBatch,
+    Finish,
+    RefusalDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+)
 from apis.errors import UpstreamError
 from apis.inference import Inference, Model
-from apis.wire.text_format import JsonSchema
+from apis.live_batch import convert_batch
+from providers.responses.events.open_items import EMPTY_ARGUMENTS
 from providers.responses.events.response_object import add_usage
 
 _CITATION_MARK: Final = re.compile("【[^【】]{0,200}】")
 _MAX_PROBLEM_CHARS: Final = 400
-_CORRECTION: Final = (
-    "That answer does not have the required form: {problem} Answer again, with nothing but JSON that is valid against "
-    "this schema:\n{schema}"
-)
+_JSON_BEGINNINGS: Final = frozenset('{["-0123456789tfn')
+"""Characters with which a JSON value begins."""
+_FENCE: Final = "```"
+_SMALL_CHARS: Final = 16_384
+_CORRECTION: Final = "That answer does not have the required form: {problem} Answer again, with nothing but {form}"
+_CALL_CORRECTION: Final = "Not run, as a call of this answer is wrong: {problem} Answer again."
 
 
 class _Validator(Protocol):
@@ -30,14 +51,36 @@ class _Validator(Protocol):
     def validate(self, instance: Any) -> None: ...
 
 
-class CheckedInference(Inference):
-    """Wraps an Inference whose engine may ignore the schema of the chat's format. With `is_streamed`, the text leaves
-    as it is generated, and the chat fails if it is wrong in the end; otherwise the text waits until it is checked, and
-    the model gets one more try. Raises UpstreamError for a wrong answer."""
+@dataclass(frozen=True, slots=True)
+class CheckRules:
+    """What is checked of the answers for one request, and what of them leaves before that."""
 
-    def __init__(self, inference: Inference, *, is_streamed: bool) -> None:
+    promises_schemas: Callable[[], Awaitable[bool]]
+    """Returns whether the engine promises to hold schemas: it is then believed, as validators differ in details. That
+    something is no JSON at all is never believed."""
+    _: KW_ONLY
+    demands_json: bool = False
+    """The format is checked."""
+    is_client_function: Callable[[str], bool] = lambda name: False
+    """Whether a call is one of the client: its arguments must be JSON, and those of a strict function valid against its
+    schema."""
+    streams_text: bool = False
+    """Text leaves as it is generated, once it begins as JSON does."""
+    streams_calls: bool = False
+    """Calls leave as they are generated."""
+
+
+class CheckedInference(Inference):
+    """Wraps an Inference whose engine may ignore the format of a chat and the schemas of its functions.
+
+    An answer is checked when it is complete. What is to be checked waits until then, unless `rules` say that it leaves
+    as it is generated. A wrong answer of which nothing has left is written once more. Raises UpstreamError for an
+    answer that is wrong in the end.
+    """
+
+    def __init__(self, inference: Inference, rules: "CheckRules") -> None:
         self._inference = inference
-        self._is_streamed = is_streamed
+        self._rules = rules
 
     async def models(self) -> Sequence[Model]:
         return await self._inference.models()
@@ -46,116 +89,252 @@ class CheckedInference(Inference):
         return await self._inference.count_tokens(request)
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        form = request.response_format
-        is_last = self._is_streamed or not isinstance(form, ChatJsonSchemaFormat)
-        answer = _Answer(delays_text=not is_last)
+        answer = self._begin_answer(request)
         async with aclosing(answer.read(self._inference, request)) as batches:
             async for batch in batches:
                 yield batch
         if answer.finish is None:
             return
-        problem = None
-        if isinstance(form, ChatJsonSchemaFormat) and answer.is_final:
-            problem = await asyncio.to_thread(_find_problem_but_for_marks, answer.text, form.json_schema)
+        problem = await answer.find_problem()
         if problem is None:
             yield (*answer.delayed, answer.finish)
             return
-        if is_last or request.max_completion_tokens == answer.finish.usage.output_tokens:
-            raise _wrong_answer(problem)
-        second = _Answer(delays_text=True)
-        async with aclosing(second.read(self._inference, _build_retry(request, answer, problem))) as batches:
+        if answer.has_left or request.max_completion_tokens == answer.finish.usage.output_tokens:
+            raise problem.to_error()
+        second = self._begin_answer(request)
+        async with aclosing(second.read(self._inference, answer.build_retry(request, problem))) as batches:
             async for batch in batches:
                 yield batch
         if second.finish is None:
             return
-        if second.is_final and isinstance(form, ChatJsonSchemaFormat):
-            problem = await asyncio.to_thread(_find_problem_but_for_marks, second.text, form.json_schema)
-            if problem is not None:
-                raise _wrong_answer(problem)
+        if (problem := await second.find_problem()) is not None:
+            raise problem.to_error()
         usage = add_usage(answer.finish.usage, second.finish.usage)
         yield (*second.delayed, Finish(second.finish.reason, usage))
 
+    def _begin_answer(self, request: ChatRequest) -> "_Answer":
+        form = request.response_format if self._rules.demands_json else None
+        schemas = {
+            tool.name: tool.function.parameters
+            for tool in request.tools or ()
+            if isinstance(tool, ChatFunctionTool) and tool.function.strict and tool.function.parameters
+        }
+        return _Answer(form, schemas, self._rules)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """What is wrong about an answer, as a sentence, and the error of the response. `is_json` says that it is JSON and
+    breaks its schema."""
+
+    sentence: str
+    is_json: bool = True
+    error: str = "The model's answer is not valid against the schema in text.format"
+    param: str = "text.format"
+
+    def to_error(self) -> UpstreamError:
+        return UpstreamError(f"{self.error}: {self.sentence}", param=self.param)
+
 
 class _Answer:
-    """One answer of the model. With `delays_text`, its text is in `delayed` as long as it may be the final answer.
-    `finish` is its Finish."""
+    """One answer of the model. What waits until it is checked is in `delayed`; `has_left` says that something of it has
+    been passed on that cannot be taken back. `finish` is its Finish."""
 
-    def __init__(self, *, delays_text: bool) -> None:
+    def __init__(self, form: ResponseFormat | None, schemas: Mapping[str, dict[str, Any]], rules: CheckRules) -> None:
         self.delayed: list[Delta] = []
         self.finish: Finish | None = None
-        self._delays_text = delays_text
+        self.has_left = False
+        self._form = form
+        self._schemas = schemas
+        self._rules = rules
+        self._delays_text = form is not None
+        self._has_begun = False
         self._texts: list[str] = []
+        self._calls: dict[str, tuple[str, list[str]]] = {}
         self._has_other_output = False
 
     @property
-    def text(self) -> str:
+    def _text(self) -> str:
         return "".join(self._texts)
 
     @property
-    def is_final(self) -> bool:
+    def _is_final(self) -> bool:
         """The answer is a whole text, without a call or a refusal."""
-        return self.finish is not None and self.finish.reason == "stop" and not self._has_other_output
+        is_whole = self.finish is not None and self.finish.reason == "stop"
+        return is_whole and not (self._has_other_output or self._calls)
 
     async def read(self, inference: Inference, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """Yield the answer's batches without its Finish and its delayed text."""
+        """Yield the answer's batches without its Finish and what is delayed."""
         async with aclosing(inference.chat(request)) as batches:
             async for batch in batches:
-                output: list[Delta] = []
-                for delta in batch:
-                    if isinstance(delta, Finish):
-                        self.finish = delta
-                        continue
-                    if isinstance(delta, ToolCallStart | RefusalDelta):
-                        self._has_other_output = True
-                        output += self.delayed
-                        self.delayed = []
-                    if isinstance(delta, TextDelta) and delta.phase != "commentary":
-                        self._texts.append(delta.text)
-                        if self._delays_text and not self._has_other_output:
-                            self.delayed.append(delta)
-                            continue
-                    output.append(delta)
-                if output:
+                if output := convert_batch(batch, self._take):
                     yield output
 
+    def _take(self, batch: DeltaBatch) -> DeltaBatch:
+        """Return what may leave of a batch now."""
+        output: list[Delta] = []
+        for delta in batch:
+            match delta:
+                case TextDelta(text, _, phase):
+                    if self._form is not None and phase != "commentary":
+                        self._texts.append(text)
+                        if self._delays_text:
+                            self._take_text(delta, output)
+                            continue
+                        self.has_left = True
+                case ToolArgumentsDelta(call_id, text):
+                    if call_id in self._calls:
+                        self._calls[call_id][1].append(text)
+                case ToolCallStart():
+                    self._take_call(delta, output)
+                    continue
+                case RefusalDelta():
+                    self._take_other(output)
+                case Finish():
+                    self.finish = delta
+                    continue
+                case _:
+                    pass
+            (self.delayed or output).append(delta)
+        return output
 
-def _build_retry(request: ChatRequest, answer: _Answer, problem: str) -> ChatRequest:
-    """Return the chat with the wrong answer and what is wrong about it."""
-    assert isinstance(request.response_format, ChatJsonSchemaFormat)
-    assert answer.finish is not None
-    schema = orjson.dumps(request.response_format.json_schema.schema_).decode()
-    wrong = [Message(role="assistant", content=answer.text)] if answer.text else []
-    correction = Message(role="user", content=_CORRECTION.format(problem=problem, schema=schema))
-    limit = request.max_completion_tokens
-    return request.model_copy(
-        update={
-            "messages": [*request.messages, *wrong, correction],
-            "tool_choice": "none" if request.tools else None,
-            "max_completion_tokens": limit and max(1, limit - answer.finish.usage.output_tokens),
-        }
-    )
+    def _take_text(self, delta: TextDelta, output: list[Delta]) -> None:
+        """Delay text. A streamed one leaves as soon as it begins as JSON does."""
+        self.delayed.append(delta)
+        beginning = "" if self._has_begun else delta.text.lstrip()
+        self._has_begun = self._has_begun or bool(beginning)
+        if beginning and self._rules.streams_text and not self._calls and beginning[0] in _JSON_BEGINNINGS:
+            self._delays_text = False
+            self._release(output)
+
+    def _take_call(self, start: ToolCallStart, output: list[Delta]) -> None:
+        is_checked = not start.custom and self._rules.is_client_function(start.name)
+        if is_checked:
+            self._calls[start.id] = start.name, []
+        if is_checked and not self._rules.streams_calls:
+            self.delayed.append(start)
+            return
+        self._take_other(output)
+        (self.delayed or output).append(start)
+
+    def _take_other(self, output: list[Delta]) -> None:
+        """Take the beginning of what is not checked: the text before it then is no final answer."""
+        self._has_other_output = True
+        self._delays_text = False
+        if self._rules.streams_calls or not self._calls:
+            self._release(output)
+
+    def _release(self, output: list[Delta]) -> None:
+        output += self.delayed
+        self.delayed = []
+        self.has_left = True
+
+    async def find_problem(self) -> _Problem | None:
+        """Return what is wrong about the complete answer; None for a right one. The code fence around JSON is taken off
+        a text that is delayed."""
+        if self.finish is None or self.finish.reason not in ("stop", "tool_calls"):
+            return None
+        problem = None
+        if self._form is not None and self._is_final:
+            problem = await asyncio.to_thread(self._find_text_problem, self._form)
+        elif self._calls:
+            problem = await asyncio.to_thread(self._find_call_problem) if self._is_slow else self._find_call_problem()
+        is_believed = problem is not None and problem.is_json and await self._rules.promises_schemas()
+        return None if is_believed else problem
+
+    def _find_text_problem(self, form: ResponseFormat) -> _Problem | None:
+        problem = _find_problem_but_for_marks(self._text, form)
+        text = None if problem is None or self.has_left else _without_fence(self._text)
+        if text is not None and _find_problem_but_for_marks(text, form) is None:
+            first = next(delta for delta in self.delayed if isinstance(delta, TextDelta))
+            self.delayed = list[Delta]([msgspec.structs.replace(first, text=text, logprobs=())])
+            return None
+        return problem
+
+    @property
+    def _is_slow(self) -> bool:
+        """Checking the calls may take longer than a thread for it."""
+        size = sum(len(text) for _, texts in self._calls.values() for text in texts)
+        return bool(self._schemas) or size > _SMALL_CHARS
+
+    def _find_call_problem(self) -> _Problem | None:
+        for name, texts in self._calls.values():
+            schema = self._schemas.get(name) or self._schemas.get(name.removeprefix("functions."))
+            problem = _find_problem("".join(texts).strip() or EMPTY_ARGUMENTS, schema)
+            if problem is not None:
+                return _of_call(problem, name)
+        return None
+
+    def build_retry(self, request: ChatRequest, problem: _Problem) -> ChatRequest:
+        """Return the chat with the wrong answer and what is wrong about it."""
+        assert self.finish is not None
+        limit = request.max_completion_tokens
+        changes: dict[str, Any] = {"max_completion_tokens": limit and max(1, limit - self.finish.usage.output_tokens)}
+        if self._calls:
+            calls = [
+                FunctionCall(id=call_id, function=CalledFunction(name=name, arguments="".join(texts)))
+                for call_id, (name, texts) in self._calls.items()
+            ]
+            words = _CALL_CORRECTION.format(problem=problem.sentence)
+            wrong = [Message(role="assistant", content=self._text or None, tool_calls=[*calls])]
+            corrections = [Message(role="tool", tool_call_id=call.id, content=words) for call in calls]
+        else:
+            wrong = [Message(role="assistant", content=self._text)] if self._text else []
+            words = _CORRECTION.format(problem=problem.sentence, form=_describe(request.response_format))
+            corrections = [Message(role="user", content=words)]
+            changes["tool_choice"] = "none" if request.tools else None
+        return request.model_copy(update={**changes, "messages": [*request.messages, *wrong, *corrections]})
 
 
-def _find_problem_but_for_marks(text: str, form: JsonSchema) -> str | None:
+def _describe(form: ResponseFormat | None) -> str:
+    if not isinstance(form, ChatJsonSchemaFormat):
+        return "a JSON object."
+    return f"JSON that is valid against this schema:\n{orjson.dumps(form.json_schema.schema_).decode()}"
+
+
+def _without_fence(text: str) -> str | None:
+    """Return what a code fence around a whole text holds; None for a text without one."""
+    head, _, body = text.strip().partition("\n")
+    language = head.removeprefix(_FENCE).strip()
+    is_fenced = head.startswith(_FENCE) and body.endswith(_FENCE) and (not language or language.isalnum())
+    return body.removesuffix(_FENCE).strip() if is_fenced else None
+
+
+def _find_problem_but_for_marks(text: str, form: ResponseFormat) -> _Problem | None:
     """Return what is wrong about the answer, also without the marks of citations, which clients do not see in JSON."""
-    problem = find_problem(text, form)
+    problem = _find_format_problem(text, form)
     if problem is None or "【" not in text:
         return problem
-    return find_problem(_CITATION_MARK.sub("", text), form)
+    return _find_format_problem(_CITATION_MARK.sub("", text), form)
 
 
-def find_problem(text: str, form: JsonSchema) -> str | None:
-    """Return what is wrong about an answer of this format, as a sentence; None for a right one, and for a schema that
-    cannot be checked."""
+def _find_format_problem(text: str, form: ResponseFormat) -> _Problem | None:
+    if isinstance(form, ChatJsonSchemaFormat):
+        return _find_problem(text, form.json_schema.schema_)
+    problem = _find_problem(text, {"type": "object"})
+    error = "The model's answer is not the JSON object that text.format demands"
+    return problem and replace(problem, error=error, is_json=False)
+
+
+def _of_call(problem: _Problem, name: str) -> _Problem:
+    error = f"The model's call of the function '{name[:64]}' has wrong arguments"
+    return replace(problem, error=error, param="tools")
+
+
+def _find_problem(text: str, schema: Mapping[str, Any] | None) -> _Problem | None:
+    """Return what is wrong about a text that has to be JSON, and valid against a schema if there is one; None for a
+    right text, and for a schema that cannot be checked."""
     try:
-        value = orjson.loads(text)
+        value: Any = orjson.loads(text)
     except orjson.JSONDecodeError as exc:
-        return f"it is not JSON ({exc})."
-    # loaded by the first answer that needs it: 15 MB that most processes never use
+        return _Problem(f"it is not JSON ({exc}).", is_json=False)
+    if schema is None:
+        return None
+    # loaded by the first answer that needs it: 15 MB that many processes never use
     jsonschema: Any = importlib.import_module("jsonschema_rs")
     failure: type[Exception] = jsonschema.ValidationError
     try:
-        validator: _Validator = jsonschema.validator_for(form.schema_, retriever=_refuse_reference)
+        validator: _Validator = jsonschema.validator_for(schema, retriever=_refuse_reference)
     except (failure, ValueError):
         return None
     try:
@@ -163,15 +342,9 @@ def find_problem(text: str, form: JsonSchema) -> str | None:
     except failure as exc:
         place = "/".join(map(str, getattr(exc, "instance_path", ())))
         message = str(getattr(exc, "message", exc))[:_MAX_PROBLEM_CHARS]
-        return f"at '{place}', {message}." if place else f"{message}."
+        return _Problem(f"at '{place}', {message}." if place else f"{message}.")
     return None
 
 
 def _refuse_reference(uri: str) -> Any:
     raise ValueError(f"a schema refers to no other document: {uri[:100]}")
-
-
-def _wrong_answer(problem: str) -> UpstreamError:
-    return UpstreamError(
-        f"The model's answer is not valid against the schema in text.format: {problem}", param="text.format"
-    )

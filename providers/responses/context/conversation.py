@@ -266,6 +266,48 @@ def _with_internal_field(item: Item, found_item: FoundItem | None) -> Item:
         return item.model_copy(update={field: orjson.loads(found_item.json).get(field)})
 
 
+def drop_repeated_outputs(conversation: Conversation) -> Conversation:
+    """Return the conversation without those outputs of its request that its history has already: some clients send the
+    outputs of all rounds again. Raises InvalidRequest for another output of a call that has one."""
+    outputs: dict[str, dict[str, Any]] = {}
+    for item in conversation.history.items:
+        _follow_output(item, outputs)
+    repeated: set[int] = set()
+    for index, item in enumerate(conversation.input_items if outputs else ()):
+        call_id: str | None = getattr(item, "call_id", None)
+        if call_id in outputs and _is_output(item):
+            if _output_fields(item) != outputs[call_id]:
+                message = f"The call with call_id {call_id} has an output already, which is not the same."
+                raise InvalidRequest(message, param=f"input[{index}].output", code="invalid_value")
+            repeated.add(index)
+        else:
+            _follow_output(item, outputs)
+    if not repeated:
+        return conversation
+    kept_items = [item for index, item in enumerate(conversation.input_items) if index not in repeated]
+    return msgspec.structs.replace(conversation, input_items=kept_items)
+
+
+def _follow_output(item: Item, outputs: dict[str, dict[str, Any]]) -> None:
+    """Remember the output of a call. Another call with its id has no output yet."""
+    call_id: str | None = getattr(item, "call_id", None)
+    if call_id is None:
+        return
+    if _is_output(item):
+        outputs[call_id] = _output_fields(item)
+    else:
+        outputs.pop(call_id, None)
+
+
+def _is_output(item: Item) -> bool:
+    return (item.type or "").endswith("_output")
+
+
+def _output_fields(item: Item) -> dict[str, Any]:
+    """Return what a model reads of an output."""
+    return {name: value for name, value in item if name not in ("id", "status")}
+
+
 def _refers(item: Item) -> bool:
     """Return whether a client means the stored item of this id: it is a reference, or empty but for its id."""
     return isinstance(item, ItemReference) or _is_id_only(item) or _is_image_id(item)

@@ -212,7 +212,7 @@ class _MessageBuilder:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._unanswered_call_ids: dict[str, None] = {}
-        self._outputs: dict[str, str | list[ContentPart]] = {}
+        self._answered_call_ids: set[str] = set()
         self._deferred_messages: list[Message] = []
         self._reset()
 
@@ -293,15 +293,12 @@ class _MessageBuilder:
 
     def add_call_output(self, call_id: str, content: str | list[ContentPart]) -> None:
         if call_id not in self._unanswered_call_ids:
-            if call_id not in self._outputs:
-                message = f"No tool call found for function call output with call_id {call_id}."
-                raise InvalidRequest(message, param="input")
-            if self._outputs[call_id] != content:
-                message = f"The call with call_id {call_id} has an output already, which is not the same."
+            if call_id in self._answered_call_ids:
+                message = f"The call with call_id {call_id} has an output already."
                 raise InvalidRequest(message, param="input", code="invalid_value")
-            return  # some clients send the outputs of all rounds again with each request
+            raise InvalidRequest(f"No tool call found for function call output with call_id {call_id}.", param="input")
         del self._unanswered_call_ids[call_id]
-        self._outputs[call_id] = content
+        self._answered_call_ids.add(call_id)
         self.flush()
         self.messages.append(_build_message(role="tool", tool_call_id=call_id, content=content))
         if not self._unanswered_call_ids:

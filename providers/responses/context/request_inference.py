@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 
@@ -10,12 +11,13 @@ from apis.deltas import Finish, Usage
 from apis.errors import StackError
 from apis.inference import Inference
 from apis.responses import CreateResponse, ReasoningOptions
-from apis.wire.text_format import JsonSchema
-from providers.responses.context.answer_check import CheckedInference
+from apis.wire.text_format import JsonObjectFormat, JsonSchema
+from providers.responses.context.answer_check import CheckedInference, CheckRules
 from providers.responses.context.reasoning_summary import SummarizingInference
 from providers.responses.context.token_estimate import TokenCounter
 from providers.responses.context.truncation import with_truncation
 from providers.responses.tools.models import ModelCatalog
+from providers.responses.tools.offered import OfferedTools
 
 _log = logging.getLogger(__name__)
 
@@ -53,13 +55,21 @@ class RequestInferences:
             _log.warning("a prompt for %s could not be prepared: %s", chat.model, exc.message)
         return Usage()
 
-    async def build(self, request: CreateResponse) -> Inference:
+    async def build(self, request: CreateResponse, toolbox: OfferedTools) -> Inference:
         """Return the Inference for the chats of the request: it shortens prompts and summarizes reasoning where the
-        request asks for that, and checks an answer whose schema the engine does not promise to hold."""
+        request asks for that, and checks answers whose form the engine does not promise to hold."""
         inference = with_truncation(self._inference, request)
         form = request.text.format if request.text else None
-        is_strict = isinstance(form, JsonSchema) and form.strict is not False
-        if is_strict and not await self._models.enforces(request.model, "json_schema"):
-            inference = CheckedInference(inference, is_streamed=request.stream is True)
+        demands_json = isinstance(form, JsonObjectFormat) or (isinstance(form, JsonSchema) and form.strict is not False)
+        if demands_json or toolbox.has_client_tools:
+            is_streamed = request.stream is True
+            rules = CheckRules(
+                partial(self._models.enforces, request.model, "json_schema"),
+                demands_json=demands_json,
+                is_client_function=toolbox.is_client_tool,
+                streams_text=is_streamed,
+                streams_calls=is_streamed or request.background is True,
+            )
+            inference = CheckedInference(inference, rules)
         style = (request.reasoning.summary or request.reasoning.generate_summary) if request.reasoning else None
         return inference if style is None else SummarizingInference(inference, style, self._summary_model)

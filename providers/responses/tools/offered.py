@@ -158,6 +158,15 @@ class OfferedTools:
         no such namespace."""
         return self._tools_by_name.get(name) or self._tools_by_name.get(name.removeprefix("functions."))
 
+    @property
+    def has_client_tools(self) -> bool:
+        """Some of the tools are functions or custom tools of the client's."""
+        return bool(self._client_tools or self._deferred_tools)
+
+    def is_client_tool(self, name: str) -> bool:
+        """Return true for the name of a function or custom tool of the client's."""
+        return isinstance(self.find_tool(name), ClientToolName)
+
     def tool_choice(
         self, *, is_final: bool = True, listing_errors: Mapping[str, str] | None = None
     ) -> ChatToolChoice | None:

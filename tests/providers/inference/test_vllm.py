@@ -121,7 +121,6 @@ async def test_models_have_their_context_and_are_cached_briefly() -> None:
                 1,
                 4096,
                 frozenset({"image"}),
-                enforces=frozenset({"json_schema"}),
                 caches_prefixes=True,
             )
         ]

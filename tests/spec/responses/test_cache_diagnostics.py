@@ -60,7 +60,10 @@ async def test_a_turn_of_a_conversation_hits(served: Served) -> None:
 CHANGES: dict[str, tuple[Json, str]] = {
     "the key": ({"prompt_cache_key": "k"}, "prompt_cache_key_changed"),
     "the tools": ({"tools": [function("g")]}, "tools_changed"),
-    "the format": ({"text": {"format": {"type": "json_object"}}}, "text_format_changed"),
+    "the format": (
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {}, "strict": False}}},
+        "text_format_changed",
+    ),
     "the effort": ({"reasoning": {"effort": "high"}}, "reasoning_effort_changed"),
     "the verbosity": ({"text": {"verbosity": "low"}}, "verbosity_changed"),
     "the instructions": ({"instructions": "Be brief."}, "input_changed"),

@@ -42,7 +42,7 @@ async def test_a_schema_reaches_the_model_and_is_echoed() -> None:
 
 async def test_json_at_all_reaches_the_model_and_is_echoed() -> None:
     async with serving() as served:
-        response = await create(served, text={"format": {"type": "json_object"}})
+        response = await create(served, input="{}", text={"format": {"type": "json_object"}})
         told = asked(served)[-1].response_format
     assert told is not None
     assert told.model_dump() == {"type": "json_object"}
@@ -169,10 +169,106 @@ async def test_what_is_no_whole_strict_answer_is_not_checked(turn: Any, fields: 
 
 
 @pytest.mark.parametrize("promises", [False, True])
-async def test_an_upstream_is_believed_where_it_promises_to_hold_schemas(promises: bool) -> None:
-    """G12: vLLM holds schemas; another server does where the config says so."""
-    async with UpstreamServer(streamed(text_chunks("Warm.")), streamed(text_chunks(*ROME[0]["text"]))) as upstream:
-        section = {"provider": "vllm", "base_url": upstream.base_url, "engine": "openai"}
+async def test_an_upstream_is_believed_where_its_config_promises_to_hold_schemas(promises: bool) -> None:
+    """G12, K18: validators differ in details, so an engine's word counts; that something is no JSON at all is seen."""
+    wrong, right = WRONG[0]["text"], "".join(ROME[0]["text"])
+    answers = [streamed(text_chunks(text)) for text in (wrong, right, "Warm.", right)]
+    async with UpstreamServer(*(answers if not promises else [answers[0], *answers[2:]])) as upstream:
+        section = {"provider": "vllm", "base_url": upstream.base_url}
         async with serving({**section, **({"enforces": ["json_schema"]} if promises else {})}) as served:
             response = await create(served, model="fake-model", text={"format": FORMAT})
-    assert response.output_text == ("Warm." if promises else "".join(ROME[0]["text"]))
+            assert response.output_text == (wrong if promises else right)
+            response = await create(served, model="fake-model", text={"format": FORMAT})
+            assert response.output_text == right
+
+
+JSON_OBJECT: dict[str, Any] = {"type": "json_object"}
+FENCED = ["```json\n", *ROME[0]["text"], "\n```\n"]
+
+
+@pytest.mark.parametrize("form", [FORMAT, JSON_OBJECT], ids=["schema", "object"])
+async def test_a_code_fence_around_the_json_is_taken_off(form: dict[str, Any]) -> None:
+    """K18: streamed or not; a fence shows with the first character, so nothing has left."""
+    right = "".join(ROME[0]["text"])
+    async with UpstreamServer(streamed(text_chunks(*FENCED))) as upstream:
+        async with serving({"provider": "vllm", "base_url": upstream.base_url}) as served:
+            response = await create(served, model="fake-model", text={"format": form})
+            events = await stream(served, model="fake-model", text={"format": form})
+        assert len(upstream.chats) == 2
+    assert response.output_text == right
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == right
+    assert (events[-1].type, events[-1].response.output_text) == ("response.completed", right)
+
+
+@pytest.mark.parametrize("wrong", ['{"a": 1}\n\nLet me know!', "[1]", "Here it is:", "```json\n{no}\n```"])
+async def test_json_at_all_is_checked_too(wrong: str) -> None:
+    """K18: an answer that is no JSON object is written once more, and never completed."""
+    fields: dict[str, Any] = {"text": {"format": JSON_OBJECT}}
+    async with serving(scripted([{"text": wrong}], [{"text": '{"a": 1}'}])) as served:
+        assert (await create(served, **fields)).output_text == '{"a": 1}'
+        assert "nothing but a JSON object" in messages(served)[-1]["content"]
+    async with serving(scripted([{"text": wrong}])) as served:
+        with pytest.raises(InternalServerError, match="not the JSON object that text") as caught:
+            await create(served, **fields)
+        assert caught.value.param == "text.format"
+        if wrong.startswith(("{", "[")):
+            assert (await stream(served, **fields))[-1].type == "response.failed"
+        else:  # nothing has left: the stream does not begin
+            with pytest.raises(InternalServerError, match="not the JSON object that text"):
+                await stream(served, **fields)
+
+
+async def test_a_streamed_text_that_cannot_become_json_is_written_once_more() -> None:
+    """K18: it waits, so that the client sees the right answer alone."""
+    async with serving(scripted([{"text": [" ", "It", " is warm."]}], ROME)) as served:
+        events = await stream(served, text={"format": FORMAT})
+        assert len(asked(served)) == 2
+    assert [event.delta for event in events if event.type == "response.output_text.delta"] == ROME[0]["text"]
+    assert events[-1].response.usage.output_tokens == 5
+
+
+# --- arguments of functions -------------------------------------------------------------------------------------------
+
+STRICT = function("get", parameters=SCHEMA, strict=True)
+RIGHT_CALL = {"call": "get", "arguments": "".join(ROME[0]["text"])}
+WRONG_CALLS = {"of no JSON": '{"city": }', "that break the schema": '{"city": 5, "degrees": 1}'}
+
+
+@pytest.mark.parametrize("arguments", WRONG_CALLS.values(), ids=WRONG_CALLS)
+async def test_a_call_with_wrong_arguments_is_written_once_more(arguments: str) -> None:
+    """G-A5: the client is given the right call alone; the model reads what was wrong."""
+    wrong = [{"text": "I look."}, {"call": "get", "arguments": arguments, "id": "c1"}]
+    async with serving(scripted(wrong, [RIGHT_CALL])) as served:
+        response = await create(served, tools=[STRICT])
+        told = messages(served)
+    assert [item.type for item in response.output] == ["message", "function_call"]
+    assert response.output[1].arguments == RIGHT_CALL["arguments"]
+    assert [each["role"] for each in told] == ["user", "assistant", "tool"]
+    assert told[1]["tool_calls"][0]["function"]["arguments"] == arguments
+    assert "Not run" in told[2]["content"]
+
+
+@pytest.mark.parametrize("arguments", WRONG_CALLS.values(), ids=WRONG_CALLS)
+async def test_a_call_whose_arguments_stay_wrong_is_never_completed(arguments: str) -> None:
+    """G-A5: whole, streamed and in the background."""
+    async with serving(scripted([{"call": "get", "arguments": arguments}])) as served:
+        with pytest.raises(InternalServerError, match="call of the function 'get' has wrong arguments") as caught:
+            await create(served, tools=[STRICT])
+        assert (caught.value.status_code, caught.value.param) == (502, "tools")
+        events = await stream(served, tools=[STRICT])
+        background = await create(served, tools=[STRICT], background=True)
+        ended = [event async for event in await responses(served).retrieve(background.id, stream=True)]
+    for last in (events[-1], ended[-1]):
+        assert last.type == "response.failed"
+        assert [item.status for item in last.response.output] == ["incomplete"]
+
+
+async def test_only_what_is_known_of_a_function_is_checked() -> None:
+    """G-A5: without `strict` arguments are JSON of any form, blank ones are an object, and a cut call is not whole."""
+    loose = function("get", parameters=SCHEMA)
+    turns = [[{"call": "get", "arguments": arguments}] for arguments in ("[1]", " ", ["{"] * 40)]
+    async with serving(scripted(*turns)) as served:
+        assert (await create(served, tools=[loose])).output[0].arguments == "[1]"
+        assert (await create(served, tools=[loose])).output[0].arguments == "{}"
+        cut = await create(served, tools=[STRICT], max_output_tokens=16)
+    assert (cut.status, cut.output[0].status) == ("incomplete", "incomplete")

@@ -200,6 +200,22 @@ async def test_a_call_id_may_be_used_again_in_a_later_turn() -> None:
     assert third.output_text == "Done."
 
 
+async def test_outputs_that_the_chain_has_already_are_left_out() -> None:
+    """E3: Semantic Kernel sends the outputs of all rounds with each request; another output of a call is refused."""
+    async with serving(scripted([call(id="c1")], [call(id="c2")], [{"text": "Done."}])) as served:
+        first = await create(served)
+        second = await create(served, input=[output("c1", "one")], previous_response_id=first.id)
+        both = [output("c1", "one"), output("c2", "two")]
+        error = await refusal(served, input=[output("c1", "uno"), both[1]], previous_response_id=second.id)
+        assert error["param"] == "input[0].output"
+        assert "c1 has an output already" in error["message"]
+        third = await create(served, input=both, previous_response_id=second.id)
+        assert third.output_text == "Done."
+        assert [each["content"] for each in messages(served) if each["role"] == "tool"] == ["one", "two"]
+        assert [item.output for item in (await responses(served).input_items.list(third.id)).data] == ["two"]
+        await create(served, input=[*both, {"role": "user", "content": "And?"}], previous_response_id=third.id)
+
+
 async def test_items_may_be_referred_to_without_a_previous_response() -> None:
     async with serving(scripted([{"reasoning": "hm"}, {"text": "I look."}, call("get", "{}")])) as served:
         first = await create(served, input="Q1")

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 Json = dict[str, Any]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = function("weather", description="The weather.", parameters=SCHEMA, strict=True)
+ROME = '{"city": "Rome"}'
 PATCH: Json = {"type": "custom", "name": "patch", "description": "Edits files."}
 LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
 
@@ -84,7 +85,7 @@ async def test_interleaved_calls_come_out_apart() -> None:
 
 
 async def test_the_call_id_of_the_model_is_the_clients() -> None:
-    async with serving(scripted([call("weather", id="chatcmpl-tool-9")])) as served:
+    async with serving(scripted([call("weather", ROME, id="chatcmpl-tool-9")])) as served:
         (item,) = (await create(served, tools=[WEATHER])).output
     assert (item.type, item.call_id, item.name, item.status) == (
         "function_call",
@@ -102,7 +103,7 @@ async def test_a_custom_call_holds_its_input_as_written() -> None:
 
 
 async def test_a_response_with_calls_is_completed() -> None:
-    async with serving(scripted([call("weather")])) as served:
+    async with serving(scripted([call("weather", ROME)])) as served:
         response = await create(served, tools=[WEATHER])
     assert response.status == "completed"
     assert response.incomplete_details is None
@@ -162,7 +163,9 @@ CHOICES: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 async def test_a_tool_choice_reaches_the_model_and_all_tools_stay_offered(choice: tuple[Any, Any]) -> None:
     given, told = choice
-    script = [{"text": "No."}] if given in ("none", "auto", None) else [call("weather"), call("patch", custom=True)]
+    script = (
+        [{"text": "No."}] if given in ("none", "auto", None) else [call("weather", ROME), call("patch", custom=True)]
+    )
     async with serving(scripted(script)) as served:
         response = await create(served, tools=[WEATHER, PATCH], tool_choice=given)
         assert chosen(served) == told
