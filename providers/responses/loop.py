@@ -246,7 +246,7 @@ class Loop(Responses):
     ) -> InputTokenCount:
         with self._prompts.rendering(request) as rendered:
             pending = await self._preparer.prepare_unlocked(rendered, tenant, caller)
-        return await self._preparer.token_counter.count(pending.agent_loop.chat)
+        return await self._preparer.token_counters.of_tenant(tenant).count(pending.agent_loop.chat)
 
     async def compact(
         self, request: CompactConversation, *, tenant: str, caller: Caller | None = None

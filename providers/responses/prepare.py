@@ -89,10 +89,9 @@ class ResponsePreparer:
         self._prefill = self._inferences.prefill  # bound once for all responses
         self._sealed_reasoning = conversations.views.sealed_reasoning
         self._sealed_tool_results = SealedToolResults(self._sealed_reasoning, request_tools.model_catalog)
-        self.token_counter = self._inferences.token_counter
-        self._record_usage = self.token_counter.record_usage  # as `_prefill`
-        self._comparer = PromptComparer(conversations.history, self._sealed_reasoning, self.token_counter)
-        self.compactor = Compactor(inference, self._sealed_reasoning, self.token_counter)
+        self.token_counters = self._inferences.token_counters
+        self._comparer = PromptComparer(conversations.history, self._sealed_reasoning, self.token_counters)
+        self.compactor = Compactor(inference, self._sealed_reasoning, self.token_counters)
 
     @staticmethod
     def new_ids(response_id: str | None) -> ResponseIds:
@@ -165,7 +164,7 @@ class ResponsePreparer:
             await self.compactor.create_response_compaction(request, conversation, output, tenant),
             requires_tool_lists=self._options.requires_tool_lists,
             # the usage of a chat that was shortened says nothing of the whole one
-            record_usage=None if request.truncation == "auto" else self._record_usage,
+            record_usage=None if request.truncation == "auto" else self.token_counters.of_tenant(tenant).record_usage,
         )
         request = await self._inferences.with_used_effort(request, chat)
         return PendingResponse(

@@ -20,7 +20,7 @@ from apis.wire.items import CompactionItem, InputMessage, Item, output_to_input
 from providers.responses.context.conversation import Conversation, ResponseProgress, stored_item
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealing import UnsealError
-from providers.responses.context.token_estimate import TokenCounter
+from providers.responses.context.token_estimate import TokenCounter, TokenCounters
 from providers.responses.context.truncation import with_truncation
 from providers.responses.context.url_files import public_item
 from providers.responses.context.window import CompactionContent
@@ -58,9 +58,9 @@ nothing else, in the conversation's own language, with at most {words} words."""
 class Compactor:
     """Writes compactions with the models of one Inference, and opens sealed ones."""
 
-    def __init__(self, inference: Inference, sealed_reasoning: SealedReasoning, token_counter: TokenCounter) -> None:
+    def __init__(self, inference: Inference, sealed_reasoning: SealedReasoning, token_counters: TokenCounters) -> None:
         self._inference = inference
-        self._token_counter = token_counter
+        self._token_counters = token_counters
         self._sealed_reasoning = sealed_reasoning
 
     async def open_latest_compaction(
@@ -107,11 +107,12 @@ class Compactor:
         if managed is None and not conversation.must_compact:
             return None
         threshold = managed and (managed.compact_threshold or await self._default_threshold(request.model))
+        counter = self._token_counters.of_tenant(tenant)
         return ResponseCompaction(
             with_truncation(self._inference, request),
             conversation,
             output,
-            _Threshold(threshold, self._token_counter) if threshold and not conversation.must_compact else None,
+            _Threshold(threshold, counter) if threshold and not conversation.must_compact else None,
             await self._build_seal(tenant),
         )
 

@@ -14,7 +14,7 @@ from apis.responses import CreateResponse, ReasoningOptions
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
 from providers.responses.context.answer_check import CheckedInference, CheckRules
 from providers.responses.context.reasoning_summary import SummarizingInference
-from providers.responses.context.token_estimate import TokenCounter
+from providers.responses.context.token_estimate import TokenCounters
 from providers.responses.context.truncation import with_truncation
 from providers.responses.tools.models import ModelCatalog
 from providers.responses.tools.offered import OfferedTools
@@ -26,7 +26,7 @@ class RequestInferences:
     """Wraps one Inference as each request needs it. `summary_model` summarizes reasoning; None repeats it."""
 
     def __init__(self, inference: Inference, models: ModelCatalog, summary_model: str | None = None) -> None:
-        self.token_counter = TokenCounter(inference)
+        self.token_counters = TokenCounters(inference)
         self._inference = inference
         self._models = models
         self._summary_model = summary_model

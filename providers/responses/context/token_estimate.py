@@ -20,11 +20,31 @@ _TOKENS_PER_FILE: Final = 1000
 _RATIO_BOUNDS: Final = (0.25, 4.0)
 """Least and greatest correction by a usage; beyond them an upstream counts something else."""
 _MAX_MODELS: Final = 256
+_MAX_TENANTS: Final = 1024
+
+
+class TokenCounters:
+    """The counters of the tenants, which learn apart from each other: prompts of one do not change the estimates of
+    another. The tenant that asked the longest time ago is forgotten first."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self._by_tenant: OrderedDict[str, TokenCounter] = OrderedDict()
+
+    def of_tenant(self, tenant: str) -> "TokenCounter":
+        """Return the counter of a tenant."""
+        counter = self._by_tenant.get(tenant)
+        if counter is None:
+            counter = self._by_tenant[tenant] = TokenCounter(self._inference)
+            if len(self._by_tenant) > _MAX_TENANTS:
+                self._by_tenant.popitem(last=False)
+        self._by_tenant.move_to_end(tenant)
+        return counter
 
 
 class TokenCounter:
-    """Counts the tokens of chats with the models of one Inference. For models whose server does not count, it learns
-    from the usage of each turn how many tokens its own measure of a prompt stands for."""
+    """Counts the tokens of chats of one tenant with the models of one Inference. For models whose server does not
+    count, it learns from the usage of each turn how many tokens its own measure of a prompt stands for."""
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference

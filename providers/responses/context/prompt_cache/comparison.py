@@ -20,7 +20,7 @@ from apis.responses import CreateResponse
 from apis.wire.items import ITEM_LIST_ADAPTER, CompactionItem, Item
 from providers.responses.context.conversation import Conversation, stored_item
 from providers.responses.context.sealed_reasoning import SealedReasoning
-from providers.responses.context.token_estimate import TokenCounter
+from providers.responses.context.token_estimate import TokenCounter, TokenCounters
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.response_object import begin_response
 from providers.responses.store.history import History
@@ -58,10 +58,10 @@ class PromptComparison:
 class PromptComparer:
     """Compares requests with the stored responses that they name in `prompt_cache_options.comparison_response_id`."""
 
-    def __init__(self, history: History, sealed_reasoning: SealedReasoning, token_counter: TokenCounter) -> None:
+    def __init__(self, history: History, sealed_reasoning: SealedReasoning, token_counters: TokenCounters) -> None:
         self._history = history
         self._sealed_reasoning = sealed_reasoning
-        self._token_counter = token_counter
+        self._token_counters = token_counters
 
     async def compare(
         self, request: CreateResponse, chat: ChatRequest, conversation: Conversation, *, tenant: str
@@ -75,23 +75,24 @@ class PromptComparer:
         except NotFound:
             kind = "comparison_response_not_found"
             return PromptComparison(PromptCacheDiagnosticsComparisonResponseNotFound(type=kind))
+        counter = self._token_counters.of_tenant(tenant)
         reason = _changed_option(begin_response(request, compared.id, created_at=0), compared)
         if reason is not None:
-            return self._miss(reason, chat, 0)
+            return self._miss(reason, chat, 0, counter)
         earlier_items = await self._load_items(request, compared, tenant)
         if earlier_items is None:
             return PromptComparison(PromptCacheDiagnosticsUnavailable(type="unavailable"))
         if not conversation.compactions.keys() <= _compaction_tokens(earlier_items):
-            return self._miss("context_compacted", chat, 0)
+            return self._miss("context_compacted", chat, 0, counter)
         if (request.instructions or None) != (compared.instructions or None):
-            return self._miss("input_changed", chat, 0)
+            return self._miss("input_changed", chat, 0, counter)
         common = _count_common(earlier_items, conversation.items)
         if common == len(earlier_items):
             return PromptComparison(PromptCacheDiagnosticsUnavailable(type="unavailable"), is_prefix=True)
         common_messages = conversation.render_items(conversation.items[:common])
         instructions = chat.messages[:1] if request.instructions else []
         prefix = chat.model_copy(update={"messages": [*instructions, *common_messages]})
-        return self._miss("input_changed", chat, self._token_counter.estimate(prefix))
+        return self._miss("input_changed", chat, counter.estimate(prefix), counter)
 
     async def _load_items(self, request: CreateResponse, compared: Response, tenant: str) -> Sequence[Item] | None:
         """Return the items of the compared prompt; None where a turn of another conversation is compared, whose items
@@ -107,11 +108,13 @@ class PromptComparer:
         history = await self._sealed_reasoning.unseal_history(history, request.model, tenant)
         return history.items[: len(history.items) - len(compared.output)]
 
-    def _miss(self, reason: MissReason, chat: ChatRequest, reusable_tokens: int) -> PromptComparison:
+    def _miss(
+        self, reason: MissReason, chat: ChatRequest, reusable_tokens: int, counter: TokenCounter
+    ) -> PromptComparison:
         miss = PromptCacheDiagnosticsCacheMiss(
             type="cache_miss",
             reason=reason,
-            cache_missed_tokens=max(0, self._token_counter.estimate(chat) - reusable_tokens),
+            cache_missed_tokens=max(0, counter.estimate(chat) - reusable_tokens),
             comparison_reusable_tokens=reusable_tokens,
         )
         return PromptComparison(miss)

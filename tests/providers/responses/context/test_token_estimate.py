@@ -7,7 +7,7 @@ from apis.deltas import Usage
 from apis.errors import CountingUnsupported, Unsupported, UpstreamError
 from apis.responses import InputTokenCount
 from providers.inference.scripted import Scripted
-from providers.responses.context.token_estimate import TokenCounter, measure_chat
+from providers.responses.context.token_estimate import TokenCounter, TokenCounters, measure_chat
 
 
 class Uncounted(Scripted):
@@ -54,6 +54,17 @@ async def test_the_last_usage_of_each_model_corrects_its_estimates() -> None:
     assert tokens.estimate(chat("y" * 784)) == 400
     assert tokens.estimate(chat("y" * 784, "other")) == 100
     assert tokens.estimate(chat("y" * 784, "unknown")) == 200
+
+
+async def test_what_one_tenant_teaches_changes_no_estimate_of_another() -> None:
+    """D11: a tenant whose prompts have unusual tokens, or that lies about them, does not shorten others' chats."""
+    counters = TokenCounters(Scripted(Scripted.Config()))
+    counters.of_tenant("a").record_usage(chat("x" * 384), Usage(200, 5))
+    assert counters.of_tenant("a").estimate(chat("y" * 784)) == 400
+    assert counters.of_tenant("b").estimate(chat("y" * 784)) == 200
+    for number in range(1024):
+        counters.of_tenant(f"tenant {number}")
+    assert counters.of_tenant("a").estimate(chat("y" * 784)) == 200, "the oldest is forgotten"
 
 
 @pytest.mark.parametrize(("reported", "ratio"), [(2**53, 4), (1, 0.25)])
