@@ -309,8 +309,9 @@ class Sampling(EngineOptions):
 class ChatRequest(Sampling):
     """A request for a chat completion, in that API's own names. `max_completion_tokens` bounds all generated tokens,
     reasoning included; `all_reasoning` also shows the model the reasoning of earlier turns. `cache_salt` separates the
-    prefix caches of tenants, and a lower `priority` runs first, both in engines that support them. `cache_root` is an
-    opaque id that all chats of one chain of responses share; a client cannot set it."""
+    prefix caches of tenants, and a lower `priority` runs first, both in engines that support them. A client cannot set
+    the last two fields: `cache_root` is an opaque id that all chats of one chain of responses share, and the text of an
+    answer that is not `is_streamed` may be kept until its end."""
 
     model: str = Field(min_length=1, max_length=256)
     messages: list[Message] = Field(min_length=1)
@@ -326,5 +327,6 @@ class ChatRequest(Sampling):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     prompt_cache_key: str | None = None
     cache_root: str | None = None
+    is_streamed: bool | None = None
     cache_salt: str | None = None
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)

@@ -46,6 +46,7 @@ class VLLM(Inference):
         self._http: HttpClient | None = None
         self._upstreams: Upstreams | None = None
         self._health_task: asyncio.Task[None] | None = None
+        self._opening_models: set[str] = set()
         self._models_cache: tuple[float, Sequence[Model]] | None = None
 
     async def start(self) -> None:
@@ -113,7 +114,10 @@ class VLLM(Inference):
             batches = chat_in_two_passes(chat, request)
         else:
             batches = chat(request)
-        return batches if tags is None else split_reasoning(batches, request, tags)
+        if tags is None:
+            return batches
+        is_certain = self._config.reasoning_tags != "auto"
+        return split_reasoning(batches, request, tags, self._opening_models, is_certain=is_certain)
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """Forward to the server's /completions. The prompt reaches the model as it is, also with a template here."""

@@ -176,9 +176,9 @@ class ChatCompletions:
         if (attempts := CALL_ATTEMPTS.get()) is not None:
             attempts.is_sent = True
         await self._check_model(model)
-        deadline = monotonic() + self._limits.first_token_s
         while True:
             path, request_body, reader = await build_request()
+            deadline = monotonic() + self._limits.first_token_s
             body = [request_body]
             del request_body
             # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.

@@ -1,10 +1,13 @@
 """Reasoning that a model writes into its text between tags such as `<think>`, as reasoning deltas.
 
 For servers that do not separate it themselves. Only a block at the beginning of an answer is reasoning: tags further on
-are text that the model writes about. Each delta is read once, so the time is linear however the tags are split.
+are text that the model writes about. A closing tag without an opening one ends a thought that the template has opened:
+what was before it is reasoning. In a stream that text has left already, so the answer becomes a message of its own, and
+later answers of the model are read as beginning within the reasoning. Each delta is read once, so the time is linear
+however the tags are split.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, MutableSet, Sequence
 from contextlib import aclosing
 from typing import Annotated, Final, Literal
 
@@ -14,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from apis.chat import ChatRequest, Message, TextPart
 from apis.deltas import Delta, DeltaBatch, Finish, ReasoningDelta, TextDelta, TokenLogprob
 from apis.live_batch import convert_batch
+from apis.wire.base import Phase
 
 TagText = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -42,12 +46,17 @@ TAGS_PRESETS: Final[Mapping[TagsPreset, ReasoningTags]] = {
 _MODEL_PRESETS: Final[Sequence[tuple[Sequence[str], TagsPreset]]] = [
     (("deepseek", "r1"), "deepseek-r1"),
     (("qwen3", "thinking"), "think-open"),
-    (("qwq",), "think-open"),
+    *(((family,), "think-open") for family in ("qwq", "qwen3.5", "qwen3.6", "minimax-m2", "glm-4.7", "glm-5")),
+    (("olmo-3", "think"), "think-open"),
+    (("ernie", "thinking"), "think-open"),
     (("magistral",), "magistral"),
     (("seed-oss",), "seed-oss"),
     *(((family,), "think") for family in ("qwen3", "smollm3", "glm-4", "minimax-m", "ernie", "hunyuan")),
 ]
-"""Presets by words that are all in the model's name, in lower case; the first that fits counts."""
+"""Presets by words that are all in the model's name, in lower case; the first that fits counts. Families whose
+templates always open the tag have `think-open`."""
+_QUOTES: Final = ("`", "'", '"')
+"""Characters before a tag that a text quotes."""
 TagsOption = ReasoningTags | TagsPreset | Literal["auto"]
 """The option `reasoning_tags` of a provider; `auto` chooses the preset by the model's name."""
 
@@ -85,10 +94,10 @@ def _write_reasoning(message: Message, tags: ReasoningTags | None) -> Message:
     return message.model_copy(update={"reasoning": None, "content": content})
 
 
-def _thinks_from_the_start(request: ChatRequest, tags: ReasoningTags) -> bool:
+def _thinks_from_the_start(request: ChatRequest, *, is_open: bool) -> bool:
     """Return true if the output begins within the reasoning: not when the request turned it off."""
     options = request.chat_template_kwargs or {}
-    return tags.starts_open and options.get("enable_thinking") is not False and options.get("thinking") is not False
+    return is_open and options.get("enable_thinking") is not False and options.get("thinking") is not False
 
 
 def _demands_json(request: ChatRequest) -> bool:
@@ -96,30 +105,68 @@ def _demands_json(request: ChatRequest) -> bool:
 
 
 async def split_reasoning(
-    batches: AsyncGenerator[DeltaBatch], request: ChatRequest, tags: ReasoningTags
+    batches: AsyncGenerator[DeltaBatch],
+    request: ChatRequest,
+    tags: ReasoningTags,
+    opening_models: MutableSet[str] | None = None,
+    *,
+    is_certain: bool = True,
 ) -> AsyncGenerator[DeltaBatch]:
-    """Yield the batches of a chat with its tagged text as reasoning."""
-    splitter = TagSplitter(tags, starts_open=_thinks_from_the_start(request, tags), json_answer=_demands_json(request))
+    """Yield the batches of a chat with its tagged text as reasoning. `opening_models` are those whose answers had a
+    closing tag only: it grows with each of them, and loses one whose answer has none. The tags that were found by the
+    model's name are not `is_certain`."""
+    models = set[str]() if opening_models is None else opening_models
+    has_opened = request.model in models
+    splitter = TagSplitter(
+        tags,
+        starts_open=_thinks_from_the_start(request, is_open=tags.starts_open or has_opened),
+        json_answer=_demands_json(request),
+        holds_text=not request.is_streamed,
+        is_guess=has_opened or not is_certain,
+    )
     async with aclosing(batches):
         async for batch in batches:
             if split := convert_batch(batch, splitter.feed):
                 yield split
+            if splitter.has_lone_close:
+                models.add(request.model)
+            elif splitter.has_no_tag:
+                models.discard(request.model)
 
 
 class TagSplitter:
     """Splits the text of one answer. After `is_done` every further delta is as it was.
 
     `starts_open`: text without an opening tag is reasoning. With `json_answer`, text that begins as JSON does is the
-    answer all the same: a server that enforces a schema does so from the first token.
+    answer all the same: a server that enforces a schema does so from the first token. With `holds_text`, a text without
+    tags is kept until its end, because it may be a thought. `is_guess`: the answer may begin otherwise than
+    `starts_open` says, so an answer that is whole and has no tag is a text. `has_lone_close` and `has_no_tag` say which
+    tags there were.
     """
 
-    def __init__(self, tags: ReasoningTags, *, starts_open: bool, json_answer: bool = False) -> None:
+    def __init__(
+        self,
+        tags: ReasoningTags,
+        *,
+        starts_open: bool,
+        json_answer: bool = False,
+        holds_text: bool = False,
+        is_guess: bool = False,
+    ) -> None:
         self.is_done = False
+        self.has_lone_close = self.has_no_tag = False
         self._tags = tags
         self._starts_open = starts_open
         self._json_answer = json_answer
+        self._holds_text = holds_text
+        self._is_guess = is_guess and starts_open
         self._is_open = False
         self._is_closed = False
+        self._is_text = False
+        self._delayed: list[Delta] = []
+        self._thought: list[str] = []
+        self._last_char = ""
+        self._phase: Phase | None = None
         # Text that may be the beginning of a tag, and blanks before it, of which there may be any number.
         self._tag_start = ""
         self._blanks: list[str] = []
@@ -130,23 +177,30 @@ class TagSplitter:
     def feed(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         """Return the deltas that these make certain."""
         if self.is_done:
-            return deltas
+            return deltas if self._phase is None else [*map(self._with_phase, deltas)]
         out: list[Delta] = []
         for delta in deltas:
             if self.is_done:
-                out.append(delta)
+                out.append(self._with_phase(delta))
             elif isinstance(delta, TextDelta):
                 self._logprobs += delta.logprobs
                 self._feed_text(delta.text, delta, out)
             else:
                 # Anything else ends the text before it; a server that sends reasoning separates it itself.
-                self._flush(out)
+                self._flush(out, is_whole=isinstance(delta, Finish) and delta.reason == "stop")
                 self.is_done = self.is_done or isinstance(delta, Finish | ReasoningDelta)
                 out.append(delta)
         return out
 
+    def _with_phase(self, delta: Delta) -> Delta:
+        if self._phase is None or not isinstance(delta, TextDelta):
+            return delta
+        return msgspec.structs.replace(delta, phase=self._phase)
+
     def _feed_text(self, text: str, delta: TextDelta, out: list[Delta]) -> None:
-        if not self._is_open and not self._is_closed:
+        if self._is_text:
+            text = self._read_text(text, delta, out)
+        elif not self._is_open and not self._is_closed:
             text = self._read_start(text, delta, out)
         if self._is_open and text:
             text = self._read_reasoning(text, out)
@@ -157,6 +211,43 @@ class TagSplitter:
                 self._add_text(text, delta, out)
             else:
                 self._logprobs.clear()
+
+    def _read_text(self, text: str, delta: TextDelta, out: list[Delta]) -> str:
+        """Look for a closing tag without an opening one in a text; return the text after it."""
+        tags, data = self._tags, self._tag_start + text
+        self._tag_start = ""
+        at, opening = data.find(tags.close), data.find(tags.open)
+        if (at < 0 and opening < 0) or 0 <= opening < at:
+            self.is_done = opening >= 0
+            pending = 0 if self.is_done else max(_count_tag_start(data, tags.close), _count_tag_start(data, tags.open))
+            self._tag_start = data[len(data) - pending :]
+            self._hold_text(data[: len(data) - pending], delta, out)
+            return ""
+        before = data[:at]
+        if at < 0 or (before or self._last_char)[-1:] in _QUOTES:  # the model writes about its tags
+            self.is_done = True
+            self._hold_text(data, delta, out)
+            return ""
+        self._is_text, self._is_closed, self.has_lone_close = False, True, True
+        if self._holds_text:
+            texts = [delta.text for delta in self._delayed if isinstance(delta, TextDelta)]
+            self._delayed.clear()
+            self._logprobs.clear()
+            self._add_reasoning("".join([*texts, before]), out)
+        else:
+            if before:
+                self._add_text(before, TextDelta(""), out)
+            self._phase = "final_answer"
+        return data[at + len(tags.close) :]
+
+    def _hold_text(self, text: str, delta: TextDelta, out: list[Delta]) -> None:
+        """Add text that may be a thought: later, where it can be held."""
+        if text:
+            self._last_char = text[-1]
+            self._add_text(text, delta, self._delayed if self._holds_text else out)
+        if self.is_done:
+            out += self._delayed
+            self._delayed.clear()
 
     def _read_start(self, text: str, delta: TextDelta, out: list[Delta]) -> str:
         """Look for the opening tag; return the text after it. What is no tag is reasoning or text, as it is."""
@@ -179,12 +270,15 @@ class TagSplitter:
         is_json = self._json_answer and data[0] in "{["
         data = "".join(self._blanks) + data
         self._blanks.clear()
-        if self._starts_open and not is_json:
+        if is_json:
+            self.is_done = True
+            self._add_text(data, delta, out)
+            return ""
+        if self._starts_open:
             self._is_open = True
             return data
-        self.is_done = True
-        self._add_text(data, delta, out)
-        return ""
+        self._is_text = True
+        return self._read_text(data, delta, out)
 
     def _read_reasoning(self, text: str, out: list[Delta]) -> str:
         """Add reasoning up to the closing tag; return the text after it."""
@@ -199,6 +293,7 @@ class TagSplitter:
         self._tag_start = ""
         self._add_reasoning(data[:end], out)
         self._is_open, self._is_closed = False, True
+        self._release_thought(out)
         return data[end + len(tag) :]
 
     def _add_reasoning(self, text: str, out: list[Delta]) -> None:
@@ -208,21 +303,42 @@ class TagSplitter:
         body = text.rstrip("\n")
         if body:
             self._has_reasoning = True
-            out.append(ReasoningDelta("\n" * self._newline_count + body))
+            thought = ReasoningDelta("\n" * self._newline_count + body)
             self._newline_count = 0
+            if self._is_guess:
+                self._thought.append(thought.text)
+            (self._delayed if self._is_guess and self._holds_text else out).append(thought)
         if self._has_reasoning:
             self._newline_count += len(text) - len(body)
 
+    def _release_thought(self, out: list[Delta]) -> None:
+        """Add the reasoning that is certain to be some."""
+        out += self._delayed
+        self._delayed.clear()
+        self._thought.clear()
+        self._is_guess = False
+
     def _add_text(self, text: str, delta: TextDelta, out: list[Delta]) -> None:
-        out.append(msgspec.structs.replace(delta, text=text, logprobs=_logprobs_of_end(self._logprobs, len(text))))
+        logprobs = _logprobs_of_end(self._logprobs, len(text))
+        out.append(msgspec.structs.replace(delta, text=text, logprobs=logprobs, phase=self._phase or delta.phase))
         self._logprobs.clear()
 
-    def _flush(self, out: list[Delta]) -> None:
-        """Add what was pending, when no more text can complete a tag."""
+    def _flush(self, out: list[Delta], *, is_whole: bool) -> None:
+        """Add what was pending, when no more text can complete a tag. An answer that `is_whole` has ended by itself: a
+        thought that was only supposed to be one is then the answer."""
         pending, self._tag_start = self._tag_start, ""
         if self._is_open:
             if pending:
                 self._add_reasoning(pending, out)
+            if self._is_guess and is_whole and self._thought:
+                self.has_no_tag = True
+                self._delayed.clear()
+                self._add_text("".join(self._thought), TextDelta(""), out)
+            self._release_thought(out)
+            return
+        if self._is_text:
+            self.is_done = True
+            self._hold_text(pending, TextDelta(""), out)
             return
         text = "".join(self._blanks) + pending
         self._blanks.clear()

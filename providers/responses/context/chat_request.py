@@ -76,6 +76,7 @@ def build_chat(
     fields |= {
         "messages": messages,
         "cache_root": cache_root or None,
+        "is_streamed": True if request.stream else None,
         "tools": tools or None,
         "tool_choice": toolbox.tool_choice(is_final=False),
         "parallel_tool_calls": toolbox.parallel_tool_calls if tools else None,

@@ -71,7 +71,7 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     if request.tools and len({tool.name for tool in request.tools}) < len(request.tools):
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
     fields = {name: getattr(request, name) for name in ChatRequest.model_fields}
-    fields["cache_root"] = None
+    fields["cache_root"], fields["is_streamed"] = None, request.stream
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
     chat = await inline_images(ChatRequest.model_validate(fields), services.stack.fetcher)
     await check_chat(chat, context.tenant)

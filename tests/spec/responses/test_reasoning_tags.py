@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.engine_answers import doors, recording
 from tests.support.servers.serving import serving
 from tests.support.servers.upstream_server import Chunk, UpstreamServer, delta_chunk, stream, text_chunks
 
@@ -47,3 +48,42 @@ async def test_tagged_reasoning_is_a_reasoning_item_and_is_replayed_between_call
     assert chats[1][1]["content"] == "<think>\nI look.\n</think>\n\n"
     assert "think" not in str(chats[2])
     assert "reasoning" not in str(chats)
+
+
+@pytest.mark.parametrize("name", ["think_bare_close", "bare_json"])
+async def test_a_lone_close_ends_a_thought(name: str) -> None:
+    """K16: the first answer too, where it is not streamed; a stream has the thought as a message before the answer."""
+    answer = '{"a": 1}' if name == "bare_json" else "Hello there."
+    form: Any = {"text": {"format": {"type": "json_object"}}} if name == "bare_json" else {}
+    async with doors(reasoning_tags="auto") as stack:
+        stack.answer = recording(name)
+        create: Any = stack.client.responses.create
+        fields: dict[str, Any] = {"model": "qwen3-8b", "input": "go", "store": False, **form}
+        events = [event async for event in await create(**fields, stream=True)]
+        items = events[-1].response.output
+        assert [item.type for item in items] == ["message", "message"]
+        assert items[-1].content[0].text.strip() == answer
+        assert events[-1].response.status == "completed"
+        for response in (
+            await create(**fields),
+            [event async for event in await create(**fields, stream=True)][-1].response,
+        ):
+            assert [item.type for item in response.output] == ["reasoning", "message"]
+            assert response.output_text.strip() == answer
+            assert "think>" not in str(response.output)
+        messages: Any = [{"role": "user", "content": "go"}]
+        completion = await stack.client.chat.completions.create(model="qwen3-8b", messages=messages)
+        assert (completion.choices[0].message.content or "").strip() == answer
+
+
+async def test_a_lone_close_before_a_call_ends_a_thought() -> None:
+    """K16: whatever follows it."""
+    chunks = [
+        *(delta_chunk(content=piece) for piece in ("I look.", "</th", "ink>\n")),
+        *call_chunks()[-2:],
+    ]
+    async with doors(reasoning_tags="think") as stack:
+        stack.answer = stream(chunks)
+        response: Any = await stack.client.responses.create(model="m", input="go", tools=[TOOL])  # pyright: ignore[reportArgumentType] - a plain dict
+    assert [item.type for item in response.output] == ["reasoning", "function_call"]
+    assert response.output[0].content[0].text == "I look."

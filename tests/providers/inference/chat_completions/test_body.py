@@ -81,7 +81,7 @@ def test_fields_unknown_to_openai_are_refused_for_servers_of_that_dialect(field:
 
 def test_the_fields_of_a_request_are_all_known_here() -> None:
     elsewhere = {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format"}
-    elsewhere |= {"all_reasoning", "cache_root"}
+    elsewhere |= {"all_reasoning", "cache_root", "is_streamed"}
     engine_options = EngineOptions.model_fields.keys()  # see test_engine_options.py
     assert set(ChatRequest.model_fields) == set(SET) | elsewhere | engine_options
 

@@ -27,7 +27,7 @@ FINISH = Finish("stop", Usage(1, 2))
 
 def split(texts: Sequence[str], tags: ReasoningTags = THINK, **options: bool) -> tuple[str, str]:
     """Return the reasoning and the text of an answer in these deltas."""
-    splitter = TagSplitter(tags, **{"starts_open": tags.starts_open, **options})
+    splitter = TagSplitter(tags, **{"starts_open": tags.starts_open, "holds_text": True, **options})
     deltas: list[Delta] = []
     for text in filter(None, texts):
         deltas += splitter.feed([TextDelta(text)])
@@ -55,6 +55,13 @@ def split(texts: Sequence[str], tags: ReasoningTags = THINK, **options: bool) ->
         ("<think>a\n", ("a", "")),
         ("", ("", "")),
         ("  ", ("", "  ")),
+        ("I think.\n</think>\n\nHello.", ("I think.", "Hello.")),
+        ("</think>Hello.", ("", "Hello.")),
+        ("I think.</think>", ("I think.", "")),
+        ('I think.</think>{"a": 1}', ("I think.", '{"a": 1}')),
+        ("I < think.</think>Hello</think>.", ("I < think.", "Hello</think>.")),
+        ("The tag `</think>` closes.", ("", "The tag `</think>` closes.")),
+        ("Open with <think>, close with </think>.", ("", "Open with <think>, close with </think>.")),
     ],
 )
 def test_tags_are_split_at_every_place(answer: str, expected: tuple[str, str]) -> None:
@@ -79,6 +86,57 @@ def test_tags_are_split_at_every_place(answer: str, expected: tuple[str, str]) -
 def test_a_template_may_open_the_tag(answer: str, options: dict[str, bool], expected: tuple[str, str]) -> None:
     for cut in range(len(answer) + 1):
         assert split([answer[:cut], answer[cut:]], TAGS_PRESETS["think-open"], **options) == expected
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("holds_text", [True, False])
+def test_an_answer_without_tags_is_no_thought_of_a_model_that_may_open_one(*, holds_text: bool, reason: Any) -> None:
+    """K16: the preset was found by the name. What was cut off is a thought, what ended by itself is the answer."""
+    splitter = TagSplitter(TAGS_PRESETS["think-open"], starts_open=True, holds_text=holds_text, is_guess=True)
+    deltas = [*splitter.feed([TextDelta("Hel")]), *splitter.feed([TextDelta("lo.")])]
+    deltas += splitter.feed([Finish(reason, Usage())])
+    texts = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    thoughts = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+    assert texts == ("Hello." if reason == "stop" else "")
+    assert thoughts == ("" if reason == "stop" and holds_text else "Hello.")
+
+
+def test_in_a_stream_the_answer_after_a_lone_close_is_a_message_of_its_own() -> None:
+    """K16: the thought has left as text; the phase of the answer begins another message."""
+    splitter = TagSplitter(THINK, starts_open=False)
+    texts = ("I th", "ink.</th", "ink>\n\n", "Hel", "lo.")
+    deltas = [delta for text in texts for delta in splitter.feed([TextDelta(text)])]
+    assert deltas == [
+        TextDelta("I th"),
+        TextDelta("ink."),
+        TextDelta("Hel", phase="final_answer"),
+        TextDelta("lo.", phase="final_answer"),
+    ]
+    assert splitter.has_lone_close
+
+
+async def test_a_model_that_had_a_lone_close_is_read_as_thinking_from_then_on() -> None:
+    """K16: until an answer of it has no tag."""
+    models: set[str] = set()
+    request = ChatRequest.model_validate(
+        {"model": "m", "messages": [{"role": "user", "content": "hi"}], "is_streamed": True}
+    )
+
+    async def ask(*texts: str) -> list[Delta]:
+        async def batches() -> AsyncGenerator[DeltaBatch]:
+            for text in texts:
+                yield [TextDelta(text)]
+            yield [FINISH]
+
+        return [delta async for batch in split_reasoning(batches(), request, THINK, models) for delta in batch]
+
+    await ask("Hm.</think>", "Hello.")
+    assert models == {"m"}
+    assert await ask("Hm.</think>", "Hello.") == [ReasoningDelta("Hm."), TextDelta("Hello."), FINISH]
+    assert await ask("<think>Hm.</think>", "Hello.") == [ReasoningDelta("Hm."), TextDelta("Hello."), FINISH]
+    assert await ask("Hello.") == [ReasoningDelta("Hello."), TextDelta("Hello."), FINISH]
+    assert models == set()
+    assert await ask("Hello.") == [TextDelta("Hello."), FINISH]
 
 
 PARTS = ("<think>", "</think>", "<", "/", "think", ">", "\n", " ", "a", "é\U0001fae0")
@@ -146,6 +204,10 @@ async def test_a_batch_in_which_nothing_is_certain_is_not_yielded() -> None:
     [
         ("Qwen/Qwen3-8B", "think"),
         ("Qwen/Qwen3-30B-A3B-Thinking-2507", "think-open"),
+        ("Qwen/Qwen3.5-35B-A3B", "think-open"),
+        ("MiniMaxAI/MiniMax-M2.1", "think-open"),
+        ("zai-org/GLM-4.7", "think-open"),
+        ("zai-org/GLM-4.6", "think"),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "deepseek-r1"),
         ("mistralai/Magistral-Small-2509", "magistral"),
         ("ByteDance-Seed/Seed-OSS-36B-Instruct", "seed-oss"),
