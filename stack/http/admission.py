@@ -34,6 +34,10 @@ WEBSOCKET_HINT: Final = (
 )
 _WEBSOCKET_PATHS: Final = frozenset({"/v1/responses", "/responses"})
 _HTTP_VERSIONS: Final = frozenset({"1.1", "1.0"})
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+"""A Host header: a name or an address, and a port. `user@name` or a list of names are none."""
+_FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
+"""Values of Sec-Fetch-Site by which a browser says that a page of another origin sends the request."""
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _ALLOWED_METHODS: Final = "GET, POST, DELETE"
@@ -55,12 +59,12 @@ class CorsPolicy:
     """
 
     def __init__(self, origins: Sequence[str]) -> None:
-        self._allows_all = "*" in origins
+        self.allows_all = "*" in origins
         self._origins = {origin.lower() for origin in origins}
 
     def allows(self, origin: str | None) -> bool:
         """Return true if pages of the origin may call the API."""
-        return origin is not None and (self._allows_all or origin.lower() in self._origins)
+        return origin is not None and (self.allows_all or origin.lower() in self._origins)
 
     def build_preflight_response(self, headers: Headers) -> Response | None:
         """Return the response to a browser's preflight; None if the request is none, or its origin is not allowed."""
@@ -78,10 +82,10 @@ class CorsPolicy:
 
     def add_headers(self, response_headers: MutableHeaders, origin: str | None) -> None:
         """Add the headers that let a page of the request's origin read a response."""
-        if not self._allows_all:
+        if not self.allows_all:
             response_headers.add_vary_header("Origin")
         if origin is not None and self.allows(origin):
-            response_headers["access-control-allow-origin"] = "*" if self._allows_all else origin
+            response_headers["access-control-allow-origin"] = "*" if self.allows_all else origin
             response_headers["access-control-expose-headers"] = _EXPOSED_HEADERS
 
 
@@ -89,8 +93,9 @@ class HeadChecks:
     """Refuses requests whose head cannot be right.
 
     Without API keys only a browser could be tricked into calling the server: then Host must be a name that the config
-    allows, and Origin must be the server's own, host and port, or be allowed by `allowed_hosts` or `cors_origins`. With
-    keys, the key alone decides, unless the config names hosts.
+    allows, Origin must be the server's own, host and port, or be allowed by `allowed_hosts` or `cors_origins`, and a
+    request without Origin may not come from a page of another origin, which could measure its time. With keys, the key
+    alone decides, unless the config names hosts.
     """
 
     def __init__(self, config: HttpServerConfig, cors: CorsPolicy | None, *, requires_keys: bool) -> None:
@@ -112,11 +117,14 @@ class HeadChecks:
         if self._allowed_hosts is None:
             return
         host = hosts[0].decode("latin-1") if hosts else ""
-        if _parse_host(f"//{host}") not in self._allowed_hosts:
+        if not _HOST.fullmatch(host) or _parse_host(f"//{host}") not in self._allowed_hosts:
             raise PermissionDenied("This Host is not allowed here: add it to `server.allowed_hosts`.")
         origin = find_header(scope["headers"], b"origin")
         if origin is not None and not self._allows_origin(origin, host):
             raise PermissionDenied("This Origin is not allowed here: add it to `server.cors_origins`.")
+        is_foreign = origin is None and find_header(scope["headers"], b"sec-fetch-site") in _FOREIGN_SITES
+        if is_foreign and not (self._cors is not None and self._cors.allows_all):
+            raise PermissionDenied("A page of another site may not call this server without the CORS protocol.")
 
     def _allows_origin(self, origin: str, host: str) -> bool:
         scheme, separator, authority = origin.partition("://")

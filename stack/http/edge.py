@@ -57,6 +57,11 @@ _access_log = logging.getLogger("stack.access")
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 PROBE_PATHS: Final = OPEN_PATHS | {METRICS_PATH}
 """Paths that are requested all the time, also while the server drains: successful requests of them are not logged."""
+_SAFETY_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+"""A browser renders no answer as another type than it has, and gives none to a page of another origin without CORS."""
 _START_MESSAGE_TYPES: Final = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
 
@@ -107,7 +112,11 @@ class Edge:
                 record.is_stream = EVENT_STREAM_HEADER in message.get("headers", ())
                 record.first_byte_s = record.elapsed_s()
                 # no response has these already, so nothing is replaced
-                response_headers = [*message.get("headers", ()), (b"x-request-id", record.id.encode())]
+                response_headers = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", record.id.encode()),
+                    *_SAFETY_HEADERS,
+                ]
                 if context.charge is not None:
                     limits = context.charge.headers
                     response_headers += [(name.encode(), limits[name].encode()) for name in limits]

@@ -12,7 +12,7 @@ from stack.http.answers import deleted_response, model_response, page_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.uploads import open_upload, read_model, read_query
 
-_DOWNLOAD_HEADERS: Final = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+_DOWNLOAD_HEADERS: Final = {"content-disposition": "attachment"}
 """A file that a program wrote may be any page: no browser may render it as one of this server's."""
 
 

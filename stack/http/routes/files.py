@@ -52,7 +52,6 @@ async def get_file_content(http: Request, context: HttpContext, services: Servic
     headers = {
         "content-length": str(file.bytes),
         "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
-        "x-content-type-options": "nosniff",
     }
     return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
 

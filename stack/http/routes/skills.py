@@ -15,10 +15,7 @@ from stack.http.parsing import to_invalid_request
 from stack.http.uploads import open_uploads, read_model, read_query
 
 _BOOLEANS: Final = {"true": True, "false": False}
-_DOWNLOAD_HEADERS: Final = {
-    "content-disposition": 'attachment; filename="skill.zip"',
-    "x-content-type-options": "nosniff",
-}
+_DOWNLOAD_HEADERS: Final = {"content-disposition": 'attachment; filename="skill.zip"'}
 
 
 async def create_skill(http: Request, context: HttpContext, services: Services) -> Response:

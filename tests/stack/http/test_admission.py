@@ -58,6 +58,41 @@ async def test_a_head_that_cannot_be_right_is_refused(
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "host", ["evil@127.0.0.1", "127.0.0.1, evil", "127.0.0.1:80:80", "127.0.0.1/", "[::1", "localhost:x"]
+)
+async def test_a_host_header_is_one_name_and_one_port(local: Served, host: str) -> None:
+    """S21: what a lenient parser takes for a loopback name is none."""
+    check_error(await ask(local.url, HELLO, headers=[("host", host)]), 403)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses?search=secret", "/v1/models", "/healthz"])
+async def test_a_page_of_another_site_cannot_measure_a_server_without_keys(local: Served, path: str) -> None:
+    """S22: a browser says where a GET comes from, also without Origin; other clients do not send the header."""
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200), ("", 200)):
+        headers = [("sec-fetch-site", site)] if site else []
+        answer = await ask(local.url, method="GET", path=path, headers=headers, kind=None)
+        assert answer.status == status, site
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+
+
+async def test_a_page_that_may_call_sends_its_origin() -> None:
+    """S22: the page of an origin in `cors_origins`, and any page where all are allowed."""
+    site = ("sec-fetch-site", "cross-site")
+    for origins, headers, status in (
+        ([PAGE], [site, ("origin", PAGE)], 200),
+        ([PAGE], [site], 403),
+        (["*"], [site], 200),
+    ):
+        async with serving(server={"cors_origins": origins}) as served:
+            answer = await ask(served.url, method="GET", path="/v1/models", headers=headers, kind=None)
+            assert answer.status == status
+    async with serving(server={"api_keys": ["sk-one"]}) as served:  # the key decides
+        headers = [site, ("authorization", "Bearer sk-one")]
+        assert (await ask(served.url, method="GET", path="/v1/models", headers=headers, kind=None)).status == 200
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:1234", "localhost", "LOCALHOST:80", "[::1]", "[::1]:8321"])
 async def test_loopback_names_are_let_in(local: Served, host: str) -> None:
     assert (await ask(local.url, HELLO, headers=[("host", host)])).status == 200
