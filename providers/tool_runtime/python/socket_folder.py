@@ -13,6 +13,8 @@ from typing import Final
 
 from apis import confinement
 
+_MAX_FOLDERS: Final = 16
+"""Names of which the first one is used that no other user has taken."""
 _MAX_PATH_BYTES: Final = 100
 """Length of a socket's path in bytes; the kernel's own limit is 108 on Linux and 104 on macOS."""
 
@@ -21,13 +23,17 @@ def socket_path(deployment_id: str, config: bytes) -> Path:
     """Return where a session server listens.
 
     Its name is a hash of the deployment, the settings and this package's code: a server is never shared with another
-    store, and after an upgrade or a change of settings the new workers start a server of their own.
+    store, and after an upgrade or a change of settings the new workers start a server of their own. The name of the
+    folder is a hash of the deployment, whose id is only in its store: another user of the machine cannot create it
+    first. Where one has seen it, and creates it after a restart of the machine, the next name is the folder's.
     """
     identity = hashlib.sha256(f"{deployment_id}\n".encode() + config)
     for folder in (Path(__file__).parent, Path(confinement.__file__).parent):
         for file in sorted(folder.glob("*.py")):
             identity.update(file.read_bytes())
-    folder = Path(tempfile.gettempdir(), f"python-sessions-{os.geteuid()}")
+    names = (hashlib.sha256(f"{deployment_id}\n{number}".encode()).hexdigest()[:16] for number in range(_MAX_FOLDERS))
+    folders = [Path(tempfile.gettempdir(), f"python-sessions-{name}") for name in names]
+    folder = next((each for each in folders if not os.path.lexists(each) or _is_own(each)), folders[0])
     return folder / f"{identity.hexdigest()[:16]}.sock"
 
 
@@ -37,9 +43,14 @@ def prepare_folder(path: Path) -> None:
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise OSError(f"the path {path} is too long for a socket")
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    status = path.parent.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+    if not _is_own(path.parent):
         raise OSError(f"{path.parent} belongs to another user, or others may use it")
+
+
+def _is_own(folder: Path) -> bool:
+    """Return true for a folder of this user alone."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from apis.storage.kv_store import KVStore
 from providers.tool_runtime.python import session_client
 from providers.tool_runtime.python.messages import OperationRequest, encode_message
 from providers.tool_runtime.python.provider import Python
+from providers.tool_runtime.python.socket_folder import prepare_folder, socket_path
 from tests.providers.tool_runtime.python.test_python import (
     ENDLESS,
     SessionLog,
@@ -327,14 +328,24 @@ async def test_the_socket_is_its_users_alone_and_goes_with_it(store: KVStore) ->
     assert not path.exists()
 
 
-async def test_a_folder_that_others_may_use_is_refused(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_user_has_taken_stops_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S24: its name cannot be known before, and one that others may use is not used."""
     with tempfile.TemporaryDirectory() as short:
         monkeypatch.setattr(tempfile, "tempdir", short)
-        folder = Path(short, f"python-sessions-{os.geteuid()}")
-        folder.mkdir()
-        folder.chmod(0o777)
-        with pytest.raises(ConfigError, match="others may use it"):
-            await build(store).start()
+        first = socket_path("deployment", b"settings")
+        assert socket_path("deployment", b"other").parent == first.parent
+        assert socket_path("another", b"settings").parent != first.parent
+        first.parent.mkdir()
+        first.parent.chmod(0o777)
+        with pytest.raises(OSError, match="others may use it"):
+            prepare_folder(first)
+        second = socket_path("deployment", b"settings")
+        assert second.parent != first.parent
+        prepare_folder(second)
+        assert socket_path("deployment", b"settings") == second, "the next worker finds the same one"
+        second.parent.rmdir()
+        second.parent.symlink_to(short)
+        assert socket_path("deployment", b"settings").parent not in (first.parent, second.parent)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -384,7 +395,7 @@ async def test_the_socket_of_a_killed_server_is_removed(store: KVStore) -> None:
         path = server_socket(python)
         await kill_server()
         assert path.exists()
-        async with started():
+        async with started(store, max_sessions=7):  # a server of its own
             assert not path.exists()
             assert await text_of(python, "1") == "1"
             assert path.exists()
