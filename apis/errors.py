@@ -43,8 +43,9 @@ FailureCode = Literal[
     "context_length_exceeded",
     "completion_window_expired",
     "api_key_revoked",
+    "storage_unavailable",
 ]
-"""The codes of a failed response. The SDK's type does not list the last three. OpenAI sends `context_length_exceeded`,
+"""The codes of a failed response. The SDK's type does not list the last four. OpenAI sends `context_length_exceeded`,
 and agents compact their conversation when they read it."""
 
 _MAX_NAMED_MODELS: Final = 10
@@ -57,6 +58,7 @@ class StackError(Exception):
     type: ClassVar[str] = "server_error"
     code: str | None = None
     failure_code: ClassVar[FailureCode] = "server_error"
+    default_retry_after_s: ClassVar[float | None] = None
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class StackError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
         self.repeats_work = False
         """True if sending the request again would repeat work that a model or a tool has already done."""
         if code is not None:
@@ -260,6 +262,8 @@ class StoreUnavailable(StackError):
 
     status = 503
     code = "storage_unavailable"
+    failure_code = "storage_unavailable"
+    default_retry_after_s = 1
 
 
 class StorageCorrupt(StackError):

@@ -297,9 +297,14 @@ class Responses(Provider, ABC):
         """Execute background responses that have a completion window in this process from now on, as `capacity` admits
         them, until it drains or closes."""
 
-    async def drain(self) -> None:
+    async def drain(self, *, at_once: bool = False) -> None:
         """Prepare for the end of this process: start nothing more, end the streams of background responses, which other
-        processes can continue, and return when nothing runs here any more. It may be cancelled."""
+        processes can continue, and return when nothing runs here any more. It may be cancelled. With `at_once` and no
+        other process, background responses wait for the next start, or fail where they could not go on then."""
+
+    def count_running(self) -> int:
+        """Return the number of background responses that this process executes."""
+        return 0
 
     def end_running(self) -> None:
         """Prepare for the cancellation of the streams that still run, because the process ends now: from here on a

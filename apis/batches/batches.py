@@ -121,8 +121,9 @@ class Batches(Provider, ABC):
         other work that may wait."""
 
     @abstractmethod
-    async def drain(self) -> None:
-        """Begin no more lines, and return when those of this process have ended; other workers go on with the rest."""
+    async def drain(self, *, at_once: bool = False) -> None:
+        """Begin no more lines, and return when those of this process have ended; other workers go on with the rest.
+        With `at_once` they are broken off, to be executed again."""
 
     @property
     @abstractmethod

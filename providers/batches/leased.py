@@ -113,9 +113,9 @@ class LeasedBatches(Batches):
         self._workers.start(config.poll_s, config.lease_s)
         return capacity
 
-    async def drain(self) -> None:
+    async def drain(self, *, at_once: bool = False) -> None:
         if self._workers is not None:
-            await self._workers.drain()
+            await self._workers.drain(at_once=at_once)
 
     async def close(self) -> None:
         if self._workers is not None:

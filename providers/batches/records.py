@@ -178,7 +178,7 @@ def decode_active_key(key: str) -> BatchRef:
 
 
 def build_block_name(first_line: int, line_count: int) -> str:
-    """Return the name of a block, which tells its lines although its record may be damaged."""
+    """Return the name of a block, from which its lines are known, also where its record is damaged."""
     return f"{first_line:06d}-{line_count}"
 
 

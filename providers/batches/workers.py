@@ -87,15 +87,18 @@ class BatchWorkers:
         """Look for work now instead of after the poll interval."""
         self._wakeup.set()
 
-    async def drain(self) -> None:
-        """Begin no more lines, and return when those in progress have ended."""
+    async def drain(self, *, at_once: bool = False) -> None:
+        """Begin no more lines, and return when those in progress have ended; with `at_once` they are broken off, and
+        other workers execute them."""
         self._is_draining = True
         self._wakeup.set()
         async with self._claiming:  # a block that was just claimed is executed
             if self._watcher is not None:
                 self._watcher.cancel()
-        for execution in self._executions.values():
+        for task, execution in self._executions.items():
             execution.stop("drain")
+            if at_once:
+                task.cancel()
         while tasks := [*self._executions, *self._controls.values()]:
             await asyncio.wait(tasks)
 

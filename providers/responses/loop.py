@@ -102,7 +102,7 @@ class Loop(Responses):
             kv_store, self._history, self._preparer.prepare, fetcher, deployment, accounts
         )
         self._observation = BackgroundObservation(
-            kv_store, config.background, self._background.registry, self._load, self._views
+            kv_store, config.background, self._background.event_log, self._background.registry, self._load, self._views
         )
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -119,8 +119,11 @@ class Loop(Responses):
     def execute_deferred_with(self, capacity: SpareCapacity) -> None:
         self._background.execute_deferred_with(capacity)
 
-    async def drain(self) -> None:
-        await self._background.drain()
+    async def drain(self, *, at_once: bool = False) -> None:
+        await self._background.drain(at_once=at_once)
+
+    def count_running(self) -> int:
+        return self._background.metrics().background_running
 
     def end_running(self) -> None:
         self._streams.end_running()

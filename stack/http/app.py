@@ -63,6 +63,7 @@ def create_app(config: StackConfig) -> Starlette:
             services = app.state.services = _build_services(stack, metrics, described, free_disk_bytes)
             stack.responses.execute_deferred_with(_execute_lines(stack, RouteLineExecutor(services, app)))
             app.state.drain = partial(_drain, stack)
+            app.state.count_background = stack.responses.count_running
             app.state.end_running = services.end_running
             build_sdk_schemas()
             tasks = {supervise("the monitor of streams", services.monitor.run)}
@@ -127,9 +128,12 @@ def _execute_lines(stack: Stack, executor: RouteLineExecutor) -> SpareCapacity:
     return SpareCapacity(places, executor.interactive_requests, busy_places=_DEFERRED_PLACES // 4)
 
 
-async def _drain(stack: Stack) -> None:
-    """Return when the work that has no connection, background responses and lines of batches, can go on elsewhere."""
-    await asyncio.gather(stack.responses.drain(), *([stack.batches.drain()] if stack.batches is not None else []))
+async def _drain(stack: Stack, *, at_once: bool) -> None:
+    """Return when the work that has no connection, background responses and lines of batches, can go on elsewhere; with
+    `at_once`, where there is no other process, it goes on with the next start."""
+    drains = [stack.responses.drain(at_once=at_once)]
+    drains += [stack.batches.drain(at_once=at_once)] if stack.batches is not None else []
+    await asyncio.gather(*drains)
 
 
 def _build_services(

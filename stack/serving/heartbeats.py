@@ -36,6 +36,10 @@ class Heartbeats:
         self._seen.pop(number, None)
         self._silent_s.pop(number, None)
 
+    def has_begun(self, number: int) -> bool:
+        """Return true if the worker has served, and did not end while it started."""
+        return bool(self._times[number])
+
     def observe(self, number: int, now: float | None = None) -> float:
         """Return the seconds for which worker `number` has been silent, by the parent's own looks; `now` is the
         monotonic time."""

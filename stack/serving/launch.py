@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import wait
@@ -37,6 +37,8 @@ from stack.wiring import load_wired_config, wiring_lines
 
 _POLL_S = 0.2
 _RESTART_INTERVAL_S = 1.0
+# Longest pause between starts of workers that all end before they listen, as with a mistake in a changed run config.
+_MAX_RESTART_INTERVAL_S = 60.0
 # Seconds without one turn of its event loop after which a worker is killed and replaced: its clients wait in vain.
 _SILENCE_TIMEOUT_S = 30.0
 
@@ -185,7 +187,9 @@ class _WorkerPool:
         self._listener = listener
         self._count = count
         self._workers: dict[int, multiprocessing.process.BaseProcess] = {}
+        self._restart_interval_s = _RESTART_INTERVAL_S
         self._signal_count = 0
+        self._first_signal = signal.SIGTERM
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -203,7 +207,7 @@ class _WorkerPool:
         started_at = 0.0
         while True:
             missing = set(range(self._count)) - self._workers.keys()
-            if not self._signal_count and missing and time.monotonic() - started_at >= _RESTART_INTERVAL_S:
+            if not self._signal_count and missing and time.monotonic() - started_at >= self._restart_interval_s:
                 started_at = time.monotonic()
                 for number in sorted(missing):
                     self._start_worker(number)
@@ -212,7 +216,7 @@ class _WorkerPool:
                 self._shared_state.ending_event.set()
                 self._listener.close()  # else the port would stay open after the last worker has closed it
                 for worker in self._workers.values():
-                    worker.terminate()
+                    _pass_on(worker, self._first_signal)
             wait([worker.sentinel for worker in self._workers.values()], timeout=_POLL_S)
             for number, worker in [*self._workers.items()]:
                 if not worker.is_alive():
@@ -238,13 +242,30 @@ class _WorkerPool:
         if worker.exitcode and worker.exitcode > 0 and not self._shared_state.listening_event.is_set():
             self._signal_count = 1
             return worker.exitcode
+        if self._shared_state.heartbeats.has_begun(number):
+            self._restart_interval_s = _RESTART_INTERVAL_S
+        else:
+            self._restart_interval_s = min(_MAX_RESTART_INTERVAL_S, 2 * self._restart_interval_s)
         say = _log.error if worker.exitcode else _log.info
-        say("Worker %s ended (exit code %s); another takes its place.", worker.pid, worker.exitcode)
+        say(
+            "Worker %s ended (exit code %s); another takes its place in %g s at most.",
+            *(worker.pid, worker.exitcode, self._restart_interval_s),
+        )
         forget_worker(self._shared_state.metrics_directory, number)
         return 0
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if not self._signal_count:
+            self._first_signal = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         self._signal_count += 1
+
+
+def _pass_on(worker: multiprocessing.process.BaseProcess, number: signal.Signals) -> None:
+    if number == signal.SIGTERM or worker.pid is None:
+        worker.terminate()
+    elif worker.is_alive():
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, number)
 
 
 class _Reloader(StatReload):

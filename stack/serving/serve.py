@@ -66,7 +66,8 @@ class DrainingServer(Server):
     then new connections are refused, so that a proxy chooses another server. An open connection is served once more,
     with `connection: close`, and closed when it was idle for a while, because closing it at once would reset a request
     that is on its way. Requests that still run after the grace period are then ended by `app.state.end_running` and a
-    cancellation, and get a moment to send their last event. The process is gone at most a second after the grace
+    cancellation, and get a moment to send their last event. After SIGINT background work does not go on until then, if
+    no other process would: it waits for the next start, or ends. The process is gone at most a second after the grace
     period, or after the second signal: if something hangs, with every thread's traceback on stderr and exit code 1.
     """
 
@@ -105,6 +106,7 @@ class DrainingServer(Server):
         self._others_keep_serving = others_keep_serving
         self._on_beat = on_beat
         self._last_request_wait_s = _LAST_REQUEST_WAIT_S
+        self._is_interrupted = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakeup = asyncio.Event()
         self.listeners: list[Listener] = []
@@ -146,8 +148,9 @@ class DrainingServer(Server):
         self._app.state.draining = True
         if self._loop is not None:  # the signal itself does not wake it
             self._loop.call_soon_threadsafe(self._wakeup.set)
-        if sig == signal.SIGINT:
-            self._last_request_wait_s = 0.0  # a person waits at the terminal
+        if sig == signal.SIGINT:  # a person waits at the terminal
+            self._is_interrupted = True
+            self._last_request_wait_s = 0.0
         # from this moment on, as probes see the state from this moment on: `shutdown` begins a little later
         self._open_connections.drain_idle_s = self._last_request_wait_s
         left_s = _EXIT_TIMEOUT_S if self.force_exit else self._grace_s + _EXIT_TIMEOUT_S
@@ -158,12 +161,10 @@ class DrainingServer(Server):
         deadline = loop.time() + self._grace_s
         app_tasks = self._drain_app()
         self._drain_connections()
-        if self.server_state.tasks:
-            await asyncio.wait(set(self.server_state.tasks), timeout=_POLL_S)
-        if count := len(self.server_state.tasks):
-            _log.info(
-                "Finishing %s for at most %g s. Ctrl-C or a second signal ends now.", _requests(count), self._grace_s
-            )
+        if self.server_state.tasks or app_tasks:
+            await asyncio.wait({*self.server_state.tasks, *app_tasks}, timeout=_POLL_S)
+        if running := self._describe_running():
+            _log.info("Finishing %s for at most %g s. Ctrl-C or a second signal ends now.", running, self._grace_s)
         await self._stop_accepting(deadline)
         self._drain_connections()
         while (self._is_busy() or app_tasks) and not self.force_exit and loop.time() < deadline:
@@ -174,6 +175,14 @@ class DrainingServer(Server):
         await self._end_requests()
         await self._close_connections()
         await super().shutdown(sockets)
+
+    def _describe_running(self) -> str:
+        """Return the numbers of requests and background responses that still run; empty if there are none."""
+        count_background: Callable[[], int] = getattr(self._app.state, "count_background", lambda: 0)
+        requests, background = len(self.server_state.tasks), count_background()
+        parts = [_requests(requests)] if requests else []
+        parts += [f"{background} background response{'s' if background > 1 else ''}"] if background else []
+        return " and ".join(parts)
 
     def _is_busy(self) -> bool:
         return bool(self.server_state.tasks or self.server_state.connections)
@@ -228,10 +237,10 @@ class DrainingServer(Server):
 
     def _drain_app(self) -> set[asyncio.Task[None]]:
         """Return the task of the app's `state.drain`, which ends the work that no request waits for."""
-        drain: Callable[[], Coroutine[Any, Any, None]] | None = getattr(self._app.state, "drain", None)
+        drain: Callable[..., Coroutine[Any, Any, None]] | None = getattr(self._app.state, "drain", None)
         if drain is None:
             return set()
-        draining = {asyncio.create_task(drain())}
+        draining = {asyncio.create_task(drain(at_once=self._is_interrupted))}
         for task in draining:
             task.add_done_callback(draining.discard)
         return draining

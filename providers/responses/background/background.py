@@ -14,7 +14,7 @@ from openai.types.responses import Response
 
 from apis.accounts.accounts import Accounts
 from apis.documents.fetcher import Fetcher
-from apis.errors import InvalidRequest, RateLimited, StorageCorrupt
+from apis.errors import InvalidRequest, RateLimited, StackError, StorageCorrupt
 from apis.events import LoggedEvent, ResponseEventBatch
 from apis.observation.details import DeliverySummary
 from apis.responses import ResponseListParams, SpareCapacity
@@ -46,6 +46,8 @@ _NO_WINDOW_MESSAGE: Final = (
 )
 
 _MAX_LISTED_RUNS: Final = 1000
+_REMOVAL_WAIT_S: Final = 0.2
+"""Seconds in which processes that end together remove their reports."""
 
 
 class BackgroundResponses:
@@ -67,7 +69,7 @@ class BackgroundResponses:
         self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants, options.webhook_endpoints)
         self._webhook_delivery: asyncio.Task[None] | None = None
         self._wakeups = LogWakeups()
-        self._event_log = EventLog(kv, self._wakeups, ttl_s=config.event_ttl_s)
+        self.event_log = EventLog(kv, self._wakeups, ttl_s=config.event_ttl_s)
         self.registry = WorkerRegistry(kv, config.lease_s, config.max_running)
         self._runs = Runs(
             kv,
@@ -76,7 +78,7 @@ class BackgroundResponses:
             retention_s=history.retention_s,
             worker=self.registry.worker_id,
         )
-        self._executor = RunExecutor(kv, history, prepare, config, self._event_log, self._webhook_queue, accounts)
+        self._executor = RunExecutor(kv, history, prepare, config, self.event_log, self._webhook_queue, accounts)
         self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants, self.registry)
 
     @property
@@ -93,14 +95,27 @@ class BackgroundResponses:
         self._executor.engine_priority = capacity.engine_priority
         self._workers.start_deferred(capacity)
 
-    async def drain(self) -> None:
+    async def drain(self, *, at_once: bool = False) -> None:
         """Claim no more runs, end the streams of readers, release each run as soon as another worker can resume it,
-        and return when no run is left in this process."""
-        self._event_log.is_closing = self._workers.is_draining = self._executor.is_draining = True
+        and return when no run is left in this process. With `at_once`, runs do not go on where there is no other
+        worker: each waits for the next one, or fails if that could not resume it."""
+        self.event_log.is_closing = self._workers.is_draining = self._executor.is_draining = True
         self._wakeups.wake_all()
         for ref in self._executor.list_resumable():
             self._workers.stop_run(ref)
+        if at_once and await self._is_alone():
+            await self._workers.stop_all()
         await self._workers.drain()
+
+    async def _is_alone(self) -> bool:
+        """Return True if no other process executes background responses. Those that end together with this one have
+        removed their reports by then."""
+        await self.registry.remove()
+        await asyncio.sleep(_REMOVAL_WAIT_S)
+        try:
+            return not await self.registry.list_workers()
+        except StackError:
+            return False
 
     async def close(self) -> None:
         self._executor.is_draining = True
@@ -111,7 +126,7 @@ class BackgroundResponses:
 
     async def create(self, pending: PendingResponse) -> AsyncGenerator[ResponseEventBatch]:
         """Queue a response or start it; yield the queued event, or with `stream` all events."""
-        run, request = build_new_run(pending, self._event_log), pending.request
+        run, request = build_new_run(pending, self.event_log), pending.request
         ref, window_s = run.ref, run.rank.window_s
         place = None if window_s else await self._workers.try_reserve_place(ref.tenant)
         with ExitStack() as held:
@@ -140,6 +155,7 @@ class BackgroundResponses:
     async def _add(self, run: NewRun, pending: PendingResponse, *, start_now: bool) -> ClaimedRun | None:
         """Store the run, with the branch that keeps the turn before it; None if it waits for a worker."""
         ref, history = run.ref, pending.previous_history
+        reader_ops = [self.event_log.reader_op(ref.tenant, ref.id)] if pending.request.stream else []
         while True:
             branch_ops = await self._history.branch_ops(
                 history, ref.id, self._runs.retention_s + run.rank.window_s, tenant=ref.tenant
@@ -147,7 +163,8 @@ class BackgroundResponses:
             try:
                 async with hand_over_lock(pending.lock) as lock_ops:
                     return await self._runs.add(
-                        *(ref, run.rank, run.stored_request, [run.log_op, *lock_ops, *branch_ops, *run.charge_ops]),
+                        *(ref, run.rank, run.stored_request),
+                        [run.log_op, *reader_ops, *lock_ops, *branch_ops, *run.charge_ops],
                         is_portable=run.is_portable,
                         start_now=start_now,
                     )
@@ -158,7 +175,7 @@ class BackgroundResponses:
 
     def follow(self, response_id: str, starting_after: int, *, tenant: str) -> AsyncGenerator[Sequence[LoggedEvent]]:
         """Yield the events after that sequence number, then those to come."""
-        return self._event_log.follow(response_id, starting_after, tenant=tenant)
+        return self.event_log.follow(response_id, starting_after, tenant=tenant)
 
     async def get(self, response_id: str, *, tenant: str) -> Response | None:
         """Return a response that has not ended, without output; None for any other."""
@@ -218,5 +235,5 @@ class BackgroundResponses:
 
     async def delete_log(self, response_id: str, *, tenant: str) -> None:
         """Delete the events of a response, and the log of its webhook deliveries."""
-        await self._event_log.delete(response_id, tenant=tenant)
+        await self.event_log.delete(response_id, tenant=tenant)
         await self._webhook_queue.log.delete(response_id, tenant=tenant)

@@ -87,7 +87,7 @@ class DeferredRuns:
 
     async def _run_one(self, tenant: str, capacity: SpareCapacity) -> None:
         async with capacity.admit(tenant):
-            # a claim that is cancelled may have happened, and then nobody would execute the run
+            # a claim that is cancelled may have happened, and then no worker would execute the run
             claim = asyncio.create_task(self._claim(tenant))
             self._claims.add(claim)
             claim.add_done_callback(self._claims.discard)

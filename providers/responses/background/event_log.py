@@ -1,9 +1,11 @@
 """EventLog: the events of a background response as numbered batches in a KVStore, for any number of readers.
 
     TENANT/event/ID/NUMBER       the events from NUMBER on, a line each: the type, a space, the JSON
+    TENANT/event_reader/ID       present once the events of a response that has not ended may have been read
 
 A batch begins where the one before it ended, so a reader that has the last number knows the key of the next batch. The
-store is the truth; a wakeup is only a hint.
+store is the truth; a wakeup is only a hint. Events without a reader can be taken back, so that a turn whose worker died
+is run again: a reader is stored before it reads.
 """
 
 import asyncio
@@ -18,7 +20,8 @@ from openai.types.responses import ResponseStreamEvent
 
 from apis.errors import InvalidRequest, Overloaded, StoreUnavailable
 from apis.events import TERMINAL_EVENTS, LoggedEvent, event_to_json
-from apis.storage.kv_store import KVStore, Put
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.lease import Lease
 from apis.storage.records import PAGE_BYTES, delete_all, scan_all
 from providers.responses.store.run_key import run_key
 
@@ -35,6 +38,11 @@ _MAX_OUTAGE_S: Final = 30.0
 def event_key(tenant: str, response_id: str, number: int) -> str:
     """Return the key of the batch whose first event has this number."""
     return f"{tenant}/event/{response_id}/{number:08d}"
+
+
+def reader_key(tenant: str, response_id: str) -> str:
+    """Return the key that is present once the events of a running response may have been read."""
+    return f"{tenant}/event_reader/{response_id}"
 
 
 def encode_event_line(event: ResponseStreamEvent) -> bytes:
@@ -119,7 +127,44 @@ class EventLog:
         rows = scan_all(self._kv, prefix, page_size=_PAGE_SIZE)
         return [event async for _, entry in rows for event in decode_batch(entry.value)]
 
+    def reader_op(self, tenant: str, response_id: str) -> Put:
+        """Return the write that comes before the events of a running response are read."""
+        return Put(reader_key(tenant, response_id), b"", self.ttl_s)
+
+    async def add_reader(self, response_id: str, *, tenant: str) -> bool:
+        """Store that events may be read from now on, unless the response has ended; return whether it has not."""
+        if await self._kv.get(run_key(tenant, response_id)) is None:
+            return False
+        await self._kv.write([self.reader_op(tenant, response_id)])
+        return True
+
+    async def has_reader(self, response_id: str, *, tenant: str) -> bool:
+        """Return whether events of the response may have been read before it ended."""
+        return await self._kv.get(reader_key(tenant, response_id)) is not None
+
+    async def rewind(self, lease: Lease, response_id: str, keep: int, *, tenant: str) -> bool:
+        """Delete all events but the first `keep`, as the holder of the lease of the run; return False, and delete no
+        more of them, if they may have been read. Raises LeaseLost."""
+        prefix = event_key(tenant, response_id, 0)[:-8]
+        unread = Delete(reader_key(tenant, response_id), ABSENT)
+        while rows := await self._kv.scan(prefix, limit=_PAGE_SIZE, reverse=True):  # what is left is a whole log
+            ops: list[Op] = []
+            for key, entry in rows:
+                number, lines = int(key[-8:]), entry.value.split(b"\n")[:-1]
+                if number >= keep:
+                    ops.append(Delete(key))
+                elif number + len(lines) > keep:
+                    ops.append(
+                        self.batch_op(tenant, response_id, number, [b"%b\n" % each for each in lines[: keep - number]])
+                    )
+            if not ops:
+                return True
+            if not await lease.write([*ops, unread]):
+                return False
+        return True
+
     async def delete(self, response_id: str, *, tenant: str) -> None:
+        await self._kv.write([Delete(reader_key(tenant, response_id))], durable=False)
         await delete_all(self._kv, event_key(tenant, response_id, 0)[:-8], page_size=_PAGE_SIZE)
 
     async def follow(
@@ -131,7 +176,8 @@ class EventLog:
         Raises InvalidRequest before it where there is no log, or it ended before that number.
         """
         first_number = starting_after + 1
-        number = await self._find_first_batch(response_id, first_number, tenant)
+        is_running = await self.add_reader(response_id, tenant=tenant)
+        number = await self._find_first_batch(response_id, first_number, tenant, is_running=is_running)
         yield ()
         prefix = event_key(tenant, response_id, 0)[:-8]
         after = event_key(tenant, response_id, number - 1) if number else ""
@@ -151,11 +197,10 @@ class EventLog:
             if skip < len(events):
                 yield events[skip:]
 
-    async def _find_first_batch(self, response_id: str, sequence_number: int, tenant: str) -> int:
+    async def _find_first_batch(self, response_id: str, sequence_number: int, tenant: str, *, is_running: bool) -> int:
         """Return the number that the batch of this event begins with; that of the last batch for an event to come."""
         prefix = event_key(tenant, response_id, 0)[:-8]
         bound = event_key(tenant, response_id, sequence_number + 1)
-        run = await self._kv.get(run_key(tenant, response_id))
         rows = await self._kv.scan(prefix, before=bound, limit=1, reverse=True)
         if not rows:
             raise InvalidRequest(
@@ -165,7 +210,7 @@ class EventLog:
             )
         key, entry = rows[0]
         number = int(key[-8:])
-        if run is None and number + len(decode_batch(entry.value)) < sequence_number:
+        if not is_running and number + len(decode_batch(entry.value)) < sequence_number:
             raise InvalidRequest(
                 f"The stream has ended before event {sequence_number - 1}.",
                 param="starting_after",

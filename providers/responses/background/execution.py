@@ -61,7 +61,12 @@ from providers.responses.run.response_span import (
     count_resumed_run,
     store_span,
 )
-from providers.responses.run.response_stream import assign_sequence_numbers, in_progress_event, terminal_event
+from providers.responses.run.response_stream import (
+    assign_sequence_numbers,
+    in_progress_event,
+    shutdown_error,
+    terminal_event,
+)
 from providers.responses.run.unfinished_log import ClosedLog, close_log
 from providers.responses.store.conversation_lock import release_lock
 from providers.responses.store.history import FinishedResponse, History
@@ -146,16 +151,35 @@ class RunExecutor:
                 await self.end_from_log(claimed_run, "failed", error)
         except LeaseLost:
             _log.info("response %s is another worker's now", claimed_run.ref.id)
-        except (asyncio.CancelledError, StoreUnavailable):
-            journal = self._journals.get(claimed_run.ref)
-            ops = journal.remaining_ops() if journal and journal.is_at_checkpoint else ()
-            with suppress(StackError):
-                await claimed_run.lease.hand_back(claimed_run.run, ops)
+        except (asyncio.CancelledError, StoreUnavailable) as exc:
+            with suppress(StackError, LeaseLost):
+                await self._leave(claimed_run, is_ending=isinstance(exc, asyncio.CancelledError) and self.is_draining)
             raise
         finally:
             self._local_responses.pop(claimed_run.ref, None)
             self._journals.pop(claimed_run.ref, None)
             self._event_log.wakeups.wake(claimed_run.ref.id)  # its readers look which process writes now
+
+    async def _leave(self, claimed_run: ClaimedRun, *, is_ending: bool) -> None:
+        """Return a run to the queue. One that no other worker could go on with is ended, where this process ends."""
+        ref, journal = claimed_run.ref, self._journals.get(claimed_run.ref)
+        is_at_checkpoint = journal is not None and journal.is_at_checkpoint
+        if is_ending and not await self._can_go_on(claimed_run, journal):
+            _log.warning("response %s fails, because this server ends before it is done", ref.id)
+            await self.end_from_log(claimed_run, "failed", shutdown_error())
+            return
+        await claimed_run.lease.hand_back(
+            claimed_run.run, journal.remaining_ops() if is_at_checkpoint and journal else ()
+        )
+
+    async def _can_go_on(self, claimed_run: ClaimedRun, journal: Journal | None) -> bool:
+        if not claimed_run.run.is_portable:
+            return False
+        if journal is None or journal.next_number <= INITIAL_EVENT_COUNT:
+            return True
+        if journal.is_at_checkpoint or journal.is_running_calls:
+            return True
+        return not await self._event_log.has_reader(claimed_run.ref.id, tenant=claimed_run.ref.tenant)
 
     async def end_from_log(
         self, claimed_run: ClaimedRun, status: ResponseStatus, error: StackError | None = None
@@ -224,7 +248,8 @@ class RunExecutor:
             return bug_to_error(exc, claimed_run.ref.id)
 
     async def _resume(self, claimed_run: ClaimedRun) -> StackError | None:
-        """Continue a response of another worker, from its newest checkpoint or from the beginning."""
+        """Continue a response of another worker, from its newest checkpoint or from the beginning. A turn of the model
+        that the worker did not end is run again, unless its events may have been read."""
         ref, run = claimed_run.ref, claimed_run.run
         log = await self._event_log.read_all(ref.id, tenant=ref.tenant)
         checkpoints = await load_checkpoints(self._kv, ref.tenant, ref.id)
@@ -232,8 +257,17 @@ class RunExecutor:
         has_output = any(event.type not in INITIAL_EVENTS for event in log)
         if run.lost_count > MAX_LOST_WORKERS:
             return StackError(_WORKERS_LOST_MESSAGE)
-        if (has_output and resume_point is None) or not run.is_portable:
+        if not run.is_portable:
             return StackError(_WORKER_STOPPED_MESSAGE)
+        if has_output and resume_point is None:
+            if checkpoints and checkpoints[-1].running_indexes:
+                return StackError(_WORKER_STOPPED_MESSAGE)
+            initial_count = sum(event.type in INITIAL_EVENTS for event in log)
+            event_count = checkpoints[-1].event_count if checkpoints else initial_count
+            if not await self._event_log.rewind(claimed_run.lease, ref.id, event_count, tenant=ref.tenant):
+                return StackError(_WORKER_STOPPED_MESSAGE)
+            log = log[:event_count]
+            resume_point = find_resume_point(log, checkpoints)
         count_resumed_run()
         if resume_point is None:
             return await self._generate(claimed_run, len(log), checkpoint_count=len(checkpoints))

@@ -22,6 +22,8 @@ _BATCH_BYTES: Final = 64 * 1024
 """Bytes of events that are written at once, without waiting for the interval."""
 _MAX_BUFFERED_BYTES: Final = 1024 * 1024
 """Bytes of unwritten events above which the model's stream waits for the store."""
+_MAX_BATCH_BYTES: Final = 1024 * 1024
+"""Bytes of one batch, which holds more only where a single event has more."""
 _RENEW_INTERVAL_S: Final = 1.0
 """Longest time in seconds between two writes: a run that was cancelled elsewhere stops by then."""
 
@@ -90,14 +92,14 @@ class Journal:
             if self._is_stopping:
                 return
             checkpoint_ops, self._checkpoint_ops = self._checkpoint_ops, []
-            op = self._take_batch()
-            await self._lease.write([op, *checkpoint_ops] if op else checkpoint_ops)
+            batches = self._take_batches()
+            await self._lease.write([*batches, *checkpoint_ops])
             self._has_space.set()
-            if op is not None:
+            for op in batches:
                 self._event_log.wakeups.wake(self._ref.id, int(op.key[-8:]), op.value)
-                if self._next_unwritten > INITIAL_EVENT_COUNT:  # else the next batch is the first output
-                    # all journals share the tick, so that the store can commit their writes together
-                    await wait_for_tick(self._is_pause_over, _BATCH_INTERVAL_S)
+            if batches and self._next_unwritten > INITIAL_EVENT_COUNT:  # else the next batch is the first output
+                # all journals share the tick, so that the store can commit their writes together
+                await wait_for_tick(self._is_pause_over, _BATCH_INTERVAL_S)
 
     def stop(self) -> None:
         """Let `run` end after its current write."""
@@ -107,18 +109,16 @@ class Journal:
 
     def remaining_ops(self) -> list[Op]:
         """Return the writes that are still missing. `run` must have ended."""
-        op = self._take_batch()
-        return [*([op] if op else []), *self._checkpoint_ops]
+        return [*self._take_batches(), *self._checkpoint_ops]
 
     def final_ops(self, events: Sequence[ResponseStreamEvent]) -> list[Op]:
         """Return the writes that end the log and the lease; they belong in the write of the response. `run` must have
         ended."""
         self._buffer_events(events)
-        op = self._take_batch()
         deletes = [
             Delete(checkpoint_key(self._ref.tenant, self._ref.id, number)) for number in range(self._checkpoint_count)
         ]
-        return [*([op] if op else []), *deletes, *self._lease.end_ops()]
+        return [*self._take_batches(), *deletes, *self._lease.end_ops()]
 
     def _buffer_events(self, events: Sequence[ResponseStreamEvent]) -> None:
         self.next_number = assign_sequence_numbers(events, self.next_number)
@@ -127,9 +127,23 @@ class Journal:
             self._lines.append(line)
             self._buffered_bytes += len(line)
 
-    def _take_batch(self) -> Put | None:
+    def _take_batches(self) -> list[Put]:
+        """Return the writes of the buffered events, in one batch unless they are large: the ends of an answer of many
+        megabytes repeat it several times."""
         lines, number = self._lines, self._next_unwritten
         self._lines, self._buffered_bytes, self._next_unwritten = [], 0, self.next_number
         self._is_write_due.clear()
         self._is_pause_over.clear()
-        return self._event_log.batch_op(self._ref.tenant, self._ref.id, number, lines) if lines else None
+        batches: list[Put] = []
+        batch: list[bytes] = []
+        size = 0
+        for line in lines:
+            if batch and size + len(line) > _MAX_BATCH_BYTES:
+                batches.append(self._batch_op(number, batch))
+                number, batch, size = number + len(batch), [], 0
+            batch.append(line)
+            size += len(line)
+        return [*batches, self._batch_op(number, batch)] if batch else batches
+
+    def _batch_op(self, number: int, lines: Sequence[bytes]) -> Put:
+        return self._event_log.batch_op(self._ref.tenant, self._ref.id, number, lines)

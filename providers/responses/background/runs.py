@@ -299,7 +299,7 @@ class Runs:
         return replace(claimed, is_late=is_late) if claimed else None
 
     async def delete(self, ref: ResponseRef) -> None:
-        """Delete a run whose records are damaged, so that nobody can end it."""
+        """Delete a run whose records are damaged, so that no worker can end it."""
         await self._kv.write([Delete(ref.run_key), Delete(ref.request_key), Delete(ref.lease_key)])
 
     async def take_over(self, ref: ResponseRef) -> ClaimedRun | None:

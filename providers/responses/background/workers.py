@@ -163,19 +163,33 @@ class BackgroundWorkers:
         if task is not None:
             task.cancel()
 
+    async def stop_all(self) -> None:
+        """Cancel all runs, also one that is just claimed. Each hands its lease back, or ends."""
+        await self._stop_claiming()
+        await asyncio.sleep(0)  # a run that is cancelled before its first step would hand nothing back
+        if self._tasks:
+            _log.info(
+                "%d background responses stop here, and go on with the next start where they can", len(self._tasks)
+            )
+        for ref in [*self._tasks]:
+            self.stop_run(ref)
+
     def metrics(self) -> BackgroundMetrics:
         return BackgroundMetrics(len(self._tasks), self._waiting_count)
 
     async def drain(self) -> None:
         """Claim no more runs, and return when the last one has ended."""
+        await self._stop_claiming()
+        while self._tasks:
+            await asyncio.wait([*self._tasks.values()])
+
+    async def _stop_claiming(self) -> None:
         self.is_draining = True
         self._wakeup.set()
         await self._deferred.stop()
         async with self._claiming:  # a run that was just claimed is started
             if self._watcher is not None:
                 self._watcher.cancel()
-        while self._tasks:
-            await asyncio.wait([*self._tasks.values()])
 
     async def close(self) -> None:
         """Cancel all runs, so that other workers can resume them at once."""

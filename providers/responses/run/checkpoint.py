@@ -4,8 +4,8 @@
 
 A checkpoint is stored before each turn of the model, and before and between hosted calls. Calls that were running when
 their worker died are not repeated, because they may have had their effect: their items fail, and the model reads that
-the outcome is unknown. A turn of the model with events in the log is neither repeated nor continued, because clients
-have read these events.
+the outcome is unknown. A turn of the model with events in the log is not continued, and only repeated where these
+events have had no reader (`event_log.py`).
 """
 
 import functools

@@ -310,3 +310,18 @@ async def test_a_stream_ends_with_done_whatever_its_ending() -> None:
     async with serving(scripted(*turns)) as served:
         for name in ("completed", "incomplete", "failed"):
             assert check_frames(await wire(served))[-1]["type"] == f"response.{name}"
+
+
+async def test_a_response_that_cannot_be_stored_says_so_in_either_way() -> None:
+    """D11: streamed or not, with the same code and the time after which to try again."""
+    async with serving(
+        scripted([SLOW, {"text": "a " * 2000}]), kv_store={"provider": "memory", "max_bytes": 4096}
+    ) as served:
+        with pytest.raises(InternalServerError) as caught:
+            await create(served)
+        failed = (await stream(served))[-1]
+    assert (caught.value.status_code, caught.value.code) == (503, "storage_unavailable")
+    assert caught.value.response.headers["retry-after"] == "1"
+    assert failed.type == "response.failed"
+    assert failed.response.error.code == "storage_unavailable"
+    assert failed.response.error.message.endswith("Please try again in 1s.")

@@ -72,6 +72,10 @@ def check_frames(raw: bytes) -> list[Json]:
     return events
 
 
+UNLISTED_CODES = ("context_length_exceeded", "completion_window_expired", "api_key_revoked", "storage_unavailable")
+"""Codes of failed responses that the SDK's type does not list."""
+
+
 @dataclass
 class _Item:
     """An item as its events have told of it so far."""
@@ -134,6 +138,9 @@ class _Stream:
         for item in items:  # before the event, whose union of items makes for poor messages
             self.law(0, item.get("type") in order.ITEMS, f"there is no such item: {item.get('type')!r}")
             self._check_model(order.ITEMS[item["type"]], item)
+        error: Json = response.get("error") or {}
+        if error.get("code") in UNLISTED_CODES:
+            event = {**event, "response": {**response, "error": {**error, "code": "server_error"}}}
         self._check_model(order.EVENTS[self.name], event)
 
     def _check_model(self, model: type[BaseModel], value: Json) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from openai.types.responses import ResponseTextDeltaEvent
 
+from apis.storage.kv_store import Put
 from providers.kv_store.memory import Memory
 from providers.responses.background import journal as journal_module
 from providers.responses.background.event_log import EventLog, LogWakeups
@@ -37,14 +38,14 @@ async def journal(log: EventLog) -> AsyncGenerator[Journal]:
     await writing
 
 
-def delta() -> ResponseTextDeltaEvent:
+def delta(text: str = "x") -> ResponseTextDeltaEvent:
     return ResponseTextDeltaEvent(
         type="response.output_text.delta",
         sequence_number=0,
         item_id="msg_1",
         output_index=0,
         content_index=0,
-        delta="x",
+        delta=text,
         logprobs=[],
     )
 
@@ -75,3 +76,13 @@ async def test_later_output_waits_for_the_tick_or_a_full_batch(
     monkeypatch.setattr(journal_module, "_BATCH_BYTES", 1)
     await journal.append([delta()])
     await written(log, 4)
+
+
+async def test_the_ends_of_a_large_answer_are_no_single_value(log: EventLog, journal: Journal) -> None:
+    """D11: the store takes values of 64 MiB, and an answer of 16 is repeated by the events that end it."""
+    ops = journal.final_ops([delta("y" * 700_000) for _ in range(4)])
+    batches = [op for op in ops if isinstance(op, Put)]
+    assert [int(op.key[-8:]) for op in batches] == [3, 4, 5, 6]
+    assert max(len(op.value) for op in batches) < 1024 * 1024
+    await log._kv.write(batches)  # pyright: ignore[reportPrivateUsage] - the log's own store
+    assert len(await log.read_all(REF.id, tenant=REF.tenant)) == 5
