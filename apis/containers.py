@@ -65,8 +65,8 @@ class Containers(ABC):
 
     A container lives in the memory of its machine, where every process of the same user, store and settings can use it.
     It outlives the process that created it and ends with the last of those processes, or earlier: by expiry, or when
-    its place is needed for others. A program that exceeds a limit ends with the container's variables and files, but
-    the container stays.
+    its place is needed for others. A program that crashes or exceeds a limit ends with the variables of
+    the container's programs; the container and its files stay.
 
     All methods that take a container's id raise Unsupported (`container_elsewhere`) for one of another machine, and
     Overloaded where its process does not answer or ends meanwhile.

@@ -31,8 +31,7 @@ class CommandEvent:
 @dataclass(frozen=True, slots=True)
 class CommandsResult:
     """Result of the commands of one call: the ids of the files that they wrote, by path. `loss_reason` says why the
-    files of earlier calls are gone, and `end_reason` why those of this call are; both are empty where they are not."""
+    files of earlier calls are gone; it is empty where they are not."""
 
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     loss_reason: str = ""
-    end_reason: str = ""

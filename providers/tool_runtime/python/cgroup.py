@@ -37,7 +37,7 @@ class Cgroup:
         for settings in (
             {
                 "": {"memory.max": memory_bytes, "pids.max": processes},
-                "?": {"memory.swap.max": 0, "memory.oom.group": 1},
+                "?": {"memory.swap.max": 0},
             },
             {
                 "memory": {"memory.limit_in_bytes": memory_bytes},
@@ -76,13 +76,13 @@ class Cgroup:
             return False
         return True
 
-    def ran_out_of_memory(self) -> bool:
-        """Return True when the kernel has killed a process of this group because the memory was used up."""
+    def count_memory_kills(self) -> int:
+        """Return how many processes of this group the kernel has killed because the memory was used up."""
         for file in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):
                 match = re.search(r"^oom_kill ([0-9]+)$", (self._folders[0] / file).read_text(), re.MULTILINE)
-                return match is not None and match[1] != "0"
-        return False
+                return 0 if match is None else int(match[1])
+        return 0
 
     def remove(self) -> None:
         """Remove the group after its processes have ended. Blocks up to 0.5 s while they are ending."""

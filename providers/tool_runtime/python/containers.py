@@ -132,7 +132,7 @@ class PythonContainers(Containers):
     ) -> CommandsResult:
         outcome = await self._sessions.run_commands(tenant, container_id, [*commands], on_event)
         files = {name_to_path(name): name_to_file_id(container_id, name) for name in outcome.filenames}
-        return CommandsResult(files, outcome.loss_reason, outcome.reason)
+        return CommandsResult(files, outcome.loss_reason)
 
     async def add_file(self, container_id: str, filename: str, data: bytes, *, tenant: str) -> ContainerFile:
         name = PurePosixPath(filename.replace("\\", "/")).name

@@ -1,7 +1,10 @@
-"""Interpreter loop inside the sandbox: reads requests from a socket and runs code as a notebook does.
+"""First process inside the sandbox: reads requests from a socket, keeps the files, and starts what runs code.
 
-It needs only the standard library of Python 3.9 or later. The other side must not trust its messages, since the code
-that it runs shares its process.
+Code runs in an interpreter process of its own, as a notebook does, and shell commands in theirs: however these end, the
+files stay. In a sandbox the first process has the number 1 of its namespace, so that no program in it can end it.
+
+It needs only the standard library of Python 3.9 or later. The other side must not trust its messages, since programs
+have the same user.
 
 A message is four bytes of length, that many bytes of a JSON object, and then `size` bytes of payload. While shell
 commands run, messages with `part` come before the reply.
@@ -14,6 +17,7 @@ import json
 import linecache
 import os
 import resource
+import select
 import signal
 import socket
 import stat
@@ -21,6 +25,7 @@ import sys
 import time
 import traceback
 import types
+from contextlib import suppress
 from typing import Any
 
 MAX_SCANNED_FILES = 2000
@@ -31,6 +36,10 @@ _MAX_PARTS = 400
 """Parts of the output of one command that are sent while it runs, per stream."""
 _MAX_HELD_CHARS = 4096
 """Length from which an unfinished line is sent in pieces, even one that a terminal would overwrite."""
+_KILL_TIMEOUT_S = 2
+_POLL_MS = 20
+"""Milliseconds after which ended processes are looked for."""
+_TOKEN_BYTES = 8
 _END_WAIT_S = 0.1
 """Seconds that the end of a command waits for more output: a process in the background may hold its pipes open."""
 
@@ -231,9 +240,10 @@ class StreamOutput:
 class CommandProcess:
     """Running command, in a session of its own, so that its processes can be ended together."""
 
-    def __init__(self, command: str, timeout_s: float, max_chars: int) -> None:
+    def __init__(self, programs: "Programs", command: str, timeout_s: float, max_chars: int) -> None:
         import subprocess  # noqa: PLC0415 - a tenth of the time to start a session, for what few programs use
 
+        self._programs = programs
         self.head_chars = max_chars // 2
         self.tail_chars = max_chars - self.head_chars
         self.part_interval_s = max(_MIN_PART_INTERVAL_S, timeout_s / _MAX_PARTS)
@@ -251,6 +261,7 @@ class CommandProcess:
                 stderr=pipes[1][1],
                 start_new_session=True,
             )
+            programs.add(self._process.pid)
         except (OSError, ValueError):
             for output in self.outputs:
                 output.close()
@@ -261,17 +272,17 @@ class CommandProcess:
 
     def has_ended(self, now: float) -> bool:
         """Return whether the shell has ended and its output was read; end all its processes at the time limit."""
-        if self._process.poll() is None:
+        if self._programs.find_status(self._process.pid) is None:
             if now >= self._deadline:
                 self.is_timed_out = True
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+                kill_group(self._process.pid)
             return False
         self._ended_at = self._ended_at or now
         return now >= self._ended_at + _END_WAIT_S or not any(output.is_open for output in self.outputs)
 
     def finish(self) -> "list[str]":
         """Return the rest of both streams, which share the room for the tail."""
+        self._process.returncode = 0  # it was waited for, or is by others
         out, err = self.outputs
         for output in self.outputs:
             output.close()
@@ -281,26 +292,34 @@ class CommandProcess:
     @property
     def exit_code(self) -> "int | None":
         """The shell's exit code; None at the time limit."""
-        code = self._process.returncode
+        status = self._programs.find_status(self._process.pid)
+        code = 0 if status is None else os.waitstatus_to_exitcode(status)
         return None if self.is_timed_out else code if code >= 0 else 128 - code
 
 
 class ShellRun:
     """Runs shell commands at the same time and sends their output and ends as parts with the `token`."""
 
-    def __init__(self, stream: io.BufferedRWPair, token: str) -> None:
-        self._stream = stream
+    def __init__(self, channel: "Channel", programs: "Programs", token: str) -> None:
+        self._channel = channel
+        self._programs = programs
         self._token = token
         self._running: dict[int, CommandProcess] = {}
 
-    def run(self, commands: "list[GuestMessage]") -> None:
+    def run(self, commands: "list[GuestMessage]") -> bool:
+        """Return False when the other side has asked for their end."""
         for index, command in enumerate(commands):
+            limits = command["timeout_s"], command["max_chars"]
             try:
-                self._running[index] = CommandProcess(command["command"], command["timeout_s"], command["max_chars"])
+                self._running[index] = CommandProcess(self._programs, command["command"], *limits)
             except (OSError, ValueError) as exc:
                 self._send_part(index, ["", f"The command could not be started: {exc}\n"], exit_code=126)
         while self._running:
-            self._read_outputs()
+            if not self._read_outputs():
+                self._programs.kill()
+                for index, command in self._running.items():
+                    self._send_part(index, command.finish())
+                return False
             now = time.monotonic()
             for index, command in list(self._running.items()):
                 if command.has_ended(now):
@@ -308,92 +327,264 @@ class ShellRun:
                     self._send_part(index, command.finish(), exit_code=command.exit_code)
                 else:
                     self._send_part(index, [output.take_part(now) for output in command.outputs])
+        return True
 
-    def _read_outputs(self) -> None:
-        """Read what is there, and wait a moment where there is nothing."""
-        import select  # noqa: PLC0415 - see CommandProcess
-
+    def _read_outputs(self) -> bool:
+        """Read what is there, and wait a moment where there is nothing. Return False when the other side has asked for
+        the end of the commands."""
         outputs = {output.pipe: output for command in self._running.values() for output in command.outputs}
-        poll = select.poll()
-        for pipe, output in outputs.items():
-            if output.is_open:
-                poll.register(pipe, select.POLLIN)
-        for pipe, _ in poll.poll(20):
+        pipes = [pipe for pipe, output in outputs.items() if output.is_open]
+        ready = self._programs.wait_for([*pipes, self._channel.number])
+        for pipe in ready - {self._channel.number}:
             outputs[pipe].read()
+        return self._channel.number not in ready
 
     def _send_part(self, index: int, texts: "list[str]", **end: "int | None") -> None:
         if any(texts) or end:
             data = [text.encode() for text in texts]
-            part = {"part": index, "out": len(data[0]), **end, "token": self._token}
-            send_message(self._stream, part, data[0] + data[1])
+            self._channel.send({"part": index, "out": len(data[0]), **end, "token": self._token}, data[0] + data[1])
+
+
+class Channel:
+    """Connection to the other side. Nothing is read ahead: that a message has come must show on the descriptor."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._connection = socket.socket(fileno=number)
+        self._connection.set_inheritable(False)
+
+    def receive(self) -> "tuple[GuestMessage, bytes]":
+        """Return a message and its payload. Ends the process when the other side has disconnected."""
+        head = json.loads(self._read(int.from_bytes(self._read(4), "big")))
+        return head, self._read(head.get("size", 0))
+
+    def send(self, header: GuestMessage, payload: bytes = b"") -> None:
+        text = json.dumps({**header, "size": len(payload)}).encode()
+        self._connection.sendall(len(text).to_bytes(4, "big") + text + payload)
+
+    def disconnect(self) -> None:
+        """Cut a copy of this process off. Its number stays in use: what closes it must not close another file."""
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, self.number, inheritable=False)
+        os.close(null)
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            received = self._connection.recv(size - len(data), socket.MSG_WAITALL)
+            if not received:
+                os._exit(0)
+            data += received
+        return data
+
+
+class Programs:
+    """Processes that this one has started, and theirs."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[int, int | None] = {}
+
+    def add(self, pid: int) -> None:
+        """Watch a child that leads a group of its own."""
+        self._statuses[pid] = None
+
+    def find_status(self, pid: int) -> "int | None":
+        """Return the status with which a watched child has ended, or None."""
+        return self._statuses.get(pid)
+
+    def wait_for(self, readable: "list[int]", writable: int = -1) -> "set[int]":
+        """Return the descriptors that can be read, or written; none after a moment. Children that have ended meanwhile
+        have a status then."""
+        poll = select.poll()
+        for number in readable:
+            poll.register(number, select.POLLIN | (select.POLLOUT if number == writable else 0))
+        ready = {number for number, _ in poll.poll(_POLL_MS)}
+        while self._reap_child():
+            pass
+        return ready
+
+    def kill(self) -> None:
+        """End all processes but this one, and wait for that."""
+        if os.getpid() == 1:  # of a namespace
+            with suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        for pid, status in self._statuses.items():
+            if status is None:
+                kill_group(pid)
+        until = time.monotonic() + _KILL_TIMEOUT_S
+        while time.monotonic() < until and (self._reap_child() or self._has_children()):
+            time.sleep(0.001)
+        self._statuses.clear()
+
+    def _reap_child(self) -> bool:
+        """Wait for one child that has ended, if there is one, be it one that others have left behind."""
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid in self._statuses:
+            self._statuses[pid] = status
+        return bool(pid)
+
+    def _has_children(self) -> bool:
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
+
+class Interpreter:
+    """Process that runs the cells of a notebook. It is started again by the first cell after its end."""
+
+    def __init__(self, folder: str, programs: Programs, channel: Channel) -> None:
+        self._folder = folder
+        self._programs = programs
+        self._channel = channel
+        self._pid = 0
+        self._connection: socket.socket | None = None
+
+    def start(self) -> socket.socket:
+        """Start the process, and return the connection with it."""
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            try:
+                ours.close()
+                self._channel.disconnect()
+                os.setsid()
+                run_cells(theirs, self._folder)
+            finally:
+                os._exit(1)
+        theirs.close()
+        ours.setblocking(False)
+        self._pid, self._connection = pid, ours
+        self._programs.add(pid)
+        return ours
+
+    def run(self, code: str) -> GuestMessage:
+        """Run a cell. The `exit` of the reply is `ok`, `exception` or `ended`, with the `status` of the process where
+        it is known; `lost` is the status with which the process of the cells before has ended."""
+        lost = self._programs.find_status(self._pid)
+        if lost is not None:
+            self.end()
+        connection = self._connection or self.start()
+        token, text = os.urandom(_TOKEN_BYTES), code.encode("utf-8", "surrogatepass")
+        answer = self._exchange(connection, len(text).to_bytes(4, "big") + token + text)
+        exit_status = {token + b"o": "ok", token + b"e": "exception"}.get(answer, "ended")
+        status = self.end() if exit_status == "ended" else None
+        return {"exit": exit_status, "status": status, "lost": lost}
+
+    def end(self) -> "int | None":
+        """End the process and all others, and return its status, where it has ended by itself."""
+        status = self._programs.find_status(self._pid)
+        self._programs.kill()
+        if self._connection is not None:
+            self._connection.close()
+        self._pid, self._connection = 0, None
+        return status
+
+    def _exchange(self, connection: socket.socket, data: bytes) -> bytes:
+        """Send a cell and return the answer: one that is too short, when the process has ended or is to end."""
+        answer, number = b"", connection.fileno()
+        closed_at = 0.0
+        while len(answer) <= _TOKEN_BYTES and self._programs.find_status(self._pid) is None:
+            if closed_at and time.monotonic() > closed_at + _END_WAIT_S:  # its status comes a moment later
+                break
+            readable = [self._channel.number] if closed_at else [self._channel.number, number]
+            ready = self._programs.wait_for(readable, number if data else -1)
+            if self._channel.number in ready:
+                break
+            try:
+                if number in ready:
+                    data = data[connection.send(data) :] if data else data
+                    received = connection.recv(_TOKEN_BYTES + 1 - len(answer))
+                    answer += received
+                    closed_at = 0.0 if received else time.monotonic()
+            except BlockingIOError:
+                continue
+            except OSError:
+                closed_at = time.monotonic()
+        return answer
+
+
+def run_cells(connection: socket.socket, folder: str) -> None:
+    """Run the cells that come in as a notebook does, until the other side disconnects."""
+    # the kernel then ends this process before the one that keeps the files
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    os.makedirs(folder, exist_ok=True)
+    os.chdir(folder)
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "replace", line_buffering=True)
+    notebook = Notebook()
+    stream = connection.makefile("rb")
+    while size := stream.read(4):
+        token = stream.read(_TOKEN_BYTES)
+        code = stream.read(int.from_bytes(size, "big")).decode("utf-8", "surrogatepass")
+        connection.sendall(token + (b"o" if notebook.run(code) == "ok" else b"e"))
+    os._exit(0)
 
 
 def main() -> None:
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    channel.set_inheritable(False)
-    stream = channel.makefile("rwb", buffering=-1)
-    hello, _ = receive_message(stream)
+    channel = Channel(int(sys.argv[1]))
+    hello, _ = channel.receive()
     for name, value in hello["rlimits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
     os.nice(5)
-    os.chdir(hello["folder"])
-    sys.path.insert(0, hello["folder"])
+    folder = hello["folder"]
+    os.chdir(folder)
+    sys.path.insert(0, folder)
     sys.argv = [""]
-    files, notebook = WorkFolder(hello["folder"]), Notebook()
-    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "replace", line_buffering=True)
-    send_message(stream, {"token": hello["token"]})
+    files, programs = WorkFolder(folder), Programs()
+    interpreter = Interpreter(folder, programs, channel)
+    interpreter.start()
+    channel.send({"token": hello["token"]})
     while True:
-        request, payload = receive_message(stream)
-        if request["do"] == "shell":
-            reply, data = run_commands(request, files, ShellRun(stream, request["token"])), b""
-        else:
-            reply, data = handle_request(request, payload, files, notebook)
-        send_message(stream, {**reply, "token": request["token"]}, data)
+        request, payload = channel.receive()
+        try:
+            shell = ShellRun(channel, programs, request.get("token", ""))
+            reply, data = handle_request(request, payload, files, interpreter, shell)
+        except FileNotFoundError:
+            reply, data = {"error": "missing"}, b""
+        except OSError as exc:
+            reply, data = {"error": exc.strerror or str(exc)}, b""
+        except MemoryError:
+            reply, data = {"error": "too large"}, b""
+        if request["do"] != "kill":
+            channel.send({**reply, "token": request["token"]}, data)
 
 
 def handle_request(
-    request: GuestMessage, payload: bytes, files: WorkFolder, notebook: Notebook
+    request: GuestMessage, payload: bytes, files: WorkFolder, interpreter: Interpreter, shell: ShellRun
 ) -> "tuple[GuestMessage, bytes]":
-    try:
-        if request["do"] == "run":
-            before = files.scan()
-            exit_status = notebook.run(request["code"])
-            changed, skipped, data = files.read_changed(before, request["max_files"], request["max_bytes"])
-            return {"exit": exit_status, "files": changed, "skipped": skipped}, data
-        if request["do"] == "read":
-            return {}, files.read(request["name"], request["max_bytes"])
-        if request["do"] == "write":
-            files.write(request["name"], payload)
-        elif request["do"] == "delete":
-            files.delete(request["name"])
-        listed = [{"name": name, "size": size, "at": at // 10**9} for name, (size, at, _) in files.scan().items()]
-        return {"files": listed}, b""
-    except FileNotFoundError:
-        return {"error": "missing"}, b""
-    except OSError as exc:
-        return {"error": exc.strerror or str(exc)}, b""
+    if request["do"] in ("kill", "end"):
+        interpreter.end()
+        return {}, b""
+    if request["do"] == "run":
+        before = files.scan()
+        reply = interpreter.run(request["code"])
+        changed, skipped, data = files.read_changed(before, request["max_files"], request["max_bytes"])
+        return {**reply, "files": changed, "skipped": skipped}, data
+    if request["do"] == "shell":
+        before = files.scan()
+        exit_status = "ok" if shell.run(request["commands"]) else "ended"
+        after = files.scan()
+        changed = [{"name": name, "size": after[name][0]} for name in after if after[name] != before.get(name)]
+        return {"exit": exit_status, "files": changed}, b""
+    if request["do"] == "read":
+        return {}, files.read(request["name"], request["max_bytes"])
+    if request["do"] == "write":
+        files.write(request["name"], payload)
+    elif request["do"] == "delete":
+        files.delete(request["name"])
+    listed = [{"name": name, "size": size, "at": at // 10**9} for name, (size, at, _) in files.scan().items()]
+    return {"files": listed}, b""
 
 
-def run_commands(request: GuestMessage, files: WorkFolder, shell: ShellRun) -> GuestMessage:
-    before = files.scan()
-    shell.run(request["commands"])
-    after = files.scan()
-    return {"files": [{"name": name, "size": after[name][0]} for name in after if after[name] != before.get(name)]}
-
-
-def receive_message(stream: io.BufferedRWPair) -> "tuple[GuestMessage, bytes]":
-    """Return a message and its payload. Ends the process when the other side has disconnected."""
-    size = stream.read(4)
-    if len(size) < 4:
-        os._exit(0)
-    head = json.loads(stream.read(int.from_bytes(size, "big")))
-    return head, stream.read(head.get("size", 0))
-
-
-def send_message(stream: io.BufferedRWPair, header: GuestMessage, payload: bytes = b"") -> None:
-    text = json.dumps({**header, "size": len(payload)}).encode()
-    stream.write(len(text).to_bytes(4, "big") + text + payload)
-    stream.flush()
+def kill_group(group: int) -> None:
+    """End all processes of a group that has any."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -197,7 +197,8 @@ class SessionOperations:
     async def _run(self, key: SessionKey, code: str) -> RunOutcome:
         async with self._pool.use_session(key) as (session, loss_reason):
             _log.debug("a program begins to run")
-            return replace(await session.run(code), loss_reason=loss_reason)
+            outcome = await session.run(code)
+            return replace(outcome, loss_reason=loss_reason or outcome.loss_reason)
 
     async def _start_session(self, settings: SessionSettings, skill_files: Sequence[SkillFile]) -> PythonSession:
         limits = replace(self._config.limits, memory_bytes=settings.memory_bytes)

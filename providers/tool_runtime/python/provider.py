@@ -199,10 +199,9 @@ def _build_result(outcome: RunOutcome, container_id: str | None) -> ToolResult:
         parts.append(f"[this is a new Python session, the earlier one is gone: {outcome.loss_reason}]\n")
     parts.append(outcome.output or ("" if outcome.reason else "[no output]"))
     if outcome.reason:
-        parts.append(
-            f"\n[the Python session was ended: {outcome.reason}. Its variables and files are gone; "
-            "the next call begins a new session]"
-        )
+        loss = "variables and files are gone" if outcome.are_files_lost else "variables are gone; its files are kept"
+        rest = f" Its {loss}, and the next call begins a new session" if container_id is not None else ""
+        parts.append(f"\n[the Python session was ended: {outcome.reason}.{rest}]")
     if outcome.files:
         parts.append(f"\n[files: {', '.join(name for name, _ in outcome.files)}]")
     if outcome.skipped_names:

@@ -144,6 +144,7 @@ class Bubblewrap:
         ):
             argv = [
                 *self._command_prefix,
+                "--as-pid-1",
                 *_build_scratch_options(limits),
                 *skills.options,
                 *("--seccomp", str(seccomp), "--ro-bind-data", str(guest), "/guest.py"),

@@ -1,15 +1,17 @@
-"""Python process in a sandbox that runs code within limits and is stopped between calls."""
+"""Processes in a sandbox that run code within limits, keep its files, and are stopped between calls."""
 
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import secrets
 import shutil
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from apis.confinement.commands import CommandEvent
@@ -30,10 +32,11 @@ from providers.tool_runtime.python.files import (
 )
 from providers.tool_runtime.python.outcomes import (
     CommandsOutcome,
-    ExitStatus,
     FileRefused,
     RunOutcome,
     SessionEnded,
+    describe_exit,
+    describe_exit_code,
 )
 from providers.tool_runtime.python.output import ProgramOutput, render_terminal_text
 from providers.tool_runtime.python.processes import (
@@ -42,10 +45,13 @@ from providers.tool_runtime.python.processes import (
     measure_usage,
     process_tree,
     resume_descendants,
+    send_signal,
     stop_descendants,
     wait_for_exit,
 )
 from providers.tool_runtime.python.sandbox import MAX_INODES, MIB, Sandbox, SandboxLimits
+
+_log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S: Final = 10.0
 _FILES_TIMEOUT_S: Final = 10.0
@@ -58,12 +64,33 @@ _KILL_TIMEOUT_S: Final = 5.0
 _MAX_HEADER_BYTES: Final = MIB
 _PIPE_BYTES: Final = 64 * 1024
 _MAX_DRAIN_READS: Final = 64
-# The first process inside is bubblewrap's own.
-_SANDBOX_PROCESSES: Final = 1
+_END_TIMEOUT_S: Final = 5.0
+"""Seconds in which the first process ends the programs when it is asked; one that does not is ended with its files."""
+_PROGRAM_REQUESTS: Final = ("run", "shell")
+_FIRST_PROCESSES: Final = 1
+_PROTECTED_SCORE: Final = "-900"
+
+
+@dataclass(frozen=True, slots=True)
+class _UsageBefore:
+    """Usage of a session when an exchange of messages began."""
+
+    cpu_s: float
+    memory_kills: int
+    inodes: int
+
+
+_Message = tuple[GuestMessage, bytes, Callable[[GuestMessage, bytes], None] | None]
+"""A request, its payload, and the function that takes the parts before its reply."""
+_Exchanged = tuple[dict[str, Any], bytes, SessionEnded | None]
+"""A reply, its payload, and the limit that was exceeded: the programs have been ended then."""
 
 
 class PythonSession:
-    """Running guest, for one task at a time (except `kill`). It has ended once SessionEnded was raised."""
+    """Running guest, for one task at a time (except `kill`). It has ended once SessionEnded was raised.
+
+    Its first process keeps the files. Programs that end, by themselves or at a limit, leave it running.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, sandbox: Sandbox, limits: SandboxLimits) -> None:
         self._process = process
@@ -77,6 +104,7 @@ class PythonSession:
         self._was_killed = False
         self._inner_pid = 0
         self._inner_pidfd: int | None = None
+        self._memory_kills = 0
         self._ran_out_of_memory = False
         self._end_task = asyncio.ensure_future(self._wait_for_end())
 
@@ -141,13 +169,16 @@ class PythonSession:
         self._output = ProgramOutput(self._limits.output_bytes)
         request = {"do": "run", "code": code, "max_files": MAX_FILES, "max_bytes": MAX_FILES_BYTES}
         try:
-            reply, data = await self._exchange_messages(request, b"", self._limits.wall_s)
-            self._drain_output()
-            exit_status: ExitStatus = "exception" if reply.get("exit") == "exception" else "ok"
-            files, skipped = parse_returned_files(reply, data)
+            reply, data, end = await self._exchange_messages(request, b"", self._limits.wall_s)
         except SessionEnded as exc:
-            return RunOutcome(self._output.text(), exc.exit_status, str(exc))
-        return RunOutcome(self._output.text(), exit_status, files=files, skipped_names=skipped)
+            return RunOutcome(self._output.text(), exc.exit_status, str(exc), are_files_lost=True)
+        self._drain_output()
+        end = end or self._find_program_end(reply)
+        exit_status = end.exit_status if end else "exception" if reply.get("exit") == "exception" else "ok"
+        loss_reason = describe_exit(lost) if isinstance(lost := reply.get("lost"), int) else ""
+        files, skipped = parse_returned_files(reply, data)
+        text = self._output.text()
+        return RunOutcome(text, exit_status, str(end or ""), files, skipped, loss_reason=loss_reason)
 
     async def run_commands(
         self, commands: Sequence[BoundCommand], on_event: Callable[[CommandEvent], None]
@@ -158,15 +189,16 @@ class PythonSession:
         wall_s = max(each.timeout_s for each in commands) + _COMMANDS_GRACE_S
         try:
             request = {"do": "shell", "commands": [asdict(each) for each in commands]}
-            reply, _ = await self._exchange_messages(request, b"", wall_s, parts.feed)
+            reply, _, end = await self._exchange_messages(request, b"", wall_s, parts.feed)
         except SessionEnded as exc:
             parts.end_all(
                 f"the container's programs were ended: {exc}. Its files are gone",
                 is_timed_out=exc.exit_status == "timed_out",
             )
-            return CommandsOutcome(reason=str(exc))
-        parts.end_all("the command did not report its end", is_timed_out=False)
-        return CommandsOutcome(parse_written_files(reply))
+            return CommandsOutcome(reason=str(exc), are_files_lost=True)
+        note = f"the container's programs were ended: {end}" if end else "the command did not report its end"
+        parts.end_all(note, is_timed_out=end is not None and end.exit_status == "timed_out")
+        return CommandsOutcome(parse_written_files(reply), str(end or ""))
 
     async def files(self) -> list[tuple[str, int, int]]:
         """Return the files in the work folder, at most 2,000: name, bytes, last write in seconds since 1970."""
@@ -195,7 +227,7 @@ class PythonSession:
             await asyncio.wait([self._end_task], timeout=_KILL_TIMEOUT_S)
 
     async def _request_files(self, request: GuestMessage, payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        reply, data = await self._exchange_messages(request, payload, _FILES_TIMEOUT_S)
+        reply, data, _ = await self._exchange_messages(request, payload, _FILES_TIMEOUT_S)
         if reply.get("error"):
             raise FileRefused(render_terminal_text(str(reply["error"]).encode(errors="replace"))[:200])
         return reply, data
@@ -206,31 +238,76 @@ class PythonSession:
         payload: bytes,
         wall_s: float,
         on_part: Callable[[GuestMessage, bytes], None] | None = None,
-    ) -> tuple[dict[str, Any], bytes]:
-        """Send one request and return its reply; in every other outcome all processes of the session are ended.
-        `on_part` is called with the parts before the reply, and raises ValueError for a wrong one."""
+    ) -> _Exchanged:
+        """Send one request and return its reply. `on_part` is called with the parts before it, and raises ValueError
+        for a wrong one. Where there is no reply, all processes of the session are ended. A caller that is cancelled has
+        to wait until programs have been ended: the files stay."""
+        cancelled = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(self._exchange_within_limits((request, payload, on_part), wall_s, cancelled))
         try:
-            cpu_s = await asyncio.to_thread(self._resume_processes)
-            exchange = asyncio.ensure_future(self._send_and_receive(request, payload, on_part))
-            watch = asyncio.ensure_future(self._watch_limits(cpu_s, wall_s))
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if request.get("do") in _PROGRAM_REQUESTS:
+                cancelled.set_result(None)
+            while not task.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # without this, asyncio logs it as never retrieved
+            raise
+
+    async def _exchange_within_limits(
+        self, message: _Message, wall_s: float, cancelled: "asyncio.Future[None]"
+    ) -> _Exchanged:
+        try:
+            before = await asyncio.to_thread(
+                self._resume_processes, with_programs=message[0].get("do") in _PROGRAM_REQUESTS
+            )
+            self._memory_kills = before.memory_kills
+            exchange = asyncio.ensure_future(self._send_and_receive(*message))
+            watch = asyncio.ensure_future(self._watch_limits(before, wall_s, cancelled))
+            end: SessionEnded | None = None
             try:
                 await asyncio.wait([exchange, watch], return_when=asyncio.FIRST_COMPLETED)
                 if not exchange.done():
-                    raise watch.result()
-                reply = exchange.result()
+                    end = watch.result()
+                    await self._end_programs(exchange)
+                    if not exchange.done():
+                        raise end
+                reply, data = exchange.result()
             finally:
                 exchange.cancel()
                 watch.cancel()
                 await asyncio.wait([exchange, watch])
-            if not await asyncio.to_thread(stop_descendants, self.pid):
-                raise SessionEnded("its processes could not be stopped")
+            end = await self._stop_processes() or end
+            if end is not None:
+                _log.debug("the programs of a Python session were ended: %s", end)
+            return reply, data, end
         except (EOFError, OSError):
             raise await self._diagnose_end() from None
         except BaseException:
             await self.kill()
             self._drain_output()
             raise
-        return reply
+
+    async def _end_programs(self, exchange: "asyncio.Future[tuple[dict[str, Any], bytes]]") -> None:
+        """End all programs, and wait for the reply to their request."""
+        if not self.has_ended and self._channel is not None:
+            self._channel[1].write(_encode_message({"do": "kill", "size": 0}))
+            await asyncio.wait([exchange], timeout=_END_TIMEOUT_S)
+
+    async def _stop_processes(self) -> SessionEnded | None:
+        """Stop all processes until the next request. Programs that fork faster than they are stopped are ended."""
+        if await asyncio.to_thread(stop_descendants, self.pid):
+            return None
+        end = SessionEnded("its processes could not be stopped")
+        await asyncio.to_thread(resume_descendants, self.pid)
+        try:
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await self._send_and_receive({"do": "end"}, b"", None)
+        except TimeoutError:
+            raise end from None
+        return end
 
     async def _send_and_receive(
         self, request: GuestMessage, payload: bytes, on_part: Callable[[GuestMessage, bytes], None] | None
@@ -239,8 +316,7 @@ class PythonSession:
         assert self._channel is not None, "connected before it is used"
         reader, writer = self._channel
         token = secrets.token_hex(8)
-        head = json.dumps({**request, "token": token, "size": len(payload)}).encode()
-        writer.write(len(head).to_bytes(4, "big") + head + payload)
+        writer.write(_encode_message({**request, "token": token, "size": len(payload)}) + payload)
         await writer.drain()
         with contextlib.suppress(ValueError, RecursionError):
             while (size := int.from_bytes(await reader.readexactly(4), "big")) <= _MAX_HEADER_BYTES:
@@ -256,29 +332,49 @@ class PythonSession:
                         break
         raise SessionEnded("it answered something else than was asked")
 
-    async def _watch_limits(self, initial_cpu_s: float, wall_s: float) -> SessionEnded:
-        """Return which limit was exceeded as soon as one is, or how the process has ended."""
+    async def _watch_limits(
+        self, before: _UsageBefore, wall_s: float, cancelled: "asyncio.Future[None]"
+    ) -> SessionEnded:
+        """Return which limit was exceeded as soon as one is, or that the call was `cancelled`, or how the first process
+        has ended."""
         until = asyncio.get_running_loop().time() + wall_s
         limits, interval_s = self._limits, _WATCH_INTERVAL_S
         while True:
             remaining_s = until - asyncio.get_running_loop().time()
             if remaining_s <= 0:
                 return SessionEnded(f"it ran for more than {wall_s:g} s", "timed_out")
-            await asyncio.wait([self._end_task], timeout=min(interval_s, remaining_s))
+            waited = [self._end_task, cancelled]
+            await asyncio.wait(waited, timeout=min(interval_s, remaining_s), return_when=asyncio.FIRST_COMPLETED)
             if self._end_task.done():
                 return await self._diagnose_end()
+            if cancelled.done():
+                return SessionEnded("its call was cancelled")
             usage, inodes = await asyncio.to_thread(self._measure_usage)
-            if usage.cpu_s - initial_cpu_s > limits.cpu_s:
+            if usage.cpu_s - before.cpu_s > limits.cpu_s:
                 return SessionEnded(f"it used more than {limits.cpu_s:g} s of processor time", "cpu_limit")
-            if usage.memory_bytes > limits.memory_bytes:
+            if usage.memory_bytes > limits.memory_bytes or self._count_memory_kills() > before.memory_kills:
                 return self._memory_limit_error()
             is_close = not self.has_cgroup and usage.memory_bytes > limits.memory_bytes // 2
             interval_s = _CLOSE_WATCH_INTERVAL_S if is_close else _WATCH_INTERVAL_S
-            if inodes > MAX_INODES:
+            if inodes > max(MAX_INODES, before.inodes):  # a program may remove what another has made
                 return SessionEnded(f"it made more than {MAX_INODES} files", "files_limit")
 
     def _memory_limit_error(self) -> SessionEnded:
         return SessionEnded(f"it used more than {self._limits.memory_bytes // MIB} MiB of memory", "memory_limit")
+
+    def _find_program_end(self, reply: dict[str, Any]) -> SessionEnded | None:
+        """Return how the process of a program has ended by itself; None where it has not."""
+        if reply.get("exit") != "ended":
+            return None
+        if self._count_memory_kills() > self._memory_kills:
+            return self._memory_limit_error()
+        status = reply.get("status")
+        return SessionEnded(
+            describe_exit(status) if isinstance(status, int) else "it closed its connection to the tool"
+        )
+
+    def _count_memory_kills(self) -> int:
+        return self._cgroup.count_memory_kills() if self._cgroup is not None else 0
 
     async def _diagnose_end(self) -> SessionEnded:
         """Return how a process ended by itself. One that only closed its connection is ended now."""
@@ -290,10 +386,7 @@ class PythonSession:
             return SessionEnded("it closed its connection to the tool")
         if self._ran_out_of_memory:
             return self._memory_limit_error()
-        signal_number = -status if status < 0 else status - 128
-        if signal_number in set(signal.Signals):
-            return SessionEnded(f"it was ended by {signal.Signals(signal_number).name}")
-        return SessionEnded(f"it exited with status {status}")
+        return SessionEnded(describe_exit_code(128 - status if status > 128 else status))
 
     def _start_reading(self, pipe: int) -> None:
         os.set_blocking(pipe, False)
@@ -325,15 +418,21 @@ class PythonSession:
         if self._is_isolated:
             self._inner_pid = pids[1]
             self._inner_pidfd = os.pidfd_open(self._inner_pid)
-            self._cgroup = Cgroup.create(self._limits.memory_bytes, self._limits.processes + _SANDBOX_PROCESSES)
+            with contextlib.suppress(OSError):  # only root may: then the kernel ends programs before the first process
+                Path(f"/proc/{self._inner_pid}/oom_score_adj").write_text(_PROTECTED_SCORE)
+            self._cgroup = Cgroup.create(self._limits.memory_bytes, self._limits.processes + _FIRST_PROCESSES)
             if self._cgroup is not None and not self._cgroup.add_processes(pids[1:]):
                 self._cgroup.remove()
                 self._cgroup = None
 
-    def _resume_processes(self) -> float:
-        """Resume the processes, which were stopped after the last call; return the CPU seconds used so far."""
-        resume_descendants(self.pid)
-        return measure_usage(self.pid, self._limits.memory_bytes).cpu_s
+    def _resume_processes(self, *, with_programs: bool) -> _UsageBefore:
+        """Resume the processes, which were stopped after the last call, or the first one alone; return their usage."""
+        if with_programs:
+            resume_descendants(self.pid)
+        elif self._inner_pid:
+            send_signal(self._inner_pid, self.pid, signal.SIGCONT)
+        usage, inodes = self._measure_usage()
+        return _UsageBefore(usage.cpu_s, self._count_memory_kills(), inodes)
 
     def _measure_usage(self) -> tuple[ProcessUsage, int]:
         """Return the usage of the processes and the number of files in the scratch folder. A control group counts what
@@ -357,8 +456,10 @@ class PythonSession:
                 signal.pidfd_send_signal(self._inner_pidfd, signal.SIGKILL)
             elif self._is_isolated:
                 self._process.kill()
-            else:
-                os.killpg(self.pid, signal.SIGKILL)
+            else:  # each leads a group of its own, or is in one
+                for pid in reversed(process_tree(self.pid)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(os.getpgid(pid), signal.SIGKILL)
 
     async def _wait_for_end(self) -> None:
         """Wait for the process to end and release its resources."""
@@ -384,7 +485,12 @@ class PythonSession:
 
     def _remove_resources(self) -> None:
         if self._cgroup is not None:
-            self._ran_out_of_memory = self._cgroup.ran_out_of_memory()
+            self._ran_out_of_memory = self._count_memory_kills() > self._memory_kills
             self._cgroup.remove()
         if not self._is_isolated:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _encode_message(header: GuestMessage) -> bytes:
+    head = json.dumps(header).encode()
+    return len(head).to_bytes(4, "big") + head

@@ -37,7 +37,7 @@ class SessionSettings:
 
 @dataclass(slots=True)
 class SessionEntry:
-    """Place of a session in the pool. `session` is None before its first use and after its process has ended."""
+    """Place of a session in the pool. `session` is None before its first use."""
 
     settings: SessionSettings
     place: Place
@@ -199,11 +199,10 @@ class PythonSessionPool:
         return entry.session
 
     def _finish_use(self, key: SessionKey, entry: SessionEntry) -> None:
+        """Take a session back. One whose first process has ended has lost its files: there is no such session now."""
         entry.last_used_at = time.time()
-        if entry.session is not None and entry.session.has_ended:
-            entry.session = None
-            entry.uploaded_names.clear()
-            _log.debug("a Python session ended while it was used")
+        if entry.session is not None and entry.session.has_ended and self._entries.get(key) is entry:
+            self.end_session(key, "its first process ended while it was used")
 
     def _schedule_expiry(self, key: SessionKey) -> None:
         entry = self._entries.get(key)

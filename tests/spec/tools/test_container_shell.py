@@ -295,8 +295,8 @@ async def test_commands_end_with_their_client_or_their_limits(session_log: Sessi
     _, first, _, second, _ = response.output
     (_, stderr, code), short = outputs(first)
     assert (code, short) == (137, ("short\n", "", 0))
-    assert "more than 0.3 s of processor time. Its files are gone" in stderr
-    assert outputs(second) == [("0\n", "", 0)]
+    assert "the container's programs were ended: it used more than 0.3 s of processor time" in stderr
+    assert outputs(second) == [("1\n", "", 0)]
 
 
 @pytest.mark.asyncio(loop_scope="function")

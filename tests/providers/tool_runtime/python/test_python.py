@@ -237,8 +237,8 @@ async def test_a_session_that_ends_says_why_and_the_next_is_new(code: str, reaso
         await text_of(python, "x = 1")
         result = await python.call(program(f"print('before', flush=True)\n{code}"))
         assert result.text == (
-            f"before\n\n[the Python session was ended: {reason}. Its variables and files are gone; "
-            "the next call begins a new session]"
+            f"before\n\n[the Python session was ended: {reason}. Its variables are gone; its files are kept, "
+            "and the next call begins a new session]"
         )
         assert result.data == {"logs": "before\n", "exit": how}
         assert "NameError" in await text_of(python, "x")
@@ -384,8 +384,10 @@ async def test_the_unsafe_backend_must_be_named_and_is_the_same_notebook() -> No
         await text_of(python, "x = 1")
         assert await text_of(python, "x") == "1"
         folder = (await text_of(python, "import os; os.getcwd()")).strip("'")
+        await text_of(python, "open('kept', 'w').close()")
         assert "timed_out" in str((await python.call(program(ENDLESS))).data)
-        assert not Path(folder).exists()
+        assert Path(folder, "kept").exists()
+    assert not Path(folder).exists()
     more = set(psutil.Process().children(recursive=True)) - before
     assert await asyncio.to_thread(psutil.wait_procs, more, 10) == ([*more], [])
 

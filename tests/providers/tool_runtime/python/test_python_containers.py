@@ -2,19 +2,24 @@
 
 import asyncio
 import shutil
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
+from apis.confinement.commands import ShellCommand
 from apis.containers import ContainerListParams, Containers, CreateContainer
 from apis.errors import InvalidRequest, NotFound, Overloaded, Unsupported
 from apis.tool_runtime import ToolRuntime
+from providers.tool_runtime.python.provider import Python
 from providers.tool_runtime.toolbox import Toolbox
 from tests.providers.tool_runtime.python.test_python import (
     ENDLESS,
     SessionLog,
     names,
     program,
+    sandboxes,
     session_log,
     started,
     text_of,
@@ -178,3 +183,103 @@ async def test_a_toolbox_has_the_containers_of_its_member() -> None:
         toolbox = Toolbox(Toolbox.Config(providers={"python": {}}), members)
         await toolbox.start()
         assert toolbox.containers() is python.containers()
+
+
+LIMITS = ("cpu_limit", "timed_out")
+RUINOUS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "loops": ("while True: pass", LIMITS),
+    "sleeps": ("import time; time.sleep(100)", LIMITS),
+    "takes all memory": (
+        "import os\nwhile True:\n    if not os.fork():\n        x = b'x' * (20 << 20)\n",
+        ("memory_limit", *LIMITS),
+    ),
+    "exits": ("import os; os._exit(3)", ("crashed",)),
+    "crashes": ("import ctypes; ctypes.string_at(0)", ("crashed",)),
+    "kills all": (
+        "import os\nfor pid in (-1, os.getppid(), os.getpid()):\n    try: os.kill(pid, 9)\n    except OSError: pass",
+        ("crashed",),
+    ),
+    "kills its group": ("import os; os.killpg(0, 9)", ("crashed",)),
+    "becomes another program": ("import os; os.execv('/bin/true', ['true'])", ("crashed",)),
+    "closes all": ("import os; os.closerange(0, 1000)", ("crashed",)),
+    "is a fork bomb": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", (*LIMITS, "crashed")),
+    "leaves a fork bomb": (
+        "import os\nif not os.fork():\n    while True:\n        try: os.fork()\n        except OSError: pass",
+        ("ok", "crashed"),
+    ),
+    "stops the first process": ("import os; os.kill(os.getppid(), 19); os._exit(0)", ("crashed",)),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def small() -> AsyncGenerator[Python]:
+    async with started(timeout_s=1, cpu_s=0.5, memory_mib=128) as python:
+        yield python
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", RUINOUS)
+async def test_a_container_keeps_its_files_when_a_program(name: str, small: Python) -> None:
+    """K20: what was uploaded and what was made is there afterwards, and for the next program."""
+    code, exit_statuses = RUINOUS[name]
+    containers = small.containers()
+    container = await made(containers)
+    await containers.add_file(container, "data.csv", b"a,b", tenant=TENANT)
+    await text_of(small, "open('made.txt', 'w').write('an hour of work')", container)
+    result = await small.call(program(f"open('last.txt', 'w').close()\n{code}", container))
+    assert result.data["exit"] in exit_statuses
+    if result.data["exit"] != "ok":
+        assert "Its variables are gone; its files are kept" in result.text
+    assert [file.name for file in result.files] == ["last.txt"]
+    files = (await containers.list_files(container, ANY, tenant=TENANT)).data
+    assert {file.path.rpartition("/")[2]: file.source for file in files} == {
+        "data.csv": "user",
+        "made.txt": "assistant",
+        "last.txt": "assistant",
+    }
+    assert (await containers.get(container, tenant=TENANT)).status == "running"
+    read = "import os; sorted(os.listdir()), open('made.txt').read()"
+    assert await text_of(small, read, container) == "(['data.csv', 'last.txt', 'made.txt'], 'an hour of work')"
+    await containers.delete(container, tenant=TENANT)
+
+
+async def test_a_container_keeps_its_files_when_its_caller_leaves(session_log: SessionLog) -> None:
+    """K20: the program ends, and nothing else."""
+    async with started(**PATIENCE) as python:
+        container = await made(python.containers())
+        await text_of(python, "x = 1; open('made.txt', 'w').close()", container)
+        session_log.begun.clear()
+        call = asyncio.ensure_future(python.call(program(ENDLESS, container)))
+        async with asyncio.timeout(10):
+            await session_log.begun.wait()
+            call.cancel()
+            await asyncio.wait([call])
+        assert await text_of(python, "import os; os.listdir(), 'x' in globals()", container) == (
+            "(['made.txt'], False)"
+        )
+
+
+async def test_the_variables_that_a_command_has_ended_are_missed() -> None:
+    """K20: the next program says that it begins anew, and why."""
+    async with started(**PATIENCE) as python:
+        container = await made(python.containers())
+        await text_of(python, "x = 1; open('made.txt', 'w').close()", container)
+        commands = [ShellCommand("kill -9 -1", 5, 1000)]
+        await python.containers().run_commands(container, commands, lambda _: None, tenant=TENANT)
+        text = await text_of(python, "import os; os.listdir(), 'x' in globals()", container)
+        assert text == (
+            "[this is a new Python session, the earlier one is gone: it was ended by SIGKILL]\n(['made.txt'], False)"
+        )
+
+
+async def test_a_container_that_has_lost_its_files_has_expired() -> None:
+    """K20: no empty list of files that says `running`."""
+    async with started(**PATIENCE) as python:
+        container = await made(python.containers())
+        before = sandboxes()
+        await text_of(python, "open('made.txt', 'w').close()", container)
+        (sandbox,) = sandboxes() - before
+        sandbox.kill()
+        assert "Its variables and files are gone" in await text_of(python, "1", container)
+        with pytest.raises(NotFound, match="has expired: its first process ended"):
+            await python.containers().get(container, tenant=TENANT)
