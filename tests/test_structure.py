@@ -41,6 +41,15 @@ BROAD_EXCEPTS: Final = {
     "stack/http/websocket.py",  # the outer edge of a stream on a connection that goes on
     "providers/responses/run/hosted_calls.py",  # around a tool call: the model is told
 }
+DECODES_SCANS: Final = {
+    # an answer whose history cannot be read is an error
+    "providers/responses/store/conversation_items.py load_conversation_history",
+    "providers/responses/store/history.py _load_turns",
+    # one record of another key; results that are counted again
+    "providers/batches/workers.py _list_work_of",
+    "providers/batches/results.py _decode_counts",
+}
+"""Functions that scan and decode without skipping damaged records."""
 OPENS_SOCKETS: Final = {
     # to where requests, models, tools and pages point
     "providers/fetcher/connections.py",
@@ -211,6 +220,18 @@ def test_everything_is_caught_only_at_the_edges() -> None:
                 if not reraised:
                     broad.add(where(file))
     assert broad <= BROAD_EXCEPTS
+
+
+def test_a_scan_of_records_skips_the_damaged_ones() -> None:
+    """D3: code that reads many records goes on after one that cannot be read (`providers/common/state/scan.py`)."""
+    strict: set[str] = set()
+    for file in OURS:
+        for function in functions(file):
+            calls = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+            scans = calls & {"scan_all", "scan_groups"} or any(call.endswith("kv.scan") for call in calls)
+            if scans and "decode_record" in calls and "skipping_damaged" not in calls:
+                strict.add(f"{where(file)} {function.name}")
+    assert strict == DECODES_SCANS
 
 
 def test_every_exemption_says_from_what_and_why() -> None:

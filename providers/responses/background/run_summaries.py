@@ -4,11 +4,10 @@ queue and the leases and the small records of runs, never from the requests."""
 from collections.abc import Mapping
 from typing import Final
 
-from apis.errors import StackError
 from apis.observation.background import BackgroundOverview, RunSummary
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import read_holder
-from apis.storage.records import decode_record
+from providers.common.state.scan import decode_or_skip, skipping_damaged
 from providers.responses.background.ranks import DEFERRED_PREFIX, QUEUE_PREFIX, read_deadline, read_queued_at
 from providers.responses.background.runs import ResponseRef, RunRecord
 from providers.responses.background.workers import BackgroundConfig
@@ -27,14 +26,15 @@ async def summarize_runs(kv: KVStore, tenant: str, config: BackgroundConfig) -> 
     leases = await kv.scan(f"/lease/{tenant}/", limit=_COUNT_LIMIT)
     rows = await kv.scan(f"/run/{tenant}/", limit=_COUNT_LIMIT)
     places = {key: place for place, (key, _) in enumerate(queue, 1)}
-    holders = {key: read_holder(entry) for key, entry in leases}
+    holders = dict.fromkeys((key for key, _ in leases), "")
+    for key, entry in leases:
+        with skipping_damaged(kv, key, "lease of a run"):
+            holders[key] = read_holder(entry)
     runs: list[RunSummary] = []
     for key, entry in rows:
-        try:
-            run = decode_record(entry, RunRecord)
-        except StackError:
-            continue  # the watcher of orphaned runs logs it
-        runs.append(_summarize(ResponseRef(tenant, key.rpartition("/")[2]), run, places, holders))
+        run = decode_or_skip(kv, key, entry, RunRecord)
+        if run is not None:
+            runs.append(_summarize(ResponseRef(tenant, key.rpartition("/")[2]), run, places, holders))
     runs.sort(key=lambda run: (run.status == "queued", run.queue_place or 0, run.created_at))
     return BackgroundOverview(
         running=sum(run.is_leased for run in runs),

@@ -15,6 +15,7 @@ from apis.observation.details import DeliveryAttempt, DeliverySummary
 from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record
+from providers.common.state.scan import list_records
 
 DeliveryStatus = Literal["pending", "delivered", "failed"]
 
@@ -84,10 +85,9 @@ class WebhookLog:
         return [Put(key, encode_record(record), _TTL_S)]
 
     async def list_deliveries(self, response_id: str, *, tenant: str) -> list[DeliverySummary]:
-        """Return the deliveries of a response, oldest first."""
-        rows = await self._kv.scan(_key(tenant, response_id, ""), limit=_MAX_LISTED)
-        records = sorted((decode_record(entry, DeliveryRecord) for _, entry in rows), key=lambda row: row.created_at)
-        return [_summarize(record) for record in records]
+        """Return the readable deliveries of a response, oldest first."""
+        rows = await list_records(self._kv, _key(tenant, response_id, ""), DeliveryRecord, limit=_MAX_LISTED)
+        return [_summarize(record) for record in sorted((row.record for row in rows), key=lambda row: row.created_at)]
 
     async def delete(self, response_id: str, *, tenant: str) -> None:
         """Delete the deliveries of a response from the log; those that wait are still sent."""
