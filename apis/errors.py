@@ -74,6 +74,8 @@ class StackError(Exception):
         self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
         self.repeats_work = False
         """True if sending the request again would repeat work that a model or a tool has already done."""
+        self.is_of_receiver = False
+        """True if the receiver of a stream raised it, not its source: the source is not to blame."""
         if code is not None:
             self.code = code
 

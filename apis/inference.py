@@ -25,7 +25,8 @@ class Model:
     """Model that a provider serves now. `modalities` are its input kinds other than text, None if unknown;
     `native_tools` are the tools it accepts as a NativeTool. An embedding model has `embedding_dimensions`, if known;
     `enforces` are the constraints that its engine promises to hold: others are checked when the text is complete.
-    With `caches_prefixes`, a chat whose prompt begins as an earlier one's did is cheaper."""
+    With `caches_prefixes`, a chat whose prompt begins as an earlier one's did is cheaper. `shows_all_reasoning` is
+    false where the template of the model's server decides what a chat with `all_reasoning` is shown."""
 
     id: str
     owned_by: str
@@ -36,6 +37,7 @@ class Model:
     embedding_dimensions: int | None = None
     enforces: frozenset[Constraint] = frozenset()
     caches_prefixes: bool = False
+    shows_all_reasoning: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,10 @@ class VLLM(Inference):
             native, text = self._harmony_template.native_tools, frozenset[Modality]()
             models = [replace(model, modalities=text, native_tools=native) for model in models]
         enforced, caches = self._config.enforced_constraints(), self._config.engine == "vllm"
-        models = [replace(model, enforces=enforced, caches_prefixes=caches) for model in models]
+        shows_all = self._harmony_template is not None
+        models = [
+            replace(model, enforces=enforced, caches_prefixes=caches, shows_all_reasoning=shows_all) for model in models
+        ]
         self._models_cache = (time.monotonic() + self._config.models_cache_s, models)
         return models
 

@@ -134,6 +134,8 @@ class AnswerStream:
                     return
         except BaseException as exc:  # noqa: BLE001 - raised where the answer is read
             self._push_error = exc
+            if isinstance(exc, StackError):
+                exc.is_of_receiver = True
         self._connection.wake()
 
 

@@ -86,9 +86,6 @@ class ChatDialect:
 
 def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
     """Return the body of a streamed chat. Raises Unsupported for a field that the server does not have."""
-    if request.all_reasoning:
-        message = "What this model is shown of its earlier reasoning is for its server's template to say."
-        raise Unsupported(message, param="reasoning.context")
     if dialect.engine == "openai":
         refuse_engine_options(request)
     body = _build_prompt(request, dialect)

@@ -314,14 +314,15 @@ class ChatCompletions:
         own_headers = {**TRACE_HEADERS.get(), **headers}
         head = self._headers + headers_to_bytes(own_headers) if own_headers else self._headers
         url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE_PATH else self.base_url}{path}"
+        headers_deadline = monotonic() + limits.headers_s
         try:
-            deadline = min(monotonic() + limits.headers_s, first_token_deadline)
+            deadline = min(headers_deadline, first_token_deadline)
             return await self._http.send(method, url, head, body, limits.connect_s, deadline)
         except HttpConnectTimeout as exc:
             limit = f"connect_timeout_s ({limits.connect_s:g} s)"
             raise ConnectTimeout(f"The {self._server} could not be reached within {limit}.") from exc
         except TimeoutError as exc:
-            if monotonic() >= first_token_deadline:
+            if first_token_deadline <= headers_deadline:  # not by the clock: a timer may end a little early
                 raise token_timeout_error(self._limits, has_started=False) from exc
             raise self._response_timeout_error() from exc
         except ProxyError as exc:

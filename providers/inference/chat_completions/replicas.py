@@ -156,6 +156,8 @@ class Upstreams:
                     await batches.aclose()
                 return
             except StackError as exc:
+                if exc.is_of_receiver:
+                    raise
                 if isinstance(exc, UpstreamError) and not isinstance(exc, AnswerTooLarge):
                     upstream.record_failure()
                 tried.append(upstream)

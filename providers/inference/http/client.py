@@ -148,12 +148,13 @@ class HttpClient:
     async def _connect(self, origin: Origin, connect_timeout_s: float, deadline: float) -> HttpConnection:
         if self._is_closed:
             raise HttpError("The client is closed.")
+        connect_by = monotonic() + connect_timeout_s
         try:
             # one timer for both limits: a cancelled one takes 300 bytes until it would have ended
-            async with asyncio.timeout_at(min(monotonic() + connect_timeout_s, deadline)):
+            async with asyncio.timeout_at(min(connect_by, deadline)):
                 connection = await self._open_connection(origin)
         except TimeoutError as exc:
-            if monotonic() >= deadline:
+            if deadline <= connect_by:  # not by the clock: a timer of the loop may end a little early
                 raise
             raise HttpConnectTimeout(f"{origin.host} could not be reached in time.") from exc
         except ProxyError:

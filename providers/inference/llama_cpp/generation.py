@@ -104,7 +104,7 @@ class TemplateGeneration:
     def describe(self, model: Model) -> Model:
         """See `Generation.describe`."""
         modalities = frozenset[Modality]({"image"} if self._settings.takes_images else ())
-        return replace(model, modalities=modalities, enforces=ALL_CONSTRAINTS)
+        return replace(model, modalities=modalities, enforces=ALL_CONSTRAINTS, shows_all_reasoning=False)
 
     def check(self, request: ChatRequest) -> None:
         """See `Generation.check`."""

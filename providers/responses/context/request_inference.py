@@ -3,6 +3,7 @@
 import logging
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -31,12 +32,17 @@ class RequestInferences:
         self._models = models
         self._summary_model = summary_model
 
-    async def with_used_effort(self, request: CreateResponse, chat: ChatRequest) -> CreateResponse:
-        """Return the request with the effort that the model is shown, as far as its provider knows; else unchanged."""
-        effort = await self._inference.used_effort(chat)
-        if effort is None:
+    async def with_used_reasoning(self, request: CreateResponse, chat: ChatRequest) -> CreateResponse:
+        """Return the request with the reasoning options that have an effect: the effort that the model is shown, as far
+        as its provider knows, and the turns whose reasoning it is sure to be shown. Else return it unchanged."""
+        used: dict[str, Any] = {}
+        if (effort := await self._inference.used_effort(chat)) is not None:
+            used["effort"] = effort
+        if chat.all_reasoning and not await self._models.shows_all_reasoning(chat.model):
+            used["context"] = "current_turn"
+        if not used:
             return request
-        reasoning = (request.reasoning or ReasoningOptions()).model_copy(update={"effort": effort})
+        reasoning = (request.reasoning or ReasoningOptions()).model_copy(update=used)
         return request.model_copy(update={"reasoning": reasoning})
 
     async def prefill(self, chat: ChatRequest) -> Usage:

@@ -46,6 +46,11 @@ class ModelCatalog:
         entry = await self._find_model(model)
         return entry is not None and entry.caches_prefixes
 
+    async def shows_all_reasoning(self, model: str) -> bool:
+        """Return whether the model can be shown the reasoning of all turns; False for an unknown model."""
+        entry = await self._find_model(model)
+        return entry is not None and entry.shows_all_reasoning
+
     async def _find_model(self, model: str) -> Model | None:
         # while one request lists the models anew, the others go on with what is known, or wait for it
         if time.monotonic() >= self._next_listing_at and not (self._lock.locked() and self._models):

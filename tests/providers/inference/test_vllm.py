@@ -122,6 +122,7 @@ async def test_models_have_their_context_and_are_cached_briefly() -> None:
                 4096,
                 frozenset({"image"}),
                 caches_prefixes=True,
+                shows_all_reasoning=False,
             )
         ]
         assert await vllm.models() == expected

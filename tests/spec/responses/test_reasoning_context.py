@@ -4,7 +4,10 @@ from typing import Any
 
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.requests import asked, create, messages, refusal, stream
+from tests.support.servers.engine_answers import doors
 from tests.support.servers.serving import scripted, serving
+from tests.support.servers.upstream_server import stream as upstream_stream
+from tests.support.servers.upstream_server import text_chunks
 
 TURNS: list[Script] = [[{"reasoning": "one"}, {"text": "a"}], [{"reasoning": "two"}, call("get", id="c1")]]
 DONE: Script = [{"text": "Done."}]
@@ -62,3 +65,25 @@ async def test_all_turns_reasoning_is_asked_for_of_the_model() -> None:
 async def test_no_other_context_is_known() -> None:
     async with serving() as served:
         assert (await refusal(served, reasoning={"context": "some"}))["param"] == "reasoning.context"
+
+
+async def test_a_chat_server_is_asked_for_all_turns_as_well_as_it_can_be() -> None:
+    """E1: the messages hold all reasoning, and the echo says what is certain: its template shows the current turn."""
+    said: list[Any] = [
+        {"role": "user", "content": "one"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "thought"}]},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "two"},
+    ]
+    async with doors() as stack:
+        stack.answer = upstream_stream(text_chunks("Done."))
+        create: Any = stack.client.responses.create
+        for streamed in (False, True):
+            response = await create(
+                model="fake-model", input=said, reasoning={"context": "all_turns"}, stream=streamed, store=False
+            )
+            if streamed:
+                response = [event async for event in response][-1].response
+            assert response.status == "completed"
+            assert response.reasoning.context == "current_turn"
+            assert stack.upstream.chats[-1].json["messages"][1]["reasoning"] == "thought"

@@ -147,6 +147,31 @@ async def test_an_exception_of_the_receiver_ends_the_chat_and_its_connection() -
         await asyncio.wait_for(upstream.left.wait(), 5)
 
 
+@pytest.mark.parametrize("is_pushed", [True, False])
+async def test_an_error_of_the_consumer_is_no_failure_of_the_server(*, is_pushed: bool) -> None:
+    """C11: pushed or pulled, it opens no breaker, although it is of the kind that a server's failure is."""
+
+    def refuse(_: Sequence[Delta]) -> bool:
+        raise UpstreamError("The deltas make no sense.")
+
+    async def read(vllm: Inference) -> None:
+        async with aclosing(vllm.chat(chat_request())) as batches:
+            events[0].set()
+            async for batch in batches:
+                if not is_pushed:
+                    refuse(batch)
+                assert isinstance(batch, LiveBatch)
+                batch.push_to(refuse)
+                events[1].set()
+
+    answer, events = paced("a", "b", ending=[HANG])
+    fields = {"max_retries": 0, "breaker_failures": 1}
+    async with UpstreamServer(answer) as upstream, started(upstream.base_url, **fields) as vllm:
+        with pytest.raises(UpstreamError, match="make no sense"):
+            await read(vllm)
+        assert not vllm.upstreams()[0].is_blocked
+
+
 async def test_a_cancelled_consumer_gets_no_more_pushes() -> None:
     consumer = Consumer()
     answer, events = paced("a", "b", "c", ending=[HANG])

@@ -269,9 +269,3 @@ def test_a_forced_call_is_strict_unless_the_request_says_otherwise(
     function: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {}}, "strict": strict}
     request_body = body({"tools": [{"type": "function", "function": function}], "tool_choice": choice}, **dialect)
     assert request_body["tools"][0]["function"].get("strict") == sent
-
-
-def test_a_chat_template_says_itself_which_thoughts_it_shows() -> None:
-    with pytest.raises(Unsupported) as caught:
-        body({"all_reasoning": True})
-    assert caught.value.param == "reasoning.context"

@@ -4,6 +4,7 @@ import asyncio
 import math
 import socket
 import ssl
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from providers.common.fair_turns import CURRENT_TURN, TURN_WORK, turn_of
-from providers.inference.http.client import HttpClient, headers_to_bytes
+from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
 from providers.inference.http.connection import (
     HIGH_WATER_BYTES,
     MAX_NON_BODY_BYTES,
@@ -439,3 +440,25 @@ def test_headers_cannot_break_out() -> None:
     for bad in ("b\r\nC: d", "b\n", "\0"):
         with pytest.raises(ValueError, match="header"):
             headers_to_bytes({"A": bad})
+
+
+@pytest.mark.parametrize(("connect_timeout_s", "error"), [(0.05, HttpConnectTimeout), (5, TimeoutError)])
+async def test_the_limit_that_was_reached_is_named_though_a_timer_is_early(
+    monkeypatch: pytest.MonkeyPatch, connect_timeout_s: float, error: type[Exception]
+) -> None:
+    """B14: which limit it was is known from the limits, and not from the clock after the timer."""
+    client = HttpClient()
+
+    def end_at_once(_: float) -> asyncio.Timeout:
+        return asyncio.timeout(0)
+
+    async def never(_: object) -> HttpConnection:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(client, "_open_connection", never)
+    monkeypatch.setattr(asyncio, "timeout_at", end_at_once)
+    now = time.monotonic()
+    with pytest.raises(error) as caught:
+        await client.send("GET", "http://127.0.0.1:1/", b"", None, connect_timeout_s, now + 0.06)
+    assert type(caught.value) is error
