@@ -22,6 +22,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from itertools import islice
+from time import monotonic
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -38,6 +39,8 @@ _TENANTS_PER_ROUND: Final = 4
 _THREADS: Final = 2
 """Calculations at a time, each of another tenant. They hold the GIL: more threads that pass it to each other would keep
 it from the event loop for seconds."""
+_LONG_S: Final = 0.005
+_MAX_REST_S: Final = 0.25
 _threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="fair-turns")
 
 
@@ -132,6 +135,20 @@ def turn_of(tenant: str) -> TenantTurn:
 def current_turn() -> TenantTurn:
     """Return the turn of the tenant that the current task works for."""
     return CURRENT_TURN.get() or turn_of("")
+
+
+async def run_long(function: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    """Return `function(*arguments)`: a piece of work on the event loop that may take long and holds the GIL, so that a
+    thread would not help. One piece of a tenant runs at a time, and after it the loop is left to others for as long."""
+    turn = current_turn()
+    with await _rounds_of_loop().calculations.acquire(turn.tenant):
+        await turn.wait(TURN_WORK)
+        began = monotonic()
+        result = function(*arguments)
+        took_s = monotonic() - began
+        if took_s > _LONG_S:
+            await asyncio.sleep(min(took_s, _MAX_REST_S))
+    return result
 
 
 async def calculate(function: Callable[..., ResultT], *arguments: Any) -> ResultT:

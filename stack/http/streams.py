@@ -12,10 +12,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import Overloaded, StackError, error_to_body
-from apis.events import INITIAL_EVENTS, TERMINAL_EVENTS, LoggedEvent
+from apis.events import FLAT_EVENTS, INITIAL_EVENTS, TERMINAL_EVENTS, LoggedEvent
 from apis.live_batch import LiveBatch
 from apis.shared_timeout import SharedTimeout
 from apis.ticks import next_tick
+from providers.common.fair_turns import current_turn, run_long
 from providers.common.tracebacks import without_traceback
 from stack.http.peer import Peer, get_peer
 from stack.http.request_record import RequestRecord
@@ -28,6 +29,11 @@ SHUTTING_DOWN_MESSAGE: Final = (
     "This server is shutting down. Try again: another one answers, or this one when it is back."
 )
 _TICK_S: Final = 1.0
+_LARGE_BYTES: Final = 512 * 1024
+"""Bytes of a stream whose last events are written in pieces."""
+_PIECE_BYTES: Final = 256 * 1024
+_PIECE_WORK: Final = 2048
+"""Work of writing one piece, at least that of a token's event."""
 HEAD_WAIT_S: Final = 1.0
 """Seconds that the head of a stream waits for the first batch, whose failure is an HTTP status until then."""
 EVENT_STREAM_HEADER: Final = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -267,10 +273,11 @@ class EventStream(Response):
                 is_first_output = waits and not self._awaits_first_output(batch)
                 waits = waits and not is_first_output
                 is_log = is_log or (bool(batch) and isinstance(batch[-1], LoggedEvent))
-                if not is_log and self._is_end(batch):
+                is_large = self._holds_large_answer(batch, is_log=is_log)
+                if not is_log and self._is_end(batch) and not is_large:
                     ending = self._frame(batch)  # leaves with the end of the body
                     continue
-                await (stream.write_at_once if is_first_output else stream.write)(self._frame(batch))
+                await self._write(batch, stream, at_once=is_first_output, in_turns=is_large)
                 if not waits:
                     self._request_pushes(batch, stream)
                 del batch
@@ -291,6 +298,23 @@ class EventStream(Response):
         if is_first:
             await stream.begin()
         await stream.write(ending + last, more_body=False)
+
+    def _holds_large_answer(self, batch: Sequence[Any], *, is_log: bool) -> bool:
+        """Return true for the last events of a large answer or item, which hold all of it."""
+        is_large = self._request_record.sent_bytes > _LARGE_BYTES and (self._creates_response or is_log)
+        return is_large and any(event.type not in FLAT_EVENTS for event in batch)
+
+    async def _write(self, batch: Sequence[Any], stream: _OpenStream, *, at_once: bool, in_turns: bool) -> None:
+        """Write a batch: one that is large event by event and piece by piece, in the tenant's turns."""
+        if not in_turns:
+            await (stream.write_at_once if at_once else stream.write)(self._frame(batch))
+            return
+        turn = current_turn()
+        for event in batch:
+            frame = self._frame((event,)) if event.type in FLAT_EVENTS else await run_long(self._frame, (event,))
+            for start in range(0, len(frame), _PIECE_BYTES):
+                await turn.wait(_PIECE_WORK)
+                await stream.write(frame[start : start + _PIECE_BYTES])
 
     def _is_end(self, batch: Sequence[Any]) -> bool:
         """Return true, and record the last event, if that is the end of the response that the request creates."""
