@@ -29,17 +29,19 @@ class TokenLogprob(Struct, frozen=True, gc=False):
 
 
 class TextDelta(Struct, frozen=True, gc=False):
-    """More text of the answer. A change of `phase` begins a new message."""
+    """More text of the answer. A change of `phase` begins a new message, and so does `begins_message`."""
 
     text: str
     logprobs: Sequence[TokenLogprob] = ()
     phase: Phase | None = None
+    begins_message: bool = False
 
 
 class ReasoningDelta(Struct, frozen=True, gc=False):
-    """More text of the model's reasoning."""
+    """More text of the model's reasoning. `begins_message`: what comes before is a message by itself."""
 
     text: str
+    begins_message: bool = False
 
 
 class ReasoningSummaryDelta(Struct, frozen=True, gc=False):

@@ -126,10 +126,12 @@ def output_content(batches: Sequence[DeltaBatch]) -> Content:
     for batch in batches:
         for delta in batch:
             match delta:
-                case TextDelta() | RefusalDelta():
+                case RefusalDelta():
                     _append_text(parts, "text", delta.text)
+                case TextDelta():
+                    _append_text(parts, "text", delta.text, is_new=delta.begins_message)
                 case ReasoningDelta():
-                    _append_text(parts, "reasoning", delta.text)
+                    _append_text(parts, "reasoning", delta.text, is_new=delta.begins_message)
                 case ToolCallStart():
                     calls[delta.id] = (delta.name, [])
                 case ToolArgumentsDelta():
@@ -144,8 +146,8 @@ def output_content(batches: Sequence[DeltaBatch]) -> Content:
     return {"gen_ai.output.messages": [{"role": "assistant", "parts": parts, "finish_reason": reason}]}
 
 
-def _append_text(parts: list[Content], part_type: str, text: str) -> None:
-    if not parts or parts[-1]["type"] != part_type:
+def _append_text(parts: list[Content], part_type: str, text: str, *, is_new: bool = False) -> None:
+    if is_new or not parts or parts[-1]["type"] != part_type:
         parts.append({"type": part_type, "content": []})
     parts[-1]["content"].append(text)
 

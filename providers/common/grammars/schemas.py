@@ -13,12 +13,12 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from math import prod
 from typing import Final, TypeVar, cast
-from urllib.parse import unquote
 
 import orjson
 from pydantic import JsonValue
 
 from apis.errors import InvalidRequest
+from providers.common.grammars.references import References
 from providers.common.grammars.schema_values import (
     MAX_PATTERN_CHARS,
     InvalidSchema,
@@ -111,7 +111,7 @@ def _store_hash(hashes: dict[_Key, None], key: _Key) -> None:
 
 
 def _check_uncached(schema: SchemaObject, *, strict: bool) -> None:
-    subschemas = _Subschemas(schema)
+    subschemas = _Subschemas(schema, has_names=not strict)
     for subschema in subschemas.by_id.values():
         _check_keywords(subschema, strict=strict)
     subschemas.check_cycles()
@@ -126,25 +126,27 @@ def _check_uncached(schema: SchemaObject, *, strict: bool) -> None:
 class _Subschemas:
     """Every subschema of a schema by identity, with the subschemas of the same and the next level."""
 
-    def __init__(self, root: SchemaObject) -> None:
+    def __init__(self, root: SchemaObject, *, has_names: bool) -> None:
         self.by_id: dict[int, SchemaObject] = {}
         self.same_level_ids: dict[int, list[int]] = {}
         self._children: dict[int, list[SchemaObject]] = {}
         self._measures: dict[int, tuple[int, int]] = {}
-        waiting = [root]
+        references = References(root, has_names=has_names)
+        waiting = [(root, root)]
         while waiting:
-            schema = waiting.pop()
+            schema, resource = waiting.pop()
             if id(schema) in self.by_id:
                 continue
+            resource = references.find_resource(schema, resource)
             if len(self.by_id) + len(waiting) >= _MAX_SUBSCHEMAS:
                 raise InvalidSchema(f"it has more than {_MAX_SUBSCHEMAS} subschemas.")
-            targets = [_resolve_reference(root, schema[key]) for key in ("$ref", "$dynamicRef") if key in schema]
+            targets = [references.resolve(schema[key], resource) for key in ("$ref", "$dynamicRef") if key in schema]
             here = [*targets, *_subschemas_at(schema, _SAME_LEVEL_KEYWORDS)]
             below = [*_subschemas_at(schema, _NESTED_KEYWORDS), *_subschemas_in_maps(schema)]
             self.by_id[id(schema)] = schema
             self.same_level_ids[id(schema)] = [id(subschema) for subschema in here]
             self._children[id(schema)] = [*here, *below]
-            waiting += self._children[id(schema)]
+            waiting += ((child, resource) for child in self._children[id(schema)])
 
     def check_cycles(self) -> None:
         """Raise InvalidSchema for a schema that is its own definition."""
@@ -170,8 +172,9 @@ class _Subschemas:
 
 def _count_references(root: SchemaObject) -> int:
     """Return the most references that a compiler follows in a row, each object once."""
+    references = References(root)
     counts: dict[int, int] = {id(root): 0}
-    path = [(root, iter(_find_next_objects(root, root)))]
+    path = [(root, iter(_find_next_objects(references, root, root)))]
     while path:
         here, targets = path[-1]
         for target in targets:
@@ -179,7 +182,7 @@ def _count_references(root: SchemaObject) -> int:
                 if len(counts) >= _MAX_SUBSCHEMAS:
                     raise InvalidSchema(f"it refers to places in more than {_MAX_SUBSCHEMAS} objects.")
                 counts[id(target)] = 0
-                path.append((target, iter(_find_next_objects(root, target))))
+                path.append((target, iter(_find_next_objects(references, root, target))))
                 break
             counts[id(here)] = max(counts[id(here)], counts[id(target)])
         else:
@@ -191,7 +194,7 @@ def _count_references(root: SchemaObject) -> int:
     return counts[id(root)]
 
 
-def _find_next_objects(root: SchemaObject, here: SchemaObject) -> Iterator[SchemaObject]:
+def _find_next_objects(references: References, root: SchemaObject, here: SchemaObject) -> Iterator[SchemaObject]:
     """Yield the objects within one, and the one that it refers to."""
     waiting = [*here.values()]
     while waiting:
@@ -202,7 +205,7 @@ def _find_next_objects(root: SchemaObject, here: SchemaObject) -> Iterator[Schem
             waiting += value
     if "$ref" in here:
         with suppress(InvalidSchema):
-            yield _resolve_reference(root, here["$ref"])
+            yield references.resolve(here["$ref"], root)
 
 
 def _subschemas_at(schema: SchemaObject, keywords: Sequence[str]) -> list[SchemaObject]:
@@ -231,23 +234,6 @@ def _subschemas_in_maps(schema: SchemaObject) -> list[SchemaObject]:
     return subschemas
 
 
-def _resolve_reference(root: SchemaObject, reference: JsonValue) -> SchemaObject:
-    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        raise InvalidSchema("a reference must lead to a place in the schema itself, such as '#/$defs/NAME'.")
-    here: JsonValue = root
-    for step in unquote(reference[1:]).split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(here, dict):
-            here = here.get(key)
-        elif isinstance(here, list) and key.isascii() and key.isdigit() and len(key) < 7 and int(key) < len(here):
-            here = here[int(key)]
-        else:
-            here = None
-    if not isinstance(here, dict):
-        raise InvalidSchema(f"there is no schema at the reference '{reference[:100]}'.")
-    return here
-
-
 def _check_keywords(schema: SchemaObject, *, strict: bool) -> None:
     kinds = schema.get("type", "object")
     for kind in kinds if isinstance(kinds, list) and kinds else (kinds,):
@@ -257,12 +243,8 @@ def _check_keywords(schema: SchemaObject, *, strict: bool) -> None:
         raise InvalidSchema("an 'enum' must list at least one value.")
     if schema.get("not") in ({}, True):
         raise InvalidSchema("nothing satisfies a 'not' of everything.")
-    if not str(schema.get("$schema", "https://json-schema.org/")).startswith(
-        ("http://json-schema.org/", "https://json-schema.org/")
-    ):
-        raise InvalidSchema("its '$schema' must be one of json-schema.org.")
-    if re.search(r"[:/\\]", str(schema.get("$id", ""))):
-        raise InvalidSchema("an '$id' must be a plain name.")
+    if strict:
+        _check_names(schema)
     check_values(schema)
     branches = [_count_branches(subschema) for subschema in _subschemas_at(schema, ("allOf",))]
     if prod(branches) > _MAX_COMBINATIONS:
@@ -270,6 +252,16 @@ def _check_keywords(schema: SchemaObject, *, strict: bool) -> None:
     patterns = cast(Mapping[str, JsonValue], schema.get("patternProperties", {}))
     for pattern in chain(patterns, [schema["pattern"]] if "pattern" in schema else ()):
         _check_pattern(pattern, strict=strict)
+
+
+def _check_names(schema: SchemaObject) -> None:
+    """Raise InvalidSchema for a name that the compiler of an engine would look up."""
+    if not str(schema.get("$schema", "https://json-schema.org/")).startswith(
+        ("http://json-schema.org/", "https://json-schema.org/")
+    ):
+        raise InvalidSchema("its '$schema' must be one of json-schema.org.")
+    if re.search(r"[:/\\]", str(schema.get("$id", ""))):
+        raise InvalidSchema("an '$id' must be a plain name.")
 
 
 def _count_branches(schema: SchemaObject) -> int:

@@ -1,7 +1,7 @@
 """Convert a ChatRequest into the JSON body of POST /chat/completions, in the dialect of the server."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
@@ -141,11 +141,31 @@ def _build_messages(messages: Sequence[Message], dialect: ChatDialect) -> list[d
     leading = 0
     while leading < len(messages) and is_instruction(messages[leading]):
         leading += 1
-    out = [_build_message(message, index, dialect) for index, message in enumerate(messages)]
+    out = [_build_message(message, index, dialect) for index, message in _join_reasoning(messages)]
     if leading < 2:
         return out
     texts = [join_text_parts(message) for message in messages[:leading]]
     return [{"role": out[0]["role"], "content": "\n\n".join(text for text in texts if text)}, *out[leading:]]
+
+
+def _join_reasoning(messages: Sequence[Message]) -> Iterator[tuple[int, Message]]:
+    """Yield the messages with their indexes, reasoning that stands alone joined to the assistant's next message: a
+    template has one text for it."""
+    pending: list[str] = []
+    for index, message in enumerate(messages):
+        reasoning = message.reasoning if message.role == "assistant" else None
+        following = messages[index + 1] if index + 1 < len(messages) else None
+        if reasoning and _has_only_reasoning(message) and following is not None and following.role == "assistant":
+            pending.append(reasoning)
+            continue
+        if pending:
+            joined = "\n".join([*pending, reasoning] if reasoning else pending)
+            message, pending = message.model_copy(update={"reasoning": joined}), []  # noqa: PLW2901 - the message that takes it up
+        yield index, message
+
+
+def _has_only_reasoning(message: Message) -> bool:
+    return not (message.content or message.refusal or message.tool_calls)
 
 
 def is_instruction(message: Message) -> bool:

@@ -1,11 +1,12 @@
 """Bodies of Harmony messages, streamed as deltas: text, a call, or content to ignore."""
 
+import json
 from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from apis.chat import ChatCustomTool, ChatGrammarFormat, ChatTool, NativeTool, NativeToolName
+from apis.chat import ChatCustomTool, ChatGrammarFormat, NativeTool, NativeToolName
 from apis.deltas import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolArgumentsDelta, ToolCallStart
 from apis.wire.base import Phase
 from providers.inference.chat_completions.custom_tools import CustomInputReader
@@ -15,6 +16,7 @@ from providers.inference.harmony.vocabulary import CALL, END
 
 WRAPPED_INPUT_PREFIX: Final = '{"input":"'
 MAX_WRAPPED_PREFIX_CHARS: Final = 64
+NO_ARGUMENTS: Final = "{}"
 PHASES: Final[dict[Channel, Phase]] = {"commentary": "commentary", "final": "final_answer"}
 
 _Decoder: Final = getincrementaldecoder("utf-8")
@@ -30,6 +32,7 @@ class DeltaBuffer:
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._last_target: _TextTarget | None = None
+        self._begins_message = False
 
     def start_call(self, call_start: ToolCallStart) -> None:
         self._flush()
@@ -44,9 +47,10 @@ class DeltaBuffer:
         self._logprobs += logprobs
 
     def begin_message(self, target: _TextTarget) -> None:
-        """Begin a message. If clients see it as a continuation of the previous one, it starts with a new line."""
+        """Begin a message. If clients would see it as a continuation of the previous one, its first delta says so."""
         if target == self._last_target:
-            self.add_text(target, "\n")
+            self._flush()
+            self._begins_message = True
 
     def take_deltas(self) -> list[Delta]:
         self._flush()
@@ -61,12 +65,12 @@ class DeltaBuffer:
             case ("called", id_):
                 self._deltas.append(ToolArgumentsDelta(id_, text))
             case (_, "analysis"):
-                self._deltas.append(ReasoningDelta(text))
+                self._deltas.append(ReasoningDelta(text, self._begins_message))
             case (_, channel):
-                self._deltas.append(
-                    TextDelta(text, logprobs, PHASES["commentary" if channel == "commentary" else "final"])
-                )
-        self._target, self._texts, self._logprobs = None, [], []
+                phase = PHASES["commentary" if channel == "commentary" else "final"]
+                self._deltas.append(TextDelta(text, logprobs, phase, self._begins_message))
+        if self._target is not None:
+            self._target, self._texts, self._logprobs, self._begins_message = None, [], [], False
 
 
 class IgnoredBody:
@@ -148,17 +152,35 @@ class CallBody:
     def __init__(self, id_: str, callee: Callee, content_type: str | None, buffer: DeltaBuffer) -> None:
         self._id = id_
         self._callee = callee
-        self._input_reader = _build_input_reader(callee.tool, content_type)
+        self._input_reader = _build_input_reader(callee, content_type)
         self._decoder = _Decoder("replace")
+        self._written: list[str] = []
         self._texts: list[str] = []
         buffer.start_call(ToolCallStart(id_, callee.name, callee.custom))
 
     def feed(self, data: bytes, buffer: DeltaBuffer, logprob: TokenLogprob | None = None) -> None:
-        self._add_text(self._input_reader.feed(self._decoder.decode(data)), buffer)
+        self._read(data, buffer)
 
     def finish(self, buffer: DeltaBuffer) -> None:
-        self._add_text(self._input_reader.feed(self._decoder.decode(b"", final=True)), buffer)
+        self._read(b"", buffer, final=True)
         self._add_text(self._input_reader.finish(), buffer)
+
+    def is_whole(self, *, is_ended: bool) -> bool:
+        """Return true if nothing can be missing in a call that its own token does not end. Another token ends what is
+        no JSON, or blank."""
+        written = "".join(self._written)
+        if not written.strip() or not self._is_json:
+            return is_ended
+        try:
+            json.loads(written)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    def complete(self, buffer: DeltaBuffer) -> None:
+        """Give a whole call of a function without arguments an empty object."""
+        if not self._callee.custom and not self._texts:
+            self._add_text(NO_ARGUMENTS, buffer)
 
     def message_key(self) -> MessageKey | None:
         tool = self._callee.tool
@@ -166,6 +188,18 @@ class CallBody:
             self._callee.name, {tool.type} if isinstance(tool, NativeTool) else set[NativeToolName]()
         )
         return call_to_key(recipient, "".join(self._texts), custom=self._callee.custom)
+
+    @property
+    def _is_json(self) -> bool:
+        reader = self._input_reader
+        return isinstance(reader, CustomInputReader | _ArgumentsReader) or (
+            isinstance(reader, _MaybeWrappedInputReader) and reader.is_wrapped
+        )
+
+    def _read(self, data: bytes, buffer: DeltaBuffer, *, final: bool = False) -> None:
+        text = self._decoder.decode(data, final=final)
+        self._written.append(text)
+        self._add_text(self._input_reader.feed(text), buffer)
 
     def _add_text(self, text: str, buffer: DeltaBuffer) -> None:
         if text:
@@ -178,6 +212,21 @@ MessageBody = TextBody | CallBody | IgnoredBody
 
 class _PlainInputReader:
     def feed(self, text: str) -> str:
+        return text
+
+    def finish(self) -> str:
+        return ""
+
+
+class _ArgumentsReader:
+    """Passes JSON through, without blanks before it: of a call without arguments nothing else may remain."""
+
+    def __init__(self) -> None:
+        self._is_begun = False
+
+    def feed(self, text: str) -> str:
+        text = text if self._is_begun else text.lstrip()
+        self._is_begun = self._is_begun or bool(text)
         return text
 
     def finish(self) -> str:
@@ -205,12 +254,18 @@ class _MaybeWrappedInputReader:
     def finish(self) -> str:
         return self._buffer if self._input_reader is None else self._input_reader.finish()
 
+    @property
+    def is_wrapped(self) -> bool:
+        """True once the text has turned out to be wrapped."""
+        return isinstance(self._input_reader, CustomInputReader)
+
 
 def _build_input_reader(
-    tool: ChatTool | None, content_type: str | None
-) -> CustomInputReader | _MaybeWrappedInputReader | _PlainInputReader:
+    callee: Callee, content_type: str | None
+) -> CustomInputReader | _MaybeWrappedInputReader | _PlainInputReader | _ArgumentsReader:
+    tool = callee.tool
     if not isinstance(tool, ChatCustomTool):
-        return _PlainInputReader()
+        return _PlainInputReader() if callee.custom else _ArgumentsReader()
     if content_type == "json":
         return CustomInputReader()
     return _PlainInputReader() if isinstance(tool.custom.format, ChatGrammarFormat) else _MaybeWrappedInputReader()

@@ -18,6 +18,7 @@ from providers.inference.chat_completions.chunks import DECODE_ERRORS, DONE_PAYL
 from providers.inference.chat_completions.errors import failure_to_error
 from providers.inference.chat_completions.usage import parse_usage
 from providers.inference.harmony.harmony import Harmony
+from providers.inference.harmony.vocabulary import END, STOP_IDS
 from providers.inference.http.event_stream import EventReader
 
 TOKEN_ID_PREFIX: Final = "token_id:"  # noqa: S105 - a prefix, not a password
@@ -29,17 +30,20 @@ NOT_ENFORCED_MESSAGE: Final = (
 HARMONY_FINISH_REASONS: Final[dict[str, Literal["stop", "length"]]] = {"stop": "stop", "length": "length"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EnforcedGrammar:
     """Grammar that the server must enforce: the request field that demands it, and a function that checks each token.
 
     `texts` are the ids of control tokens that the server takes for their text where the grammar allows that text, with
-    the ids of the text: there they are read as text, as the server did. `message` explains output that violates it."""
+    the ids of the text: there they are read as text, as the server did. Where `<|end|>` is such a token and the turn
+    may end, it ends the turn: `is_over`, and what the server goes on to write is not read. `message` explains output
+    that violates the grammar."""
 
     param: str
     accept_token: Callable[[int], bool]
     texts: Mapping[int, Sequence[int]] = field(default_factory=dict[int, Sequence[int]])
     message: str = NOT_ENFORCED_MESSAGE
+    is_over: bool = False
 
     def read_ids(self, ids: Sequence[int]) -> list[int]:
         """Return the ids as the server's grammar took them. Raises Unsupported for output that violates it."""
@@ -47,6 +51,9 @@ class EnforcedGrammar:
         for token in ids:
             if self.accept_token(token):
                 read.append(token)
+            elif token == END and (end := next(filter(self.accept_token, STOP_IDS), None)) is not None:
+                self.is_over = True
+                return [*read, end]
             elif (text := self.texts.get(token)) and all(map(self.accept_token, text)):
                 read += text
             else:
@@ -205,10 +212,13 @@ class HarmonyChunkReader(ChunkReader):
             self._input_tokens = chunk.usage.input_tokens or self._input_tokens
             self._cached_tokens = min(chunk.usage.cached_tokens, self._input_tokens)
         deltas = self._handle_tokens(chunk) if self._finish_reason is None else []
-        if self._token_reader.is_stopped and self._finish_reason is None:
+        is_over = self._enforced_grammar is not None and self._enforced_grammar.is_over
+        if (is_over or self._token_reader.is_stopped) and self._finish_reason is None:
             self._finish_reason, self.was_cut = "stop", self._decoder.reason_is_last
         if not self.is_finished and (
-            self._token_reader.is_stopped or (self._decoder.reason_is_last and self._finish_reason is not None)
+            is_over
+            or self._token_reader.is_stopped
+            or (self._decoder.reason_is_last and self._finish_reason is not None)
         ):
             deltas += self._finish()
         return deltas

@@ -1,8 +1,8 @@
 """Harmony's message headers as models really write them: author, channel and recipient of a message."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from apis.chat import ChatCustomTool, ChatTool, NativeTool
@@ -13,26 +13,39 @@ Channel = Literal["analysis", "commentary", "final"]
 
 BROWSER_CALLS: Final = frozenset({"browser.search", "browser.open", "browser.find"})
 FUNCTIONS_PREFIX: Final = "functions."
+MAX_CHANNEL_CHARS: Final = 32
+"""Characters in the place of a channel that are taken for its name; more of them are text."""
 
 _TOOL_PREFIXES: Final = (FUNCTIONS_PREFIX, "browser.", "python")
 _OTHER_AUTHORS: Final = ("user", "system", "developer", "tool", *_TOOL_PREFIXES)
 _NON_TOOL_RECIPIENTS: Final = frozenset({"assistant", "user", "all"})
-_RECIPIENT_PATTERN: Final = re.compile(r"to=\s*(\S*)")
-_CONTENT_TYPE_PATTERN: Final = re.compile(r"json|code|text", re.IGNORECASE)
+_TYPES: Final = r"(?:json|code|text)"
+_RECIPIENT: Final = r"""to\s*+=\s*+([^\s{}\[\]()<>"',;]*+)"""
+_RECIPIENT_PATTERN: Final = re.compile(_RECIPIENT)
+_TYPE_PATTERN: Final = re.compile(_TYPES, re.IGNORECASE)
+_GLUED_WORDS: Final = re.compile(rf"(?:{_TYPES}|commentary|analysis|final|constrain|channel|message|\W)*+")
+"""What models write directly after a recipient's name, instead of control tokens and blanks."""
+# The fields of a header that has no end, one after the other.
+_NEXT_CHANNEL: Final = re.compile(r"\s*+(final|analysis|comment(?:ary)?)")
+_NEXT_RECIPIENT: Final = re.compile(rf"\s*+{_RECIPIENT}")
+_NEXT_TYPE: Final = re.compile(rf"\s*+({_TYPES})(?!\w)", re.IGNORECASE)
+_NEXT_GLUED_TYPE: Final = re.compile(rf"\s*+({_TYPES})", re.IGNORECASE)
+_NEXT_JSON: Final = re.compile(r"\s*+(json)(?=\s*+[{\[])")
+_BEGUN_FIELD: Final = re.compile(r"\s*+(?:to?)?\s*+")
 
 
 @dataclass(frozen=True, slots=True)
 class HarmonyHeader:
-    """Parsed header. `text` is the part of the header that belongs to no field; `is_malformed` says that the model
-    deviated from its training. A header that is not from the assistant begins a message in the name of a user or a
-    tool."""
+    """Parsed header. `is_malformed` says that the model deviated from its training. A header that is not from the
+    assistant begins a message in the name of a user or a tool. `text` is what a header without `<|message|>` goes on
+    with, as it was written."""
 
     channel: Channel | None
     recipient: str | None
     content_type: str | None
-    extra_text: str
     is_assistant: bool
     is_malformed: bool
+    text: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,46 +61,98 @@ class Callee:
 def ids_to_header(vocabulary: Vocabulary, ids: Sequence[int], *, has_role: bool) -> HarmonyHeader:
     """Parse the tokens between `<|start|>` and `<|message|>`; without `has_role` the role was in the prompt.
 
-    Accepts any ids. The parts may come in any order: models use more orders than that of the prompt.
+    Accepts any ids. The parts may come in any order: models use more orders than that of the prompt. The first
+    recipient counts, and the last channel.
     """
-    before, channel, constrain = _split_sections(vocabulary, ids)
-    role, before = _split_role(before) if has_role else ("assistant", before)
-    recipient = next(
-        (word for word in _RECIPIENT_PATTERN.findall(f"{before} {channel or ''} {constrain}") if word), None
-    )
-    spare = [*_split_words(channel), *_split_words(before)]
-    named = _word_to_channel(spare[0]) if spare else None
-    words = spare[1:] if named else spare
-    content_type = next(iter(_split_words(constrain)), None) or next(
-        filter(_CONTENT_TYPE_PATTERN.fullmatch, words), None
-    )
-    if recipient is None:
-        recipient = next((word for word in words if word.startswith(_TOOL_PREFIXES)), None)
-    extra_words = [word for word in words if word not in (content_type, recipient)]
+    sections = [(kind, data.decode("utf-8", "replace")) for kind, data in _split_sections(vocabulary, ids)]
+    role, before = _split_role(sections[0][1]) if has_role else ("assistant", sections[0][1])
+    sections[0] = (0, before)
+    recipients = (name for _, text in sections for name in _RECIPIENT_PATTERN.findall(text) if name)
+    words = [(kind, _RECIPIENT_PATTERN.sub(" ", text).split()) for kind, text in sections]
+    places = [*(each for kind, each in reversed(words) if kind == CHANNEL), words[0][1]]
+    channel = _find_channel(each[0] for each in places if each)
+    spare = [word for _, each in words for word in each if _word_to_channel(word) is None]
+    constrained = (each[0] for kind, each in words if kind == CONSTRAIN and each)
+    content_type = next(constrained, None) or next(filter(_is_content_type, spare), None)
+    recipient = next(recipients, None) or next((word for word in spare if word.startswith(_TOOL_PREFIXES)), None)
+    odd_words = [word for _, each in words for word in each if word not in (content_type, recipient)]
     return HarmonyHeader(
-        named,
+        channel,
         None if recipient in _NON_TOOL_RECIPIENTS else recipient,
         content_type,
-        before if channel is None and "to=" not in before else " ".join(extra_words),
         is_assistant=not role.startswith(_OTHER_AUTHORS),
-        is_malformed=bool(extra_words) or channel is None or spare[:1] != [named] or role != "assistant",
+        is_malformed=role != "assistant" or sum(kind == CHANNEL for kind, _ in words) != 1 or odd_words != [channel],
     )
 
 
-def _split_sections(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[str, str | None, str]:
-    """Return the text before the channel token, after it, and after the constrain token; the last of each counts."""
-    sections: dict[int, bytearray] = {0: bytearray()}
-    at = 0
+def ids_to_open_header(vocabulary: Vocabulary, ids: Sequence[int], *, has_role: bool, is_ended: bool) -> HarmonyHeader:
+    """Parse a header without `<|message|>`, which a control token ended, or the end of the output. It has fields at its
+    beginning, and all that follows is the text. A few words that are no channel are none."""
+    sections = [(kind, data.decode("utf-8", "surrogateescape")) for kind, data in _split_sections(vocabulary, ids)]
+    first = sections[0][1].lstrip()
+    role, before = _split_role(sections[0][1]) if has_role else ("assistant", sections[0][1])
+    is_glued = has_role and first.startswith("assistant") and _NEXT_CHANNEL.match(first, len("assistant")) is not None
+    sections[0] = (CHANNEL if is_glued else 0, before)
+    has_channel = any(kind == CHANNEL for kind, _ in sections)
+    is_long = sum(len(text) for kind, text in sections if kind) > MAX_CHANNEL_CHARS
+    fields, text = _OpenFields(), ""
+    for kind, section in sections:
+        rest = section if text else fields.read(kind, section)
+        has_reader = fields.channel or fields.recipient or not has_channel or (is_long and kind)
+        is_begun = not is_ended and _BEGUN_FIELD.fullmatch(rest)
+        if text or (has_reader and rest.strip() and not is_begun):
+            text += rest
+    recipient = None if fields.recipient in _NON_TOOL_RECIPIENTS else fields.recipient
+    return HarmonyHeader(
+        fields.channel,
+        recipient,
+        fields.content_type,
+        is_assistant=not role.startswith(_OTHER_AUTHORS),
+        is_malformed=True,
+        text=(text.removeprefix(" ") if has_role or has_channel else text).encode("utf-8", "surrogateescape"),
+    )
+
+
+class _OpenFields:
+    """Fields at the beginning of a header without an end."""
+
+    def __init__(self) -> None:
+        self.channel: Channel | None = None
+        self.recipient: str | None = None
+        self.content_type: str | None = None
+
+    def read(self, kind: int, section: str) -> str:
+        """Read the fields at the beginning of a section; return what follows them."""
+        at = 0
+        while (end := self._read_field(kind if at == 0 else 0, section, at)) is not None:
+            at = end
+        return section[at:]
+
+    def _read_field(self, kind: int, text: str, at: int) -> int | None:
+        """Read the next field; return the place after it, None where the text begins."""
+        if (kind == CHANNEL or self.recipient) and (named := _NEXT_CHANNEL.match(text, at)):
+            self.channel = _word_to_channel(named[1])
+            return named.end()
+        if called := _NEXT_RECIPIENT.match(text, at):
+            self.recipient = self.recipient or called[1] or None
+            return called.end()
+        types = _NEXT_GLUED_TYPE if kind == CONSTRAIN else _NEXT_TYPE if self.recipient else _NEXT_JSON
+        is_typed = kind == CONSTRAIN or self.channel or self.recipient
+        if is_typed and self.content_type is None and (typed := types.match(text, at)):
+            self.content_type = typed[1].lower()
+            return typed.end()
+        return None
+
+
+def _split_sections(vocabulary: Vocabulary, ids: Sequence[int]) -> list[tuple[int, bytes]]:
+    """Return the bytes of a header, each part with the control token that it follows, 0 for the first."""
+    sections: list[tuple[int, bytearray]] = [(0, bytearray())]
     for token in ids:
         if token in (CHANNEL, CONSTRAIN):
-            at = token
-            sections[at] = bytearray()
+            sections.append((token, bytearray()))
         else:
-            sections[at].extend(vocabulary.decode_bytes(token))
-    before, channel, constrain = (
-        None if data is None else data.decode("utf-8", "replace") for data in map(sections.get, (0, CHANNEL, CONSTRAIN))
-    )
-    return before or "", channel, constrain or ""
+            sections[-1][1].extend(vocabulary.decode_bytes(token))
+    return [(kind, bytes(data)) for kind, data in sections]
 
 
 def _split_role(text: str) -> tuple[str, str]:
@@ -98,8 +163,12 @@ def _split_role(text: str) -> tuple[str, str]:
     return (role, remainder) if role.startswith(_OTHER_AUTHORS) else ("", text)
 
 
-def _split_words(text: str | None) -> list[str]:
-    return _RECIPIENT_PATTERN.sub(" ", text or "").split()
+def _find_channel(words: Iterable[str]) -> Channel | None:
+    for word in words:
+        channel = _word_to_channel(word)
+        if channel is not None:
+            return channel
+    return None
 
 
 def _word_to_channel(word: str) -> Channel | None:
@@ -108,6 +177,10 @@ def _word_to_channel(word: str) -> Channel | None:
     if word.startswith("comment"):
         return "commentary"
     return "analysis" if word.startswith("analysis") else None
+
+
+def _is_content_type(word: str) -> bool:
+    return _TYPE_PATTERN.fullmatch(word) is not None
 
 
 def recipient_to_callee(recipient: str, tools: Sequence[ChatTool]) -> Callee:
@@ -124,4 +197,13 @@ def recipient_to_callee(recipient: str, tools: Sequence[ChatTool]) -> Callee:
         return Callee(bare, custom=True, tool=native["python"], is_malformed=bare != recipient)
     if bare in BROWSER_CALLS and "browser" in native:
         return Callee(bare, custom=False, tool=native["browser"], is_malformed=bare != recipient)
+    names: list[str] = [*declared, *native.keys() & {"python"}, *(BROWSER_CALLS if "browser" in native else ())]
+    if (name := _find_glued_name(recipient, names) or _find_glued_name(bare, names)) is not None:
+        return replace(recipient_to_callee(name, tools), is_malformed=True)
     return Callee(bare or recipient, custom=False, tool=None, is_malformed=True)
+
+
+def _find_glued_name(recipient: str, names: Sequence[str]) -> str | None:
+    """Return the longest name that the recipient begins with, if only words of headers follow it."""
+    fitting = (name for name in names if recipient.startswith(name) and _GLUED_WORDS.fullmatch(recipient, len(name)))
+    return max(fitting, key=len, default=None)

@@ -11,7 +11,12 @@ from typing import Final, Literal
 from apis.chat import ChatRequest
 from apis.deltas import Delta, Finish, FinishReason, TokenLogprob, Usage
 from providers.inference.harmony.bodies import CallBody, DeltaBuffer, IgnoredBody, MessageBody, TextBody
-from providers.inference.harmony.header import HarmonyHeader, ids_to_header, recipient_to_callee
+from providers.inference.harmony.header import (
+    HarmonyHeader,
+    ids_to_header,
+    ids_to_open_header,
+    recipient_to_callee,
+)
 from providers.inference.harmony.token_cache import TokenCache
 from providers.inference.harmony.vocabulary import (
     CALL,
@@ -87,13 +92,12 @@ class HarmonyReader:
     def finish(self, reason: Literal["stop", "length"], *, input_tokens: int, cached_tokens: int) -> list[Delta]:
         """Return the buffered deltas and the Finish; nothing at a second call.
 
-        The reason is `tool_calls` if there was a call, and `length` if a call did not end in its own token, since only
-        that token says that the call is complete.
+        The reason is `tool_calls` if there was a call, and `length` if a call was cut off.
         """
         if self._is_finished:
             return []
         self._is_finished = True
-        self._interrupt(at_end=True)
+        self._interrupt(at_end=True, reason=reason)
         usage = Usage(input_tokens, self.output_tokens, cached_tokens, self.reasoning_tokens)
         reason_: FinishReason = (
             "length" if self._was_cut_off else "tool_calls" if self._has_call and reason == "stop" else reason
@@ -111,7 +115,7 @@ class HarmonyReader:
         elif token in (END, CALL, RETURN):
             self._recover_header(is_ended=True)
             self._close_body(token)
-        elif token in (CHANNEL, CONSTRAIN) and self._header_ids is not None:
+        elif token in (CHANNEL, CONSTRAIN) and self._header_ids is not None and not self._ends_text(token):
             self._count_repair(token in self._header_ids)
             self._header_ids.append(token)
         elif token == CHANNEL:
@@ -120,11 +124,18 @@ class HarmonyReader:
         else:
             self._count_repair()
 
-    def _interrupt(self, *, at_end: bool = False) -> None:
+    def _ends_text(self, token: int) -> bool:
+        """Return true if the header is text without `<|message|>`, which another message follows."""
+        if token != CHANNEL or CHANNEL not in (self._header_ids or ()):
+            return False
+        header = self._read_open_header(is_ended=True)
+        return header.recipient is None and bool(header.text.strip())
+
+    def _interrupt(self, *, at_end: bool = False, reason: Literal["stop", "length"] = "stop") -> None:
         """End a message that is incomplete because another one begins, or the output ends."""
         self._count_repair(not at_end and (bool(self._header_ids) or self._body is not None))
         self._recover_header(is_ended=False)
-        self._close_body(None)
+        self._close_body(None, is_stopped=reason == "stop")
 
     def _begin_header(self, token: int) -> None:
         """Begin a header without `<|start|>`."""
@@ -152,18 +163,24 @@ class HarmonyReader:
         self._header_ids = None
         return header
 
+    def _read_open_header(self, *, is_ended: bool) -> HarmonyHeader:
+        return ids_to_open_header(self._vocabulary, self._header_ids or [], has_role=self._has_role, is_ended=is_ended)
+
     def _recover_header(self, *, is_ended: bool) -> None:
-        """Handle a header without `<|message|>`: it is text, or a call without arguments. A truncated one is text only
-        if it has more than one word: a single word may be the beginning of a role, a channel or a recipient."""
+        """Handle a header without `<|message|>`: its text, or its call. Of a truncated one without a channel, a single
+        word may be the beginning of a role or a recipient."""
         if not self._header_ids:
             self._header_ids = None
             return
-        header = self._read_header()
+        header = self._read_open_header(is_ended=is_ended)
+        self._header_ids = None
         self._count_repair(is_ended)
-        if len(header.extra_text.split()) > (not is_ended) or (header.recipient is not None and is_ended):
+        is_whole_word = is_ended or header.channel is not None or header.recipient is not None
+        is_text = bool(header.text.strip()) and (is_whole_word or len(header.text.split()) > 1)
+        if is_text or (header.recipient is not None and is_ended):
             self._open_body(header)
-            if self._body is not None and header.recipient is None:
-                self._body.feed(header.extra_text.encode(), self._delta_buffer)
+            if self._body is not None and header.text:
+                self._body.feed(header.text, self._delta_buffer)
                 self._check_stop(self._body)
 
     def _open_body(self, header: HarmonyHeader) -> None:
@@ -188,17 +205,20 @@ class HarmonyReader:
             self.is_stopped = True
             self._body = None
 
-    def _close_body(self, end_token: int | None) -> None:
-        """End the body, by its token or without one."""
+    def _close_body(self, end_token: int | None, *, is_stopped: bool = True) -> None:
+        """End the body, by its token or without one. A call is whole if its own token ends it, or its arguments are.
+        The end of the output ends no call unless the model `is_stopped`."""
         body, self._body = self._body, None
         if body is None:
             return
         body.finish(self._delta_buffer)
         if isinstance(body, CallBody):
-            whole = end_token == CALL
+            whole = end_token == CALL or (is_stopped and body.is_whole(is_ended=end_token is not None))
+            if whole:
+                body.complete(self._delta_buffer)
             self._has_call = self._has_call or whole
             self._was_cut_off = self.is_stopped = self._was_cut_off or not whole
-            self._count_repair(not whole)
+            self._count_repair(end_token != CALL)
         key = body.message_key()
         ends_well = end_token == body.end_token or (
             end_token == RETURN and isinstance(body, TextBody) and body.channel == "final"

@@ -33,6 +33,7 @@ from providers.inference.llama_cpp.text_completions import check_completion, lim
 RENDERED_TOKENS: Final = {
     CHANNEL: "<|channel|>",
     CONSTRAIN: "<|constrain|>",
+    END: "<|end|>",
     MESSAGE: "<|message|>",
     START: "<|start|>",
 }

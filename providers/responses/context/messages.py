@@ -263,8 +263,8 @@ class _MessageBuilder:
                 self._text.append(part.text)
 
     def add_reasoning(self, item: ReasoningItem) -> None:
-        if not self._awaits_output() and (self._text or self._refusal or self._calls):
-            self.flush()
+        if not self._awaits_output() and (self._reasoning or self._text or self._refusal or self._calls):
+            self.flush()  # each reasoning is a message by itself, as the model wrote it
         parts = item.content or item.summary or ()
         text = "".join(part.text for part in parts)
         if text:

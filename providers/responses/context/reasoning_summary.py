@@ -56,9 +56,8 @@ class SummarizingInference(Inference):
             async for batch in batches:
                 output: list[Delta] = []
                 for delta in batch:
-                    if isinstance(delta, ReasoningDelta):
-                        reasoning.append(delta.text)
-                    elif reasoning:
+                    is_reasoning = isinstance(delta, ReasoningDelta)
+                    if reasoning and not (is_reasoning and not delta.begins_message):
                         text, reasoning = "".join(reasoning), []
                         if output:
                             yield output
@@ -66,6 +65,8 @@ class SummarizingInference(Inference):
                         async with aclosing(self._summarize(text, request)) as summaries:
                             async for summary in summaries:
                                 yield (summary,)
+                    if is_reasoning:
+                        reasoning.append(delta.text)
                     output.append(delta)
                 if output:
                     yield output

@@ -129,7 +129,7 @@ class TurnStream:
             match delta:
                 case TextDelta(text, logprobs, phase):
                     message = self._open_item
-                    if not isinstance(message, OpenMessage) or message.phase != phase:
+                    if not isinstance(message, OpenMessage) or message.phase != phase or delta.begins_message:
                         message = self._open_message(phase, events)
                     message.append_text(text, logprobs, events)
                 case RefusalDelta(text):
@@ -138,7 +138,7 @@ class TurnStream:
                         message = self._open_message(None, events)
                     message.append_refusal(text, events)
                 case ReasoningDelta(text):
-                    self._current_reasoning(events).append(text, events)
+                    self._current_reasoning(events, is_new=delta.begins_message).append(text, events)
                 case ReasoningSummaryDelta(text):
                     if isinstance(self._open_item, OpenReasoning):
                         self._open_item.append_summary(text, events)
@@ -252,8 +252,8 @@ class TurnStream:
         events += message.open()
         return message
 
-    def _current_reasoning(self, events: EventList) -> OpenReasoning:
-        if not isinstance(self._open_item, OpenReasoning) or self._open_item.is_summarized:
+    def _current_reasoning(self, events: EventList, *, is_new: bool) -> OpenReasoning:
+        if is_new or not isinstance(self._open_item, OpenReasoning) or self._open_item.is_summarized:
             self._close_open_item(events)
             self._open_complete_calls(events)
             self._open_item = OpenReasoning(
@@ -370,8 +370,8 @@ def join_deltas(batch: DeltaBatch) -> DeltaBatch:
             isinstance(delta, TextDelta)
             and isinstance(last, TextDelta)
             and last.phase == delta.phase
-            and not (last.logprobs or delta.logprobs)
-        ) or (isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta)):
+            and not (last.logprobs or delta.logprobs or delta.begins_message)
+        ) or (isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta) and not delta.begins_message):
             texts.append(delta.text)
         else:
             _extend_last(deltas, texts)

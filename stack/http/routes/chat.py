@@ -133,10 +133,10 @@ class _DrainedChat:
     def add(self, delta: Delta) -> None:
         match delta:
             case TextDelta():
-                self.text.append(delta.text)
+                self.text.append(_continue_text(delta))
                 self.logprobs += delta.logprobs
             case ReasoningDelta():
-                self.reasoning.append(delta.text)
+                self.reasoning.append(_continue_text(delta))
             case RefusalDelta():
                 self.refusal.append(delta.text)
             case ToolCallStart():
@@ -229,9 +229,10 @@ class _CompletionBuilder:
     def _delta_to_chunk(self, delta: Delta) -> ChatCompletionChunk:
         match delta:
             case TextDelta():
-                return self._build_chunk({"content": delta.text}, logprobs=_build_logprobs(delta.logprobs))
+                return self._build_chunk({"content": _continue_text(delta)}, logprobs=_build_logprobs(delta.logprobs))
             case ReasoningDelta():
-                return self._build_chunk({"reasoning": delta.text, "reasoning_content": delta.text})
+                text = _continue_text(delta)
+                return self._build_chunk({"reasoning": text, "reasoning_content": text})
             case RefusalDelta():
                 return self._build_chunk({"refusal": delta.text})
             case ToolCallStart():
@@ -265,6 +266,11 @@ class _CompletionBuilder:
                 "usage": usage,
             }
         )
+
+
+def _continue_text(delta: TextDelta | ReasoningDelta) -> str:
+    """Return the text of a delta. A completion has one message: what the model wrote as several is in lines."""
+    return f"\n{delta.text}" if delta.begins_message else delta.text
 
 
 def _build_tool_call(start: ToolCallStart, text: str) -> dict[str, Any]:

@@ -9,9 +9,10 @@ import jsonschema_rs
 import pytest
 
 from apis.deltas import TextDelta
+from providers.inference.harmony.chunks import EnforcedGrammar
 from providers.inference.harmony.grammar import request_to_grammar
 from providers.inference.harmony.matcher import GrammarCompiler
-from providers.inference.harmony.vocabulary import RETURN, VOCABULARY_SIZE, load_vocabulary
+from providers.inference.harmony.vocabulary import END, RETURN, VOCABULARY_SIZE, load_vocabulary
 from tests.providers.harmony.turns import (
     CITY,
     FINAL,
@@ -27,6 +28,8 @@ from tests.providers.harmony.turns import (
     said,
     walk,
 )
+
+SHELL = "<|channel|>commentary to=functions.shell<|message|>"
 
 
 def test_only_the_answer_is_held_to_the_schema() -> None:
@@ -187,3 +190,28 @@ def test_the_same_request_has_the_same_grammar_and_other_text_no_weight() -> Non
     assert first == second
     assert first is not None
     assert "no_forcing" not in first.text
+
+
+@pytest.mark.parametrize(
+    ("turn", "read"),
+    [
+        (f"{THINK}{FINAL}It rains.<|end|>More", f"{THINK}{FINAL}It rains.<|return|>"),
+        (f"{THINK}{FINAL}It rains.<|return|>", f"{THINK}{FINAL}It rains.<|return|>"),
+        (f"{SHELL}ls<|end|>x", f"{SHELL}ls<|call|>"),
+    ],
+)
+def test_a_message_that_an_engine_does_not_end_ends_there(turn: str, read: str) -> None:
+    """G-A1: an engine that takes `<|end|>` for text goes on to write after the answer, or the call."""
+    request = chat_request(tools=[custom("shell"), function("f", CITY, strict=True)])
+    enforced = EnforcedGrammar("tools", matcher(request).accept, {END: load_vocabulary().encode("<|end|>")})
+    assert enforced.read_ids(encode(turn)) == encode(read)
+    assert enforced.is_over == (turn != read)
+
+
+def test_the_name_of_a_control_token_in_a_string_is_text() -> None:
+    """G-A1: where the turn cannot end, an engine that takes `<|end|>` for text is right."""
+    text = load_vocabulary().encode("<|end|>")
+    enforced = EnforcedGrammar("text.format", matcher(formatted({"type": "string"})).accept, {END: text})
+    ids = [*encode(f'{FINAL}"a'), END, *encode('"<|return|>')]
+    assert enforced.read_ids(ids) == [*encode(f'{FINAL}"a'), *text, *encode('"<|return|>')]
+    assert not enforced.is_over

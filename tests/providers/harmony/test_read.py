@@ -138,14 +138,17 @@ def test_the_input_of_a_tool_with_a_grammar_is_never_unwrapped() -> None:
         ),
         (
             "<|channel|>analysis<|message|>One<|end|><|start|>assistant<|channel|>analysis<|message|>Two<|end|>",
-            [ReasoningDelta("One\nTwo")],
+            [ReasoningDelta("One"), ReasoningDelta("Two", begins_message=True)],
         ),
         (
             "<|channel|>final<|message|>A<|end|><|start|>functions.add to=assistant<|channel|>commentary<|message|>3"
             "<|end|><|start|>user<|message|>More<|end|><|start|>assistant<|channel|>commentary<|message|>B<|end|>",
             [TextDelta("A", (), "final_answer"), TextDelta("B", (), "commentary")],
         ),
-        ("<|channel|>commentary to=functions.add<|call|>", [ToolCallStart("call_1", "add")]),
+        (
+            "<|channel|>commentary to=functions.add<|call|>",
+            [ToolCallStart("call_1", "add"), ToolArgumentsDelta("call_1", "{}")],
+        ),
         ("<|channel|>comm", []),
         ("<|channel|>final<|message|>A<|end|><|start|>assis", [TextDelta("A", (), "final_answer")]),
         ("<|channel|>commentary to=functions.add <|constrain|>", []),

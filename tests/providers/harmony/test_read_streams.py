@@ -78,15 +78,15 @@ def oracle(ids: list[int]) -> list[Any]:
     return expected
 
 
-def lines(deltas: list[Any]) -> list[Any]:
-    """Messages of the same kind that follow each other, as one with line breaks between."""
+def marked(deltas: list[Any]) -> list[Any]:
+    """Messages of the same kind that follow each other, marked as messages by themselves."""
     out: list[Any] = []
     for delta in deltas:
         match out[-1] if out else None, delta:
-            case TextDelta(before, _, phase), TextDelta(text, _, now) if now == phase:
-                out[-1] = TextDelta(f"{before}\n{text}", (), phase)
-            case ReasoningDelta(before), ReasoningDelta(text):
-                out[-1] = ReasoningDelta(f"{before}\n{text}")
+            case TextDelta(_, _, phase), TextDelta(text, _, now) if now == phase:
+                out.append(TextDelta(text, (), phase, begins_message=True))
+            case ReasoningDelta(), ReasoningDelta(text):
+                out.append(ReasoningDelta(text, begins_message=True))
             case _:
                 out.append(delta)
     return out
@@ -98,7 +98,7 @@ def test_well_formed_turns_read_as_by_openai_harmony() -> None:
         ids = some_turn(rng)
         one = reader(TOOLS)
         deltas = joined(one.feed(ids))
-        assert deltas == lines(oracle(ids))
+        assert deltas == marked(oracle(ids))
         assert one.repair_count == 0
 
 

@@ -119,12 +119,12 @@ def joined(deltas: Iterable[Delta]) -> list[Delta]:
     out: list[Delta] = []
     for delta in deltas:
         match out[-1] if out else None, delta:
-            case TextDelta(before, _, phase), TextDelta(text, _, now) if now == phase:
-                out[-1] = TextDelta(before + text, (), phase)
-            case _, TextDelta(text, _, phase):
-                out.append(TextDelta(text, (), phase))
-            case ReasoningDelta(before), ReasoningDelta(text):
-                out[-1] = ReasoningDelta(before + text)
+            case TextDelta(before, _, phase, is_new), TextDelta(text, _, now, False) if now == phase:
+                out[-1] = TextDelta(before + text, (), phase, is_new)
+            case _, TextDelta(text, _, phase, is_new):
+                out.append(TextDelta(text, (), phase, is_new))
+            case ReasoningDelta(before, is_new), ReasoningDelta(text, False):
+                out[-1] = ReasoningDelta(before + text, is_new)
             case ToolArgumentsDelta(was, before), ToolArgumentsDelta(id_, text) if was == id_:
                 out[-1] = ToolArgumentsDelta(id_, before + text)
             case _:

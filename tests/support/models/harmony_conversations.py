@@ -35,7 +35,7 @@ Brief = list[tuple[str, str]]
 
 
 async def say(client: AsyncOpenAI, said: Any, **fields: Any) -> Response:
-    """The response to a streamed request: its pieces add up to it, and the store has the same."""
+    """The response to a streamed request: its pieces add up to it, the store has the same, and it did not fail."""
     request: Json = {"model": MODEL, "input": said, "temperature": 0, "max_output_tokens": 100, **fields}
     pieces = dict.fromkeys(DELTAS.values(), "")
     final: Any = None
@@ -50,6 +50,8 @@ async def say(client: AsyncOpenAI, said: Any, **fields: Any) -> Response:
         whole["said" if kind in ("preamble", "answer") else kind] += text
     assert pieces == whole
     response: Response = final
+    assert response.error is None
+    assert response.status in ("completed", "incomplete")
     if fields.get("store", True):
         assert brief(await client.responses.retrieve(response.id)) == brief(response)
     return response
@@ -195,7 +197,12 @@ async def a_call_is_made_where_it_must_be(client: AsyncOpenAI) -> None:
 
 async def no_call_is_made_where_none_may_be(client: AsyncOpenAI) -> None:
     response = await say(client, known.ROME, tools=[TOOL], tool_choice="none")
-    assert {kind for kind, _ in brief(response)} <= {"thought", "preamble", "answer"}
+    assert response.status == "completed"
+    *before, (last, text) = brief(response)
+    assert {kind for kind, _ in before} <= {"thought", "preamble"}
+    assert last == "answer"
+    assert text
+    assert "<|" not in text
 
 
 async def a_strict_function_is_called_by_its_schema(client: AsyncOpenAI) -> None:

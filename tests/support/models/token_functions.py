@@ -14,11 +14,18 @@ SCRIPTS: Final[Mapping[str, str]] = {
     "weather": "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant"
     '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>',
     "sunny": "<|channel|>final<|message|>It is sunny.<|return|>",
+    "twice": "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis<|message|>Two.<|end|>"
+    "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary<|message|>"
+    "I look again.<|end|><|start|>assistant"
+    '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>',
+    "both": "<|channel|>final<|message|>Yes.<|end|><|start|>assistant<|channel|>final<|message|>No.<|return|>",
     "endless": "<|channel|>analysis<|message|>",
 }
 
 seen: Final[list[tuple[int, float, bool]]] = []
 """Calls of `told`: how many tokens, the temperature and whether a new prompt began."""
+prompts: Final[list[list[int]]] = []
+"""Prompts of `remembers`."""
 stuck = threading.Event()
 """Set when `sticks` is called; it returns once `released` is."""
 released = threading.Event()
@@ -46,6 +53,13 @@ def told(tokens: list[int], temperature: float, new_request: bool) -> int:
 def named(tokens: list[int], temperature: float, *, new_request: bool = False) -> int:
     """The same with the third argument by name."""
     return told(tokens, temperature, new_request)
+
+
+def remembers(tokens: list[int], temperature: float, new_request: bool) -> int:
+    """The same, and remembers the prompts."""
+    if new_request:
+        prompts.append([*tokens])
+    return plain(tokens, temperature)
 
 
 def searches(tokens: list[int], temperature: float) -> int:

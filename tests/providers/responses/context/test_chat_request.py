@@ -311,8 +311,64 @@ def test_patterns_of_every_dialect_are_let_through(pattern: str) -> None:
 ONLY_STRICT = {
     *("eleven levels", "1,001 values", "a name that is no property", "a name of an empty object", "5,001 properties"),
     *("120,001 characters of names", "120,001 characters of values", "the pattern (a)\\1", "the pattern (?<n>a)\\k<n>"),
+    *("an anchor", "a foreign dialect", "an id elsewhere"),
 }
 """Legal in JSON Schema, but not to be enforced. A tool that is not strict may have them: MCP servers' tools do."""
+
+
+BUNDLED: Fields = {
+    **properties(home={"$ref": "address.json"}, work={"$ref": "https://example.com/schemas/address.json#/$defs/line"}),
+    "$id": "https://example.com/schemas/person.json",
+    "$defs": {
+        "https://example.com/schemas/address.json": {
+            "$id": "https://example.com/schemas/address.json",
+            **properties(line={"$ref": "#/$defs/line"}, near={"$ref": "#place"}, up={"$ref": "person.json"}),
+            "$defs": {"line": {"type": "string"}, "place": {"$anchor": "place", "type": "number"}},
+        }
+    },
+}
+NAMED: dict[str, Fields] = {
+    "a bundle": BUNDLED,
+    "an id that is an address": {"$id": "https://example.com/a.json", **properties(a={"$ref": "#/properties/b"}, b={})},
+    "an id within": properties(a={"$id": "urn:example:a", "type": "string"}),
+    "an old id": {"id": "http://example.com/a", **properties(a={"id": "#a", "$id": "#b", "type": "string"})},
+    "a dialect of its own": {"$schema": "https://example.com/dialect", "$vocabulary": {"a": True}, **properties()},
+    "a dialect without an address": {"$schema": "draft-07", **properties()},
+    "an anchor": {**properties(a={"$ref": "#here"}), "$defs": {"x": {"$anchor": "here"}}},
+    "a dynamic anchor": {**properties(a={"$dynamicRef": "#here"}), "$defs": {"x": {"$dynamicAnchor": "here"}}},
+    "a comment": {"$comment": "https://example.com", **properties(a={"$comment": 5})},
+    "definitions with odd names": {
+        **properties(a={"$ref": "#/$defs/https:~1~1example.com~1a"}),
+        "$defs": {"https://example.com/a": {"type": "string"}, "a b": {}, "": {}},
+    },
+}
+
+
+@pytest.mark.parametrize("schema", NAMED.values(), ids=NAMED)
+@pytest.mark.parametrize("strict", [False, None])
+def test_names_of_schemas_and_places_do_not_matter_without_strict(schema: Fields, strict: bool | None) -> None:
+    """K23: nothing is looked up by them."""
+    assert chat(tools=[{**F, "parameters": schema, "strict": strict}])
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["#none", "other.json", "https://example.com/other.json", "address.json#/$defs/none", "address.json#none"],
+)
+def test_a_name_that_the_schema_does_not_give_leads_nowhere(reference: str) -> None:
+    """K23: nothing is fetched."""
+    parameters = {**BUNDLED, "properties": {"a": {"$ref": reference}}}
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tools=[{**F, "parameters": parameters}])
+    assert (caught.value.param, caught.value.code) == ("tools[0].parameters", "invalid_function_parameters")
+
+
+def test_a_chain_of_names_is_as_long_as_one_of_pointers() -> None:
+    """K23, S1: anchors in a row count."""
+    anchors = {f"d{n}": {"$anchor": f"a{n}", "$ref": f"#a{n + 1}"} for n in range(300)}
+    parameters = {**properties(a={"$ref": "#a0"}), "$defs": {**anchors, "last": {"$anchor": "a300"}}}
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        chat(tools=[{**F, "parameters": parameters}])
 
 
 @pytest.mark.parametrize("schema", GOOD.values(), ids=GOOD)
