@@ -17,16 +17,31 @@ from pathlib import Path
 from typing import Any, Final
 
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+_SYSTEM_VARIABLES: Final = ("HOME", "USERPROFILE", "TMPDIR", "TEMP", "TMP", "TZ", "LD_PRELOAD", "GLIBC_TUNABLES")
+_COMPUTE_PREFIXES: Final = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "RAYON_", "TOKENIZERS_"),
+    *("GGML_", "LLAMA_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "ROCM_", "HSA_", "GPU_", "SYCL_", "ONEAPI_", "ZE_"),
+    *("VK_", "MTL_", "METAL_", "MESA_", "XDG_", "PYTHON", "MALLOC_"),
+)
+_SECRET_ENDINGS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS", "AUTH")
 _READ_BYTES: Final = 2**16
 _IDLE_STATUS: Final = -getattr(signal, "SIGALRM", 0)
 
 
 def build_environment(names: Sequence[str] = (), prefixes: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment of a child: what every program needs, and the variables of these names and prefixes."""
-    needed = {*_ENVIRONMENT, *names}
+    """Return the environment of a child: what every program needs, and the variables of these names and prefixes, but
+    for those by prefix whose names say that they are secret."""
+    needed, beginnings = {*_ENVIRONMENT, *names}, tuple(prefixes)
     return {
-        name: value for name, value in os.environ.items() if name in needed or name.startswith(tuple(prefixes) or "\0")
+        name: value
+        for name, value in os.environ.items()
+        if name in needed or (name.startswith(beginnings) and not name.endswith(_SECRET_ENDINGS))
     }
+
+
+def build_compute_environment() -> dict[str, str]:
+    """Return the environment of a child that runs a model: also the settings of the libraries that compute."""
+    return build_environment(_SYSTEM_VARIABLES, _COMPUTE_PREFIXES)
 
 
 def build_command(program: Path) -> tuple[str, ...]:

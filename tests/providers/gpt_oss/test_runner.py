@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from apis.errors import ConfigError
+from providers.common.machine import usable_cores
 from providers.inference.gpt_oss.checkpoint.checkpoint import Progress
 from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with, write_checkpoint
 from providers.inference.gpt_oss.engine.runner import Plan, PlanRow, Runner
 from providers.inference.gpt_oss.engine.sampling import RowSampling
 from providers.inference.gpt_oss.sizing.fit import Machine
 from providers.inference.gpt_oss.torch_backend import runner as torch_runner
-from providers.inference.gpt_oss.torch_backend.machine import core_count, measure_device
+from providers.inference.gpt_oss.torch_backend.machine import measure_device
 from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load_runner
 from tests.support.models.gpt_oss_reference import GREEDY, Hand, hand
 
@@ -164,7 +165,7 @@ def test_a_loaded_runner_is_a_runner_and_reports_its_progress(folder: Path, thre
 
 def test_one_core_remains_for_others_unless_configured(folder: Path, threads: None) -> None:
     load_runner(folder, TorchSettings(device="cpu", context_tokens=64))
-    assert torch.get_num_threads() == max(1, core_count() - 1)
+    assert torch.get_num_threads() == max(1, usable_cores() - 1)
 
 
 def test_memory_for_keys_and_values_bounds_the_context(folder: Path, threads: None) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models import machine as machine_module
 from providers.inference.llama_cpp.models.catalogue import CATALOGUE, DEFAULT_MODEL
 from providers.inference.llama_cpp.models.choice import ModelNeeds, choose_models
 from providers.inference.llama_cpp.models.fit import (
@@ -17,7 +16,7 @@ from providers.inference.llama_cpp.models.fit import (
     suggestion_lines,
 )
 from providers.inference.llama_cpp.models.gguf_header import GgufHeader, read_header
-from providers.inference.llama_cpp.models.machine import Accelerator, LocalMachine, inspect_machine, read_memory
+from providers.inference.llama_cpp.models.machine import Accelerator, LocalMachine, inspect_machine
 from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, models_dir
 from providers.inference.llama_cpp.models.references import parse_reference, part_paths
 from providers.inference.llama_cpp.models.resolve import describe_file
@@ -199,17 +198,6 @@ def test_memory_of_a_device_counts_where_it_is_its_own(monkeypatch: pytest.Monke
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert machine.model_bytes == 9 * GB
-
-
-def test_the_memory_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "_CGROUP", tmp_path)
-    whole = read_memory()[1]
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("300000000\n")
-    assert read_memory()[1] == whole
-    (tmp_path / "memory.max").write_text("1000000000\n")
-    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 100000000\nfile 5\n")
-    assert read_memory() == (800_000_000, 1_000_000_000)
 
 
 async def test_this_machine_is_described() -> None:

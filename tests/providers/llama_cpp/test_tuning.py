@@ -3,7 +3,6 @@
 import asyncio
 import importlib.util
 import json
-import os
 import time
 from pathlib import Path
 
@@ -47,31 +46,6 @@ def test_a_batch_size_must_be_clearly_faster() -> None:
 
 def test_without_a_measurement_the_default_stays() -> None:
     assert choose_tuning([], UNTUNED) == UNTUNED
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu.max": "150000 100000"}, 1.5),
-        ({"cpu.max": "max 100000"}, None),
-        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3.0),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ({}, None),
-    ],
-)
-def test_cores_respect_a_containers_quota_and_openmp(
-    files: dict[str, str], cores: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
-    for name in ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT"):
-        monkeypatch.delenv(name, raising=False)
-    own = os.cpu_count() or 1
-    assert machine.usable_cores() == max(1, min(own, own if cores is None else int(cores)))
-    monkeypatch.setenv("OMP_THREAD_LIMIT", "1")
-    assert machine.usable_cores() == 1
 
 
 def test_threads_on_all_cores_sleep_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:

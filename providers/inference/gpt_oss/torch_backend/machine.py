@@ -1,23 +1,18 @@
 """Measures a device: its free memory, how fast it reads weights and how fast it unpacks them."""
 
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import torch
 from torch.nn.functional import linear
 
+from providers.common.machine import read_memory
 from providers.inference.gpt_oss.checkpoint.mxfp4 import UnpackScratch, unpack
 from providers.inference.gpt_oss.sizing.fit import Machine
 
 _SIDE: Final = 2880
 _ROWS: Final = 8192
-_CGROUPS: Final = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
-)
 
 
 def measure_device(device: torch.device, dtype: torch.dtype) -> Machine:
@@ -33,29 +28,10 @@ def measure_device(device: torch.device, dtype: torch.dtype) -> Machine:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the available memory: of the card, or of the machine within its container's limit."""
+    """Return the available memory: of the card, or of the machine within its control groups."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = _free_system_bytes()
-    for limit, used in _CGROUPS:
-        try:
-            free = min(free, int(limit.read_text()) - int(used.read_text()))
-        except (OSError, ValueError):
-            continue
-    return max(free, 0)
-
-
-def core_count() -> int:
-    """Return the number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _free_system_bytes() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return read_memory().free_bytes
 
 
 def _best_time_s(work: Callable[[], object], device: torch.device) -> float:

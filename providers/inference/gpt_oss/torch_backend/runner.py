@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from apis.errors import ConfigError
+from providers.common.machine import usable_cores
 from providers.inference.gpt_oss.checkpoint.checkpoint import ModelCheckpoint, Progress, open_checkpoint
 from providers.inference.gpt_oss.checkpoint.spec import LayerKind
 from providers.inference.gpt_oss.engine.runner import Plan, PlanRow
@@ -24,7 +25,7 @@ from providers.inference.gpt_oss.torch_backend.attention import (
     PageMemory,
     TokenSpan,
 )
-from providers.inference.gpt_oss.torch_backend.machine import core_count, free_bytes, measure_device
+from providers.inference.gpt_oss.torch_backend.machine import free_bytes, measure_device
 from providers.inference.gpt_oss.torch_backend.model import Placement, TorchBatch, TorchModel
 from providers.inference.gpt_oss.torch_backend.sampler import Sampler
 
@@ -62,7 +63,7 @@ def load_runner(
     Raises ConfigError: for a damaged checkpoint (naming file and tensor), a device that does not exist, a machine that
     is too small or too slow for the model, or too little memory for the context (saying what to lower).
     """
-    torch.set_num_threads(settings.threads or max(1, core_count() - 1))
+    torch.set_num_threads(settings.threads or max(1, usable_cores() - 1))
     device = find_device(settings.device)
     checkpoint = open_checkpoint(path)
     if not settings.run_anyway:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from apis.errors import ConfigError
+from providers.common.machine import read_memory
 from providers.inference.llama_cpp.models.fit import ContextMemory, catalogue_needed_bytes, check_fit, suggestion_lines
-from providers.inference.llama_cpp.models.machine import LocalMachine, inspect_machine, read_memory
+from providers.inference.llama_cpp.models.machine import LocalMachine, inspect_machine
 from providers.inference.llama_cpp.models.references import ModelReference
 from providers.inference.llama_cpp.models.resolve import LocalModel, resolve_model
 
@@ -68,8 +69,8 @@ async def _fits_memory_alone(reference: ModelReference, needs: ModelNeeds) -> bo
     """Return true if the one model of the catalogue certainly fits, so that the devices need not be looked up."""
     if reference.model is None:
         return False
-    free_bytes, _ = await asyncio.to_thread(read_memory)
-    return catalogue_needed_bytes(reference.model, needs.memory) <= free_bytes // 2
+    memory = await asyncio.to_thread(read_memory)
+    return catalogue_needed_bytes(reference.model, needs.memory) <= memory.free_bytes // 2
 
 
 async def _check(name: str, needed: int, machine: LocalMachine | None, limit_bytes: int) -> LocalMachine | None:

@@ -15,9 +15,19 @@ from typing import Any, Final
 
 from apis.errors import ConfigError
 from apis.imports import install_command
+from providers.common.processes.child import build_compute_environment, build_environment
 from providers.inference.llama_cpp.models.catalogue import HubFile
 from providers.inference.llama_cpp.models.packages import models_dir
 
+_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_HUB_VARIABLES: Final = (
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "HUGGINGFACE_HUB_CACHE"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC", "NO_COLOR", "TERM", "COLUMNS"),
+    *_PROXIES,
+    *(name.lower() for name in _PROXIES),
+)
+"""Variables of the child that works on the hub, beside those that begin with `HF_`. Its token is the one secret that a
+child of a model has."""
 _CHILD_SCRIPT: Final = Path(__file__).with_name("hub_child.py")
 _LIST_TIMEOUT_S: Final = 120.0
 _MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
@@ -86,7 +96,11 @@ async def _run_child(**settings: Any) -> Any:
     pipe = asyncio.subprocess.PIPE
     # -P: the child's own folder must not shadow its imports.
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", str(_CHILD_SCRIPT)), stdin=pipe, stdout=pipe, limit=_MAX_REPLY_BYTES
+        *(sys.executable, "-P", str(_CHILD_SCRIPT)),
+        stdin=pipe,
+        stdout=pipe,
+        limit=_MAX_REPLY_BYTES,
+        env={**build_compute_environment(), **build_environment(_HUB_VARIABLES, ("HF_",))},
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -25,8 +25,9 @@ from typing import Final
 import msgspec
 import psutil
 
+from providers.common.machine import usable_cores
 from providers.inference.llama_cpp.engine import DEFAULT_BATCH_TOKENS, LlamaCppSettings
-from providers.inference.llama_cpp.models.machine import thread_environment, usable_cores
+from providers.inference.llama_cpp.models.machine import thread_environment
 from providers.inference.llama_cpp.models.packages import hold_file_lock, models_dir
 
 _CHILD_SCRIPT: Final = Path(__file__).with_name("measure_child.py")

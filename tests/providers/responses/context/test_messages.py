@@ -109,7 +109,10 @@ TABLE: dict[str, tuple[list[Fields], list[Fields]]] = {
         [assistant("a", phase="commentary"), assistant("b", phase="final_answer")],
     ),
     "a thought and an answer": ([thought("t"), said("a")], [assistant("a", reasoning="t")]),
-    "two thoughts": ([thought("t"), thought("u"), said("a")], [assistant("a", reasoning="t\nu")]),
+    "two thoughts": (
+        [thought("t"), thought("u"), said("a")],
+        [assistant(reasoning="t"), assistant("a", reasoning="u")],
+    ),
     "a thought after an answer": (
         [said("a"), thought("t"), said("b")],
         [assistant("a"), assistant("b", reasoning="t")],
