@@ -16,7 +16,7 @@ _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT")
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class UsableMemory:
     """Memory in bytes. `free_bytes` are available to new allocations; the cache of files counts as free."""
 
     free_bytes: int
@@ -54,7 +54,7 @@ class ControlGroups:
 OWN_GROUPS: Final = ControlGroups()
 
 
-def read_memory(groups: ControlGroups = OWN_GROUPS) -> Memory:
+def read_memory(groups: ControlGroups = OWN_GROUPS) -> UsableMemory:
     """Return the memory of the machine, or of the narrowest control group with a limit."""
     machine = psutil.virtual_memory()
     free_bytes, total_bytes = int(machine.available), int(machine.total)
@@ -65,7 +65,7 @@ def read_memory(groups: ControlGroups = OWN_GROUPS) -> Memory:
             # The kernel counts its cache of files as usage, and takes it back when memory is needed.
             unused = max(0, limit - max(0, usage - _read_cache_bytes(folder)))
             free_bytes, total_bytes = min(free_bytes, unused), min(total_bytes, limit)
-    return Memory(free_bytes, total_bytes)
+    return UsableMemory(free_bytes, total_bytes)
 
 
 def usable_cores(groups: ControlGroups = OWN_GROUPS) -> int:

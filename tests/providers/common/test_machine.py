@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from providers.common.machine import ControlGroups, Memory, read_memory, usable_cores
+from providers.common.machine import ControlGroups, UsableMemory, read_memory, usable_cores
 from providers.common.processes.child import build_compute_environment, build_environment
 
 GIB = 2**30
@@ -22,7 +22,7 @@ V1 = {
     "memory.usage_in_bytes": "300000000",
     "memory.stat": "inactive_file 7\nhierarchical_memory_limit 5\ntotal_inactive_file 100000000",
 }
-LIMITED = Memory(800_000_000, 1_000_000_000)
+LIMITED = UsableMemory(800_000_000, 1_000_000_000)
 
 
 def groups(tmp_path: Path, files: Mapping[str, str], membership: str = "") -> ControlGroups:
@@ -75,7 +75,7 @@ def test_memory_without_a_limit_is_the_machines(files: Mapping[str, str], tmp_pa
 def test_a_group_that_uses_more_than_its_limit_has_no_memory_free(tmp_path: Path) -> None:
     """B8: no number below zero."""
     files = {"memory.max": "1000", "memory.current": "5000", "memory.stat": "inactive_file 10"}
-    assert read_memory(groups(tmp_path, files)) == Memory(0, 1000)
+    assert read_memory(groups(tmp_path, files)) == UsableMemory(0, 1000)
 
 
 @pytest.mark.parametrize(
