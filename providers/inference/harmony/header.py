@@ -136,12 +136,19 @@ class _OpenFields:
         if called := _NEXT_RECIPIENT.match(text, at):
             self.recipient = self.recipient or called[1] or None
             return called.end()
-        types = _NEXT_GLUED_TYPE if kind == CONSTRAIN else _NEXT_TYPE if self.recipient else _NEXT_JSON
-        is_typed = kind == CONSTRAIN or self.channel or self.recipient
-        if is_typed and self.content_type is None and (typed := types.match(text, at)):
-            self.content_type = typed[1].lower()
-            return typed.end()
-        return None
+        if self.content_type is not None:
+            return None
+        typed = None
+        if kind == CONSTRAIN:
+            typed = _NEXT_GLUED_TYPE.match(text, at)
+        elif self.recipient:
+            typed = _NEXT_TYPE.match(text, at)
+        elif self.channel:
+            typed = _NEXT_JSON.match(text, at)
+        if typed is None:
+            return None
+        self.content_type = typed[1].lower()
+        return typed.end()
 
 
 def _split_sections(vocabulary: Vocabulary, ids: Sequence[int]) -> list[tuple[int, bytes]]:
