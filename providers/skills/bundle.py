@@ -5,7 +5,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from typing import Any, Final, cast
 
 import yaml
@@ -20,8 +20,10 @@ _MAX_ENTRIES: Final = 1000
 _MAX_PATH_BYTES: Final = 255
 _MAX_DEPTH: Final = 16
 _MAX_FRONT_MATTER_CHARS: Final = 16 * 1024
-_MAX_BRACKETS: Final = 200
-"""Opening brackets in front matter: the time that the parser needs grows with the square of their depth."""
+_MAX_FIELD_CHARS: Final = 2048
+_END_SIGNATURE: Final = b"PK\x05\x06"
+_ENTRY_SIGNATURE: Final = b"PK\x01\x02"
+_MAX_END_BYTES: Final = 22 + 65535
 _MAX_NAME_CHARS: Final = 64
 _MAX_DESCRIPTION_CHARS: Final = 1024
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -39,11 +41,11 @@ def read_bundle(data: bytes) -> SkillBundle:
     """Return the skill in an archive. Blocks; raise InvalidBundle."""
     if len(data) > MAX_BUNDLE_BYTES:
         raise InvalidBundle(f"The archive is larger than {MAX_BUNDLE_BYTES >> 20} MiB.")
+    if _count_entries(data) > _MAX_ENTRIES:
+        raise InvalidBundle(f"The archive has more than {_MAX_ENTRIES} entries.")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
-            if len(entries) > _MAX_ENTRIES:
-                raise InvalidBundle(f"The archive has more than {_MAX_ENTRIES} entries.")
             files = _read_files(archive, [entry for entry in entries if not _is_ignored(entry.filename)])
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as exc:
         raise InvalidBundle(f"The archive cannot be read: {exc}."[:300]) from exc
@@ -62,8 +64,7 @@ def build_bundle(files: list[SkillFile]) -> SkillBundle:
     instructions = next((file for file in files if file.path == _INSTRUCTIONS), None)
     if instructions is None:
         raise InvalidBundle(f"The archive has no {_INSTRUCTIONS} in its one folder.")
-    fields = _parse_front_matter(instructions.data)
-    name, description = _read_text(fields, "name"), _read_text(fields, "description")
+    name, description = (_read_front_matter(instructions.data, each) for each in ("name", "description"))
     if len(name) > _MAX_NAME_CHARS or not _NAME.fullmatch(name):
         raise InvalidBundle(
             f"The name in {_INSTRUCTIONS} must be lower-case letters, digits and single hyphens, 64 characters at most."
@@ -121,30 +122,41 @@ def _shown(entry: zipfile.ZipInfo) -> str:
     return "".join(char if char.isprintable() else "\ufffd" for char in entry.orig_filename[:100])
 
 
-def _parse_front_matter(data: bytes) -> Mapping[str, Any]:
-    """Return the fields at the beginning of SKILL.md, between two lines of `---`."""
+def _count_entries(data: bytes) -> int:
+    """Return how many entries the directory at the end of an archive has, without reading them."""
+    end = data.rfind(_END_SIGNATURE, -_MAX_END_BYTES)
+    directory_bytes = int.from_bytes(data[end + 12 : end + 16], "little")
+    return data.count(_ENTRY_SIGNATURE, max(0, end - directory_bytes), end) if end >= 0 else 0
+
+
+def _read_front_matter(data: bytes, name: str) -> str:
+    """Return a text at the beginning of SKILL.md, between two lines of `---`. Its other fields are not looked at: the
+    parser of YAML takes a second for lists that are made for that."""
     text = data[: 4 * _MAX_FRONT_MATTER_CHARS].decode(errors="replace").removeprefix("\ufeff").replace("\r\n", "\n")
     match = _FRONT_MATTER.match(text[:_MAX_FRONT_MATTER_CHARS])
     if match is None:
         raise InvalidBundle(f"{_INSTRUCTIONS} does not begin with front matter, YAML between two lines of `---`.")
-    if match[1].count("[") + match[1].count("{") > _MAX_BRACKETS:
-        raise InvalidBundle(f"The front matter of {_INSTRUCTIONS} has more than {_MAX_BRACKETS} brackets.")
+    value: Any = None
+    lines = iter(match[1].split("\n"))
+    for line in lines:
+        if line.startswith(f"{name}:"):
+            rest = takewhile(lambda each: not each or each.startswith((" ", "\t")), lines)
+            field = "\n".join([line, *rest])
+            if len(field) > _MAX_FIELD_CHARS:
+                raise InvalidBundle(f"The {name} in {_INSTRUCTIONS} is longer than {_MAX_FIELD_CHARS} characters.")
+            # a list, a mapping, a tag and a reference are no text, and only they take time
+            if not field.removeprefix(f"{name}:").lstrip().startswith(("[", "{", "!", "&", "*", "-", "?")):
+                value = _load_field(field, name)
+            break
+    value = " ".join(value.split()) if isinstance(value, str) else ""
+    if not value or not value.isprintable():
+        raise InvalidBundle(f"The front matter of {_INSTRUCTIONS} must have a `{name}`, a text that is not empty.")
+    return value
+
+
+def _load_field(field: str, name: str) -> Any:
     try:
-        # without references, whose values can be far larger than their text
-        events = cast(Iterator[object], yaml.parse(match[1], Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType] - untyped
-        if any(isinstance(event, yaml.AliasEvent) for event in events):
-            raise InvalidBundle(f"The front matter of {_INSTRUCTIONS} has references, which are not allowed.")
-        fields: Any = yaml.safe_load(match[1])
+        fields: Any = yaml.safe_load(field)
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         raise InvalidBundle(f"The front matter of {_INSTRUCTIONS} is not YAML.") from exc
-    if not isinstance(fields, dict):
-        raise InvalidBundle(f"The front matter of {_INSTRUCTIONS} has no fields.")
-    return cast(Mapping[str, Any], fields)
-
-
-def _read_text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    text = " ".join(value.split()) if isinstance(value, str) else ""
-    if not text or not text.isprintable():
-        raise InvalidBundle(f"The front matter of {_INSTRUCTIONS} must have a `{name}`, a text that is not empty.")
-    return text
+    return cast(dict[str, Any], fields).get(name) if isinstance(fields, dict) else None
