@@ -51,5 +51,10 @@ def stored_values(database: Path) -> dict[str, bytes]:
         return {key.decode(): value for key, value in rows}
 
 
+def stored_keys(database: Path) -> list[str]:
+    """Return all keys of an SQLite store."""
+    return [*stored_values(database)]
+
+
 def _connect(database: Path) -> sqlite3.Connection:
     return sqlite3.connect(database, isolation_level=None, timeout=10)
