@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from openai import APIConnectionError, APIStatusError, OpenAI, OpenAIError
+from openai import APIConnectionError, APIStatusError, AuthenticationError, OpenAI, OpenAIError
 
 from apis.errors import UpstreamError
 
@@ -27,6 +27,8 @@ def ask(text: str, url: str, model: str | None, write: Callable[[str], None]) ->
                     raise UpstreamError(error.message if error else "The response failed.")
     except APIConnectionError as exc:
         raise UpstreamError(f"No server answers at {url}. Start one: stack run local") from exc
+    except AuthenticationError as exc:
+        raise UpstreamError(f"{url} needs one of its API keys: set OPENAI_API_KEY. It answered: {exc.message}") from exc
     except APIStatusError as exc:
         raise UpstreamError(f"{url} answered with {exc.status_code}: {exc.message}") from exc
     except StopIteration:

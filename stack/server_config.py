@@ -34,7 +34,8 @@ class HttpServerConfig(BaseModel):
     half once a second one has come. In each process, models answer `max_running` requests of clients at once,
     `max_waiting` wait, each for `max_wait_s`, and the next one is refused with 503. `/metrics` requires `metrics_key`,
     or any API key if that is unset and there is one tenant (`keyed`), or no key (`open`), or does not exist (`closed`);
-    with `access_log` each request logs a line. `console` serves the built-in page at `/`, which a server without keys
+    with `access_log` each request logs a line, which shows a hash of its tenant, or the name if `access_log_tenants`
+    is `named`. `console` serves the built-in page at `/`, which a server without keys
     does by default.
     """
 
@@ -61,6 +62,7 @@ class HttpServerConfig(BaseModel):
     dialect: Literal["openai", "open-responses"] = "openai"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     access_log: bool = False
+    access_log_tenants: Literal["hashed", "named"] = "hashed"
     metrics: Literal["closed", "open", "keyed"] = "keyed"
     metrics_key: SecretStr | None = Field(default=None, min_length=1)
     console: bool | None = None

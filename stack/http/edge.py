@@ -82,6 +82,7 @@ class Edge:
         self._metrics = metrics
         self._fixed_routes = fixed_routes
         self._logs_access = config.access_log
+        self._names_tenants = config.access_log_tenants == "named"
         self._metrics_access = config.metrics
         self._metrics_key = digest_key(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
         has_no_key = config.metrics == "keyed" and self._metrics_key is None
@@ -191,7 +192,7 @@ class Edge:
         if _access_log.isEnabledFor(logging.INFO):
             request_record.client_request_id = read_client_request_id(scope["headers"])
             if self._requires_keys and (tenant := get_context(scope).tenant):
-                request_record.tenant = _tenant_log_name(tenant)
+                request_record.tenant = tenant if self._names_tenants else _hash_tenant(tenant)
             _access_log.info("%s", orjson.dumps(request_record.log_fields()).decode())
 
     async def _admit(self, context: HttpContext, scope: Scope) -> None:
@@ -246,5 +247,5 @@ async def _cut_off(scope: Scope, receive: Receive, error: StackError) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _tenant_log_name(tenant: str) -> str:
+def _hash_tenant(tenant: str) -> str:
     return hashlib.sha256(tenant.encode()).hexdigest()[:12]

@@ -27,7 +27,7 @@ from uvicorn.supervisors.statreload import StatReload
 from apis.errors import ConfigError
 from apis.imports import import_from_string
 from stack.build import confinement_lines, machine_lines
-from stack.config import find_config, load_config
+from stack.config import StackConfig, find_config, load_config
 from stack.http.metrics import forget_worker, share_metrics
 from stack.serving.exit_codes import exit_on_error
 from stack.serving.heartbeats import Heartbeats
@@ -109,6 +109,12 @@ class _SharedState:
         return not has_lost_parent() and not self.ending_event.is_set()
 
 
+def build_try_line(config: StackConfig, url: str) -> str:
+    """Return the line that shows a first request, with a key where the server needs one."""
+    key = "OPENAI_API_KEY=YOUR_KEY " if config.requires_keys else ""
+    return f"try it: {key}stack ask --url {url}/v1 'Say hello.'"
+
+
 def _serve(
     launch: LaunchOptions, listener: socket.socket, shared_state: _SharedState | None = None, number: int = 0
 ) -> None:
@@ -120,7 +126,7 @@ def _serve(
             url = listener_url(listener)
             services = getattr(app.state, "services", None)
             lines = [*confinement_lines(services.stack), *machine_lines(services.stack)] if services else []
-            _print_lines(*lines, f"listening on {url}", f"try it: stack ask --url {url}/v1 'Say hello.'")
+            _print_lines(*lines, f"listening on {url}", build_try_line(config, url))
         if shared_state is not None:
             shared_state.listening_event.set()
 

@@ -1,5 +1,6 @@
 """The line that is logged of each request: what an operator needs, and nothing of what was said."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator
@@ -7,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from apis.errors import UpstreamError
+from stack.ask import ask as ask_command
+from stack.serving.launch import build_try_line
 from tests.stack.http.raw import Answer, ask, connection, request
 from tests.support.servers.serving import Served, scripted, serving
 
@@ -50,6 +54,27 @@ async def test_a_request_is_one_line(locked: Served, caplog: pytest.LogCaptureFi
     }
     assert len(line["tenant"]) == 12
     assert "one" not in line["tenant"]
+
+
+async def test_the_name_of_a_tenant_is_logged_where_the_run_config_wants_that(caplog: pytest.LogCaptureFixture) -> None:
+    """U29: a hash says nothing to an operator who has to call somebody."""
+    caplog.set_level(logging.INFO, "stack")
+    server = {"api_keys": KEYS, "access_log": True, "access_log_tenants": "named"}
+    async with serving(server=server) as served:
+        await with_key(served, ASKED)
+        (line,) = lines(caplog)
+    assert line["tenant"] == "tenant-one"
+
+
+async def test_a_first_request_has_a_key_where_the_server_needs_one() -> None:
+    """U29: the line that is printed at the start, and the error of the command without a key."""
+    async with serving(server={"api_keys": KEYS}) as served:
+        config = served.stack.config
+        assert build_try_line(config, "URL") == "try it: OPENAI_API_KEY=YOUR_KEY stack ask --url URL/v1 'Say hello.'"
+        with pytest.raises(UpstreamError, match="set OPENAI_API_KEY"):
+            await asyncio.to_thread(ask_command, "hi", f"{served.url}/v1", None, print)
+    async with serving() as served:
+        assert build_try_line(served.stack.config, "URL") == "try it: stack ask --url URL/v1 'Say hello.'"
 
 
 async def test_a_stream_is_one_line_too(locked: Served, caplog: pytest.LogCaptureFixture) -> None:
