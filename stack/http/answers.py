@@ -1,20 +1,38 @@
 """Responses that all routes share: JSON, an object or a page of objects, a deletion, an error."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from pydantic import BaseModel
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from apis.errors import QuotaExceeded, StackError, error_to_body
 from apis.storage.pages import Page
+from providers.common.fair_turns import REQUEST_WORK, current_turn
 from stack.http.request_record import DISCONNECTED_STATUS
+
+_PIECE_BYTES: Final = 256 * 1024
+"""Bytes of a response that are written at a time."""
+
+
+class _LargeResponse(Response):
+    """Response that is written in pieces, in the tenant's turns."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        turn, body = current_turn(), bytes(self.body)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(body), _PIECE_BYTES):
+            await turn.wait(REQUEST_WORK)
+            await send({"type": "http.response.body", "body": body[start : start + _PIECE_BYTES], "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a response whose body is already JSON."""
-    return Response(body, status, headers, media_type="application/json")
+    kind = _LargeResponse if len(body) > _PIECE_BYTES else Response
+    return kind(body, status, headers, media_type="application/json")
 
 
 def value_response(value: Any, status: int = 200) -> Response:

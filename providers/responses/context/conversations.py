@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from openai.types.conversations import Conversation
@@ -25,6 +25,7 @@ from apis.storage.kv_store import ABSENT, STORED_OVERHEAD_BYTES, Delete, Entry, 
 from apis.storage.pages import Page, page_after
 from apis.storage.records import PAGE_BYTES, decode_record, delete_all, encode_record, reading_stored
 from apis.wire.items import Item
+from providers.common.fair_turns import run_long
 from providers.common.state.change import repeat_until_true, write_prepared
 from providers.common.state.scan import skipping_damaged
 from providers.responses.context.conversation import resolve_items, stored_item
@@ -52,6 +53,9 @@ from providers.responses.store.listing import Listing
 
 _DELETE_BATCH_SIZE = 500
 """Items that are deleted in one write."""
+
+_LARGE_BYTES: Final = 256 * 1024
+"""Bytes of a stored item that is read in the tenant's turn."""
 
 
 class StoredConversations(Conversations):
@@ -184,7 +188,7 @@ class StoredConversations(Conversations):
             readable = 0
             for key, entry in rows:
                 with skipping_damaged(self._kv, key, StoredItem.__name__):
-                    items.append(_decode_item(entry))
+                    items.append(await _decode_item(entry))
                     size += len(entry.value) + STORED_OVERHEAD_BYTES
                     readable += 1
             if len(items) > limit or (len(items) > 1 and size > PAGE_BYTES):
@@ -203,7 +207,7 @@ class StoredConversations(Conversations):
         if entry is None:
             raise _item_not_found(ref, item_id)
         with reading_stored(item_id):
-            item = _decode_item(entry)
+            item = await _decode_item(entry)
         return (await self.views.show_items([item], include, tenant))[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, *, tenant: str) -> Conversation:
@@ -287,7 +291,12 @@ def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -
     return [stored_item(item, ids) for item in items]
 
 
-def _decode_item(entry: Entry) -> dict[str, Any]:
+async def _decode_item(entry: Entry) -> dict[str, Any]:
+    """Return a stored item, which may be so large that it is read in the tenant's turn."""
+    return await run_long(_decode, entry) if len(entry.value) > _LARGE_BYTES else _decode(entry)
+
+
+def _decode(entry: Entry) -> dict[str, Any]:
     return orjson.loads(bytes(decode_record(entry, StoredItem).item))
 
 

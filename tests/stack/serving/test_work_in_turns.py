@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 import uvloop
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from websockets.asyncio.client import ClientConnection, connect
 
 from apis.errors import UpstreamTimeout
@@ -354,3 +355,30 @@ def test_an_upstream_that_is_silent_is_worth_another_try_in_some_seconds() -> No
     """D11: 504 says when, as 502 and 503 do."""
     response = error_response(UpstreamTimeout("The inference server sent no token in time."))
     assert (response.status_code, response.headers["retry-after"]) == (504, "1")
+
+
+# --- large answers ----------------------------------------------------------------------------------------------------
+
+
+async def test_large_answers_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours: a page of large items, a large response, and the last events of a large stream."""
+    sizes, send = list[int](), RequestResponseCycle.send
+
+    async def record_and_send(self: RequestResponseCycle, message: Any) -> None:
+        sizes.append(len(message.get("body", b"")))
+        await send(self, message)
+
+    monkeypatch.setattr(RequestResponseCycle, "send", record_and_send)
+    text = "x" * (3 * MIB)
+    async with serving() as served:
+        item = {"type": "message", "role": "user", "content": text}
+        made = await ask(served.url, {"items": [item]}, path="/v1/conversations")
+        path = f"/v1/conversations/{made.json['id']}/items"
+        page = await ask(served.url, method="GET", path=path, kind=None)
+        assert page.json["data"][0]["content"][0]["text"] == text
+        response = await ask(served.url, {**HELLO, "input": text})
+        assert response.json["output"][0]["content"][0]["text"] == text
+        stream = await ask(served.url, {**HELLO, "input": text, "stream": True})
+        assert stream.body.endswith(b"data: [DONE]\n\n")
+        assert stream.body.count(text.encode()) >= 4
+    assert sum(size > 256 * 1024 for size in sizes) <= 1  # the one delta
