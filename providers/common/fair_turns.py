@@ -16,7 +16,7 @@ looks at the sockets of all others between two iterations.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from apis.fair_share import FairShare
 
 ResultT = TypeVar("ResultT")
+ValueT = TypeVar("ValueT")
 TURN_WORK: Final = 16 * 1024
 """Work of one tenant in one iteration of the event loop. The unit is the work on one byte of a model's stream, some
 tenth of a microsecond; other work counts by what it costs compared with that."""
@@ -169,3 +170,16 @@ async def calculate(function: Callable[..., ResultT], *arguments: Any) -> Result
     # not when the caller is cancelled: the thread goes on
     calculation.add_done_callback(release)
     return await asyncio.wrap_future(calculation)
+
+
+_PIECE_VALUES: Final = 64
+
+
+async def do_in_turns(values: Sequence[ValueT], do: Callable[[ValueT], object], work: int) -> None:
+    """Call `do` with each of the values, at turns of the tenant that the current task works for; each call is `work`. A
+    few values are done at once."""
+    for start in range(0, len(values), _PIECE_VALUES):
+        if start:
+            await current_turn().wait(_PIECE_VALUES * work)
+        for value in values[start : start + _PIECE_VALUES]:
+            do(value)

@@ -144,9 +144,8 @@ class ResponsePreparer:
             tenant=tenant,
             response_id=origin.ids.response_id,
         )
-        chat = build_chat(
-            request, conversation.messages(supports_namespaces=toolbox.supports_namespaces), toolbox, conversation.root
-        )
+        messages = await conversation.read_messages(supports_namespaces=toolbox.supports_namespaces)
+        chat = build_chat(request, messages, toolbox, conversation.root)
         output = ResponseOutput(
             origin.ids,
             self._options.max_tool_output_chars,

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem
@@ -17,13 +17,14 @@ from apis.events import EventBatch
 from apis.inference import Inference
 from apis.responses import CompactedConversation, CreateResponse
 from apis.wire.items import CompactionItem, InputMessage, Item, output_to_input
-from providers.responses.context.conversation import Conversation, ResponseProgress, stored_item
+from providers.common.fair_turns import do_in_turns
+from providers.responses.context.conversation import ITEM_WORK, Conversation, ResponseProgress, stored_item
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealing import UnsealError
 from providers.responses.context.token_estimate import TokenCounter, TokenCounters
 from providers.responses.context.truncation import with_truncation
 from providers.responses.context.url_files import public_item
-from providers.responses.context.window import CompactionContent
+from providers.responses.context.window import CompactionContent, messages_without
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
@@ -129,7 +130,8 @@ class Compactor:
         token = (await self._build_seal(tenant))(
             _content_to_json(_build_partial_content(users, conversation, summary.text))
         )
-        output = [public_item(stored_item(item, ids)) for item in users]
+        output: list[dict[str, Any]] = []
+        await do_in_turns(users, lambda item: output.append(public_item(stored_item(item, ids))), ITEM_WORK)
         output.append(
             {"id": ids.new_item_id(id_prefix("compaction")), "type": "compaction", "encrypted_content": token}
         )
@@ -310,7 +312,7 @@ def _build_partial_content(
 ) -> CompactionContent:
     """Return a compaction that leaves these messages in the conversation and holds the other messages itself."""
     retained = conversation.render_items(retained_items)
-    others = [message for message in conversation.verbatim_messages() if message not in retained]
+    others = messages_without(conversation.verbatim_messages(), retained)
     return CompactionContent(summary=summary, verbatim_messages=others, replaces_history=False)
 
 

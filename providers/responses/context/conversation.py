@@ -24,7 +24,8 @@ from apis.wire.items import (
     ReasoningItem,
 )
 from apis.wire.tool_items import ImageGenerationCallItem
-from providers.responses.context.messages import check_items, items_to_messages
+from providers.common.fair_turns import do_in_turns
+from providers.responses.context.messages import ItemReader, check_items, items_to_messages
 from providers.responses.context.window import (
     CompactionContent,
     ContextWindow,
@@ -71,6 +72,8 @@ class ResponseProgress(msgspec.Struct, frozen=True):
     compactions: Mapping[str, CompactionContent] = msgspec.field(default_factory=dict[str, CompactionContent])
 
 
+ITEM_WORK: Final = 200
+"""Work of reading or writing one item, as `fair_turns` counts it."""
 _NO_PROGRESS: Final = ResponseProgress()
 _build_input_message = unvalidated(InputMessage)
 
@@ -123,6 +126,22 @@ class Conversation(msgspec.Struct, frozen=True):
             messages.insert(0, Message(role="developer", content=self.instructions))
         return messages
 
+    async def read_messages(self, *, supports_namespaces: bool = False) -> list[Message]:
+        """Return what `messages` returns before the response; a long conversation is read at turns of the tenant."""
+        if self.compactions or self.current_turn_only:
+            return self.messages(supports_namespaces=supports_namespaces)
+        reader = ItemReader(
+            self.tool_results,
+            supports_namespaces=supports_namespaces,
+            attachments=self.attachments,
+            sees_images=self.sees_images,
+        )
+        await do_in_turns(self.items, reader.read, ITEM_WORK)
+        messages = reader.finish()
+        if self.instructions:
+            messages.insert(0, Message(role="developer", content=self.instructions))
+        return messages
+
     def window(self, progress: ResponseProgress = _NO_PROGRESS) -> ContextWindow:
         """Return the part of the conversation that a model still reads."""
         items = [*self.history.items, *self.input_items, *progress.items]
@@ -165,6 +184,12 @@ class Conversation(msgspec.Struct, frozen=True):
             for item in self.input_items
             if item.id is not None and item.id in self.tool_results
         }
+
+    async def store_input_items(self, ids: ResponseIds) -> bytes:
+        """Return what `input_items_to_json` returns; many items are written at turns of the tenant."""
+        stored: list[dict[str, Any]] = []
+        await do_in_turns(self.input_items, lambda item: stored.append(stored_item(item, ids)), ITEM_WORK)
+        return value_to_kept_json(stored)
 
     def input_items_to_json(self, ids: ResponseIds) -> bytes:
         """Return the request's items as a JSON array, as they are stored and listed, each with an id and a type."""

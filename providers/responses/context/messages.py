@@ -106,11 +106,35 @@ def items_to_messages(
 
     Raises InvalidRequest where a call has no output or an output no call.
     """
-    builder = _MessageBuilder()
-    typed_items = _TypedItemReader(
-        builder, tool_results, supports_namespaces=supports_namespaces, sees_images=sees_images
+    reader = ItemReader(
+        tool_results, supports_namespaces=supports_namespaces, attachments=attachments, sees_images=sees_images
     )
     for item in items:
+        reader.read(item)
+    return reader.finish()
+
+
+class ItemReader:
+    """Reads the items of a conversation one by one, in order; the arguments are those of `items_to_messages`."""
+
+    def __init__(
+        self,
+        tool_results: Mapping[str, ToolResultRecord],
+        *,
+        supports_namespaces: bool = False,
+        attachments: Mapping[InputFile | InputImage, ContentPart] = _NO_ATTACHMENTS,
+        sees_images: bool = False,
+    ) -> None:
+        self._builder = _MessageBuilder()
+        self._attachments = attachments
+        self._supports_namespaces = supports_namespaces
+        self._typed_items = _TypedItemReader(
+            self._builder, tool_results, supports_namespaces=supports_namespaces, sees_images=sees_images
+        )
+
+    def read(self, item: Item | ToolResultRecord) -> None:
+        """Add the next item. Raises InvalidRequest for an output without its call."""
+        builder, attachments, supports_namespaces = self._builder, self._attachments, self._supports_namespaces
         match item:
             case ToolResultRecord():
                 builder.add_tool_result(
@@ -135,8 +159,11 @@ def items_to_messages(
             case ItemReference():
                 raise InvalidRequest(f"Item with id '{item.id}' not found.", param="input")
             case _:
-                typed_items.read_item(item)
-    return builder.finish()
+                self._typed_items.read_item(item)
+
+    def finish(self) -> list[Message]:
+        """Return the messages. Raises InvalidRequest for a call without an output."""
+        return self._builder.finish()
 
 
 def _item_to_call(item: FunctionCallItem | CustomToolCallItem, *, supports_namespaces: bool) -> ChatToolCall:
@@ -211,7 +238,9 @@ class _MessageBuilder:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._unanswered_call_ids: dict[str, None] = {}
+        self._unanswered_call_ids: dict[str, str] = {}
+        """The names of the functions that they call, by call id."""
+        self._unanswered_by_name: dict[str, dict[str, None]] = {}
         self._answered_call_ids: set[str] = set()
         self._deferred_messages: list[Message] = []
         self._reset()
@@ -272,7 +301,9 @@ class _MessageBuilder:
 
     def add_call(self, call: ChatToolCall) -> None:
         self._calls.append(call)
-        self._unanswered_call_ids[call.id] = None
+        name = call.function.name if isinstance(call, FunctionCall) else ""
+        self._unanswered_call_ids[call.id] = name
+        self._unanswered_by_name.setdefault(name, {})[call.id] = None
 
     def add_tool_result(self, tool_result: ToolResultRecord | None, image: ImagePart | None = None) -> None:
         if tool_result is None:  # a client sent the item, and its result is not stored any more: no model reads it
@@ -297,7 +328,8 @@ class _MessageBuilder:
                 message = f"The call with call_id {call_id} has an output already."
                 raise InvalidRequest(message, param="input", code="invalid_value")
             raise InvalidRequest(f"No tool call found for function call output with call_id {call_id}.", param="input")
-        del self._unanswered_call_ids[call_id]
+        name = self._unanswered_call_ids.pop(call_id)
+        self._unanswered_by_name[name].pop(call_id, None)
         self._answered_call_ids.add(call_id)
         self.flush()
         self.messages.append(_build_message(role="tool", tool_call_id=call_id, content=content))
@@ -313,10 +345,8 @@ class _MessageBuilder:
             return call_id
         assert isinstance(output, FunctionCallOutput)  # only its `call_id` is optional
         name = qualified_name(output.namespace, output.name or "", supports_namespaces=supports_namespaces)
-        calls = (call for message in self.messages for call in message.tool_calls or ())
-        for call in (*calls, *self._calls):
-            if call.id in self._unanswered_call_ids and isinstance(call, FunctionCall) and call.function.name == name:
-                return call.id
+        for oldest in self._unanswered_by_name.get(name, ()):
+            return oldest
         raise InvalidRequest(f"No tool call without an output found for the function '{name}'.", param="input")
 
     def finish(self) -> list[Message]:

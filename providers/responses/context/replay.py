@@ -4,15 +4,20 @@ The registry knows how each tool reads its own items. A hosted call is read from
 result of it, because its client stores the conversation.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from apis.chat import CalledFunction, FunctionCall, ImagePart, ImageUrl, NativeToolName
 from apis.documents.reader import relabel_image_url
 from apis.wire.items import Item
 from apis.wire.tool_items import ImageGenerationCallItem
+from providers.common.fair_turns import do_in_turns
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.item_types import HOSTED_CALL_TYPES, REPLAYED_TYPES
 from providers.responses.tools.registry import TYPES_BY_CALL_ITEM, TYPES_BY_OUTPUT_ITEM
+
+_REWRITE_WORK: Final = 400
+"""Work of reading one call, as `fair_turns` counts it."""
 
 
 def item_to_client_call(item: Item) -> FunctionCall | None:
@@ -53,15 +58,17 @@ def find_generated_image(item: Item) -> ImagePart | None:
     return ImagePart(image_url=ImageUrl(url=image_data_url(item.result)))
 
 
-def rewrite_for_model(
-    items: Iterable[Item], tool_results: Mapping[str, ToolResultRecord], native_tools: frozenset[NativeToolName]
+async def rewrite_for_model(
+    items: Sequence[Item], tool_results: Mapping[str, ToolResultRecord], native_tools: frozenset[NativeToolName]
 ) -> dict[str, ToolResultRecord]:
     """Return the results of hosted calls, by item id, as a model with these native tools reads them: the model that
-    called may have used other names and arguments. Results that only the items themselves show are added."""
+    called may have used other names and arguments. Results that only the items themselves show are added. Many are
+    read at turns of the tenant."""
     rewritten = {**tool_results}
-    for item in items:
+
+    def rewrite(item: Item) -> None:
         if not item.id:
-            continue
+            return
         stored = rewritten.get(item.id)
         if stored is None:
             stored = item_to_tool_result(item, native_tools)
@@ -69,4 +76,6 @@ def rewrite_for_model(
             stored = tool_type.call_for_model(item, stored, native_tools)
         if stored is not None:
             rewritten[item.id] = stored
+
+    await do_in_turns(items, rewrite, _REWRITE_WORK)
     return rewritten

@@ -10,10 +10,13 @@ from pydantic import SecretStr
 from apis.responses import CreateResponse
 from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.wire.items import Item, ReasoningItem, ReasoningText
+from providers.common.fair_turns import do_in_turns
 from providers.responses.context.sealing import Sealer, UnsealError, generate_key
 from providers.responses.store.history_cache import LoadedHistory
 
 ENCRYPTED_CONTENT_INCLUDE: Final = "reasoning.encrypted_content"
+_UNSEAL_WORK: Final = 400
+"""Work of unsealing one item, as `fair_turns` counts it."""
 _KEY_RECORD: Final = "/reasoning-key"
 """Key of the store's own sealing key; it belongs to no tenant."""
 
@@ -40,16 +43,15 @@ class SealedReasoning:
         """Return the request with its reasoning unsealed, and the items that cannot be, which no model sees."""
         if not isinstance(request.input, list) or not any(map(_is_sealed, request.input)):
             return request, ()
-        items, removed = _unseal_items(request.input, await self.load_sealer(), tenant, request.model)
+        items, removed = await _unseal_items(request.input, await self.load_sealer(), tenant, request.model)
         return request.model_copy(update={"input": items}), removed
 
     async def unseal_history(self, history: LoadedHistory, model: str, tenant: str) -> LoadedHistory:
         """Return the history with the reasoning unsealed that this model may read."""
         if not any(map(_is_sealed, history.items)):
             return history
-        return msgspec.structs.replace(
-            history, items=_unseal_items(history.items, await self.load_sealer(), tenant, model)[0]
-        )
+        items, _ = await _unseal_items(history.items, await self.load_sealer(), tenant, model)
+        return msgspec.structs.replace(history, items=items)
 
     async def load_sealer(self) -> Sealer:
         """Return the Sealer for everything that clients store for this server."""
@@ -62,15 +64,17 @@ class SealedReasoning:
         return self._sealer
 
 
-def _unseal_items(
+async def _unseal_items(
     input_items: Sequence[Item], sealer: Sealer, tenant: str, model: str
 ) -> tuple[list[Item], list[InputTransformation]]:
+    """Return the items with their reasoning unsealed, and those that cannot be; many at turns of the tenant."""
     items: list[Item] = []
     removed: list[InputTransformation] = []
-    for item in input_items:
+
+    def unseal(item: Item) -> None:
         if not isinstance(item, ReasoningItem) or item.encrypted_content is None:
             items.append(item)
-            continue
+            return
         try:
             text = sealer.unseal(item.encrypted_content, tenant=tenant, model=model, purpose="reasoning")
         except UnsealError as exc:
@@ -82,6 +86,8 @@ def _unseal_items(
         else:
             content = [ReasoningText(type="reasoning_text", text=text)] if text else []
             items.append(item.model_copy(update={"content": content}))
+
+    await do_in_turns(input_items, unseal, _UNSEAL_WORK)
     return items, removed
 
 

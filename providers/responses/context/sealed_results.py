@@ -73,7 +73,8 @@ class SealedToolResults:
         if not (tokens or calls):
             return conversation
         if calls:
-            tool_results = rewrite_for_model(calls, tool_results, await self._model_catalog.native_tools(model))
+            native_tools = await self._model_catalog.native_tools(model)
+            tool_results = await rewrite_for_model(calls, tool_results, native_tools)
         return msgspec.structs.replace(conversation, tool_results=tool_results)
 
 

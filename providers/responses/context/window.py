@@ -69,7 +69,19 @@ class ContextWindow:
         earlier = to_messages(self.earlier_messages)
         compacted = self.compaction.verbatim_messages if self.compaction is not None else ()
         # a client may send its own instructions with each request, although the compaction holds them too
-        return [*(message for message in compacted if message not in earlier), *earlier]
+        return [*messages_without(compacted, earlier), *earlier]
+
+
+def messages_without(messages: Sequence[Message], others: Sequence[Message]) -> list[Message]:
+    """Return those of the messages that do not equal one of the others."""
+    keys = set(map(_message_key, others))
+    return [message for message in messages if _message_key(message) not in keys]
+
+
+def _message_key(message: Message) -> tuple[str, str]:
+    """Return what is equal for equal messages of users and developers."""
+    content = message.content
+    return message.role, content if isinstance(content, str) else message.model_dump_json(exclude_none=True)
 
 
 def find_window(

@@ -119,7 +119,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
         error where the conversation's lock was lost."""
         if self.request.store is False:
             return False
-        input_json = self.conversation.input_items_to_json(self.ids)
+        input_json = await self.conversation.store_input_items(self.ids)
         conversation_ops = await self.build_conversation_ops(response, input_json)
         charge, versions = self.charge, None
         charge_ops = charge.end_ops(use_of_response(response)) if charge is not None else ()

@@ -1,0 +1,107 @@
+"""Requests that repeat one part up to a limit: a bounded status, and the event loop free for others in between.
+
+A client in a thread sends the request, so that the turns of the event loop are the server's alone.
+"""
+
+import asyncio
+import http.client
+import secrets
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+
+from tests.support.servers.loop_turns import measured_turns
+from tests.support.servers.serving import Served, scripted, serving
+
+Json = dict[str, Any]
+SOME, MANY = 5_000, 25_000
+MAX_TURN_S, MAX_LONG_TURN_S = 0.1, 0.3
+"""Longest turn of the event loop for SOME and for MANY repetitions; what is linear and fast stays in one piece."""
+USER: Json = {"role": "user", "content": "hi"}
+
+
+def talk(count: int) -> list[Json]:
+    return [{"role": ("user", "assistant")[index % 2], "content": f"text {index}"} for index in range(count)]
+
+
+def calls(count: int) -> list[Json]:
+    pairs = (
+        (
+            {"type": "function_call", "call_id": f"c{index}", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": f"c{index}", "output": "done"},
+        )
+        for index in range(count // 2)
+    )
+    return [item for pair in pairs for item in pair]
+
+
+def named_calls(count: int) -> list[Json]:
+    numbers = range(count // 2)
+    begun = [{"type": "function_call", "call_id": f"c{n}", "name": f"f{n}", "arguments": "{}"} for n in numbers]
+    return [*begun, *({"type": "function_call_output", "name": f"f{n}", "output": "x"} for n in reversed(numbers))]
+
+
+def junk_reasoning(count: int) -> list[Json]:
+    return [{"type": "reasoning", "summary": [], "encrypted_content": "A" * 200} for _ in range(count // 2)]
+
+
+def unknown_reasoning(count: int) -> list[Json]:
+    ids = [f"rs_{secrets.token_hex(22)}{index % 65536:04x}" for index in range(count // 2)]
+    return [{"type": "reasoning", "id": item_id, "summary": []} for item_id in ids]
+
+
+def searches(count: int) -> list[Json]:
+    action = {"type": "search", "query": "q"}
+    kind = "web_search_call"
+    return [{"type": kind, "id": f"ws_{index}", "status": "completed", "action": action} for index in range(count // 2)]
+
+
+ITEMS: dict[str, Callable[[int], list[Json]]] = {
+    "messages": talk,
+    "calls": calls,
+    "calls by name": named_calls,
+    "reasoning of others": junk_reasoning,
+    "reasoning by id": unknown_reasoning,
+    "searches": searches,
+}
+PATHS = ("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact")
+
+
+def post(served: Served, path: str, body: bytes) -> int:
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=60)
+    connection.request("POST", path, body, {"content-type": "application/json"})
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    return response.status
+
+
+async def longest_turn(served: Served, path: str, **fields: Any) -> float:
+    body = orjson.dumps({"model": "scripted", **fields})
+    with measured_turns() as turns:
+        assert await asyncio.to_thread(post, served, path, body) == 200
+    return turns.longest_s
+
+
+@pytest.mark.parametrize("kind", ITEMS)
+async def test_many_items_leave_turns_of_the_event_loop_to_others(kind: str) -> None:
+    """C1, C2, S13, the table of crafted requests: nothing grows with the square of the items."""
+    items = [*ITEMS[kind](SOME), USER]
+    async with serving(scripted([{"text": "ok"}])) as served:
+        for path in PATHS if kind == "messages" else PATHS[:1]:
+            await longest_turn(served, path, input=[*ITEMS[kind](2), USER])  # what only the first request loads
+            assert await longest_turn(served, path, input=items) < MAX_TURN_S
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", ITEMS)
+async def test_as_many_items_as_a_request_may_hold_leave_turns_to_others(kind: str, path: str) -> None:
+    """The same at the size of the largest bodies."""
+    items = [*ITEMS[kind](MANY), USER]
+    async with serving(scripted([{"text": "ok"}])) as served:
+        await longest_turn(served, path, input=[*ITEMS[kind](2), USER])
+        assert await longest_turn(served, path, input=items) < MAX_LONG_TURN_S
