@@ -2,6 +2,7 @@
 can be read and continued by another process, whether it was streamed, not streamed or in the background."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from tests.support.sdk.conversations import conversations, texts
 from tests.support.sdk.file_search_stack import store_of
 from tests.support.sdk.requests import asked, bare, create, responses
 from tests.support.servers.held_model import Held
+from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of
 
@@ -71,6 +73,12 @@ async def delete_vector_store(served: Served) -> Change:
     return Change({"tools": [tool]}, lambda: served.client.vector_stores.delete(store_id))
 
 
+async def delete_container(served: Served) -> Change:
+    made = await served.client.containers.create(name="mine")
+    tool = {"type": "code_interpreter", "container": made.id}
+    return Change({"tools": [tool]}, lambda: served.client.containers.delete(made.id))
+
+
 async def delete_webhook_endpoint(served: Served) -> Change:
     endpoints = cast(Any, served.client.webhooks)
     made = await endpoints.create(name="n", url="https://localhost/hook", event_types=["response.completed"])
@@ -110,6 +118,7 @@ CHANGES = [
     delete_referenced_item,
     delete_file,
     delete_vector_store,
+    pytest.param(delete_container, marks=pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap")),
     delete_webhook_endpoint,
     delete_conversation_item,
     rename_conversation,
@@ -117,6 +126,7 @@ CHANGES = [
 ]
 
 
+PYTHON: Json = {"provider": "python", "timeout_s": 5, **SHARED_PYTHON}
 VECTORS = {"provider": "hybrid", "embedding_model": "hashing"}
 
 
@@ -138,6 +148,7 @@ async def two_processes(folder: Path, prepare: object = None) -> AsyncGenerator[
                     kv_store=store,
                     responses={"background": {"poll_s": 0.05, "lease_s": 5}},
                     server=server,
+                    tool_runtime=PYTHON if prepare is delete_container else None,
                     more=more,
                 )
             )
@@ -194,6 +205,8 @@ async def test_a_response_outlives_a_change_of_what_it_uses(
             items = [item async for item in responses(other).input_items.list(response.id)]
             assert "hold" in str(items)
             link = {"conversation": change.fields["conversation"]} if is_turn else {"previous_response_id": response.id}
+            if prepare is delete_container:
+                continue  # its turns are continued with another container
             for _ in range(2):  # the second has a fork, or a longer conversation, before it
                 await create(other, input="on", **link)
                 told = [str(message.content) for message in asked(other)[-1].messages]
