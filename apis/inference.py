@@ -51,6 +51,15 @@ class ModelHost:
 
 LOCAL_HOST: Final = ModelHost()
 
+
+@dataclass(frozen=True, slots=True)
+class DefaultSampling:
+    """The sampling of requests without their own."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
 ALL_CONSTRAINTS: Final[frozenset[Constraint]] = frozenset({"json_schema", "grammar"})
 
 
@@ -120,6 +129,11 @@ class Inference(Provider, ABC):
     async def used_effort(self, request: ChatRequest) -> Effort | None:
         """Return the reasoning effort that the model is shown for this request; None where only the model's server
         knows, which is the default."""
+        return None
+
+    async def default_sampling(self, model: str) -> DefaultSampling | None:
+        """Return the sampling of the model's requests that have none of their own; None where only the model's server
+        knows it, which is the default."""
         return None
 
     async def model_host(self, model: str) -> ModelHost:

@@ -15,7 +15,7 @@ from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, RateLimited, StackError, Unsupported, UpstreamError, UpstreamTimeout
-from apis.inference import CALL_ATTEMPTS, LOCAL_HOST, Inference, Model, ModelHost, ModelNames
+from apis.inference import CALL_ATTEMPTS, LOCAL_HOST, DefaultSampling, Inference, Model, ModelHost, ModelNames
 from apis.provider import Provider
 from apis.wire.base import Effort
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
@@ -147,6 +147,14 @@ class Router(Inference):
         except StackError:
             return None
         return await self._providers[name].used_effort(request.model_copy(update={"model": model}))
+
+    async def default_sampling(self, model: str) -> DefaultSampling | None:
+        """Forward to the provider of the model; None where there is none now, which `chat` reports."""
+        try:
+            name, inner = (await self._find_candidates(model))[0]
+        except StackError:
+            return None
+        return await self._providers[name].default_sampling(inner)
 
     async def model_host(self, model: str) -> ModelHost:
         """Forward to the provider of the model; this process where there is none now, which `chat` reports."""

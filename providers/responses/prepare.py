@@ -165,7 +165,7 @@ class ResponsePreparer:
             # the usage of a chat that was shortened says nothing of the whole one
             record_usage=None if request.truncation == "auto" else self.token_counters.of_tenant(tenant).record_usage,
         )
-        request = await self._inferences.with_used_reasoning(request, chat)
+        request = await self._inferences.with_used_options(request, chat)
         return PendingResponse(
             request,
             tenant,

@@ -13,7 +13,7 @@ from apis.chat import ChatRequest
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch, Finish, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
-from apis.inference import Inference, Model, ModelHost, ModelNames
+from apis.inference import DefaultSampling, Inference, Model, ModelHost, ModelNames
 from apis.live_batch import convert_batch
 from apis.observation.background import UpstreamHealth
 from apis.provider import ProviderMetrics
@@ -52,6 +52,9 @@ class ObservedInference(Inference):
 
     async def used_effort(self, request: ChatRequest) -> Effort | None:
         return await self._inference.used_effort(request)
+
+    async def default_sampling(self, model: str) -> DefaultSampling | None:
+        return await self._inference.default_sampling(model)
 
     async def model_host(self, model: str) -> ModelHost:
         return await self._inference.model_host(model)

@@ -2,17 +2,19 @@
 tokens."""
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any, Final
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
 from apis.deltas import DeltaBatch, TokenLogprob
-from apis.errors import ModelNotFound
-from apis.inference import ALL_CONSTRAINTS, Inference, Model
+from apis.errors import ConfigError, ModelNotFound
+from apis.inference import ALL_CONSTRAINTS, DefaultSampling, Inference, Model
 from apis.provider import Provider, UserPath
 from apis.wire.base import Effort
 from providers.inference.gpt_oss.backend import LoadedRunner, load_backend
@@ -26,6 +28,10 @@ from providers.inference.harmony.logit_bias import parse_logit_bias
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.harmony.vocabulary import NATIVE_TOOLS, STOP_IDS
 
+GENERATION_CONFIG: Final = "generation_config.json"
+"""File of the authors' defaults for generation, in Hugging Face's layout."""
+_SAMPLING_ADAPTER: Final = TypeAdapter(DefaultSampling)
+
 
 class GptOss(Inference):
     """gpt-oss-20b, -120b, their fine-tunes, and any other model of that architecture and vocabulary."""
@@ -37,7 +43,8 @@ class GptOss(Inference):
         makes them sample up to 8 streams from half the bytes, the same tokens, for 0.6 GB more memory. `slots`
         sequences run at once and the rest wait. `kv_memory_gib` and `context_tokens` are sized by the free memory
         unless they are set. `step_tokens` bounds one step's work: lower makes streams smoother while long prompts come
-        in. `temperature` and `top_p` are the defaults of requests without them."""
+        in. `temperature` and `top_p` are the defaults of requests without them; where they are not set, those of the
+        folder's generation_config.json, else 1."""
 
         path: UserPath
         model: str | None = Field(default=None, min_length=1, max_length=256)
@@ -51,8 +58,8 @@ class GptOss(Inference):
         kv_memory_gib: float | None = Field(default=None, gt=0)
         step_tokens: int = Field(default=2048, ge=64)
         max_waiting: int = Field(default=512, ge=0)
-        temperature: float = Field(default=1.0, ge=0, le=2)
-        top_p: float = Field(default=1.0, gt=0, le=1)
+        temperature: float | None = Field(default=None, ge=0, le=2)
+        top_p: float | None = Field(default=None, gt=0, le=1)
         run_anyway: bool = False
         harmony: HarmonyOptions = HarmonyOptions()
 
@@ -60,6 +67,7 @@ class GptOss(Inference):
         self._config = config
         self._engine: Engine | None = None
         self._harmony: Harmony | None = None
+        self._default_sampling = DefaultSampling()
         self._model = Model(
             id=config.model or config.path.name,
             owned_by="gpt_oss",
@@ -72,6 +80,7 @@ class GptOss(Inference):
     async def start(self) -> None:
         """Load the checkpoint, with progress on stderr. Raises ConfigError for one that is damaged or does not fit."""
         config = self._config
+        self._default_sampling = await asyncio.to_thread(read_default_sampling, config)
         self._harmony = harmony = await Harmony.load(config.harmony)
         runner, _ = await asyncio.gather(asyncio.to_thread(self._load), harmony.prepare_grammar_compiler())
         self._model = replace(self._model, context_tokens=runner.context_tokens)
@@ -93,7 +102,7 @@ class GptOss(Inference):
         generation."""
         engine, harmony = self._require_started(request)
         refuse_engine_options(request)
-        sampling = request_to_sampling(request, self._config)
+        sampling = request_to_sampling(request, self._default_sampling)
         prompt = await harmony.render_prompt(request)
         tenant = share_of_salt(request.cache_salt)
         matcher = None if prompt.grammar is None else await harmony.build_matcher(prompt.grammar, tenant)
@@ -122,6 +131,10 @@ class GptOss(Inference):
     async def used_effort(self, request: ChatRequest) -> Effort | None:
         """Return the effort of the system message."""
         return self._config.harmony.used_effort(request.reasoning_effort)
+
+    async def default_sampling(self, model: str) -> DefaultSampling | None:
+        """Return the sampling of the run config, or of the checkpoint's authors."""
+        return self._default_sampling
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the number of tokens of the prompt that `chat` would send to the model."""
@@ -159,13 +172,36 @@ class GptOss(Inference):
         return runner
 
 
-def request_to_sampling(request: ChatRequest, config: GptOss.Config) -> RowSampling:
+def read_default_sampling(config: GptOss.Config) -> DefaultSampling:
+    """Return the sampling of requests without their own. Raises ConfigError for a generation_config.json that cannot be
+    read."""
+    file = config.path.expanduser() / GENERATION_CONFIG
+    defaults: dict[str, Any] = {}
+    if file.is_file():
+        try:
+            defaults = json.loads(file.read_bytes())
+            sampling = _SAMPLING_ADAPTER.validate_python(
+                {name: defaults[name] for name in ("temperature", "top_p") if defaults.get(name) is not None}
+            )
+        except (OSError, ValueError, AttributeError) as exc:
+            raise ConfigError(f"{file} cannot be read: {exc}") from exc
+    else:
+        sampling = DefaultSampling()
+    if defaults.get("do_sample") is False:
+        sampling = DefaultSampling(temperature=0.0)
+    return DefaultSampling(
+        sampling.temperature if config.temperature is None else config.temperature,
+        sampling.top_p if config.top_p is None else config.top_p,
+    )
+
+
+def request_to_sampling(request: ChatRequest, defaults: DefaultSampling) -> RowSampling:
     """Return the request's sampling with every field resolved. Raises InvalidRequest for a `logit_bias` of no token."""
     temperature, top_p, top_k = request.temperature, request.top_p, request.top_k
     return RowSampling(
         seed=secrets.randbits(63) if request.seed is None else request.seed,
-        temperature=config.temperature if temperature is None else temperature,
-        top_p=config.top_p if top_p is None else top_p,
+        temperature=defaults.temperature if temperature is None else temperature,
+        top_p=defaults.top_p if top_p is None else top_p,
         top_k=max(top_k or 0, 0),
         min_p=request.min_p or 0.0,
         presence_penalty=request.presence_penalty or 0.0,

@@ -32,9 +32,12 @@ class RequestInferences:
         self._models = models
         self._summary_model = summary_model
 
-    async def with_used_reasoning(self, request: CreateResponse, chat: ChatRequest) -> CreateResponse:
-        """Return the request with the reasoning options that have an effect: the effort that the model is shown, as far
-        as its provider knows, and the turns whose reasoning it is sure to be shown. Else return it unchanged."""
+    async def with_used_options(self, request: CreateResponse, chat: ChatRequest) -> CreateResponse:
+        """Return the request with the options that have an effect, as far as the model's provider knows: its default
+        sampling, the effort that the model is shown, and the turns whose reasoning it is sure to be shown. Else return
+        it unchanged."""
+        if request.temperature is None or request.top_p is None:
+            request = await self._with_default_sampling(request)
         used: dict[str, Any] = {}
         if (effort := await self._inference.used_effort(chat)) is not None:
             used["effort"] = effort
@@ -44,6 +47,15 @@ class RequestInferences:
             return request
         reasoning = (request.reasoning or ReasoningOptions()).model_copy(update=used)
         return request.model_copy(update={"reasoning": reasoning})
+
+    async def _with_default_sampling(self, request: CreateResponse) -> CreateResponse:
+        sampling = await self._inference.default_sampling(request.model)
+        if sampling is None:
+            return request
+        values = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        return request.model_copy(
+            update={name: value for name, value in values.items() if getattr(request, name) is None}
+        )
 
     async def prefill(self, chat: ChatRequest) -> Usage:
         """Let the model's engine cache the prompt of the chat, and return the tokens that it read: none where the

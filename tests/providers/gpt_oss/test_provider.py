@@ -2,17 +2,20 @@
 
 import asyncio
 import io
+import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from apis.chat import ChatRequest, Message
 from apis.errors import ConfigError, InvalidRequest
+from apis.inference import DefaultSampling
 from providers.inference.gpt_oss.checkpoint.checkpoint import Progress
 from providers.inference.gpt_oss.checkpoint.loading import GIB, LoadingReport
-from providers.inference.gpt_oss.provider import GptOss, request_to_sampling
+from providers.inference.gpt_oss.provider import GptOss, read_default_sampling, request_to_sampling
 from providers.inference.harmony.render import HarmonyOptions
 from tests.conformance.inference import LAWS, Law, Subject
 from tests.support.models import tiny_lessons as known
@@ -68,15 +71,43 @@ async def test_law(law: Law, tiny: GptOss) -> None:
 
 
 def test_fields_that_a_request_omits_are_the_configs() -> None:
-    sampling = request_to_sampling(request(temperature=None), config(temperature=0.5, top_p=0.9))
+    sampling = request_to_sampling(request(temperature=None), DefaultSampling(0.5, 0.9))
     assert (sampling.temperature, sampling.top_p) == (0.5, 0.9)
     assert (sampling.top_k, sampling.min_p, sampling.logprobs) == (0, 0.0, None)
-    assert request_to_sampling(request(), config()).seed != request_to_sampling(request(), config()).seed
+    assert (
+        request_to_sampling(request(), DefaultSampling()).seed != request_to_sampling(request(), DefaultSampling()).seed
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "fields", "expected"),
+    [
+        ({"temperature": 0.25, "top_p": 0.5}, {}, DefaultSampling(0.25, 0.5)),
+        ({"temperature": 0.25, "top_p": 0.5}, {"temperature": 1.5}, DefaultSampling(1.5, 0.5)),
+        ({"temperature": None, "eos_token_id": [1]}, {}, DefaultSampling(1.0, 1.0)),
+        ({"do_sample": False, "temperature": 0.7}, {}, DefaultSampling(0.0, 1.0)),
+        (None, {"top_p": 0.9}, DefaultSampling(1.0, 0.9)),
+    ],
+)
+def test_defaults_are_those_of_the_checkpoints_authors(
+    written: Any, fields: dict[str, Any], expected: DefaultSampling, tmp_path: Path
+) -> None:
+    """G-A13: unless the run config sets others."""
+    if written is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(written))
+    assert read_default_sampling(GptOss.Config(path=tmp_path, **fields)) == expected
+
+
+def test_defaults_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    """G-A13: at the start."""
+    (tmp_path / "generation_config.json").write_text('{"temperature": "warm"}')
+    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read"):
+        read_default_sampling(GptOss.Config(path=tmp_path))
 
 
 def test_fields_of_a_request_are_taken() -> None:
     fields = {"top_p": 0.0, "top_k": 7, "seed": -1, "logprobs": True, "logit_bias": {"5": 2.5}}
-    sampling = request_to_sampling(request(**fields), config())
+    sampling = request_to_sampling(request(**fields), DefaultSampling())
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0, 0.0, 7, -1)
     assert sampling.logprobs == 0
     assert sampling.logit_bias == {5: 2.5}
@@ -85,7 +116,7 @@ def test_fields_of_a_request_are_taken() -> None:
 @pytest.mark.parametrize("bias", [{"x": 1}, {"201088": 1}, {"-1": 1}, {"1": 101}, {"²": 1}])
 def test_a_bias_of_no_token_is_refused(bias: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        request_to_sampling(request(logit_bias=bias), config())
+        request_to_sampling(request(logit_bias=bias), DefaultSampling())
     assert caught.value.param == "logit_bias"
 
 
