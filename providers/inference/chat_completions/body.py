@@ -248,17 +248,17 @@ def _split_tokens_across_parts(messages: Sequence[dict[str, Any]]) -> None:
 
 
 def _build_tools(request: ChatRequest, dialect: ChatDialect) -> list[dict[str, Any]]:
-    """Build the tools as functions; of `allowed_tools` only the allowed ones, because only OpenAI's server knows that
-    choice.
+    """Build the tools as functions. Where one of the `allowed_tools` is required, only those, because servers do not
+    know that choice; else all, so that the beginning of the prompt stays the same: the caller refuses other calls.
 
     vLLM enforces the schema of a forced call only for strict functions, so `strict` is set where the request leaves it
     open.
     """
     tools = require_plain_tools(request.tools)
-    if isinstance(request.tool_choice, ChatAllowedTools):
-        allowed = {tool.name for tool in request.tool_choice.allowed_tools.tools}
-        tools = [tool for tool in tools if tool.name in allowed]
     choice = request.tool_choice
+    if isinstance(choice, ChatAllowedTools) and choice.allowed_tools.mode == "required":
+        allowed = {tool.name for tool in choice.allowed_tools.tools}
+        tools = [tool for tool in tools if tool.name in allowed]
     mode = choice.allowed_tools.mode if isinstance(choice, ChatAllowedTools) else choice
     forced = mode == "required" or isinstance(mode, NamedFunction)
     strict = forced and dialect.engine == "vllm"

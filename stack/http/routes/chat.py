@@ -1,5 +1,6 @@
 """/v1/chat/completions: the Chat Completions API over the same Inference, streamed or whole."""
 
+import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -15,7 +16,7 @@ from pydantic import BaseModel, Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.chat import ChatRequest, refuse_unsafe_engine_options
+from apis.chat import ChatAllowedTools, ChatRequest, refuse_unsafe_engine_options
 from apis.deltas import (
     Delta,
     DeltaBatch,
@@ -72,6 +73,11 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
     fields = {name: getattr(request, name) for name in ChatRequest.model_fields}
     fields["cache_root"], fields["is_streamed"] = None, request.stream
+    if isinstance(request.tool_choice, ChatAllowedTools) and request.tool_choice.allowed_tools.mode == "auto":
+        # here nothing refuses the calls of other tools, as responses do
+        allowed = {tool.name for tool in request.tool_choice.allowed_tools.tools}
+        fields["tools"] = [tool for tool in request.tools or () if tool.name in allowed]
+        fields["tool_choice"] = "auto"
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
     chat = await inline_images(ChatRequest.model_validate(fields), services.stack.fetcher)
     await check_chat(chat, context.tenant)
@@ -150,7 +156,7 @@ class _DrainedChat:
             case _:
                 assert_never(delta)
 
-    def build_message(self) -> dict[str, Any]:
+    def build_message(self, finish: Finish) -> dict[str, Any]:
         """Return the assistant's message of a completion."""
         message: dict[str, Any] = {
             "role": "assistant",
@@ -161,7 +167,8 @@ class _DrainedChat:
             message["reasoning"] = message["reasoning_content"] = "".join(self.reasoning)
         if self.calls:
             message["tool_calls"] = [
-                _build_tool_call(start, "".join(arguments)) for start, arguments in self.calls.values()
+                _build_tool_call(start, text if start.custom else _complete_arguments(start.name, text, finish))
+                for start, text in ((start, "".join(pieces)) for start, pieces in self.calls.values())
             ]
         return message
 
@@ -178,6 +185,7 @@ class _CompletionBuilder:
             "model": model,
         }
         self._call_indexes: dict[str, int] = {}
+        self._functions: dict[str, tuple[str, list[str]]] = {}
         self._has_begun = False
 
     async def stream_chunks(
@@ -193,6 +201,8 @@ class _CompletionBuilder:
         self._has_begun = True
         self._request_record.add_streamed(deltas)
         for delta in deltas:
+            if isinstance(delta, Finish):
+                chunks += self._complete_calls(delta)
             chunks.append(self._delta_to_chunk(delta))
             if isinstance(delta, Finish):
                 self._request_record.record_usage(self._model, delta.usage)
@@ -213,7 +223,7 @@ class _CompletionBuilder:
         self._request_record.record_usage(self._model, drained.finish.usage)
         choice = {
             "index": 0,
-            "message": drained.build_message(),
+            "message": drained.build_message(drained.finish),
             "finish_reason": drained.finish.reason,
             "logprobs": _build_logprobs(drained.logprobs),
         }
@@ -226,6 +236,15 @@ class _CompletionBuilder:
             }
         )
 
+    def _complete_calls(self, finish: Finish) -> list[ChatCompletionChunk]:
+        """Return the chunks of arguments that the model left out. Raises UpstreamError for those that are no JSON."""
+        chunks: list[ChatCompletionChunk] = []
+        for call_id, (name, pieces) in self._functions.items():
+            text = "".join(pieces)
+            if (whole := _complete_arguments(name, text, finish)) != text:
+                chunks.append(self._delta_to_chunk(ToolArgumentsDelta(call_id, whole)))
+        return chunks
+
     def _delta_to_chunk(self, delta: Delta) -> ChatCompletionChunk:
         match delta:
             case TextDelta():
@@ -237,8 +256,12 @@ class _CompletionBuilder:
                 return self._build_chunk({"refusal": delta.text})
             case ToolCallStart():
                 index = self._call_indexes[delta.id] = len(self._call_indexes)
+                if not delta.custom:
+                    self._functions[delta.id] = delta.name, []
                 return self._build_chunk({"tool_calls": [{"index": index, **_build_tool_call(delta, "")}]})
             case ToolArgumentsDelta():
+                if delta.id in self._functions:
+                    self._functions[delta.id][1].append(delta.text)
                 # the SDK has no delta for a custom call's input: it goes into the arguments of a function
                 call = {"index": self._call_indexes[delta.id], "function": {"arguments": delta.text}}
                 return self._build_chunk({"tool_calls": [call]})
@@ -271,6 +294,24 @@ class _CompletionBuilder:
 def _continue_text(delta: TextDelta | ReasoningDelta) -> str:
     """Return the text of a delta. A completion has one message: what the model wrote as several is in lines."""
     return f"\n{delta.text}" if delta.begins_message else delta.text
+
+
+def _complete_arguments(name: str, arguments: str, finish: Finish) -> str:
+    """Return the arguments of a function's call, which are an empty object where the model wrote none. Raises
+    UpstreamError for those of a whole call that are no JSON: a client would fail on them. A call that was cut off stays
+    as it is."""
+    if finish.reason in ("length", "content_filter"):
+        return arguments
+    if not arguments.strip():
+        return "{}"
+    try:
+        orjson.loads(arguments)
+    except ValueError:
+        try:
+            json.loads(arguments)  # escapes of lone surrogates are JSON, but orjson refuses them
+        except (ValueError, RecursionError):
+            raise UpstreamError(f"The model called '{name}' with arguments that are not JSON.") from None
+    return arguments
 
 
 def _build_tool_call(start: ToolCallStart, text: str) -> dict[str, Any]:

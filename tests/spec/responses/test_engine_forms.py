@@ -7,7 +7,10 @@ completions, whole and streamed.
 import json
 from typing import Any
 
+import pytest
+
 from tests.support.servers.engine_answers import (
+    CHAT_TOOLS,
     FAILED,
     HELLO,
     A,
@@ -21,6 +24,7 @@ from tests.support.servers.engine_answers import (
     entry,
     events,
     pieces,
+    said,
     whole_body,
 )
 from tests.support.servers.upstream_server import CUT, DONE, Chunk, call_chunk, delta_chunk, event
@@ -323,3 +327,31 @@ async def test_usage_that_is_text_is_counted() -> None:
         response = await stack.client.responses.create(model="fake-model", input="hi", store=False)
     assert response.usage is not None
     assert (response.usage.input_tokens, response.usage.output_tokens) == (5, 7)
+
+
+@pytest.mark.parametrize("arguments", ['{"q":}', '{"q":"a'])
+async def test_broken_arguments_are_no_whole_call_of_a_chat_completion(arguments: str) -> None:
+    """G-A5: no client could parse them. A call that the limit cut off is incomplete, as it stands."""
+    async with doors() as stack:
+        outcomes = await stack.ask(pieces(entry("lookup", arguments, index=0)))
+        assert [outcomes[door].status for door in ("chat", "chat streamed")] == ["failed"] * 2
+        assert "lookup" in outcomes["chat"].error
+        outcomes = await stack.ask(pieces(entry("lookup", arguments, index=0), reason="length"))
+        cut = Outcome("incomplete", calls=(("lookup", arguments),))
+        assert [outcomes[door] for door in ("chat", "chat streamed")] == [cut] * 2
+
+
+async def test_tools_that_are_not_allowed_now_stay_in_the_prompt_of_a_response() -> None:
+    """D11: its beginning is in the engine's cache. Chat completions, which refuse no call, offer the allowed ones."""
+    named = {"type": "function", "name": "lookup"}
+    async with doors() as stack:
+        await stack.ask(said("stop"), tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [named]})
+        sent = stack.upstream.chats[0].json
+        assert [tool["function"]["name"] for tool in sent["tools"]] == ["lookup", "weather", "ping"]
+        assert sent["tool_choice"] == "auto"
+        create: Any = stack.client.chat.completions.create
+        allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "lookup"}}]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        messages = [{"role": "user", "content": "hi"}]
+        await create(model="fake-model", messages=messages, tools=CHAT_TOOLS, tool_choice=choice)
+        assert [tool["function"]["name"] for tool in stack.upstream.chats[-1].json["tools"]] == ["lookup"]

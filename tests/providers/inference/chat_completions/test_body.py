@@ -216,7 +216,7 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
             {"type": "function", "function": {"name": "sh"}},
             ["f", "g", "sh"],
         ),
-        (allowed("auto", {"type": "function", "function": {"name": "g"}}), "auto", ["g"]),
+        (allowed("auto", {"type": "function", "function": {"name": "g"}}), "auto", ["f", "g", "sh"]),
         (allowed("required", {"type": "custom", "custom": {"name": "sh"}}), "required", ["sh"]),
     ],
 )
