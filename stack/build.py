@@ -98,7 +98,7 @@ def _check_shared_use(config: StackConfig, provider: Provider) -> None:
 def confinement_lines(stack: Stack) -> list[str]:
     """Return a line for each provider that runs untrusted programs or parses untrusted files: what holds them."""
     holds = {path: provider.confinement() for path, provider in stack.providers_by_path.items()}
-    return [f"{path:<14}{line}" for path, line in holds.items() if line is not None]
+    return align_lines({path: line for path, line in holds.items() if line is not None})
 
 
 def machine_lines(stack: Stack) -> list[str]:
@@ -106,7 +106,15 @@ def machine_lines(stack: Stack) -> list[str]:
     if not stack.kv_store.spans_machines:
         return []
     states = {path: provider.machine_bound_state() for path, provider in stack.providers_by_path.items()}
-    return [f"{path:<14}not shared by machines: {state}" for path, state in states.items() if state is not None]
+    return align_lines(
+        {path: f"not shared by machines: {state}" for path, state in states.items() if state is not None}
+    )
+
+
+def align_lines(lines: Mapping[str, str]) -> list[str]:
+    """Return each line behind its name, all from one column on."""
+    width = max((12, *map(len, lines))) + 2
+    return [f"{name:<{width}}{line}" for name, line in lines.items()]
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 import os
 import shutil
+import stat
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +53,15 @@ def build_proc_options() -> list[str]:
 def is_below_usr(path: str) -> bool:
     """Return whether the path leads into /usr."""
     return Path(path).resolve().is_relative_to("/usr")
+
+
+def find_closed_folder(path: Path) -> Path | None:
+    """Return the first folder on the way to a path that other users must not enter."""
+    for folder in reversed(path.absolute().parents):
+        with suppress(OSError):
+            if not folder.stat().st_mode & stat.S_IXOTH:
+                return folder
+    return None
 
 
 @contextmanager

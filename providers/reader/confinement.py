@@ -12,7 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from apis.confinement.bubblewrap import BubblewrapUnavailable, build_isolation_command, open_data_pipe
+from apis.confinement.bubblewrap import (
+    UNPRIVILEGED_UID,
+    BubblewrapUnavailable,
+    build_isolation_command,
+    find_closed_folder,
+    open_data_pipe,
+)
 from apis.confinement.seccomp import parser_filter, sandbox_filter
 from providers.common.processes import limits as limits_module
 from providers.common.processes.child import build_command, build_environment
@@ -48,21 +54,42 @@ class ReaderConfinement:
 def choose_confinement() -> ReaderConfinement:
     """Return the strongest confinement that works on this machine, by trying it. Blocks for 0.1 s, once."""
     readable = _find_readable_paths()
-    for candidate in (_build_bubblewrap(readable), _build_self_confinement(readable)):
-        if candidate is None:
-            continue
+    reason = ""
+    try:
+        candidate = _build_bubblewrap(readable)
         layers, faults = _probe(candidate)
         if layers is not None and not faults:
-            return candidate if candidate.command else _describe_layers(candidate, layers)
+            return candidate
+        reason = _find_bubblewrap_fault(readable, faults)
+    except BubblewrapUnavailable as exc:
+        reason = str(exc)
+    except LookupError:
+        reason = "it knows x86_64 and aarch64 machines only"
+    candidate = _build_self_confinement(readable)
+    if candidate is not None:
+        layers, faults = _probe(candidate)
+        if layers is not None and not faults:
+            return _describe_layers(candidate, layers, reason)
     return ReaderConfinement("files are parsed in a child process that only limits of time and memory hold")
 
 
-def _build_bubblewrap(readable_paths: Sequence[str]) -> ReaderConfinement | None:
-    try:
-        command = build_isolation_command(build_environment(), readable_paths)
-        filter_ = sandbox_filter()
-    except (BubblewrapUnavailable, LookupError):
-        return None
+def _find_bubblewrap_fault(readable_paths: Sequence[str], faults: Sequence[str]) -> str:
+    """Return why bubblewrap does not hold the program here."""
+    if faults:
+        return f"these are possible in it: {', '.join(faults)}"
+    closed = next(filter(None, (find_closed_folder(Path(path)) for path in readable_paths)), None)
+    if os.geteuid() == 0 and closed is not None:
+        return (
+            f"its user {UNPRIVILEGED_UID} must not enter {closed}, where this Python is: install the server where all "
+            "users may read, such as below /opt"
+        )
+    return "it needs unprivileged user namespaces"
+
+
+def _build_bubblewrap(readable_paths: Sequence[str]) -> ReaderConfinement:
+    """Raise BubblewrapUnavailable, or LookupError for an unknown machine."""
+    command = build_isolation_command(build_environment(), readable_paths)
+    filter_ = sandbox_filter()
     command += ["--remount-ro", "/", "--chdir", "/"]
     return ReaderConfinement("files are parsed in bubblewrap with seccomp", command, filter_)
 
@@ -78,8 +105,9 @@ def _build_self_confinement(readable_paths: Sequence[str]) -> ReaderConfinement 
     return ReaderConfinement("", task={"confinement": {"seccomp": filter_, "readable_paths": paths}})
 
 
-def _describe_layers(confinement: ReaderConfinement, layers: Sequence[str]) -> ReaderConfinement:
-    description = f"files are parsed in a child process with {' and '.join(layers)} (bubblewrap does not work here)"
+def _describe_layers(confinement: ReaderConfinement, layers: Sequence[str], reason: str) -> ReaderConfinement:
+    held_by = " and ".join(layers)
+    description = f"files are parsed in a child process with {held_by}, not in bubblewrap: {reason}"
     return ReaderConfinement(description, task=confinement.task)
 
 

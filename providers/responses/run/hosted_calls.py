@@ -12,6 +12,7 @@ from openai.types.responses import ResponseOutputItemDoneEvent
 from apis.errors import StackError, ToolFailed
 from apis.events import EventBatch
 from apis.telemetry import Span, error_type_of
+from providers.responses.events.citations import one_line
 from providers.responses.events.output import ResponseOutput
 from providers.responses.run.tool_span import tool_span
 from providers.responses.tools.call import HostedCall
@@ -95,6 +96,7 @@ class HostedCallRunner:
             failure = ToolFailed("The tool failed on an error of its own.")
         if not done:
             span.fail(error_type)
+            _log.info("a call of the tool %s failed: %s", call.name or call.item_type, one_line(failure.message)[:300])
             events = call.fail(failure)
             self._record_result(call)
             emit(events)

@@ -109,16 +109,26 @@ class FileSearchCall(HostedCall):
         self._tool = tool
         self._queries: list[str] = []
         self._search_results: Sequence[VectorStoreSearchResponse] = ()
+        self._error: ToolFailed | None = None
 
     def item(self, status: str) -> ResponseFileSearchToolCall:
         results = [_result_to_wire(hit) for hit in self._search_results] if status == "completed" else None
-        return ResponseFileSearchToolCall(
+        item = ResponseFileSearchToolCall(
             id=self.id,
             type="file_search_call",
             status=cast(_FileSearchStatus, status),
             queries=self._queries,
             results=results,
         )
+        if self._error is None:
+            return item
+        # a field of ours, as an image that failed has it: the reason, which the model reads too
+        error = {"type": "file_search_error", "code": self._error.code, "message": self._error.message}
+        return item.model_copy(update={"error": error})
+
+    def fail(self, error: ToolFailed) -> EventList:
+        self._error = error
+        return super().fail(error)
 
     def open(self) -> EventList:
         in_progress = ResponseFileSearchCallInProgressEvent(

@@ -1,8 +1,6 @@
 """Commands that start a Python process for untrusted programs: in bubblewrap, or (never by default) unsandboxed."""
 
-import contextlib
 import os
-import stat
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,7 @@ from apis.confinement.bubblewrap import (
     BubblewrapUnavailable,
     build_isolation_command,
     build_proc_options,
+    find_closed_folder,
     is_below_usr,
     open_data_pipe,
 )
@@ -222,7 +221,7 @@ def _find_prefixes(python: Path) -> list[str]:
         raise _interpreter_error(python, [str(python)], f"it does not run: {exc}") from exc
     prefixes = list(dict.fromkeys(output.stdout.split("\n")[:2]))
     for prefix in prefixes:
-        if not is_below_usr(prefix) and (os.geteuid() == 0 and _find_closed_folder(Path(prefix, "lib"))):
+        if not is_below_usr(prefix) and (os.geteuid() == 0 and find_closed_folder(Path(prefix, "lib"))):
             raise _interpreter_error(python, [prefix], "it cannot be read")
         if any(Path(path).is_relative_to(own) for path in (prefix, Path(prefix).resolve()) for own in _OWN_MOUNTS):
             raise SandboxUnavailable(
@@ -234,7 +233,7 @@ def _find_prefixes(python: Path) -> list[str]:
 
 def _interpreter_error(python: Path, paths: Sequence[str], fault: str) -> SandboxUnavailable:
     """Return the error for an interpreter, with the folder that is closed to the sandbox's user where there is one."""
-    closed = next(filter(None, map(_find_closed_folder, (*map(Path, paths), python.resolve()))), None)
+    closed = next(filter(None, map(find_closed_folder, (*map(Path, paths), python.resolve()))), None)
     if os.geteuid() != 0 or closed is None:
         return SandboxUnavailable(f"tool_runtime.python: {python}: {fault}")
     return SandboxUnavailable(
@@ -242,12 +241,3 @@ def _interpreter_error(python: Path, paths: Sequence[str], fault: str) -> Sandbo
         f"{UNPRIVILEGED_UID}, who must not enter {closed}. Make the environment where all users may read, such as "
         "below /opt, with a Python that is there as well"
     )
-
-
-def _find_closed_folder(path: Path) -> Path | None:
-    """Return the first folder on the way to a path that other users must not enter."""
-    for folder in reversed(path.absolute().parents):
-        with contextlib.suppress(OSError):
-            if not folder.stat().st_mode & stat.S_IXOTH:
-                return folder
-    return None

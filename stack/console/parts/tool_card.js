@@ -108,6 +108,7 @@ function WebSearch({ item }) {
 
 function FileSearch({ item }) {
   return html`<p class="quiet">${(item.queries || []).join(" · ")}</p>
+    ${item.error?.message && html`<p class="bad">${item.error.message}</p>`}
     ${(item.results || []).map(
       (result, index) => html`<details key=${index}><summary><b>${result.filename}</b> <span class="quiet tabular">${result.score?.toFixed(2)}</span></summary><${Output} text=${result.text || ""} /></details>`,
     )}`;

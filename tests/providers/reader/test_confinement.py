@@ -13,8 +13,8 @@ from apis.confinement.seccomp import parser_filter, sandbox_filter
 from apis.documents.reader import Document, UnreadableFile
 from providers.fetcher.safe import Safe
 from providers.reader.child import Child
-from providers.reader.confinement import PROGRAM, ReaderConfinement
-from stack.build import confinement_lines, open_stack
+from providers.reader.confinement import PROGRAM, ReaderConfinement, choose_confinement
+from stack.build import align_lines, confinement_lines, open_stack
 from stack.config import StackConfig
 from tests.support.models import documents
 from tests.support.servers.normal_user import can_change_user, normal_user_command, normal_user_environment
@@ -161,3 +161,20 @@ async def test_a_table_of_millions_of_columns_is_refused_at_once() -> None:
 
 def child() -> Child:
     return Child(Child.Config(), None, Safe(Safe.Config()))
+
+
+def test_the_start_says_why_bubblewrap_does_not_hold_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U16: the reason and the remedy, not that it does not work."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    choose_confinement.cache_clear()
+    try:
+        description = choose_confinement().description
+    finally:
+        choose_confinement.cache_clear()
+    assert "not in bubblewrap: the program `bwrap` of bubblewrap was not found; install it" in description
+
+
+def test_lines_of_the_start_are_aligned_to_the_longest_name() -> None:
+    """U17: a long name and its line do not run together."""
+    lines = align_lines({"reader": "a", "tool_runtime.providers.python": "b"})
+    assert lines == ["reader                         a", "tool_runtime.providers.python  b"]

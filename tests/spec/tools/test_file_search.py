@@ -1,6 +1,7 @@
 """The hosted file search through the official SDK: what the model is told, what the client sees, and citations."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -229,13 +230,19 @@ async def test_a_failing_embedder_is_told_to_the_model(tmp_path: Path) -> None:
     + [json.dumps({"queries": given}) for given in (["x"] * 17, ["x" * 4097])],
     ids=lambda text: text[:20],
 )
-async def test_arguments_no_search_can_have_are_told_to_the_model(tmp_path: Path, arguments: str) -> None:
+async def test_arguments_no_search_can_have_are_told_to_the_model(
+    tmp_path: Path, arguments: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """U10: and to the client and the log, in the words that the model got."""
+    caplog.set_level(logging.INFO)
     turns: list[Script] = [[{"call": "file_search", "arguments": arguments}], ANSWER]
     async with filing(tmp_path, *turns) as served:
         store_id = (await served.client.vector_stores.create()).id
         response = await create(served, tools=[tool(store_id)])
         assert "file_search" in told(served)
     assert (response.output[0].status, response.output[0].queries) == ("failed", [])
+    assert response.output[0].error["message"].startswith(("The arguments of `file_search`", "`file_search` needs"))
+    assert "a call of the tool file_search failed: " in caplog.text
 
 
 @pytest.mark.parametrize("arguments", ['{"query": "krill"}', '{"queries": "krill"}'])
