@@ -21,6 +21,7 @@ from apis.live_batch import convert_batch
 from apis.wire.items import Item, output_to_input
 from providers.responses.context.compaction import ResponseCompaction
 from providers.responses.context.conversation import Conversation, ResponseProgress
+from providers.responses.context.token_estimate import measure_chat
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import IncompleteReason, add_usage
 from providers.responses.events.tool_result import ToolResultRecord
@@ -136,7 +137,7 @@ class AgentLoop:
                 raise UpstreamError("The inference server ended its answer without saying why.")
             if events := await self._place_matched_calls(turn):
                 yield events
-            state.usage = add_usage(state.usage, turn.finish.usage)
+            state.usage = add_usage(state.usage, turn.count_usage(turn.finish))
             if self._plan.record_usage is not None:
                 self._plan.record_usage(self.chat, turn.finish.usage)
             if turn.hosted_calls:
@@ -219,14 +220,16 @@ class AgentLoop:
         return events
 
     async def count_unfinished_prompt(self) -> None:
-        """Add the prompt's tokens of a turn that generated something and ended without a finish, where the provider can
-        count them at once. Call it before `close_open_items`."""
+        """Add the prompt's tokens of a turn that generated something and ended without a finish: an estimate, where the
+        provider cannot count them at once. Call it before `close_open_items`."""
         if self._turn is None or self._turn.finish is not None or not self._turn.delta_count:
             return
+        count = None
         with suppress(StackError, TimeoutError, RuntimeError):  # RuntimeError: the provider is closed
             async with asyncio.timeout(_COUNT_TIMEOUT_S):
                 count = await self._plan.inference.count_tokens(self.chat)
-                self.state.usage = add_usage(self.state.usage, Usage(input_tokens=count))
+        count = measure_chat(self.chat) if count is None else count
+        self.state.usage = add_usage(self.state.usage, Usage(input_tokens=count))
 
     async def _run_requested_calls(self, calls: Sequence[HostedCall]) -> AsyncGenerator[EventBatch]:
         """Run the model's calls as far as the limits allow; the others fail with the reason. The model reads the

@@ -40,6 +40,7 @@ from apis.deltas import (
     TextDelta,
     ToolArgumentsDelta,
     ToolCallStart,
+    Usage,
 )
 from apis.errors import ToolFailed, UpstreamError
 from apis.events import EventList
@@ -183,6 +184,20 @@ class TurnStream:
         count = max(self.delta_count, sum(map(_count_chars, items)) // _CHARS_PER_TOKEN)
         self.delta_count, self._first_index = 0, len(self._output.items)
         return count
+
+    def count_usage(self, finish: Finish) -> Usage:
+        """Return the usage of the ended turn. Where the server does not count the tokens of the reasoning that it sent,
+        they are estimated: its share of the output's characters."""
+        usage = finish.usage
+        items = [item for item in self._output.items[self._first_index :] if item is not None]
+        reasoning = sum(_count_chars(item) for item in items if item.type == "reasoning")
+        if usage.reasoning_tokens or not usage.output_tokens or not reasoning:
+            return usage
+        calls = (*self.hosted_calls.values(), *self.client_calls)
+        others = sum(_count_chars(item) for item in items if item.type != "reasoning")
+        others += sum(len(call.text) for call in calls)
+        share = max(1, round(usage.output_tokens * reasoning / (reasoning + others)))
+        return msgspec.structs.replace(usage, reasoning_tokens=share)
 
     def _end_turn(self, finish: Finish, events: EventList) -> None:
         cut = finish.reason in ("length", "content_filter")

@@ -9,11 +9,19 @@ import pytest
 from openai import InternalServerError, NotFoundError
 
 from providers.inference.scripted import Scripted
+from tests.providers.inference.remote import sent
 from tests.support.laws.stream_laws import check_frames
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import bare, called, create, messages, refusal, responses, stream, wire
 from tests.support.servers.serving import Served, scripted, serving
-from tests.support.servers.upstream_server import CUT, UpstreamServer, text_chunks
+from tests.support.servers.upstream_server import (
+    CUT,
+    UpstreamServer,
+    delta_chunk,
+    error_answer,
+    text_chunks,
+    usage_chunk,
+)
 from tests.support.servers.upstream_server import stream as whole
 
 SLOW = {"wait_s": 0.1}
@@ -325,3 +333,18 @@ async def test_a_response_that_cannot_be_stored_says_so_in_either_way() -> None:
     assert failed.type == "response.failed"
     assert failed.response.error.code == "storage_unavailable"
     assert failed.response.error.message.endswith("Please try again in 1s.")
+
+
+async def test_usage_of_what_did_not_complete_counts_the_prompt_and_the_reasoning_of_every_engine() -> None:
+    """G-A7: an upstream that counts no tokens of a prompt, and none of the reasoning that it sent."""
+    thought = [delta_chunk(reasoning="a" * 30), delta_chunk(content="b" * 10)]
+    answer = whole([*thought, delta_chunk("stop", content=""), usage_chunk(5, 8)])
+    async with UpstreamServer(answer, [*sent(*thought), CUT]) as upstream:
+        upstream.routes["/tokenize"] = error_answer(404, "no")
+        async with serving({"provider": "vllm", "base_url": upstream.base_url}) as served:
+            response = await create(served, model="fake-model")
+            failed = (await stream(served, model="fake-model"))[-1].response
+    assert response.usage.output_tokens_details.reasoning_tokens == 6
+    assert failed.status == "failed"
+    assert failed.usage.input_tokens > 0
+    assert failed.usage.output_tokens >= 2
