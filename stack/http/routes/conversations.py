@@ -1,5 +1,6 @@
 """/v1/conversations: conversations, and the items in them."""
 
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from apis.conversations import (
     ItemListParams,
     UpdateConversation,
 )
+from providers.common.fair_turns import run_long
 from stack.http.answers import deleted_response, list_response, model_response, value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.uploads import read_model, read_query
@@ -51,7 +53,7 @@ async def add_items(http: Request, context: HttpContext, services: Services) -> 
 async def list_items(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, ItemListParams)
     items = await _conversations(services).list_items(_conversation_id(http), params, tenant=context.tenant)
-    return list_response(items.data, has_more=items.has_more)
+    return await run_long(partial(list_response, items.data, has_more=items.has_more))  # items may be large
 
 
 async def get_item(http: Request, context: HttpContext, services: Services) -> Response:
