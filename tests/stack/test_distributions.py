@@ -1,6 +1,10 @@
 """What is shipped to start from: run configs that load, and deployments that agree with them and with the server."""
 
+import os
 import re
+import shlex
+import stat
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any, cast
@@ -89,7 +93,8 @@ def test_every_image_is_pinned(folder: Path) -> None:
         images += [container["image"] for container in template.get("spec", {}).get("containers", [])]
     assert len(images) >= 4
     for image in images:
-        assert re.fullmatch(r"[a-z0-9./-]+:v?\d+\.\d+\.\d+[a-z-]*", image), image
+        pinned = re.sub(r"^\$\{[A-Z]+_IMAGE:-(.*)\}$", r"\1", image)  # a digest may take its place
+        assert re.fullmatch(r"[a-z0-9./-]+:v?\d+\.\d+\.\d+[a-z-]*", pinned), image
 
 
 @each_folder
@@ -176,12 +181,46 @@ def test_redis_has_a_password_and_refuses_writes_before_it_is_killed() -> None:
     """O-C 7: a Redis that outgrows its memory limit is killed, and again while it reads its log."""
     folder = ROOT / "distributions" / "vllm"
     redis = chart(folder).find("StatefulSet", "-redis")["spec"]["template"]["spec"]["containers"][0]
-    arguments = [str(argument) for argument in redis["args"]]
-    for command in (arguments, services(folder)["redis"]["command"]):
-        options = dict(zip(command[1::2], command[2::2], strict=True))
+    for command in (redis["command"], services(folder)["redis"]["command"]):
+        assert command[:2] == ["sh", "-c"]
+        words = shlex.split(command[2].partition(" exec ")[2])
+        options = dict(zip(words[2::2], words[3::2], strict=True))
+        assert words[:2] == ["redis-server", "/run/redis.conf"]
         assert options["--maxmemory-policy"] == "noeviction"
-        assert options["--requirepass"].startswith("$")
         assert options["--maxmemory"] in ("2500mb", "3gb")
+
+
+def test_the_password_of_redis_is_no_argument_and_is_asked_for(tmp_path: Path, unused_tcp_port: int) -> None:
+    """S28: every user of a machine can list the arguments of its processes."""
+    folder = ROOT / "distributions" / "vllm"
+    redis = chart(folder).find("StatefulSet", "-redis")["spec"]["template"]["spec"]["containers"][0]
+    password = "a long 'random' text"
+    for text in (redis["command"][2], services(folder)["redis"]["command"][2].replace("$$", "$")):
+        assert "PASSWORD" not in text
+        script = text.replace("/run/", f"{tmp_path}/") + f" --dir {tmp_path} --port {unused_tcp_port} --bind 127.0.0.1"
+        environment = {**os.environ, "REDISCLI_AUTH": password}
+        with subprocess.Popen(["sh", "-c", script], env=environment, stdout=subprocess.DEVNULL) as process:
+            try:
+                cli = ["redis-cli", "-p", str(unused_tcp_port), "ping"]
+                while (
+                    said := subprocess.run(cli, env=environment, capture_output=True, check=False).stdout
+                ) != b"PONG\n":
+                    assert process.poll() is None, said
+                assert password not in Path(f"/proc/{process.pid}/cmdline").read_text()
+                strange = {name: value for name, value in environment.items() if name != "REDISCLI_AUTH"}
+                assert b"NOAUTH" in subprocess.run(cli, env=strange, capture_output=True, check=False).stdout
+            finally:
+                process.terminate()
+    assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
+
+
+@each_folder
+def test_containers_have_no_more_of_the_machine_than_they_need(folder: Path) -> None:
+    """S28: no namespace of the host, no privilege to gain, and no capability but where a GPU's driver is used."""
+    for name, service in services(folder).items():
+        assert not {"ipc", "pid", "network_mode", "privileged"} & service.keys()
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert name == "vllm" or service["cap_drop"] == ["ALL"]
 
 
 def test_images_install_the_versions_that_were_tested() -> None:

@@ -63,9 +63,14 @@ MEASURED: dict[str, Any] = {"provider": f"{__name__}:Measured", "turns": TURNS}
 
 def panels() -> Iterator[tuple[str, str]]:
     """The title and the expression of every query of the dashboard."""
-    for panel in DASHBOARD["panels"]:
+    for panel in all_panels():
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"]
+
+
+def all_panels() -> list[dict[str, Any]]:
+    """The panels of the dashboard, those of its closed rows included."""
+    return [each for panel in DASHBOARD["panels"] for each in (panel, *panel.get("panels", ()))]
 
 
 def filled(expression: str) -> str:
@@ -126,17 +131,25 @@ async def test_every_metric_that_is_watched_exists() -> None:
 
 
 def test_the_dashboard_is_one_that_grafana_loads() -> None:
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    ids = [panel["id"] for panel in all_panels()]
     assert len(ids) == len(set(ids)) >= 20
     assert DASHBOARD["uid"] == "responses-stack"
     assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "job"}
     places: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
+    for panel in all_panels():
         box = panel["gridPos"]
         cells = {(box["x"] + dx, box["y"] + dy) for dx in range(box["w"]) for dy in range(box["h"])}
         assert not cells & places, panel["title"]
         assert box["x"] + box["w"] <= 24
         places |= cells
+
+
+def test_what_only_one_engine_has_is_in_a_closed_row() -> None:
+    """U30: half a row of blank panels is no sight for those with a vLLM behind."""
+    for panel in all_panels():
+        if any("stack_inference_" in target["expr"] for target in panel.get("targets", ())):
+            assert panel not in DASHBOARD["panels"], panel["title"]
+    assert [row["collapsed"] for row in DASHBOARD["panels"] if row.get("panels")] == [True]
 
 
 def test_the_compose_file_joins_the_parts() -> None:
