@@ -224,7 +224,7 @@ class BatchWorkers:
         try:
             await work()
         except LeaseLost:
-            _log.info("a part of %s is another worker's now", batch_id)
+            _log.info("a part of %s has ended, or another worker has it now", batch_id)
         except StackError as exc:
             _log.warning("a part of %s is done again later: %s", batch_id, exc.message)
 

@@ -11,9 +11,9 @@ class ProcessCounter:
         self.about = about
         self.count = 0
 
-    def add(self) -> None:
-        """Count one."""
-        self.count += 1
+    def add(self, count: int = 1) -> None:
+        """Count one, or several at once."""
+        self.count += count
 
 
 DAMAGED_RECORDS: Final = ProcessCounter(
@@ -23,4 +23,7 @@ DAMAGED_RECORDS: Final = ProcessCounter(
 WATCHER_FAILURES: Final = ProcessCounter(
     "stack_watcher_failures_total", "Failures of background work, which was started again after a pause."
 )
-PROCESS_COUNTERS: Final = (DAMAGED_RECORDS, WATCHER_FAILURES)
+HARMONY_REPAIRS: Final = ProcessCounter(
+    "stack_harmony_repairs_total", "Places where a model's Harmony deviated from its format and was corrected."
+)
+PROCESS_COUNTERS: Final = (DAMAGED_RECORDS, WATCHER_FAILURES, HARMONY_REPAIRS)

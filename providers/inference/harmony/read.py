@@ -4,12 +4,14 @@ A message is a header up to `<|message|>`, then a body up to a token that ends i
 a header that is not one was text, a body without an end is ended by the next header.
 """
 
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from apis.chat import ChatRequest
 from apis.deltas import Delta, Finish, FinishReason, TokenLogprob, Usage
+from providers.common.counters import HARMONY_REPAIRS
 from providers.inference.harmony.bodies import CallBody, DeltaBuffer, IgnoredBody, MessageBody, TextBody
 from providers.inference.harmony.header import (
     HarmonyHeader,
@@ -29,6 +31,8 @@ from providers.inference.harmony.vocabulary import (
     START,
     Vocabulary,
 )
+
+_log = logging.getLogger(__name__)
 
 MAX_HEADER_TOKENS: Final = 256
 MAX_UNMARKED_BYTES: Final = {False: 32, True: 160}
@@ -98,6 +102,9 @@ class HarmonyReader:
             return []
         self._is_finished = True
         self._interrupt(at_end=True, reason=reason)
+        if self.repair_count:
+            HARMONY_REPAIRS.add(self.repair_count)
+            _log.debug("an answer in Harmony needed %d corrections", self.repair_count)
         usage = Usage(input_tokens, self.output_tokens, cached_tokens, self.reasoning_tokens)
         reason_: FinishReason = (
             "length" if self._was_cut_off else "tool_calls" if self._has_call and reason == "stop" else reason

@@ -150,7 +150,7 @@ class RunExecutor:
             if error is not None:
                 await self.end_from_log(claimed_run, "failed", error)
         except LeaseLost:
-            _log.info("response %s is another worker's now", claimed_run.ref.id)
+            _log.info("response %s has ended, or another worker has it now", claimed_run.ref.id)
         except (asyncio.CancelledError, StoreUnavailable) as exc:
             with suppress(StackError, LeaseLost):
                 await self._leave(claimed_run, is_ending=isinstance(exc, asyncio.CancelledError) and self.is_draining)

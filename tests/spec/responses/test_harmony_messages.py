@@ -3,8 +3,10 @@
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import aiohttp
 import pytest
 
+from providers.common.counters import HARMONY_REPAIRS
 from providers.inference.harmony.vocabulary import load_vocabulary
 from tests.support.models import token_functions
 from tests.support.sdk.requests import create, stream
@@ -73,6 +75,20 @@ async def test_two_answers_are_two_messages(served: Served) -> None:
         async for chunk in await served.client.chat.completions.create(model=MODEL, messages=messages, stream=True)
     ]
     assert "".join(pieces) == "Yes.\nNo."
+
+
+async def test_corrections_are_counted(served: Served) -> None:
+    """G-A14: on `/metrics`."""
+    before = HARMONY_REPAIRS.count
+    await create(served, model=MODEL, input="hi")
+    assert HARMONY_REPAIRS.count == before
+    response = await create(served, model=MODEL, input="bare")
+    assert response.output_text == "Hello there!"
+    assert HARMONY_REPAIRS.count > before
+    async with aiohttp.ClientSession() as session, session.get(f"{served.url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    (shown,) = (float(line.split()[-1]) for line in lines if line.startswith("stack_harmony_repairs_total "))
+    assert shown >= HARMONY_REPAIRS.count - before
 
 
 async def test_summaries_follow_each_thought(served: Served) -> None:

@@ -18,6 +18,7 @@ SCRIPTS: Final[Mapping[str, str]] = {
     "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary<|message|>"
     "I look again.<|end|><|start|>assistant"
     '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>',
+    "bare": "<|channel|>final Hello there!<|return|>",
     "both": "<|channel|>final<|message|>Yes.<|end|><|start|>assistant<|channel|>final<|message|>No.<|return|>",
     "endless": "<|channel|>analysis<|message|>",
 }
