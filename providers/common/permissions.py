@@ -9,8 +9,8 @@ from typing import Final, cast
 
 from pydantic import BaseModel
 
-from apis.accounts.accounts import Accounts, Caller
-from apis.errors import ModelNotFound, Unauthorized
+from apis.accounts.accounts import Caller
+from apis.errors import ModelNotFound
 from apis.inference import Inference, ModelNames
 
 _ITEM_FIELDS: Final = ("input", "items")
@@ -69,15 +69,6 @@ def require_tools(caller: Caller, tools: Iterable[tuple[object, str]]) -> None:
             caller.require_tool(tool_type, param)
             environment = getattr(tool, "environment", None)
             caller.settings.require_tool(tool_type, getattr(environment, "type", None), param)
-
-
-async def find_current_caller(accounts: Accounts, tenant: str, key_id: str) -> Caller:
-    """Return the sender of work that was queued, with the rights that its key has now. Raises Unauthorized if the key
-    was revoked or has expired, or its project is archived; and StoreUnavailable."""
-    caller = await accounts.find_caller(tenant, key_id)
-    if caller is None:
-        raise Unauthorized("The API key that sent this request was revoked or has expired.")
-    return caller
 
 
 def _declared_tools(owner: object, prefix: str) -> Iterator[tuple[object, str]]:
