@@ -225,3 +225,18 @@ def test_memory_grows_with_the_contexts_up_to_the_models_own_length() -> None:
     assert two - one == 8192 * model.kv_bytes_per_token
     assert catalogue_needed_bytes(model, ContextMemory(100_000, 1)) == one
     assert one - catalogue_needed_bytes(model, ContextMemory(8192, 1, prompt_cache_mib=0)) == 256 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("smollm2", "smollm2-135m-instruct"),
+        ("SmolLM2-135m", "smollm2-135m-instruct"),
+        ("smolm2-135m-instruct", "smollm2-135m-instruct"),
+        ("gpt-oss", "gpt-oss-20b"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_met_with_the_right_one(text: str, meant: str) -> None:
+    """U28: also its beginning alone."""
+    with pytest.raises(ConfigError, match=f"Did you mean [^?]*{meant}"):
+        parse_reference(text)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -46,7 +47,15 @@ def parse_reference(text: str) -> ModelReference:
     if text.endswith(".gguf") or "/" in text or "\\" in text or text.startswith("~"):
         path = Path(text).expanduser()
         return ModelReference(text, path.stem, path=path)
-    raise ConfigError(f"There is no model '{text}' in the catalogue: {', '.join(CATALOGUE)}. {REFERENCE_FORMS}")
+    hint = f" Did you mean {' or '.join(near)}?" if (near := _find_near_names(text)) else ""
+    raise ConfigError(f"There is no model '{text}' in the catalogue: {', '.join(CATALOGUE)}.{hint} {REFERENCE_FORMS}")
+
+
+def _find_near_names(text: str) -> list[str]:
+    """Return the names of the catalogue that begin as the text does, or are nearly it."""
+    name = text.strip().lower()[:64]
+    beginning = [each for each in CATALOGUE if name and each.startswith(name)]
+    return beginning[:3] or get_close_matches(name, CATALOGUE, n=2, cutoff=0.6)
 
 
 def part_paths(path: Path) -> list[Path]:
