@@ -9,21 +9,19 @@ from apis.errors import StoreUnavailable
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost, release_lease_of
 from tests.conformance.kv_store import Backend
+from tests.support.forwarding_store import ForwardingStore
 
 LEASE_S = 0.4
 KEY = "/lease/t"
 
 
-class LossyStore(KVStore):
+class LossyStore(ForwardingStore):
     """Another client of a store that loses requests, or acknowledgements of writes that happened."""
 
     def __init__(self, store: KVStore) -> None:
-        self._store = store
+        super().__init__(store)
         self.lost_requests = 0
         self.lost_acknowledgements = 0
-
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        return await self._store.get_many(keys)
 
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
         if self.lost_requests:
@@ -34,26 +32,6 @@ class LossyStore(KVStore):
             self.lost_acknowledgements -= 1
             raise StoreUnavailable("the acknowledgement was lost")
         return versions
-
-    async def scan(
-        self,
-        prefix: str,
-        *,
-        after: str = "",
-        before: str = "",
-        limit: int = 1000,
-        reverse: bool = False,
-        max_bytes: int | None = None,
-    ) -> list[tuple[str, Entry]]:
-        return await self._store.scan(
-            prefix, after=after, before=before, limit=limit, reverse=reverse, max_bytes=max_bytes
-        )
-
-    async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]:
-        return await self._store.measure(prefix, after=after)
-
-    async def sweep(self) -> int:
-        return await self._store.sweep()
 
 
 class Holders:

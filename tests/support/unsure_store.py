@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from typing import Final
 
 from apis.errors import StoreUnavailable
-from apis.storage.kv_store import Entry, KVStore, Op, Put
+from apis.storage.kv_store import KVStore, Op, Put
+from tests.support.forwarding_store import ForwardingStore
 
 OUTCOMES: Final = ("applied", "lost", "late", "cancelled")
 
 
-class UnsureStore(KVStore):
+class UnsureStore(ForwardingStore):
     """Passes everything to `store`. The first write with a key below `watched_prefix` has the `outcome`: it is
     `applied` or `lost` and raises, is applied and then `cancelled`, or raises and is applied `late`, by `finish`."""
 
     def __init__(self, store: KVStore) -> None:
-        self._store = store
+        super().__init__(store)
         self.watched_prefix = ""
         self.outcome = ""
         self._late_write: tuple[Sequence[Op], bool] | None = None
@@ -45,26 +46,3 @@ class UnsureStore(KVStore):
             task.cancel()
             await asyncio.sleep(0)
         raise StoreUnavailable("The answer was lost.")
-
-    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        return await self._store.get_many(keys)
-
-    async def scan(
-        self,
-        prefix: str,
-        *,
-        after: str = "",
-        before: str = "",
-        limit: int = 1000,
-        reverse: bool = False,
-        max_bytes: int | None = None,
-    ) -> list[tuple[str, Entry]]:
-        return await self._store.scan(
-            prefix, after=after, before=before, limit=limit, reverse=reverse, max_bytes=max_bytes
-        )
-
-    async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]:
-        return await self._store.measure(prefix, after=after)
-
-    async def sweep(self) -> int:
-        return await self._store.sweep()
