@@ -1,9 +1,14 @@
 """Child process of the MiniLM provider: a small BERT (Devlin et al. 2018, as sentence-transformers uses it).
 
 Run as a script with the model's folder as its argument. It writes one line of JSON, `{"dimensions": N}` or `{"error":
-"..."}`, then responds to lines of JSON on stdin, each a list of texts, until stdin ends. A response is a line
-`{"tokens": [...]}` followed by one vector of little-endian float32 per text, or `{"too_long": [position, tokens]}`.
-Nothing of this project is imported here.
+"..."}`, then responds to lines of JSON on stdin until stdin ends:
+
+    {"id": N, "texts": [...]}   begins a batch: `{"passes": P}`, or `{"too_long": [position, tokens]}`
+    {"id": N}                   makes one of its passes: `{}`; the last one `{"tokens": [...]}`, followed by one vector
+                                of little-endian float32 per text
+
+So passes of several batches can take turns. `drop` holds the ids of batches that nobody waits for. Nothing of this
+project is imported here.
 
 A text longer than the model's training length is read in windows; its vector is the normalised sum of the vectors of
 all its tokens, as for a text of one window.
@@ -17,6 +22,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +35,8 @@ FloatTensor = npt.NDArray[np.float32]
 WINDOW_TOKENS = 256
 """Training length of all-MiniLM-L6-v2, including its two special tokens."""
 MAX_TOKENS = 8192
-BATCH_TOKENS = 1024
-"""Tokens per pass through the layers: more is not faster and takes more memory."""
+BATCH_TOKENS = 512
+"""Tokens per pass through the layers: more is hardly faster, takes more memory, and lets others wait."""
 HEAD_WIDTH = 32
 EPSILON = np.float32(1e-12)
 
@@ -146,8 +152,8 @@ class Embedder:
         self._tokenizer.enable_truncation(WINDOW_TOKENS)  # pyright: ignore[reportUnknownMemberType] - untyped kwargs
         self.dimensions = self._bert.dimensions
 
-    def embed(self, texts: Sequence[str]) -> tuple[list[int], FloatTensor]:
-        """Return the number of tokens of each text, and the vectors as rows. Raises TextTooLong."""
+    def begin(self, texts: Sequence[str]) -> "Batch":
+        """Return the texts as tokens in windows. Raises TextTooLong."""
         windows: list[list[int]] = []
         owners: list[int] = []
         tokens: list[int] = []
@@ -159,10 +165,37 @@ class Embedder:
             windows += own
             owners += [position] * len(own)
         sums = np.zeros((len(texts), self.dimensions), dtype=np.float32)
-        for start, end in split_batches(windows):
-            for owner, vectors in zip(owners[start:end], self._bert.token_vectors(windows[start:end]), strict=True):
-                sums[owner] += vectors.sum(axis=0)
-        return tokens, sums / np.linalg.norm(sums, axis=1, keepdims=True)
+        return Batch(windows, owners, tokens, sums, split_batches(windows)[::-1])
+
+    def advance(self, batch: "Batch") -> None:
+        """Make one pass of a batch that has any left."""
+        start, end = batch.passes.pop()
+        vectors = self._bert.token_vectors(batch.windows[start:end])
+        for owner, own in zip(batch.owners[start:end], vectors, strict=True):
+            batch.sums[owner] += own.sum(axis=0)
+
+    def embed(self, texts: Sequence[str]) -> tuple[list[int], FloatTensor]:
+        """Return the number of tokens of each text, and the vectors as rows. Raises TextTooLong."""
+        batch = self.begin(texts)
+        while batch.passes:
+            self.advance(batch)
+        return batch.tokens, batch.vectors()
+
+
+@dataclass
+class Batch:
+    """Texts on their way to vectors: windows of tokens, the text of each, and the passes that are left, the next one
+    last."""
+
+    windows: list[list[int]]
+    owners: list[int]
+    tokens: list[int]
+    sums: FloatTensor
+    passes: list[tuple[int, int]]
+
+    def vectors(self) -> FloatTensor:
+        """Return the vectors as rows, after the last pass."""
+        return self.sums / np.linalg.norm(self.sums, axis=1, keepdims=True)
 
 
 def split_batches(windows: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
@@ -191,13 +224,27 @@ def main() -> None:
     embedder = Embedder(Path(sys.argv[1]))
     embedder.embed(["The first texts would wait for what is set up at its first use."])
     send({"dimensions": embedder.dimensions})
+    batches: dict[int, Batch] = {}
     for line in sys.stdin.buffer:
-        try:
-            tokens, vectors = embedder.embed(json.loads(line))
-        except TextTooLong as exc:
-            send({"too_long": [exc.position, exc.tokens]})
+        message = json.loads(line)
+        number: int = message["id"]
+        for dropped in message.get("drop", ()):
+            batches.pop(dropped, None)
+        if "texts" in message:
+            try:
+                batches[number] = batch = embedder.begin(message["texts"])
+            except TextTooLong as exc:
+                send({"too_long": [exc.position, exc.tokens]})
+            else:
+                send({"passes": len(batch.passes)})
+            continue
+        batch = batches[number]
+        embedder.advance(batch)
+        if batch.passes:
+            send({})
         else:
-            send({"tokens": tokens}, vectors.astype("<f4").tobytes())
+            del batches[number]
+            send({"tokens": batch.tokens}, batch.vectors().astype("<f4").tobytes())
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""Supervisor of the MiniLM child process: starts it when needed, sends it one request at a time, ends it.
+"""Supervisor of the MiniLM child process: starts it when needed, sends it one message at a time, ends it.
 
 A native crash then fails only the current request, not the server. See child.py for the other side.
 """
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import sys
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,24 +35,37 @@ class TooManyTokens(ContextLengthExceeded):
         self.position, self.tokens = position, tokens
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Answer to one message: the number of passes of a batch that was begun, or the vectors after its last one."""
+
+    pass_count: int
+    token_count: int = 0
+    vectors: Sequence["array[float]"] = ()
+
+
 class EmbeddingProcess:
     """One child process at a time. The caller starts it first; one that died is restarted by the next request.
 
-    Requests wait for a turn of `turns`, which has one place. One whose caller leaves before its turn is dropped.
+    Requests wait for a place of `admissions`, and then for a turn for each pass: a short one waits for no long one of
+    another tenant. One whose caller leaves before its turn is dropped.
     """
 
     def __init__(
-        self, folder: Path, threads: int, start_timeout_s: float, answer_timeout_s: float, turns: FairShare
+        self, folder: Path, threads: int, start_timeout_s: float, answer_timeout_s: float, admissions: FairShare
     ) -> None:
         self._folder = folder
         self._threads = threads
         self._start_timeout_s = start_timeout_s
         self._answer_timeout_s = answer_timeout_s
         self._process: asyncio.subprocess.Process | None = None
-        self._turns = turns
+        self._admissions = admissions
+        self._turns = FairShare("passes of the embedding model", 1)
         self._is_closed = False
         self._request_tasks: set[asyncio.Task[Any]] = set()
         self._dimensions = 0
+        self._numbers = itertools.count(1)
+        self._dropped: list[int] = []
 
     async def start(self) -> int:
         """Start the child and return the length of the vectors once the model is loaded. Raises UpstreamError when it
@@ -67,16 +82,38 @@ class EmbeddingProcess:
         await asyncio.gather(*running, return_exceptions=True)
         await self._kill_process()
 
-    async def embed(self, texts: Sequence[str], tenant: str) -> tuple[int, list["array[float]"]]:
+    async def embed(self, texts: Sequence[str], tenant: str) -> tuple[int, Sequence["array[float]"]]:
         """Return the total number of tokens and one vector per text. Raises TooManyTokens, UpstreamError, and
         RateLimited if too many requests of the tenant wait."""
+        with await self._admissions.acquire(tenant):
+            return await self._embed_in_passes(texts, tenant)
+
+    async def _embed_in_passes(self, texts: Sequence[str], tenant: str) -> tuple[int, Sequence["array[float]"]]:
+        number = next(self._numbers)
+        try:
+            begun = await self._make_turn({"id": number, "texts": texts}, tenant)
+            process = self._process
+            for _ in range(begun.pass_count):
+                # another request is served between two passes, which are short
+                answer = await self._make_turn({"id": number}, tenant, process)
+                if answer.vectors:
+                    return answer.token_count, answer.vectors
+            raise UpstreamError("The embedding model gave no vectors.")
+        except BaseException:
+            self._dropped.append(number)
+            raise
+
+    async def _make_turn(
+        self, message: dict[str, Any], tenant: str, process: asyncio.subprocess.Process | None = None
+    ) -> "_Answer":
+        """Exchange one message when it is the tenant's turn; with the process that has begun the batch, if given."""
         turn = await self._turns.acquire(tenant)
-        if self._is_closed:
+        if self._is_closed or (process is not None and process is not self._process):
             turn.release()
             raise UpstreamError("The embedding model was stopped.")
         # The caller may be cancelled at any time; the child's response is read all the same, or the next request would
         # receive it.
-        task = asyncio.create_task(self._embed_in_turn(texts, turn))
+        task = asyncio.create_task(self._exchange_in_turn(message, turn))
         self._request_tasks.add(task)
         task.add_done_callback(self._forget_task)
         return await asyncio.shield(task)
@@ -86,13 +123,13 @@ class EmbeddingProcess:
         if not task.cancelled():
             task.exception()  # retrieved, although the caller may be gone
 
-    async def _embed_in_turn(self, texts: Sequence[str], turn: Place) -> tuple[int, list["array[float]"]]:
+    async def _exchange_in_turn(self, message: dict[str, Any], turn: Place) -> "_Answer":
         with turn:
             if self._process is None:
                 await self._start_process()
             try:
                 async with asyncio.timeout(self._answer_timeout_s):
-                    return await self._exchange(texts)
+                    return await self._exchange(message)
             except TooManyTokens:
                 raise
             except BaseException as exc:
@@ -105,26 +142,29 @@ class EmbeddingProcess:
                     raise UpstreamError("The embedding model stopped. It is started again when it is asked.") from exc
                 raise
 
-    async def _exchange(self, texts: Sequence[str]) -> tuple[int, list["array[float]"]]:
+    async def _exchange(self, message: dict[str, Any]) -> "_Answer":
         assert self._process is not None
         reader, writer = self._process.stdout, self._process.stdin
         assert reader is not None
         assert writer is not None
-        line = await asyncio.to_thread(json.dumps, texts)
+        dropped, self._dropped = self._dropped, []
+        line = await asyncio.to_thread(json.dumps, {**message, "drop": dropped})
         writer.write(line.encode() + b"\n")
         await writer.drain()
-        response = json.loads(await reader.readline() or b"{}")
+        response = json.loads(await reader.readline() or b'{"error": "no answer"}')
         if too_long := response.get("too_long"):
             raise TooManyTokens(*too_long)
+        if "error" in response:
+            raise ValueError(response["error"])
         if "tokens" not in response:
-            raise ValueError(response.get("error", "no answer"))
+            return _Answer(response.get("passes", 0))
         width = 4 * self._dimensions
-        raw = await reader.readexactly(len(texts) * width)
+        raw = await reader.readexactly(len(response["tokens"]) * width)
         vectors = [array("f", raw[start : start + width]) for start in range(0, len(raw), width)]
         if sys.byteorder == "big":
             for vector in vectors:
                 vector.byteswap()
-        return sum(response["tokens"]), vectors
+        return _Answer(0, sum(response["tokens"]), vectors)
 
     async def _start_process(self) -> int:
         pipe = asyncio.subprocess.PIPE

