@@ -147,7 +147,8 @@ class EmbeddingProcess:
         reader, writer = self._process.stdout, self._process.stdin
         assert reader is not None
         assert writer is not None
-        dropped, self._dropped = self._dropped, []
+        dropped = [number for number in self._dropped if number != message["id"]]  # its caller has just left
+        self._dropped = [number for number in self._dropped if number == message["id"]]
         line = await asyncio.to_thread(json.dumps, {**message, "drop": dropped})
         writer.write(line.encode() + b"\n")
         await writer.drain()
