@@ -32,7 +32,7 @@ from providers.batches.records import (
     BatchState,
     BlockCounts,
     BlockRecord,
-    parse_block_name,
+    find_lines,
 )
 from providers.batches.results import LineUsage, add_result, build_result, load_counts, read_usage
 from providers.batches.validation import decode_body, decode_line, splice_fields
@@ -115,6 +115,7 @@ async def claim_block(
     name, block = key.removeprefix(ref.block_prefix), BlockRecord()
     with skipping_damaged(kv, key, "BlockRecord"):
         block = decode_record(entry, BlockRecord)
+    block.first_line, block.line_count = find_lines(name, block)
     if block.begun and block.worker != worker:
         done = (await load_counts(kv, ref, name)).done
         for number in set(block.begun).difference(done):
@@ -136,7 +137,7 @@ class BlockExecution:
         self._claim = claim
         self._gate = gate
         self._limits = limits
-        self._first_line, self._line_count = parse_block_name(claim.name)
+        self._first_line, self._line_count = find_lines(claim.name, claim.block)
         self._counts = BlockCounts()
         self._count_lock = asyncio.Lock()
         self._tasks: dict[asyncio.Task[None], int] = {}

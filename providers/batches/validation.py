@@ -193,12 +193,13 @@ class BatchValidator:
         """Store the lines so far as a block, which no worker claims before the batch is in progress."""
         if not self._block:
             return
-        name = build_block_name(self.line_count - len(self._block) + 1, len(self._block))
+        first_line, line_count = self.line_count - len(self._block) + 1, len(self._block)
+        name = build_block_name(first_line, line_count)
         ttl_s = max(1.0, 2.0 * (self._record.expires_at - self._record.created_at) + 86_400)
         await self._lease.write(
             [
                 Put(f"{self._ref.data_prefix('input')}{name}", b"\n".join(self._block), ttl_s),
-                Put(f"{self._ref.block_prefix}{name}", encode_record(BlockRecord()), ttl_s),
+                Put(f"{self._ref.block_prefix}{name}", encode_record(BlockRecord(first_line, line_count)), ttl_s),
             ]
         )
         self._block, self._block_bytes = [], 0

@@ -204,7 +204,9 @@ class BatchWorkers:
             with ExitStack() as claim_stack:
                 claim_stack.enter_context(place)
                 ref, record, row = waiting[tenant].pop(0)
-                claim = await claim_block(self._kv, ref, record, row, lease_s, self._worker)
+                claim = None
+                with skipping_damaged(self._kv, row[0], "BlockRecord"):
+                    claim = await claim_block(self._kv, ref, record, row, lease_s, self._worker)
                 if claim is not None:
                     self._start_execution(BlockExecution(self._kv, claim, self._gate, self._limits), place)
                     claim_stack.pop_all()

@@ -19,6 +19,7 @@ from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 from providers.batches.execution import BlockExecution, ClaimedBlock, LineGate, LineLimits, claim_block
 from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord, build_block_name, new_batch_ref
+from providers.batches.results import load_all_counts
 from providers.batches.validation import MAX_ERRORS, BatchValidator, splice_fields
 from providers.kv_store.memory import Memory
 from tests.support.sdk.batch_files import batch_line
@@ -363,6 +364,29 @@ async def test_lines_that_the_store_has_damaged_fail(kv: Memory) -> None:
     await execute(kv, await claim(kv, ref, batch), executor)
     assert await results(kv, ref) == ([], ["storage_corrupt"] * 2)
     assert await kv.scan(ref.block_prefix) == []
+
+
+async def test_a_block_of_an_earlier_version_is_executed(kv: Memory) -> None:
+    """B3: its name is a number alone, and its record has the numbers of its lines."""
+    ref, batch = new_batch_ref("t"), state(status="in_progress", total=2)
+    lines = b"\n".join(json.dumps(batch_line(f"{number}")).encode() for number in (5, 6))
+    block = {"first_line": 5, "line_count": 2, "lost_claims": 1}
+    await kv.write(
+        [
+            Put(f"{ref.data_prefix('input')}000001", lines),
+            Put(f"{ref.data_prefix('progress')}000001", encode_record([1, 0, 3, 0, 4, 0, [5]])),
+            Put(f"{ref.block_prefix}000001", encode_record(block)),
+        ]
+    )
+    first = await claim(kv, ref, batch)
+    assert first is not None
+    await first.lease.release()
+    executor = Executor()
+    await execute(kv, await claim(kv, ref, batch, worker="two"), executor)  # a claim leaves the numbers in it
+    assert [fields["input"] for _, fields in executor.executed] == ["6"]
+    assert [key[-6:] async for key, _ in scan_all(kv, ref.data_prefix("output"))] == ["000006"]
+    counts = await load_all_counts(kv, ref)
+    assert (counts.completed, counts.input_tokens, await kv.scan(ref.block_prefix)) == (2, 3, [])
 
 
 async def test_a_tenant_above_its_quota_gets_errors(kv: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
