@@ -3,7 +3,8 @@
 Run as a script with the model's folder as its argument. It writes one line of JSON, `{"dimensions": N}` or `{"error":
 "..."}`, then responds to lines of JSON on stdin until stdin ends:
 
-    {"id": N, "texts": [...]}   begins a batch: `{"passes": P}`, or `{"too_long": [position, tokens]}`
+    {"id": N, "texts": [...]}   begins a batch: `{"passes": P}`, or `{"too_long": [position, tokens]}`; one of
+                                one pass is made at once
     {"id": N}                   makes one of its passes: `{}`; the last one `{"tokens": [...]}`, followed by one vector
                                 of little-endian float32 per text
 
@@ -35,7 +36,7 @@ FloatTensor = npt.NDArray[np.float32]
 WINDOW_TOKENS = 256
 """Training length of all-MiniLM-L6-v2, including its two special tokens."""
 MAX_TOKENS = 8192
-BATCH_TOKENS = 512
+BATCH_TOKENS = 256
 """Tokens per pass through the layers: more is hardly faster, takes more memory, and lets others wait."""
 HEAD_WIDTH = 32
 EPSILON = np.float32(1e-12)
@@ -235,9 +236,10 @@ def main() -> None:
                 batches[number] = batch = embedder.begin(message["texts"])
             except TextTooLong as exc:
                 send({"too_long": [exc.position, exc.tokens]})
-            else:
+                continue
+            if len(batch.passes) > 1:
                 send({"passes": len(batch.passes)})
-            continue
+                continue
         batch = batches[number]
         embedder.advance(batch)
         if batch.passes:

@@ -92,6 +92,8 @@ class EmbeddingProcess:
         number = next(self._numbers)
         try:
             begun = await self._make_turn({"id": number, "texts": texts}, tenant)
+            if begun.vectors:
+                return begun.token_count, begun.vectors
             process = self._process
             for _ in range(begun.pass_count):
                 # another request is served between two passes, which are short
@@ -107,7 +109,8 @@ class EmbeddingProcess:
         self, message: dict[str, Any], tenant: str, process: asyncio.subprocess.Process | None = None
     ) -> "_Answer":
         """Exchange one message when it is the tenant's turn; with the process that has begun the batch, if given."""
-        turn = await self._turns.acquire(tenant)
+        # batches of one pass go before further passes of longer ones
+        turn = await self._turns.acquire(tenant, rank=int(process is not None))
         if self._is_closed or (process is not None and process is not self._process):
             turn.release()
             raise UpstreamError("The embedding model was stopped.")
