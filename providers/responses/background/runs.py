@@ -131,7 +131,7 @@ class RunLease(Lease):
         Nothing is written when the lease is lost."""
         run.handover_count += 1
         put_run = Put(self.ref.run_key, encode_record(run), self._retention_s)
-        put_queue = Put(run.queue_key, b"", 60 * self.lease_s)
+        put_queue = Put(run.queue_key, _queue_value(self.ref), 60 * self.lease_s)
         with suppress(LeaseLost):
             await self.release([put_run, put_queue, *extra_ops])
 
@@ -203,7 +203,7 @@ class Runs:
                 Put(ref.run_key, encode_record(run), retention_s, ABSENT),
                 put_request,
                 *extra_ops,
-                Put(queue_key, b"", rank.window_s or self._limits.queue_timeout_s),
+                Put(queue_key, _queue_value(ref), rank.window_s or self._limits.queue_timeout_s),
                 Put(run.slot_key, ref.id.encode(), retention_s, ABSENT),
             ]
             if await self._kv.write(ops) is not None:
@@ -347,6 +347,11 @@ class Runs:
             entries = await self._kv.get_many(keys)
             orphaned += [ref for (ref, _), entry in zip(batch, entries, strict=True) if entry is None]
         return orphaned
+
+
+def _queue_value(ref: ResponseRef) -> bytes:
+    """Return the value of a key in the queue, by which workers of earlier versions know the run."""
+    return f"{ref.tenant}/{ref.id}".encode()
 
 
 def _queued_ref(key: str) -> ResponseRef:
