@@ -159,9 +159,9 @@ class Accounts(Provider, ABC):
         key was revoked or has expired. Raises StoreUnavailable."""
 
     async def find_owner(self, project_id: str, key_id: str) -> Caller | None:
-        """Return the caller for queued work: with the key of this id, or with the rights of the whole project where
-        `key_id` is empty, because no key was needed, or only a token. None if the key was revoked or has expired, or
-        the project was archived. Raises StoreUnavailable."""
+        """Return the caller for queued work: with the key of this id, or with the settings and limits of its project
+        where `key_id` is empty, because no key was needed, or only a token. None if the key was revoked or has expired,
+        or the project was archived. Raises StoreUnavailable."""
         if key_id:
             return await self.find_caller(project_id, key_id)
         directory = self.directory()

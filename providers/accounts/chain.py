@@ -46,6 +46,12 @@ class ChainedAccounts(Accounts):
                 return caller
         return None
 
+    async def find_owner(self, project_id: str, key_id: str) -> Caller | None:
+        stored = next((each for each in self._providers if isinstance(each, StoredProjects)), None)
+        if key_id or stored is None:
+            return await super().find_owner(project_id, key_id)
+        return await stored.find_owner(project_id, "")
+
     async def load_sign_in(self) -> SignIn | None:
         """Return that of the first provider that has one."""
         for provider in self._providers:

@@ -6,9 +6,10 @@ from typing import Final
 
 from pydantic import ConfigDict, Field
 
-from apis.accounts.accounts import Accounts
+from apis.accounts.accounts import ADMIN_TENANT, Accounts, Caller
 from apis.accounts.administration import Administration
 from apis.accounts.limits import WHOLE_PROJECT
+from apis.accounts.scopes import Grant
 from apis.errors import ConfigError, StorageCorrupt
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, KVStore, Op, Put
@@ -22,7 +23,7 @@ from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.limiter import StoredLimiter
 from providers.accounts.prices import ModelPrice, Prices
 from providers.accounts.project_settings import StoredProjectSettings
-from providers.accounts.project_state import ProjectState
+from providers.accounts.project_state import ProjectState, project_record_keys, read_project
 from providers.accounts.records import SALT_KEY
 from providers.accounts.spending import StoredSpendLimits
 from providers.accounts.usage_log import StoredUsageLog
@@ -139,6 +140,13 @@ class StoredProjects(Accounts):
 
     def cache_salt_secret(self) -> bytes | None:
         return self._organization.salt_secret
+
+    async def find_owner(self, project_id: str, key_id: str) -> Caller | None:
+        if key_id or project_id == ADMIN_TENANT:
+            return await super().find_owner(project_id, key_id)
+        project = read_project(self._kv, project_id, await self._kv.get_many(project_record_keys(project_id)))
+        is_archived = project.project is not None and not project.is_active
+        return None if is_archived else project.build_caller("", Grant(), None)
 
     def _bound_stored_bytes(self, project: ProjectState) -> None:
         """Bound what the tenant may store, as its limits say now."""

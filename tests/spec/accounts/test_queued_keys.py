@@ -74,3 +74,22 @@ async def wait_for_end(served: Served, response_id: str, tenant: str) -> Any:
         while (response := await served.stack.responses.get(response_id, tenant=tenant)).status not in ENDED:  # noqa: ASYNC110 - a server sets no event
             await asyncio.sleep(0.02)
     return response
+
+
+async def test_queued_work_without_a_key_has_the_settings_and_limits_of_its_project() -> None:
+    """S16: the work of a person whose token has ended; an archived project has no such work."""
+    async with serving(more=CHAINED, server={"api_keys": [ROOT]}) as served:
+        organization, accounts = organization_of(served.client), served.stack.accounts
+        project_id, _ = await new_project(organization, {"max_requests_per_1_minute": 7})
+        permissions = organization.projects.hosted_tool_permissions
+        await permissions.update(project_id, web_search={"enabled": False})
+        owner = await accounts.find_owner(project_id, "")
+        await organization.projects.archive(project_id)
+        archived = await accounts.find_owner(project_id, "")
+        unknown = await accounts.find_owner("of-the-issuer", "")
+    assert owner is not None
+    assert (owner.tenant, owner.settings.disabled_tools) == (project_id, ("web_search",))
+    assert [limit.minute_requests for limit in owner.limits.values()] == [7]
+    assert archived is None
+    assert unknown is not None
+    assert unknown.tenant == "of-the-issuer"
