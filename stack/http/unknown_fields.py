@@ -15,6 +15,8 @@ _COMMON_START: Final = 3
 _LONGEST_NAME: Final = 64
 _MAX_NAMES: Final = 64
 """Unknown names of one object that are compared, so that a request with thousands of them costs no more."""
+_OTHER_FIELDS: Final = frozenset(("top_a", "speed"))
+"""Fields of other services that are nearly the name of one of ours."""
 _NESTED_LISTS: Final = ("tools",)
 """Lists of objects whose fields are looked at, too. Those of items are kept as they are."""
 
@@ -32,7 +34,7 @@ def refuse_misspelt_field(fields: Mapping[str, Any], request: BaseModel) -> None
 
 def _find_misspelt(fields: Mapping[str, Any], request: BaseModel, path: str) -> Iterator[tuple[str, str, str]]:
     model = type(request)
-    if model.model_config.get("extra") == "ignore" and (unknown := fields.keys() - _names(model)):
+    if model.model_config.get("extra") == "ignore" and (unknown := fields.keys() - _names(model) - _OTHER_FIELDS):
         for name in sorted(unknown)[:_MAX_NAMES]:
             if (known_name := _find_similar(name, _names(model) - fields.keys())) is not None:
                 yield path, name, known_name

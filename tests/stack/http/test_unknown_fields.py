@@ -50,7 +50,17 @@ async def test_a_misspelt_field_is_refused_with_the_right_name(
 
 async def test_fields_of_clients_and_engines_are_not_taken_for_misspelt_ones(served: Served) -> None:
     """U13: what Codex, LangChain and clients of engines send in addition stays without an effect."""
-    more = {"client_metadata": 1, "min_tokens": 1, "extra": 1, "foo": 1, "id": 1, "thread": 1, "x" * 500: 1}
+    more = {
+        "client_metadata": 1,
+        "min_tokens": 1,
+        "top_a": 0.1,
+        "speed": "fast",
+        "extra": 1,
+        "foo": 1,
+        "id": 1,
+        "thread": 1,
+        "x" * 500: 1,
+    }
     response = await served.client.responses.create(model="scripted", input="hi", extra_body=more)
     assert response.status == "completed"
     completion = await served.client.chat.completions.create(
