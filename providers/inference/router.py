@@ -14,7 +14,15 @@ from apis.chat import ChatRequest
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
-from apis.errors import ModelNotFound, RateLimited, StackError, Unsupported, UpstreamError, UpstreamTimeout
+from apis.errors import (
+    ContextLengthExceeded,
+    ModelNotFound,
+    RateLimited,
+    StackError,
+    Unsupported,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from apis.inference import CALL_ATTEMPTS, LOCAL_HOST, DefaultSampling, Inference, Model, ModelHost, ModelNames
 from apis.provider import Provider
 from apis.wire.base import Effort
@@ -170,7 +178,7 @@ class Router(Inference):
         open_stream: Callable[[Inference, RequestT], AsyncGenerator[T]],
     ) -> AsyncGenerator[T]:
         """Yield the stream of the first provider of the request's model that has an output. Raises the error of the
-        last one that was asked, or of the one before it where that does not support the request."""
+        last one that was asked, or of one before it that failed, where the last one cannot serve such a request."""
         tried: list[Route] = []
         failure: StackError | None = None
         while True:
@@ -193,11 +201,12 @@ class Router(Inference):
                 is_unavailable = not has_output and _is_unavailable(exc)
                 if is_unavailable and not isinstance(exc, ModelNotFound):
                     breaker.record_failure()
-                if failure is not None and isinstance(exc, Unsupported):
-                    raise failure from exc
+                kept = failure if failure is not None and _hides(exc, failure) else None
                 if not is_unavailable or not await self._has_other_provider(request.model, tried):
+                    if kept is not None:
+                        raise kept from exc
                     raise
-                failure = exc
+                failure = kept or exc
                 _log.warning(
                     "%s does not serve %s now: %s Another provider is asked.", name, request.model, exc.message
                 )
@@ -340,6 +349,12 @@ class Router(Inference):
             yield
         except ModelNotFound as exc:
             raise ModelNotFound(model, self._public_models()) from exc
+
+
+def _hides(error: StackError, failure: StackError) -> bool:
+    """Return true for the error of a provider that cannot serve such a request, after the failure of one that can."""
+    is_lack = isinstance(error, Unsupported | ContextLengthExceeded | ModelNotFound)
+    return is_lack and not isinstance(failure, ModelNotFound)
 
 
 def _is_unavailable(error: StackError) -> bool:

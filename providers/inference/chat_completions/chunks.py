@@ -237,8 +237,8 @@ class ChatChunkReader(ChunkReader):
                     and delta.reasoning is None
                     and delta.reasoning_content is None
                     and delta.refusal is None
-                    and delta.thinking is None
-                    and delta.reasoning_details is None
+                    and not delta.thinking
+                    and not delta.reasoning_details
                     and self._finish_reason is None
                 ):
                     deltas.append(TextDelta(content))
@@ -442,8 +442,7 @@ def _is_odd(choice: _ChoiceHead) -> bool:
     return (
         delta is None
         or choice.message is not None
-        or delta.thinking is not None
-        or delta.reasoning_details is not None
+        or (not (delta.reasoning or delta.reasoning_content) and bool(delta.thinking or delta.reasoning_details))
         or delta.function_call is not None
         or delta.text is not None
     )

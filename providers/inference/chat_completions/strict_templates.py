@@ -8,6 +8,7 @@ that was accepted is remembered for the server's model. Instructions keep their 
 import re
 from collections.abc import MutableMapping, Sequence
 from enum import IntEnum
+from itertools import pairwise
 from typing import Final
 
 from apis.chat import ChatRequest, ContentPart, Message, TextPart
@@ -64,7 +65,7 @@ class ArrangedChat:
         least = self._order + 1
         if _ALTERNATION.search(text):
             least = max(least, MessageOrder.ALTERNATING)
-        elif _NO_ROLE.search(text):
+        elif _NO_ROLE.search(text) and not _has_later_instruction(self.request.messages):
             least = max(least, MessageOrder.NO_INSTRUCTIONS)
         former = self.request.messages
         for order in MessageOrder:
@@ -82,6 +83,11 @@ class ArrangedChat:
     def _arrange(self, order: MessageOrder) -> None:
         self._order = order
         self.request = self.request.model_copy(update={"messages": arrange_messages(self._messages, order)})
+
+
+def _has_later_instruction(messages: Sequence[Message]) -> bool:
+    """Return true if an instruction follows a turn: a template that refuses its role may take it before all turns."""
+    return any(is_instruction(second) and not is_instruction(first) for first, second in pairwise(messages))
 
 
 def arrange_messages(messages: Sequence[Message], order: MessageOrder) -> list[Message]:

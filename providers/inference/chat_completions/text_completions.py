@@ -141,7 +141,7 @@ class CompletionReader(ChunkReader):
         chunk = _decode(payload)
         error, is_body = chunk.error, isinstance(self._body.reader, JsonReader)
         if error is None and not chunk.choices and chunk.usage is None:
-            error = read_error(json.loads(payload), is_body=is_body)
+            error = read_error(json.loads(payload.decode("utf-8", "replace")), is_body=is_body)
         if error is not None:
             raise failure_to_error(error, self._model, is_whole_answer=is_body)
         if chunk.usage is not None:

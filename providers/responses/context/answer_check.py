@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -102,6 +103,7 @@ class CheckedInference(Inference):
         if answer.has_left or request.max_completion_tokens == answer.finish.usage.output_tokens:
             raise problem.to_error()
         second = self._begin_answer(request)
+        second.begins_message = answer.has_left_text
         async with aclosing(second.read(self._inference, answer.build_retry(request, problem))) as batches:
             async for batch in batches:
                 yield batch
@@ -138,12 +140,13 @@ class _Problem:
 
 class _Answer:
     """One answer of the model. What waits until it is checked is in `delayed`; `has_left` says that something of it has
-    been passed on that cannot be taken back. `finish` is its Finish."""
+    been passed on that cannot be taken back. `has_left_text` says that text has left which needs no check: the text of
+    an answer after it `begins_message`. `finish` is its Finish."""
 
     def __init__(self, form: ResponseFormat | None, schemas: Mapping[str, dict[str, Any]], rules: CheckRules) -> None:
         self.delayed: list[Delta] = []
         self.finish: Finish | None = None
-        self.has_left = False
+        self.has_left = self.has_left_text = self.begins_message = False
         self._form = form
         self._schemas = schemas
         self._rules = rules
@@ -182,6 +185,9 @@ class _Answer:
                             self._take_text(delta, output)
                             continue
                         self.has_left = True
+                    elif self._form is None and not self._rules.streams_calls:
+                        self._take_unchecked(delta, output)
+                        continue
                 case ToolArgumentsDelta(call_id, text):
                     if call_id in self._calls:
                         self._calls[call_id][1].append(text)
@@ -206,6 +212,15 @@ class _Answer:
         if beginning and self._rules.streams_text and not self._calls and beginning[0] in _JSON_BEGINNINGS:
             self._delays_text = False
             self._release(output)
+
+    def _take_unchecked(self, delta: TextDelta, output: list[Delta]) -> None:
+        """Take text that is not checked, of an answer that may be written once more for its calls."""
+        self._texts.append(delta.text)
+        self.has_left_text = self.has_left_text or not self.delayed
+        if self.begins_message:
+            self.begins_message = False
+            delta = msgspec.structs.replace(delta, begins_message=True)
+        (self.delayed or output).append(delta)
 
     def _take_call(self, start: ToolCallStart, output: list[Delta]) -> None:
         is_checked = not start.custom and self._rules.is_client_function(start.name)
@@ -325,8 +340,8 @@ def _find_problem(text: str, schema: Mapping[str, Any] | None) -> _Problem | Non
     """Return what is wrong about a text that has to be JSON, and valid against a schema if there is one; None for a
     right text, and for a schema that cannot be checked."""
     try:
-        value: Any = orjson.loads(text)
-    except orjson.JSONDecodeError as exc:
+        value = _load_json(text)
+    except (ValueError, RecursionError) as exc:
         return _Problem(f"it is not JSON ({exc}).", is_json=False)
     if schema is None:
         return None
@@ -344,6 +359,21 @@ def _find_problem(text: str, schema: Mapping[str, Any] | None) -> _Problem | Non
         message = str(getattr(exc, "message", exc))[:_MAX_PROBLEM_CHARS]
         return _Problem(f"at '{place}', {message}." if place else f"{message}.")
     return None
+
+
+def _load_json(text: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError and RecursionError for another text."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        if "\\u" not in text:
+            raise
+    # escapes of lone surrogates are JSON, but orjson refuses them
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _refuse_reference(uri: str) -> Any:

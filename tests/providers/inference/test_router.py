@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from apis.deltas import TextDelta
 from apis.documents.embeddings import EmbeddingRequest
-from apis.errors import InvalidRequest, ModelNotFound, UpstreamError
+from apis.errors import InvalidRequest, ModelNotFound, RateLimited, UpstreamError
 from providers.inference.router import Router
 from tests.conformance.inference import LAWS, Law, Subject, drain
 from tests.providers.inference.remote import chat_request, started
@@ -206,6 +206,23 @@ async def test_a_provider_that_refuses_is_followed_by_the_next(site: Site, answe
     """G-A3: also where it answers, but generates nothing."""
     site.a = await site.stack.enter_async_context(UpstreamServer(answer, models=[SHARED]))
     assert await ask(await site.router()) == "b"
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [
+        error_answer(404, "The model does not exist."),
+        error_answer(400, "This model's maximum context length is 8 tokens."),
+    ],
+    ids=["model", "context"],
+)
+async def test_the_failure_of_a_provider_is_not_hidden_by_what_the_next_one_lacks(site: Site, lack: Answer) -> None:
+    """G-A3: the client may try again later, which it would not do after a 404 or 400."""
+    site.a = await site.stack.enter_async_context(UpstreamServer(error_answer(429), models=[SHARED]))
+    site.b = await site.stack.enter_async_context(UpstreamServer(lack, models=[SHARED]))
+    with pytest.raises(RateLimited):
+        await ask(await site.router())
+    assert len(site.b.chats) == 1
 
 
 async def test_what_has_begun_is_not_begun_again(site: Site) -> None:

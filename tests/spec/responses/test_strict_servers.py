@@ -158,6 +158,16 @@ async def test_late_instructions_reach_a_model_whose_template_refuses_them(wordi
         assert "colour?" in str(upstream.chats[0].json["messages"])
 
 
+async def test_instructions_keep_their_role_where_a_template_takes_them_first() -> None:
+    """K4: its words speak of all roles, and mean the late instructions."""
+    words = "Only user and assistant roles are supported, with the exception of an initial optional system message!"
+    async with strict_server(only_first(words)) as (served, upstream):
+        assert await ask_both(served, instructions="Be brief.", input=LATE) == ["ok", "ok"]
+        sent = upstream.chats[-1].json["messages"]
+    assert roles(sent)[0] == "system"
+    assert sent[0]["content"] == "Be brief.\n\nAnswer BLUE."
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_refusal_of_a_template_is_known_in_any_form(shape: str) -> None:
     """K4: by its words, with whatever status it comes. Codex sends the developer's message last."""

@@ -248,6 +248,29 @@ async def test_a_call_with_wrong_arguments_is_written_once_more(arguments: str) 
     assert "Not run" in told[2]["content"]
 
 
+async def test_the_text_before_a_call_that_is_written_once_more_is_a_message_of_its_own() -> None:
+    """G-A5: the model may repeat it, as it reads what it has said; the two are not run together."""
+    wrong = [{"text": "I look."}, {"call": "get", "arguments": '{"city": }', "id": "c1"}]
+    async with serving(scripted(wrong, [{"text": ["I look", " again."]}, RIGHT_CALL])) as served:
+        response = await create(served, tools=[STRICT])
+        second = messages(served)
+    assert [item.type for item in response.output] == ["message", "message", "function_call"]
+    assert [item.content[0].text for item in response.output[:2]] == ["I look.", "I look again."]
+    assert second[1]["content"] == "I look."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_escaped_lone_surrogate_in_arguments_is_json(stream: bool) -> None:
+    """G-A5: one parser refuses it, and every client's reads it."""
+    arguments = '{"city": "\\ud83d", "degrees": 1}'
+    async with serving(scripted([{"call": "get", "arguments": arguments}])) as served:
+        answer = await create(served, tools=[STRICT], stream=stream)
+        if stream:
+            answer = [event async for event in answer][-1].response
+        assert len(asked(served)) == 1
+    assert (answer.status, answer.output[0].arguments) == ("completed", arguments)
+
+
 @pytest.mark.parametrize("arguments", WRONG_CALLS.values(), ids=WRONG_CALLS)
 async def test_a_call_whose_arguments_stay_wrong_is_never_completed(arguments: str) -> None:
     """G-A5: whole, streamed and in the background."""

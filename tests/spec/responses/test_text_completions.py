@@ -192,6 +192,7 @@ LIARS: dict[str, Sequence[Act]] = {
     "an index of no completion": stream([piece("x", 7, "stop")]),
     "no JSON": stream(["{oops"]),
     "an error": stream([{"error": {"message": "CUDA"}}]),
+    "an error that is no UTF-8": plain_answer(b'data: {"object":"error","message":"\xff"}\n\n'),
     "too much": stream([piece("x" * 900), piece("y" * 900, finish_reason="stop")]),
     "silence": [head(), http_chunk(b": hi\n\n"), HANG],
 }
