@@ -201,12 +201,12 @@ class Router(Inference):
                 is_unavailable = not has_output and _is_unavailable(exc)
                 if is_unavailable and not isinstance(exc, ModelNotFound):
                     breaker.record_failure()
-                kept = failure if failure is not None and _hides(exc, failure) else None
+                earlier = failure if failure is not None and _hides(exc, failure) else None
                 if not is_unavailable or not await self._has_other_provider(request.model, tried):
-                    if kept is not None:
-                        raise kept from exc
+                    if earlier is not None:
+                        raise earlier from exc
                     raise
-                failure = kept or exc
+                failure = earlier or exc
                 _log.warning(
                     "%s does not serve %s now: %s Another provider is asked.", name, request.model, exc.message
                 )

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from apis.chat import ChatRequest, Message, TextPart
+from apis.chat import ChatRequest, Message, TextPart, share_of_salt
 from apis.deltas import Delta, DeltaBatch, Finish, ReasoningDelta, TextDelta, TokenLogprob
 from apis.live_batch import convert_batch
 from apis.wire.base import Phase
@@ -57,6 +57,9 @@ _MODEL_PRESETS: Final[Sequence[tuple[Sequence[str], TagsPreset]]] = [
 templates always open the tag have `think-open`."""
 _QUOTES: Final = ("`", "'", '"')
 """Characters before a tag that a text quotes."""
+TenantModel = tuple[str, str]
+"""A tenant, by its share of the cache salt, and a model."""
+_MAX_OPENING_MODELS: Final = 4096
 TagsOption = ReasoningTags | TagsPreset | Literal["auto"]
 """The option `reasoning_tags` of a provider; `auto` chooses the preset by the model's name."""
 
@@ -108,15 +111,16 @@ async def split_reasoning(
     batches: AsyncGenerator[DeltaBatch],
     request: ChatRequest,
     tags: ReasoningTags,
-    opening_models: MutableSet[str] | None = None,
+    opening_models: MutableSet[TenantModel] | None = None,
     *,
     is_certain: bool = True,
 ) -> AsyncGenerator[DeltaBatch]:
     """Yield the batches of a chat with its tagged text as reasoning. `opening_models` are those whose answers had a
-    closing tag only: it grows with each of them, and loses one whose answer has none. The tags that were found by the
-    model's name are not `is_certain`."""
-    models = set[str]() if opening_models is None else opening_models
-    has_opened = request.model in models
+    closing tag only: it grows with each of them, and loses one whose answer has none. It holds them for each tenant,
+    because a prompt can ask for such a tag. The tags that were found by the model's name are not `is_certain`."""
+    models = set[TenantModel]() if opening_models is None else opening_models
+    key = share_of_salt(request.cache_salt), request.model
+    has_opened = key in models
     splitter = TagSplitter(
         tags,
         starts_open=_thinks_from_the_start(request, is_open=tags.starts_open or has_opened),
@@ -129,9 +133,11 @@ async def split_reasoning(
             if split := convert_batch(batch, splitter.feed):
                 yield split
             if splitter.has_lone_close:
-                models.add(request.model)
+                models.add(key)
+                if len(models) > _MAX_OPENING_MODELS:
+                    models.pop()
             elif splitter.has_no_tag:
-                models.discard(request.model)
+                models.discard(key)
 
 
 class TagSplitter:

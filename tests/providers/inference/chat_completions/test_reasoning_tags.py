@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apis.chat import ChatRequest
+from apis.chat import TENANT_SALT_PREFIX, ChatRequest
 from apis.deltas import Delta, DeltaBatch, Finish, ReasoningDelta, TextDelta, TokenLogprob, ToolCallStart, Usage
 from providers.inference.chat_completions.reasoning_tags import (
     TAGS_PRESETS,
     ReasoningTags,
     TagSplitter,
+    TenantModel,
     find_tags,
     replay_reasoning,
     split_reasoning,
@@ -116,13 +117,19 @@ def test_in_a_stream_the_answer_after_a_lone_close_is_a_message_of_its_own() -> 
 
 
 async def test_a_model_that_had_a_lone_close_is_read_as_thinking_from_then_on() -> None:
-    """K16: until an answer of it has no tag."""
-    models: set[str] = set()
-    request = ChatRequest.model_validate(
-        {"model": "m", "messages": [{"role": "user", "content": "hi"}], "is_streamed": True}
-    )
+    """K16: until an answer of it has no tag. The prompts of one tenant do not change another's answers."""
+    models: set[TenantModel] = set()
 
-    async def ask(*texts: str) -> list[Delta]:
+    async def ask(*texts: str, tenant: str = "a") -> list[Delta]:
+        request = ChatRequest.model_validate(
+            {
+                "model": "m",
+                "messages": [{"role": "user", "content": "hi"}],
+                "is_streamed": True,
+                "cache_salt": f"{TENANT_SALT_PREFIX}{tenant}",
+            }
+        )
+
         async def batches() -> AsyncGenerator[DeltaBatch]:
             for text in texts:
                 yield [TextDelta(text)]
@@ -131,7 +138,8 @@ async def test_a_model_that_had_a_lone_close_is_read_as_thinking_from_then_on() 
         return [delta async for batch in split_reasoning(batches(), request, THINK, models) for delta in batch]
 
     await ask("Hm.</think>", "Hello.")
-    assert models == {"m"}
+    assert models == {("a", "m")}
+    assert await ask("Hello.", tenant="b") == [TextDelta("Hello."), FINISH]
     assert await ask("Hm.</think>", "Hello.") == [ReasoningDelta("Hm."), TextDelta("Hello."), FINISH]
     assert await ask("<think>Hm.</think>", "Hello.") == [ReasoningDelta("Hm."), TextDelta("Hello."), FINISH]
     assert await ask("Hello.") == [ReasoningDelta("Hello."), TextDelta("Hello."), FINISH]
