@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-import psutil
-
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT")
 
 
@@ -56,16 +54,26 @@ OWN_GROUPS: Final = ControlGroups()
 
 def read_memory(groups: ControlGroups = OWN_GROUPS) -> UsableMemory:
     """Return the memory of the machine, or of the narrowest control group with a limit."""
-    machine = psutil.virtual_memory()
-    free_bytes, total_bytes = int(machine.available), int(machine.total)
+    free_bytes, total_bytes = _read_machine_memory()
+    machine_bytes = total_bytes
     for folder in groups.find_folders("memory"):
         limit = _read_first_number(folder, "memory.max", "memory.limit_in_bytes")
         usage = _read_first_number(folder, "memory.current", "memory.usage_in_bytes")
-        if limit is not None and usage is not None and limit < machine.total:
+        if limit is not None and usage is not None and limit < machine_bytes:
             # The kernel counts its cache of files as usage, and takes it back when memory is needed.
             unused = max(0, limit - max(0, usage - _read_cache_bytes(folder)))
             free_bytes, total_bytes = min(free_bytes, unused), min(total_bytes, limit)
     return UsableMemory(free_bytes, total_bytes)
+
+
+def _read_machine_memory() -> tuple[int, int]:
+    """Return the bytes of the machine that are available, and all of them."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    total_bytes = page_bytes * os.sysconf("SC_PHYS_PAGES")
+    for line in _read_lines(Path("/proc/meminfo")):  # Linux only
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024, total_bytes
+    return total_bytes, total_bytes
 
 
 def usable_cores(groups: ControlGroups = OWN_GROUPS) -> int:

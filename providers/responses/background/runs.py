@@ -92,6 +92,8 @@ class StoredRequest(msgspec.Struct, rename={"input_items": "given", "item_id_cou
     charge: ChargeRecord | None = None
     previous: TurnPosition | None = None
     key_id: str = ""
+    stores_readers: bool = False
+    """True where the readers of its events are stored. The first version of this server stored none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """How long the turns of the event loop take, in CPU time of its thread, on a machine of any speed and load."""
 
+import gc
 import time
 from asyncio import base_events
 from collections.abc import Generator
@@ -25,6 +26,8 @@ class LoopTurns:
 def measured_turns() -> Generator[LoopTurns]:
     """Measure each turn of the event loop of this thread while the context is open."""
     turns = LoopTurns()
+    gc.collect()
+    gc.disable()  # a collection of all that a test run holds would count as a turn
     run_once: Any = base_events.BaseEventLoop._run_once  # pyright: ignore[reportAttributeAccessIssue,reportUnknownMemberType,reportUnknownVariableType] - private: one turn
 
     def run_and_measure(loop: Any) -> None:
@@ -36,6 +39,7 @@ def measured_turns() -> Generator[LoopTurns]:
     try:
         yield turns
     finally:
+        gc.enable()
         base_events.BaseEventLoop._run_once = run_once  # pyright: ignore[reportAttributeAccessIssue] - as above
 
 
