@@ -22,6 +22,9 @@ _SLICE_BYTES: Final = 4096
 _MAX_PIPELINED: Final = 16
 """Parsed requests that wait for the responses before them; more stay unparsed, and then unread."""
 _MAX_HEADERS: Final = 256
+_HEAD_WORK: Final = TURN_WORK // 32
+"""Work on the head of a request: so many requests of a tenant begin in one iteration of the event loop. Streams that
+begin together get their tokens together, and one that wakes the process alone costs most."""
 _BODY_PIECE_WORK: Final = 10
 """Work on one piece of a body, and one more for each 64 bytes of it: a client may send chunks of one byte."""
 _CHECK_INTERVALS_S: Final = (0.02, 0.1, 0.5, 1.0)
@@ -274,7 +277,7 @@ class HttpServerConnection(HttpToolsProtocol):
             self._head_bytes = self._count_head_bytes()
         if len(self.headers) > _MAX_HEADERS or self._head_bytes > self.max_head_bytes:
             raise _RefusedError
-        self.peer.turn.spent += REQUEST_WORK
+        self.peer.turn.spent += _HEAD_WORK
         super().on_headers_complete()
         self._in_head = False
         self._body_bytes = 0
