@@ -18,7 +18,7 @@ Id = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x
 
 
 AllowedCallers = list[Literal["direct"]] | None
-"""Who may call a tool: a program, which OpenAI's API has beside the model, is refused."""
+"""Who may call a tool: a program, which may call tools in OpenAI's API as the model does, is refused."""
 
 
 class FunctionTool(Wire):

@@ -6,7 +6,7 @@ ExceptionT = TypeVar("ExceptionT", bound=BaseException)
 
 
 def without_traceback(exc: ExceptionT) -> ExceptionT:
-    """Return the exception without its traceback and those of the exceptions behind it.
+    """Return the exception without its traceback and those of the exceptions that caused it.
 
     A traceback holds the frames that the exception has passed, and something in them often holds the exception: a
     stream its failure, a variable the error. Such a cycle keeps all that the work had in hand until the next full

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class Deployment:
-    """A stack of some workers, whose only worker is started anew each time that it ends."""
+    """A stack of some workers, whose only worker is started again each time that it ends."""
 
     def __init__(self, folder: Path, store: dict[str, Any], workers: int) -> None:
         self._folder = folder
@@ -86,7 +86,7 @@ async def deployment(folder: Path, store: dict[str, Any], workers: int) -> Async
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_poison_work_fails_alone(shared_store: dict[str, Any], tmp_path: Path, workers: int) -> None:
-    """S1, D1: a line after two processes, a background response after three; all that was beside it is completed."""
+    """S1, D1: a line after two processes, a background response after three; all the others are completed."""
     async with deployment(tmp_path, shared_store, workers) as deployed:
         await check_batch(deployed, [f"good {number}" for number in range(17)], "poison line")
         await check_runs(deployed, [f"good {number}" for number in range(4)], "poison run")
@@ -96,7 +96,7 @@ async def test_poison_work_fails_alone(shared_store: dict[str, Any], tmp_path: P
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_several_poison_lines_fail_alone(shared_store: dict[str, Any], tmp_path: Path, workers: int) -> None:
-    """S1, D1: also where one process was ended by several of them, beside lines of other batches."""
+    """S1, D1: also where one process was ended by several of them, among lines of other batches."""
     poison = ["poison one", "poison two", "poison three"]
     async with deployment(tmp_path, shared_store, workers) as deployed:
         good = [f"good {number}" for number in range(40)]

@@ -169,7 +169,7 @@ def _done_reason(fields: Fields) -> object:
 
 
 def _counts(fields: Fields) -> dict[str, Any] | None:
-    """Return the counts that Ollama's own API has beside the message."""
+    """Return the counts that Ollama's own API sends next to the message."""
     if "eval_count" not in fields:
         return None
     return {"prompt_tokens": fields.get("prompt_eval_count"), "completion_tokens": fields["eval_count"]}

@@ -8,7 +8,7 @@ Run as a script with the model's folder as its argument. It writes one line of J
     {"id": N}                   makes one of its passes: `{}`; the last one `{"tokens": [...]}`, followed by one vector
                                 of little-endian float32 per text
 
-So passes of several batches can take turns. `drop` holds the ids of batches that nobody waits for. Nothing of this
+So passes of several batches can take turns. `drop` holds the ids of batches that no caller waits for. Nothing of this
 project is imported here.
 
 A text longer than the model's training length is read in windows; its vector is the normalised sum of the vectors of

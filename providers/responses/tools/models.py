@@ -52,7 +52,7 @@ class ModelCatalog:
         return entry is not None and entry.shows_all_reasoning
 
     async def _find_model(self, model: str) -> Model | None:
-        # while one request lists the models anew, the others go on with what is known, or wait for it
+        # while one request lists the models again, the others go on with what is known, or wait for it
         if time.monotonic() >= self._next_listing_at and not (self._lock.locked() and self._models):
             async with self._lock:
                 if time.monotonic() >= self._next_listing_at:

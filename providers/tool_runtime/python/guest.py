@@ -417,7 +417,7 @@ class Programs:
         self._statuses.clear()
 
     def _reap_child(self) -> bool:
-        """Wait for one child that has ended, if there is one, be it one that others have left behind."""
+        """Wait for one child that has ended, if there is one, also for one that its own parent did not wait for."""
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:

@@ -17,7 +17,7 @@ ONE_AT_A_TIME = {"background": {"max_running": 1, "poll_s": 0.05, "lease_s": 1}}
 
 
 async def create_waiting(served: Served, client: Any, **fields: Any) -> list[str]:
-    """Create background responses that wait behind one which is running; return their ids."""
+    """Create background responses that wait for one which is running; return their ids."""
     ids: list[str] = []
     for text in ("hold", "second", "third"):
         options = fields if text != "hold" else {}

@@ -57,7 +57,7 @@ async def test_a_request_is_one_line(locked: Served, caplog: pytest.LogCaptureFi
 
 
 async def test_the_name_of_a_tenant_is_logged_where_the_run_config_wants_that(caplog: pytest.LogCaptureFixture) -> None:
-    """U29: a hash says nothing to an operator who has to call somebody."""
+    """U29: a hash says nothing to an operator who has to find the tenant."""
     caplog.set_level(logging.INFO, "stack")
     server = {"api_keys": KEYS, "access_log": True, "access_log_tenants": "named"}
     async with serving(server=server) as served:

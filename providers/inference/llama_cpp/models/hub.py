@@ -26,7 +26,7 @@ _HUB_VARIABLES: Final = (
     *_PROXIES,
     *(name.lower() for name in _PROXIES),
 )
-"""Variables of the child that works on the hub, beside those that begin with `HF_`. Its token is the one secret that a
+"""Variables of the child that works on the hub, and those that begin with `HF_`. Its token is the one secret that a
 child of a model has."""
 _CHILD_SCRIPT: Final = Path(__file__).with_name("hub_child.py")
 _LIST_TIMEOUT_S: Final = 120.0

@@ -152,7 +152,7 @@ class McpServerTools(TypedTool):
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the tool's result, also where the tool has changed since it was listed: the model's next turn then has
-        the new list. Raises ToolFailed, also for a changed tool whose calls need an approval: nobody has seen the tool
+        the new list. Raises ToolFailed, also for a changed tool whose calls need an approval: no one has seen the tool
         as it is now."""
         tool = next((tool for tool in self._tools.values() if tool.name == name), None)
         if tool is None:

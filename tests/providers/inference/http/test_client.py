@@ -198,7 +198,7 @@ async def test_a_server_that_sends_faster_than_is_read_has_to_wait() -> None:
 
 async def test_much_data_is_read_in_turns_between_which_other_tenants_are_served() -> None:
     """Neighbours: however much one tenant's model server sends at once, a piece of it is parsed in one iteration of
-    the event loop, and another tenant's answer is read beside it."""
+    the event loop, and another tenant's answer is read meanwhile."""
     CURRENT_TURN.set(turn_of("loud"))
     loud, loud_wire = await open_response()
     CURRENT_TURN.set(turn_of("quiet"))

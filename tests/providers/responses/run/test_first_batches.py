@@ -79,7 +79,7 @@ async def test_an_early_refusal_is_raised_on_entering() -> None:
 
 
 async def test_a_reader_that_leaves_early_leaves_no_generator_open() -> None:
-    """C12: iterating the batches opens no generator of their own that somebody would have to close."""
+    """C12: iterating the batches opens no generator of their own that a reader would have to close."""
     model = Model()
     model.ready.set()
     left_open: list[Any] = []

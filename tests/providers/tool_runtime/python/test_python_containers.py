@@ -260,7 +260,7 @@ async def test_a_container_keeps_its_files_when_its_caller_leaves(session_log: S
 
 
 async def test_the_variables_that_a_command_has_ended_are_missed() -> None:
-    """K20: the next program says that it begins anew, and why."""
+    """K20: the next program says that it begins a new session, and why."""
     async with started(**PATIENCE) as python:
         container = await made(python.containers())
         await text_of(python, "x = 1; open('made.txt', 'w').close()", container)

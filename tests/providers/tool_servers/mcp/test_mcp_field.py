@@ -226,7 +226,7 @@ MENDED: Final[dict[str, tuple[Json, Json]]] = {
 
 @pytest.mark.parametrize("oddity", MENDED)
 async def test_a_tool_that_can_be_mended_is_offered(oddity: str) -> None:
-    """K3: and so are those beside it."""
+    """K3: and so are the other tools."""
     entry, schema = MENDED[oddity]
     async with reached({"tools": [GOOD, {"name": "odd", **entry}, {**GOOD, "name": "last"}]}) as (server, mcp):
         tools = await tools_of(mcp, listed(declared(server.url)))
