@@ -6,6 +6,7 @@ It is used for all that is scarce in one process: sessions, child processes, bat
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import Final, Self
 
 import msgspec
@@ -36,18 +37,19 @@ ONE_TENANT: Final = Tenants()
 class Place:
     """One place of a FairShare. Its holder releases it once, by `release()` or by leaving the `with` block."""
 
-    __slots__ = ("_released", "_share", "tenant")
+    __slots__ = ("_released", "_share", "_taken_at", "tenant")
 
     def __init__(self, tenant: str, share: "FairShare") -> None:
         self.tenant = tenant
         self._share = share
+        self._taken_at = monotonic()
         self._released = False
 
     def release(self) -> None:
         """Return the place; the next waiting request gets it at once. A second call does nothing."""
         if not self._released:
             self._released = True
-            self._share.return_place(self.tenant)
+            self._share.return_place(self.tenant, monotonic() - self._taken_at)
 
     def __enter__(self) -> Self:
         return self
@@ -66,6 +68,7 @@ class _Waiter:
 
 class _TenantUse(msgspec.Struct):
     used: int = 0
+    spent_s: float = 0
     last_turn: int = 0
     waiters: list[_Waiter] = []
 
@@ -88,6 +91,9 @@ class FairShare:
     - `tenant_places`: places that one tenant may use at a time where there are several tenants, default half of them.
       A tenant waits at this limit even while places are free; so the others find one at once. With one tenant it may
       use all. `several_tenants` says that there are more than one; otherwise the second one that comes shows it.
+    - `by_time`: a place that becomes free goes to the waiting tenant that has held places for the shortest time since
+      it last came, and ranks order the requests of one tenant only. So many short requests of a tenant wait for one
+      long one of another, not for one each.
     - `tenant_waiting`: requests of one tenant that may wait; the next one raises RateLimited. None: no limit.
 
     All methods run on one event loop.
@@ -101,6 +107,7 @@ class FairShare:
         tenant_places: int | None = None,
         tenant_waiting: int | None = None,
         several_tenants: bool = False,
+        by_time: bool = False,
     ) -> None:
         """`resource` is a plural noun for the error message, such as "files being read"."""
         self._resource = resource
@@ -110,6 +117,8 @@ class FairShare:
         self._tenants: dict[str, _TenantUse] = {}
         self._first_tenant: str | None = None
         self._several_tenants = several_tenants
+        self._by_time = by_time
+        self._served_s = 0.0
         self._used = 0
         self._turn = 0
 
@@ -170,7 +179,7 @@ class FairShare:
         place = self.try_acquire(tenant)
         if place is not None:
             return place
-        use = self._tenants.setdefault(tenant, _TenantUse())
+        use = self._tenants.setdefault(tenant, _TenantUse(spent_s=self._served_s))
         if self._tenant_waiting is not None and len(use.waiters) >= self._tenant_waiting:
             raise RateLimited(
                 f"Too many {self._resource} wait already: at most {self._tenant_waiting} at a time.",
@@ -201,24 +210,27 @@ class FairShare:
     def _take_place(self, tenant: str) -> Place:
         use = self._tenants.get(tenant)
         if use is None:
-            use = self._tenants[tenant] = _TenantUse()
+            use = self._tenants[tenant] = _TenantUse(spent_s=self._served_s)
         self._turn += 1
+        self._served_s = use.spent_s
         self._used += 1
         use.used += 1
         use.last_turn = self._turn
         return Place(tenant, self)
 
-    def return_place(self, tenant: str) -> None:
+    def return_place(self, tenant: str, held_s: float) -> None:
         """Take back a place of the tenant: only `Place.release` calls it, which does so once."""
         self._used -= 1
-        self._tenants[tenant].used -= 1
+        use = self._tenants[tenant]
+        use.used -= 1
+        use.spent_s += held_s if self._by_time else 0
         self._serve_waiting()
         self._forget_idle(tenant)
 
     def _serve_waiting(self) -> None:
         while self._used < self._places:
             candidates = [
-                (use.waiters[0].rank > 0, use.used, use.last_turn, tenant)
+                (use.waiters[0].rank > 0 and not self._by_time, use.used, use.spent_s, use.last_turn, tenant)
                 for tenant, use in self._tenants.items()
                 if use.waiters and use.used < self._tenant_limit
             ]

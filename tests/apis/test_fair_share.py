@@ -161,3 +161,25 @@ async def test_an_idle_place_is_reclaimed_from_the_tenant_that_uses_most() -> No
     assert ended == [held[1]]
     assert (share.used_by("b"), share.used_by("c")) == (1, 1)
     assert reclaim(share, "c", held[:1]) == (None, [])
+
+
+async def test_by_time_the_next_free_place_goes_to_the_tenant_that_held_one_for_the_shortest_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neighbours: many short uses of one tenant wait for one long use of another, not for one each."""
+    clock, order = 0.0, ""
+    monkeypatch.setattr("apis.fair_share.monotonic", lambda: clock)
+    share = FairShare("passes", 1, by_time=True)
+
+    async def use(tenant: str, takes_s: float) -> None:
+        nonlocal clock, order
+        with await share.acquire(tenant, rank=int(takes_s > 1)):
+            order += tenant
+            await asyncio.sleep(0)
+            clock += takes_s
+
+    await asyncio.gather(*(use("a", 3) for _ in range(3)), *(use("b", 0.5) for _ in range(7)))
+    assert order == "abbbbbbaba"
+    order = ""
+    await asyncio.gather(use("a", 3), *(use("b", 2) for _ in range(4)), use("a", 3))
+    assert order == "abbabb"

@@ -3,12 +3,12 @@
 Run as a script with the model's folder as its argument. It writes one line of JSON, `{"dimensions": N}` or `{"error":
 "..."}`, then responds to lines of JSON on stdin until stdin ends:
 
-    {"id": N, "texts": [...]}   begins a batch: `{"passes": P}`, or `{"too_long": [position, tokens]}`; one of
-                                one pass is made at once
-    {"id": N}                   makes one of its passes: `{}`; the last one `{"tokens": [...]}`, followed by one vector
-                                of little-endian float32 per text
+    {"id": N, "texts": [...]}   begins a batch and makes its first step, or returns `{"too_long": [position, tokens]}`
+    {"id": N}                   makes its next step
 
-So passes of several batches can take turns. `drop` holds the ids of batches that no caller waits for. Nothing of this
+The answer to a step is `{}`, and to the last one `{"tokens": [...]}`, followed by one vector of little-endian float32
+per text.
+So steps of several batches can take turns. `drop` holds the ids of batches that no caller waits for. Nothing of this
 project is imported here.
 
 A text longer than the model's training length is read in windows; its vector is the normalised sum of the vectors of
@@ -22,7 +22,7 @@ numpy, not llama.cpp, although the stack embeds that: with a GGUF of the same we
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ WINDOW_TOKENS = 256
 """Training length of all-MiniLM-L6-v2, including its two special tokens."""
 MAX_TOKENS = 8192
 BATCH_TOKENS = 256
-"""Tokens per pass through the layers: more is hardly faster, takes more memory, and lets others wait."""
+"""Tokens per pass through the layers: more is hardly faster, and takes more memory."""
+STEP_TOKENS = 256
+"""Tokens times layers of one step, for which requests of other tenants wait: some hundredths of a second."""
 HEAD_WIDTH = 32
 EPSILON = np.float32(1e-12)
 
@@ -73,8 +75,8 @@ class Bert:
         self._layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("encoder.layer."))
         self.dimensions = int(tensors["embeddings.LayerNorm.weight"].shape[0])
 
-    def token_vectors(self, sequences: Sequence[Sequence[int]]) -> list[FloatTensor]:
-        """Return the last layer's vectors of each sequence's tokens.
+    def token_vectors(self, sequences: Sequence[Sequence[int]]) -> Generator[None, None, list[FloatTensor]]:
+        """Return the last layer's vectors of each sequence's tokens, and yield between two steps.
 
         The sequences are concatenated, not padded to one length: only attention needs their boundaries.
         """
@@ -92,6 +94,8 @@ class Bert:
             x = self._normalise(x, f"{layer}.attention.output.LayerNorm")
             x += self._linear(gelu(self._linear(x, f"{layer}.intermediate.dense")), f"{layer}.output.dense")
             x = self._normalise(x, f"{layer}.output.LayerNorm")
+            if (number + 1) % max(1, STEP_TOKENS // len(ids)) == 0 and number + 1 < self._layers:
+                yield
         return np.split(x, cuts)
 
     def _attend(self, x: FloatTensor, cuts: npt.NDArray[np.int64], name: str) -> FloatTensor:
@@ -166,36 +170,35 @@ class Embedder:
             windows += own
             owners += [position] * len(own)
         sums = np.zeros((len(texts), self.dimensions), dtype=np.float32)
-        return Batch(windows, owners, tokens, sums, split_batches(windows)[::-1])
+        return Batch(tokens, sums, self._make_passes(windows, owners, sums))
 
-    def advance(self, batch: "Batch") -> None:
-        """Make one pass of a batch that has any left."""
-        start, end = batch.passes.pop()
-        vectors = self._bert.token_vectors(batch.windows[start:end])
-        for owner, own in zip(batch.owners[start:end], vectors, strict=True):
-            batch.sums[owner] += own.sum(axis=0)
+    def _make_passes(self, windows: list[list[int]], owners: list[int], sums: FloatTensor) -> Generator[None]:
+        for position, (start, end) in enumerate(split_batches(windows)):
+            if position:
+                yield
+            vectors = yield from self._bert.token_vectors(windows[start:end])
+            for owner, own in zip(owners[start:end], vectors, strict=True):
+                sums[owner] += own.sum(axis=0)
 
     def embed(self, texts: Sequence[str]) -> tuple[list[int], FloatTensor]:
         """Return the number of tokens of each text, and the vectors as rows. Raises TextTooLong."""
         batch = self.begin(texts)
-        while batch.passes:
-            self.advance(batch)
+        for _ in batch.steps:
+            pass
         return batch.tokens, batch.vectors()
 
 
 @dataclass
 class Batch:
-    """Texts on their way to vectors: windows of tokens, the text of each, and the passes that are left, the next one
-    last."""
+    """Texts on their way to vectors: the number of tokens and the sum of the vectors of each, and the steps that are
+    left, which yield between each other."""
 
-    windows: list[list[int]]
-    owners: list[int]
     tokens: list[int]
     sums: FloatTensor
-    passes: list[tuple[int, int]]
+    steps: Generator[None]
 
     def vectors(self) -> FloatTensor:
-        """Return the vectors as rows, after the last pass."""
+        """Return the vectors as rows, after the last step."""
         return self.sums / np.linalg.norm(self.sums, axis=1, keepdims=True)
 
 
@@ -233,20 +236,18 @@ def main() -> None:
             batches.pop(dropped, None)
         if "texts" in message:
             try:
-                batches[number] = batch = embedder.begin(message["texts"])
+                batches[number] = embedder.begin(message["texts"])
             except TextTooLong as exc:
                 send({"too_long": [exc.position, exc.tokens]})
                 continue
-            if len(batch.passes) > 1:
-                send({"passes": len(batch.passes)})
-                continue
         batch = batches[number]
-        embedder.advance(batch)
-        if batch.passes:
-            send({})
-        else:
+        try:
+            next(batch.steps)
+        except StopIteration:
             del batches[number]
             send({"tokens": batch.tokens}, batch.vectors().astype("<f4").tobytes())
+        else:
+            send({})
 
 
 if __name__ == "__main__":

@@ -37,9 +37,8 @@ class TooManyTokens(ContextLengthExceeded):
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Answer to one message: the number of passes of a batch that was begun, or the vectors after its last one."""
+    """Answer to one step of a batch: empty, or the vectors after the last one."""
 
-    pass_count: int
     token_count: int = 0
     vectors: Sequence["array[float]"] = ()
 
@@ -47,8 +46,8 @@ class _Answer:
 class EmbeddingProcess:
     """One child process at a time. The caller starts it first; one that died is restarted by the next request.
 
-    Requests wait for a place of `admissions`, and then for a turn for each pass: a short one waits for no long one of
-    another tenant. One whose caller leaves before its turn is dropped.
+    Requests wait for a place of `admissions`, and then for a turn for each step, by time: a short one waits for at most
+    one step of another tenant. One whose caller leaves before its turn is dropped.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class EmbeddingProcess:
         self._answer_timeout_s = answer_timeout_s
         self._process: asyncio.subprocess.Process | None = None
         self._admissions = admissions
-        self._turns = FairShare("passes of the embedding model", 1)
+        self._turns = FairShare("steps of the embedding model", 1, by_time=True)
         self._is_closed = False
         self._request_tasks: set[asyncio.Task[Any]] = set()
         self._dimensions = 0
@@ -86,21 +85,17 @@ class EmbeddingProcess:
         """Return the total number of tokens and one vector per text. Raises TooManyTokens, UpstreamError, and
         RateLimited if too many requests of the tenant wait."""
         with await self._admissions.acquire(tenant):
-            return await self._embed_in_passes(texts, tenant)
+            return await self._embed_in_steps(texts, tenant)
 
-    async def _embed_in_passes(self, texts: Sequence[str], tenant: str) -> tuple[int, Sequence["array[float]"]]:
+    async def _embed_in_steps(self, texts: Sequence[str], tenant: str) -> tuple[int, Sequence["array[float]"]]:
         number = next(self._numbers)
         try:
-            begun = await self._make_turn({"id": number, "texts": texts}, tenant)
-            if begun.vectors:
-                return begun.token_count, begun.vectors
+            answer = await self._make_turn({"id": number, "texts": texts}, tenant)
             process = self._process
-            for _ in range(begun.pass_count):
-                # another request is served between two passes, which are short
+            while not answer.vectors:
+                # another request is served between two steps, which are short
                 answer = await self._make_turn({"id": number}, tenant, process)
-                if answer.vectors:
-                    return answer.token_count, answer.vectors
-            raise UpstreamError("The embedding model gave no vectors.")
+            return answer.token_count, answer.vectors
         except BaseException:
             self._dropped.append(number)
             raise
@@ -109,7 +104,7 @@ class EmbeddingProcess:
         self, message: dict[str, Any], tenant: str, process: asyncio.subprocess.Process | None = None
     ) -> "_Answer":
         """Exchange one message when it is the tenant's turn; with the process that has begun the batch, if given."""
-        # batches of one pass go before further passes of longer ones
+        # batches of one step go before further steps of longer ones
         turn = await self._turns.acquire(tenant, rank=int(process is not None))
         if self._is_closed or (process is not None and process is not self._process):
             turn.release()
@@ -161,14 +156,14 @@ class EmbeddingProcess:
         if "error" in response:
             raise ValueError(response["error"])
         if "tokens" not in response:
-            return _Answer(response.get("passes", 0))
+            return _Answer()
         width = 4 * self._dimensions
         raw = await reader.readexactly(len(response["tokens"]) * width)
         vectors = [array("f", raw[start : start + width]) for start in range(0, len(raw), width)]
         if sys.byteorder == "big":
             for vector in vectors:
                 vector.byteswap()
-        return _Answer(0, sum(response["tokens"]), vectors)
+        return _Answer(sum(response["tokens"]), vectors)
 
     async def _start_process(self) -> int:
         pipe = asyncio.subprocess.PIPE

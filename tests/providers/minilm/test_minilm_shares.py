@@ -12,7 +12,7 @@ import pytest
 
 from apis.documents.embeddings import EmbeddingRequest
 from apis.errors import RateLimited, UpstreamError
-from providers.inference.minilm.provider import MODEL, MiniLM
+from providers.inference.minilm.provider import MODEL, TENANT_BATCHES, MiniLM
 from tests.support.models.tiny_bert import write_tiny_bert
 
 
@@ -68,7 +68,31 @@ async def test_a_flood_of_one_tenant_delays_another_by_one_batch(tmp_path: Path)
     assert (sorted(order[:2]), order[2:]) == (["loud", "quiet"], ["loud"] * 3)
 
 
-async def test_a_long_text_of_one_tenant_delays_another_by_one_pass(tmp_path: Path) -> None:
+async def test_many_queries_of_one_tenant_wait_together_for_one_step_of_another(tmp_path: Path) -> None:
+    """Neighbours: short queries that come faster than another tenant's steps end do not wait for one step each."""
+    order: list[str] = []
+    async with started(tmp_path) as provider:
+        with stopped(provider):
+            loud = [embedding(provider, order, "loud", "the cat on the market " * 1000) for _ in range(3)]
+            await turns()
+            quiet = [embedding(provider, order, "quiet", "the cat") for _ in range(TENANT_BATCHES)]
+            await turns()
+            supervisor: Any = provider._process  # pyright: ignore[reportPrivateUsage] - its turns are counted
+            turn_count, serve = 0, supervisor._exchange
+
+            async def count(message: dict[str, Any]) -> Any:
+                nonlocal turn_count
+                turn_count += not order or len(order) < TENANT_BATCHES
+                return await serve(message)
+
+            supervisor._exchange = count
+        async with asyncio.timeout(20):
+            await asyncio.gather(*loud, *quiet)
+    assert order == ["quiet"] * TENANT_BATCHES + ["loud"] * 3
+    assert turn_count <= 2 * TENANT_BATCHES
+
+
+async def test_a_long_text_of_one_tenant_delays_another_by_one_step(tmp_path: Path) -> None:
     """Neighbours: a query waits for no batch of another tenant."""
     order: list[str] = []
     async with started(tmp_path) as provider:
@@ -87,7 +111,7 @@ async def test_only_so_many_requests_of_a_tenant_wait(tmp_path: Path) -> None:
     order: list[str] = []
     async with started(tmp_path, max_tenant_waiting=2) as provider:
         with stopped(provider):
-            loud = [embedding(provider, order, "loud") for _ in range(3)]
+            loud = [embedding(provider, order, "loud") for _ in range(TENANT_BATCHES + 2)]
             await turns()
             with pytest.raises(RateLimited):
                 await embedding(provider, order, "loud")
