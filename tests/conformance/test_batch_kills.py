@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, OpenAIError
+from openai import OpenAIError
 from openai.types import Batch
 
 from tests.support.sdk.batch_files import batch_line, create_batch, read_results
+from tests.support.sdk.client import sdk_client
 from tests.support.servers.worker_processes import Workers, worker_processes
 
 TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "200"))
@@ -44,7 +45,7 @@ async def run_under_kills(workers: Workers, dice: random.Random, line_count: int
     """Run a batch, and kill workers one after the other while it runs; return how many were killed."""
     lines = [batch_line(f"line {number}") for number in range(line_count)]
     lines[line_count // 2]["body"]["temperature"] = 17
-    async with AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="none", max_retries=0) as client:
+    async with sdk_client(workers.url) as client:
         batch: Batch = await ask_until_answered(lambda: create_batch(client, lines))
         batch_id, killed = batch.id, 0
         async with asyncio.timeout(180 + 20 * kill_count):

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
 
 from apis.batches.batches import MAX_INPUT_BYTES, MAX_LINES
 from tests.support.sdk.batch_files import ENDED, batch_line
+from tests.support.sdk.client import TLS, sdk_client
 from tests.support.servers.worker_processes import Workers, worker_processes
 
 SECTIONS: dict[str, Any] = {
@@ -25,7 +25,7 @@ MAX_GROWTH_BYTES = 160 * 1024 * 1024
 async def probe_latency(workers: Workers, stop: asyncio.Event, latencies_s: list[float]) -> None:
     """Time a short response of a client twice a second."""
     body = {"model": "scripted", "input": "hi", "store": False}
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=30, verify=TLS) as client:
         while not stop.is_set():
             began_at = time.perf_counter()
             (await client.post(f"{workers.url}/v1/responses", json=body)).raise_for_status()
@@ -61,7 +61,7 @@ async def test_the_largest_batch_needs_little_memory(tmp_path: Path) -> None:
         await probing
         base = peak = worker.memory_info().rss
         stop = asyncio.Event()
-        async with AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="none", timeout=600) as client:
+        async with sdk_client(workers.url, max_retries=2, timeout_s=600) as client:
             began_at = time.monotonic()
             upload = await client.uploads.upload_file_chunked(file=file, mime_type="text/plain", purpose="batch")
             assert upload.file is not None

@@ -16,10 +16,10 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
 
 from tests.conformance.test_batch_kills import ask_until_answered
 from tests.support.sdk.batch_files import ENDED, batch_line, create_batch, read_results
+from tests.support.sdk.client import TLS, sdk_client
 from tests.support.servers.postgres_server import PostgresServer, StandbyServer
 from tests.support.servers.redis_group import RedisGroup, redis_cluster, redis_sentinels
 from tests.support.servers.worker_processes import Workers, check_log, worker_processes
@@ -57,7 +57,7 @@ class Load:
         )
 
     async def run(self, stop: asyncio.Event, *, background: bool) -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60, verify=TLS) as client:
             body = {"model": "scripted", "input": "input", "background": background}
             while not stop.is_set():
                 began = time.monotonic()
@@ -82,7 +82,7 @@ async def fail_over_under_load(workers: Workers, switch: Callable[[], Awaitable[
     acknowledged."""
     load, stop = Load(workers), asyncio.Event()
     lines = [batch_line(f"line {number}") for number in range(LINES)]
-    async with AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="none", max_retries=0) as client:
+    async with sdk_client(workers.url) as client:
         batch = await create_batch(client, lines)
         batch_id = batch.id
         loading = [asyncio.create_task(load.run(stop, background=number % 2 == 0)) for number in range(6)]

@@ -18,6 +18,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAIError, RateLimitError
 
 from providers.accounts.ledger.stored_ledger import HEARTBEAT_TTL_S
+from tests.support.sdk.client import sdk_client
 from tests.support.servers.worker_processes import Workers, worker_processes
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of, sum_usage
 
@@ -110,10 +111,10 @@ async def test_a_budget_is_neither_passed_nor_wasted_and_usage_is_exact(
 ) -> None:
     dice = random.Random(SEED)
     async with worker_processes(tmp_path, shared_store, workers=4, more=MORE) as workers:
-        root = AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="sk-root", max_retries=0)
+        root = sdk_client(workers.url, "sk-root")
         organization = organization_of(root)
         project_id, key = await new_project(organization, {"max_tokens_per_1_month": LIMIT_TOKENS})
-        client = AsyncOpenAI(base_url=f"{workers.url}/v1", api_key=key, max_retries=0, timeout=20)
+        client = sdk_client(workers.url, key, timeout_s=20)
         await asyncio.sleep(1.5)
         spender, stopped = Spender(client, dice), asyncio.Event()
         spending = [asyncio.create_task(spender.spend(stopped)) for _ in range(CLIENTS)]

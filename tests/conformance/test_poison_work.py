@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from openai import AsyncOpenAI, OpenAIError
+from openai import OpenAIError
 
 from tests.support.sdk.batch_files import ENDED, batch_line, create_batch, read_results
+from tests.support.sdk.client import TLS, sdk_client
 from tests.support.servers.worker_processes import TERMINAL, Workers, worker_processes
 
 GOOD = [{"wait_s": 0.1}, {"text": "good"}]
@@ -70,7 +71,7 @@ class Deployment:
             while True:
                 assert self.workers is not None
                 with suppress(httpx.TransportError):
-                    async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+                    async with httpx.AsyncClient(trust_env=False, timeout=5, verify=TLS) as client:
                         answer = await client.request(method, f"{self.workers.url}/v1{path}", **fields)
                         if answer.status_code == 200:
                             return answer.json()
@@ -134,7 +135,7 @@ async def run_batch(
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
     """Return a batch of the lines at its end, and the lines of its output and its errors."""
     assert deployed.workers is not None
-    async with AsyncOpenAI(base_url=f"{deployed.workers.url}/v1", api_key="none", max_retries=9) as client:
+    async with sdk_client(deployed.workers.url, max_retries=9) as client:
         batch_id = (await create_batch(client, lines)).id
     async with asyncio.timeout(120):
         while (batch := await deployed.ask("GET", f"/batches/{batch_id}"))["status"] not in ENDED:  # noqa: ASYNC110 - what is waited for sets no event
@@ -143,7 +144,7 @@ async def run_batch(
     for file_id in (batch["output_file_id"], batch["error_file_id"]):
         while True:
             with suppress(OpenAIError):
-                async with AsyncOpenAI(base_url=f"{deployed.workers.url}/v1", api_key="none") as client:
+                async with sdk_client(deployed.workers.url, max_retries=2) as client:
                     results.append(await read_results(client, file_id))
                     break
             await asyncio.sleep(0.1)

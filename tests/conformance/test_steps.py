@@ -29,8 +29,8 @@ Json = dict[str, Any]
 async def elsewhere(store: Json) -> AsyncGenerator[Workers]:
     """Another worker, which finds at once."""
     model, tool = (
-        {"provider": "tests.support.servers.worker_processes:Stepping"},
-        {"provider": "tests.support.servers.worker_processes:Search"},
+        {"provider": "tests.support.servers.stepping_provider:Stepping"},
+        {"provider": "tests.support.servers.stepping_provider:Search"},
     )
     background = {"background": {"lease_s": 1.5, "poll_s": 0.1}}
     async with serving(model, tool_runtime=tool, kv_store=store, responses=background) as served:

@@ -15,8 +15,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from openai import AsyncOpenAI
 
+from tests.support.sdk.client import sdk_client
 from tests.support.servers.upstream_process import running_upstream
 from tests.support.servers.worker_processes import worker_processes
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of, sum_usage
@@ -72,7 +72,7 @@ async def test_usage_equals_what_the_inference_server_generated(
     async with (
         running_upstream(port),
         worker_processes(tmp_path, shared_store, workers=4, more=build_sections(port)) as workers,
-        AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="sk-root") as root,
+        sdk_client(workers.url, "sk-root", max_retries=2) as root,
     ):
         organization = organization_of(root)
         keys = [(await new_project(organization, LIMITS))[1] for _ in range(PROJECTS)]

@@ -171,7 +171,7 @@ async def read_running(served: Served, project_id: str) -> int:
 
 async def test_calls_of_hosted_tools_are_limited_by_the_day() -> None:
     turns = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"text": "found"}]]
-    search = {"provider": "tests.support.servers.worker_processes:Search", "slow_s": 0}
+    search = {"provider": "tests.support.servers.stepping_provider:Search", "slow_s": 0}
     async with serving(scripted(*turns), more=CHAINED, server={"api_keys": [ROOT]}, tool_runtime=search) as served:
         client, _ = await new_client(served, max_tool_calls_per_1_day=1)
         async with client:

@@ -10,6 +10,7 @@ import pytest
 from providers.accounts.oidc.discovery import find_sign_in
 from providers.accounts.oidc.settings import OpenIDConfig
 from stack.console.files import HEADERS
+from tests.support.sdk.client import TLS
 from tests.support.servers.issuer import AUDIENCE, DISCOVERY, Answer, Issuer, issuing, oidc_section
 from tests.support.servers.serving import serving
 
@@ -37,7 +38,10 @@ async def test_the_page_learns_the_sign_in_of_a_chain_and_nothing_else() -> None
     async with issuing() as issuer:
         publish(issuer, **ENDPOINTS, end_session_endpoint="https://login.example.com/end")
         accounts = chained(issuer, sign_in={**RULE, "scopes": ["openid", "groups"]})
-        async with serving(more=accounts, server=PAGE) as served, httpx2.AsyncClient(base_url=served.url) as client:
+        async with (
+            serving(more=accounts, server=PAGE) as served,
+            httpx2.AsyncClient(base_url=served.url, verify=TLS) as client,
+        ):
             answer = await client.get("/console/sign_in.json")
             assert answer.json() == {
                 "issuer": issuer.url,
@@ -65,7 +69,7 @@ async def test_without_a_client_id_the_page_is_as_it_was() -> None:
         publish(issuer, **ENDPOINTS)
         async with (
             serving(more={"accounts": oidc_section(issuer.url)}, server=PAGE) as served,
-            httpx2.AsyncClient(base_url=served.url) as client,
+            httpx2.AsyncClient(base_url=served.url, verify=TLS) as client,
         ):
             answer = await client.get("/console/sign_in.json")
             assert (answer.status_code, answer.json()) == (200, None)
@@ -78,7 +82,7 @@ async def test_keys_from_a_jwks_url_and_endpoints_from_discovery_are_read_both()
         fields = {"jwks_url": f"{issuer.url}/jwks", "sign_in": {"client_id": "page", "token": "access_token"}}
         async with (
             serving(more={"accounts": oidc_section(issuer.url, **fields)}, server=PAGE) as served,
-            httpx2.AsyncClient(base_url=served.url) as client,
+            httpx2.AsyncClient(base_url=served.url, verify=TLS) as client,
         ):
             answer = (await client.get("/console/sign_in.json")).json()
             assert (answer["token"], answer["client_id"]) == ("access_token", "page")
@@ -91,7 +95,7 @@ async def test_an_issuer_that_is_down_leaves_the_page_and_its_keys(caplog: pytes
         accounts = chained(issuer, sign_in=RULE, min_fetch_interval_s=0.05)
         async with (
             serving(more=accounts, server={**PAGE, "api_keys": ["sk-1"]}) as served,
-            httpx2.AsyncClient(base_url=served.url) as client,
+            httpx2.AsyncClient(base_url=served.url, verify=TLS) as client,
         ):
             answer = await client.get("/console/sign_in.json")
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")

@@ -135,7 +135,7 @@ async def test_each_kind_of_usage_has_true_numbers_or_is_refused_by_name(organiz
     since = int(time.time()) - 86_400
     usage = organization.usage
     turns = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"text": "found"}]]
-    search = {"provider": "tests.support.servers.worker_processes:Search", "slow_s": 0}
+    search = {"provider": "tests.support.servers.stepping_provider:Search", "slow_s": 0}
     async with serving(scripted(*turns), more=PRICED, server={"api_keys": [ROOT]}, tool_runtime=search) as searching:
         own = organization_of(searching.client)
         tools: Any = [{"type": "web_search"}]

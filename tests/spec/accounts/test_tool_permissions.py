@@ -35,7 +35,7 @@ async def served() -> AsyncGenerator[Served]:
         SCRIPTED,
         more={"accounts": {"provider": "stored"}, "files": {"provider": "kv"}},
         responses={"prompts": PROMPTS},
-        tool_runtime={"provider": "tests.support.servers.worker_processes:Search", "slow_s": 0},
+        tool_runtime={"provider": "tests.support.servers.stepping_provider:Search", "slow_s": 0},
     ) as running:
         yield running
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI
 
 from tests.support.sdk.batch_files import batch_line, create_batch, read_results, upload_lines, wait_for_end
+from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.webhook_receiver import receiving
 
@@ -77,7 +77,7 @@ async def test_each_endpoint_answers_its_lines_as_its_route_does(served: Served)
 
 async def test_lines_may_use_hosted_tools() -> None:
     turns = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"text": "found"}]]
-    search = {"provider": "tests.support.servers.worker_processes:Search", "slow_s": 0}
+    search = {"provider": "tests.support.servers.stepping_provider:Search", "slow_s": 0}
     async with serving(scripted(*turns), tool_runtime=search, more=BATCHES) as served:
         # one line, because the script is of the whole server
         batch = await create_batch(served.client, [batch_line("a", tools=[{"type": "web_search"}])])
@@ -146,7 +146,7 @@ async def test_batches_are_listed_newest_first_to_their_tenant_alone() -> None:
         listed = [batch.id async for batch in client.batches.list(limit=2)]
         assert sorted(listed) == sorted(created)
         assert listed == sorted(listed, reverse=True)
-        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-b", max_retries=0) as other:
+        async with sdk_client(served.url, "key-b") as other:
             assert (await other.batches.list()).data == []
             for call in (other.batches.retrieve, other.batches.cancel):
                 with pytest.raises(openai.NotFoundError):

@@ -8,10 +8,10 @@ from typing import Any, get_args
 import httpx
 import openai
 import pytest
-from openai import AsyncOpenAI
 from openai.types import FilePurpose
 
 from apis.storage.kv_store import Delete
+from tests.support.sdk.client import TLS, sdk_client
 from tests.support.servers.serving import Served, serving
 
 FILES: dict[str, Any] = {"files": {"provider": "kv", "max_file_bytes": 2_000_000}}
@@ -138,7 +138,7 @@ async def test_what_is_too_large_is_refused_by_size_and_by_share() -> None:
 async def test_another_tenants_file_is_an_unknown_file() -> None:
     async with serving(more=FILES, server={"api_keys": KEYS}) as served:
         mine = await served.client.files.create(file=("mine.txt", b"secret"), purpose="user_data")
-        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-b", max_retries=0) as other:
+        async with sdk_client(served.url, "key-b") as other:
             assert (await other.files.list()).data == []
             for call in (other.files.retrieve, other.files.content, other.files.delete):
                 with pytest.raises(openai.NotFoundError):
@@ -169,7 +169,7 @@ BROKEN: dict[str, tuple[str, bytes, int]] = {
 @pytest.mark.parametrize("name", BROKEN)
 async def test_a_broken_form_is_refused_and_leaves_nothing(served: Served, name: str) -> None:
     kind, body, status = BROKEN[name]
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, verify=TLS) as client:
         answer = await client.post(f"{served.url}/v1/files", content=body, headers={"content-type": kind})
     assert answer.status_code == status, answer.text
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -193,7 +193,7 @@ async def test_a_file_without_its_last_part_is_cut_off_without_a_traceback(
     made = await served.client.files.create(file=("a.bin", bytes(300_000)), purpose="user_data")
     [_, key] = [key for key, _ in await served.stack.kv_store.scan("default/file_piece/")]
     await served.stack.kv_store.write([Delete(key)])
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(verify=TLS) as client:
         with pytest.raises(httpx.RemoteProtocolError):
             await client.get(f"{served.url}/v1/files/{made.id}/content")
     lines = [record for record in caplog.records if record.levelno >= logging.ERROR]

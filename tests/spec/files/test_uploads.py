@@ -10,6 +10,7 @@ from openai import AsyncOpenAI
 from openai.types import Upload
 
 from providers.uploads.kv import LIFETIME_S, StoredUploads
+from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import Served, serving
 
 FILES: dict[str, Any] = {
@@ -144,7 +145,7 @@ async def test_pending_uploads_count_for_the_quota_of_their_tenant() -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             await begin(client, 1_900_000)
         assert refused.value.code == "storage_quota_exceeded"
-        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-b", max_retries=0) as other:
+        async with sdk_client(served.url, "key-b") as other:
             await begin(other, 1_900_000)
             with pytest.raises(openai.NotFoundError):
                 await add(other, first, b"x")

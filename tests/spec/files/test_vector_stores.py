@@ -7,10 +7,10 @@ from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI
 
 from apis.inference import Inference
 from tests.support.models.hashing import Hashing
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.library import BREAD, POLL_MS, SHIPS, TEXTS, WHALES, filled, found, sections, upload
 from tests.support.servers.serving import Served, serving
 
@@ -233,7 +233,7 @@ async def test_work_goes_on_after_a_restart(tmp_path: Path) -> None:
 async def test_another_tenants_store_is_an_unknown_store(tmp_path: Path) -> None:
     async with serving(more=sections(tmp_path), server={"api_keys": KEYS}) as served:
         store_id, ids = await filled(served.client)
-        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-b", max_retries=0) as other:
+        async with sdk_client(served.url, "key-b") as other:
             stores = other.vector_stores
             mine = await stores.create()
             assert [store.id for store in (await stores.list()).data] == [mine.id]

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, NotFoundError
+from openai import NotFoundError
 
 from tests.support.sdk.answer_shapes import call
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked, create, messages, plain, refusal, responses, stream
 from tests.support.servers.serving import MEMORY, Served, scripted, serving
 
@@ -289,7 +290,7 @@ async def test_another_tenants_ids_are_unknown_ids() -> None:
     async with serving(server={"api_keys": KEYS}, kv_store=MEMORY) as served:
         mine = await create(served)
         item = mine.output[0].id
-        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-of-b", max_retries=0) as client:
+        async with sdk_client(served.url, "key-of-b") as client:
             theirs = Served(client, served.url, served.app, served.streams)
             unknown = "resp_" + "0" * 32
             for found, missing in (

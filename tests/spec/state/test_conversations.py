@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
+from openai import APIStatusError, BadRequestError, NotFoundError
 
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.conversations import NONE, conversations, keys_of, texts, user
 from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses
 from tests.support.servers.serving import MEMORY, serving
@@ -249,7 +250,7 @@ async def test_another_tenants_conversation_is_an_unknown_one() -> None:
         made = await conversations(served).create(items=[user("x", id="msg_1")], metadata={"a": "b"})
         told = await create(served, conversation=made.id)
         before = await served.stack.kv_store.scan("a/")
-        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-of-b", max_retries=0) as client:
+        async with sdk_client(served.url, "key-of-b") as client:
             own = await client.conversations.create()
             errors: list[list[Json]] = []
             for identity, item in ((made.id, told.output[0].id), (NONE, "msg_none")):

@@ -5,10 +5,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from openai import AsyncOpenAI
 
 from apis.storage.kv_store import Delete
 from tests.support.laws.stream_laws import check_frames, check_stream
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked, bare, responses
 from tests.support.servers.serving import Served, scripted, serving
 
@@ -156,7 +156,7 @@ async def test_tenants_and_routes_have_keys_of_their_own() -> None:
     async with serving(server={"api_keys": KEYS}) as served:
         mine = await post(served)
         assert (await post(served, path="/conversations"))[0] == 200
-        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-of-b", max_retries=0) as client:
+        async with sdk_client(served.url, "key-of-b") as client:
             theirs = await client.responses.create(model="scripted", input="hi", extra_headers={"Idempotency-Key": "k"})
         assert theirs.id.encode() not in mine[1]
         assert len(asked(served)) == 2

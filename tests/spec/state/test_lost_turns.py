@@ -15,7 +15,7 @@ from tests.support.servers.serving import Served, scripted, serving
 LOST: Script = [{"reasoning": "hm"}, {"text": ["one ", "two "]}, {"wait_s": 30}, {"text": "three"}]
 WHOLE: Script = [{"text": ["four ", "five"]}]
 BACKGROUND = {"background": {"poll_s": 0.05, "lease_s": 1}}
-SEARCH = {"provider": "tests.support.servers.worker_processes:Search"}
+SEARCH = {"provider": "tests.support.servers.stepping_provider:Search"}
 
 
 async def wait_for_event(served: Served, response_id: str, text: bytes) -> None:

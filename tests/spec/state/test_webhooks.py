@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, InvalidWebhookSignatureError
+from openai import InvalidWebhookSignatureError
 
 from apis.errors import ConfigError
 from stack.config import StackConfig
 from stack.wiring import wire_providers, wiring_lines
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import create, responses
 from tests.support.servers.serving import MEMORY, SCRIPTED, Served, scripted, serving
 from tests.support.servers.webhook_receiver import SECRET, receiving
@@ -77,7 +78,7 @@ async def test_each_tenant_is_told_of_its_own() -> None:
         hooks = told(receiver.hook(tenant="a"), other.hook(tenant="b"))
         async with serving(responses=hooks, server={"api_keys": KEYS}) as served:
             mine = await begin(served)
-            async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-of-b", max_retries=0) as client:
+            async with sdk_client(served.url, "key-of-b") as client:
                 theirs = await client.responses.create(model="scripted", input="hi", background=True)
             assert [event.data.id for event in await receiver.come(1)] == [mine.id]
             assert [event.data.id for event in await other.come(1)] == [theirs.id]

@@ -16,6 +16,7 @@ from tests.spec.tools.test_web_search import TOOL as WEB_SEARCH
 from tests.spec.tools.test_web_search import search, searching
 from tests.support.laws.telemetry_laws import check_all
 from tests.support.sdk.answer_shapes import Script, call, function
+from tests.support.sdk.client import TLS
 from tests.support.sdk.file_search_stack import filing, store_of
 from tests.support.sdk.requests import create, responses, stream
 from tests.support.servers.mcp_server import LOOPBACK, RealServer
@@ -99,7 +100,7 @@ async def test_other_routes_have_spans_and_count_no_tokens_twice(otlp: OtlpRecei
         await served.client.models.list()
         await served.client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "hi"}])
         await responses(served).delete(made.id)
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(verify=TLS) as http:
             assert (await http.get(f"{served.url}/healthz")).status_code == 200
             assert (await http.get(f"{served.url}/nowhere")).status_code == 404
             assert (await http.post(f"{served.url}/v1/responses", json={"model": 1})).status_code == 400

@@ -21,6 +21,7 @@ from stack.telemetry.switches import read_switches
 from tests.spec.telemetry.test_runs import DONE
 from tests.spec.tools.test_web_search import TOOL, search, searching
 from tests.support.laws.telemetry_laws import check_all
+from tests.support.sdk.client import TLS
 from tests.support.sdk.requests import create
 from tests.support.servers.otlp_receiver import OtlpReceiver
 from tests.support.servers.serving import scripted, serving
@@ -209,7 +210,7 @@ async def test_a_receiver_that_fails_costs_a_count_and_no_request(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     async with serving(server={"metrics": "open"}) as served:
         await asyncio.gather(*(create(served) for _ in range(12)))
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(verify=TLS) as http:
             for _ in range(200):
                 if DROPPED.search((await http.get(f"{served.url}/metrics")).text):
                     break

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
 
 from apis.inference import Model
 from providers.inference.scripted import Scripted
 from tests.providers.tool_runtime.python.test_python import ENDLESS, SessionLog, session_log
 from tests.support.sdk.answer_shapes import Script, call, function
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked, create, messages, refusal, stream
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
@@ -294,7 +294,7 @@ async def test_another_tenants_container_is_an_unknown_one() -> None:
         named = {**TOOL, "container": first.output[0].container_id}
         errors: list[Json] = []
         for key in ("key-of-b", "key-of-a2"):
-            async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0) as client:
+            async with sdk_client(served.url, key) as client:
                 client_of = Served(client, served.url, served.app, served.streams)
                 if key == "key-of-b":
                     unknown = {**TOOL, "container": "cntr_" + "0" * 32}

@@ -9,10 +9,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
+from openai import APIStatusError, BadRequestError, NotFoundError
 
 from tests.providers.tool_runtime.python.test_python import SessionLog, session_log
 from tests.support.sdk.answer_shapes import Script, call
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import bare, create, messages
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
@@ -135,7 +136,7 @@ async def test_another_tenants_containers_are_unknown_ones() -> None:
     async with keeping(server={"api_keys": KEYS}) as served:
         mine = (await containers(served).create(name="mine")).id
         file = (await containers(served).files.create(mine, file=("f", b"1"))).id
-        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-of-b", max_retries=0) as client:
+        async with sdk_client(served.url, "key-of-b") as client:
             assert (await client.containers.list()).data == []
             for container in (mine, "cntr_" + "0" * 32):
                 for asking in (

@@ -10,9 +10,10 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, NotFoundError
+from openai import NotFoundError
 
 from tests.providers.tool_runtime.python.test_python import ENDLESS, SessionLog, session_log
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import bare, create, refusal
 from tests.support.servers.serving import Served, serving
 from tests.support.servers.worker_processes import Workers, worker_processes
@@ -181,7 +182,7 @@ async def test_another_tenants_container_is_an_unknown_one_through_either(tmp_pa
     async with two(tmp_path, server={"api_keys": KEYS}) as (one, other):
         mine = (await one.client.containers.create(name="mine")).id
         for served in (one, other):
-            async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-of-b", max_retries=0) as client:
+            async with sdk_client(served.url, "key-of-b") as client:
                 theirs = Served(client, served.url, served.app, served.streams)
                 assert (await client.containers.list()).data == []
                 for asking in (client.containers.retrieve(mine), client.containers.delete(mine)):

@@ -11,6 +11,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from providers.inference.scripted import Scripted
 from tests.support.laws.stream_laws import check_stream
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked, bare, create, messages, responses, stream
 from tests.support.sdk.websockets import TERMINAL, talking
 from tests.support.servers.serving import Served, scripted, serving
@@ -331,7 +332,7 @@ async def test_a_drain_ends_what_runs_and_closes_with_service_restart() -> None:
 
 
 def stranger(served: Served, key: str) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
+    return sdk_client(served.url, key)
 
 
 async def test_without_a_known_key_nobody_comes_in() -> None:

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
 
 from apis.chat import TENANT_SALT_PREFIX, ChatRequest, Message
 from apis.errors import Unsupported
 from providers.inference.chat_completions.body import ChatDialect, request_to_body
 from stack.http.cache_salts import CacheSalts
 from stack.server_config import HttpServerConfig
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, serving
@@ -28,7 +28,7 @@ def salts(*keys: dict[str, str]) -> CacheSalts:
 async def ask_everywhere(served: Served, key: str, **fields: Any) -> set[str | None]:
     """The salts that the model was asked with, by one tenant, in every way there is."""
     before = len(asked(served))
-    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0) as client:
+    async with sdk_client(served.url, key) as client:
         made = await client.responses.create(model="scripted", input="hi", extra_body=fields)
         await client.responses.create(model="scripted", input="ho", previous_response_id=made.id, extra_body=fields)
         said: Any = [{"role": "user", "content": "hi"}]

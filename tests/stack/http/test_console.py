@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from stack.console.files import FOLDER, HEADERS
+from tests.support.sdk.client import TLS
 from tests.support.servers.serving import serving
 
 MOST_BYTES = 150_000
@@ -17,7 +18,7 @@ KEYED = {"api_keys": ["sk-1"]}
 
 
 async def test_a_server_without_keys_serves_the_page() -> None:
-    async with serving() as served, httpx2.AsyncClient(base_url=served.url) as client:
+    async with serving() as served, httpx2.AsyncClient(base_url=served.url, verify=TLS) as client:
         page = await client.get("/")
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert page.headers["content-security-policy"] == HEADERS["content-security-policy"]
@@ -35,7 +36,7 @@ async def test_a_server_without_keys_serves_the_page() -> None:
     ("server", "status"), [(KEYED, 401), ({**KEYED, "console": True}, 200), ({"console": False}, 404)]
 )
 async def test_a_server_with_keys_serves_it_when_it_is_asked_to(server: dict[str, object], status: int) -> None:
-    async with serving(server=server) as served, httpx2.AsyncClient(base_url=served.url) as client:
+    async with serving(server=server) as served, httpx2.AsyncClient(base_url=served.url, verify=TLS) as client:
         assert (await client.get("/")).status_code == status
 
 

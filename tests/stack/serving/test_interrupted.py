@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.support.damage import stored_keys
+from tests.support.sdk.client import TLS
 from tests.support.sdk.requests import responses
 from tests.support.servers.serving import scripted, serving
 
@@ -59,7 +60,10 @@ async def running_server(folder: Path, workers: int) -> AsyncGenerator[tuple[asy
 async def test_an_interrupted_server_ends_its_background_responses_at_once(workers: int, tmp_path: Path) -> None:
     """U4: counted in the line, handed back or failed, without a dump of threads, with exit code 0."""
     database = tmp_path / "store.db"
-    async with running_server(tmp_path, workers) as (process, url), httpx.AsyncClient(trust_env=False) as client:
+    async with (
+        running_server(tmp_path, workers) as (process, url),
+        httpx.AsyncClient(trust_env=False, verify=TLS) as client,
+    ):
         body = {"model": "scripted", "input": "hi", "background": True}
         unread, read = [(await client.post(f"{url}/v1/responses", json=body)).json()["id"] for _ in range(2)]
         async with client.stream("GET", f"{url}/v1/responses/{read}?stream=true") as stream:
@@ -105,6 +109,6 @@ async def test_workers_that_cannot_start_are_started_less_and_less_often(tmp_pat
         async with asyncio.timeout(60):
             while "in 8 s at most" not in (said := (tmp_path / "log").read_text()):  # noqa: ASYNC110 - what is waited for sets no event
                 await asyncio.sleep(0.1)
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=TLS) as client:
             assert (await client.get(f"{url}/healthz")).status_code == 200
     assert re.findall(r"in (\d) s at most", said) == ["1", "2", "4", "8"]

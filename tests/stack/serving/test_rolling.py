@@ -17,9 +17,9 @@ import aiohttp
 import httpx
 import psutil
 import pytest
-from openai import AsyncOpenAI
 
 from tests.support.laws.stream_laws import check_frames, check_stream
+from tests.support.sdk.client import TLS, sdk_client
 from tests.support.servers.worker_processes import Workers, worker_processes
 
 ROLLS = int(os.environ.get("STACK_ROLLS", "1"))
@@ -43,7 +43,7 @@ async def seconds_until(told: Any) -> float:
 
 async def is_unready(workers: Workers) -> bool:
     try:
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=TLS) as client:
             return (await client.get(f"{workers.url}/readyz")).status_code == 503
     except httpx.TransportError:  # it has ended already
         return True
@@ -58,7 +58,7 @@ async def test_a_drained_stack_finishes_what_is_asked_and_hands_over_the_rest(tm
     ):
         body = {"model": "scripted", "input": "a stream", "stream": True}
         async with (
-            httpx.AsyncClient(trust_env=False, timeout=20) as client,
+            httpx.AsyncClient(trust_env=False, timeout=20, verify=TLS) as client,
             client.stream("POST", f"{leaving.url}/v1/responses", json=body) as foreground,
         ):
             lines = foreground.aiter_lines()
@@ -122,7 +122,7 @@ class Clients:
                 writer.close()
 
     async def patient(self) -> None:
-        async with AsyncOpenAI(base_url=f"{self._url}/v1", api_key="none", timeout=20) as client:
+        async with sdk_client(self._url, max_retries=2, timeout_s=20) as client:
             while True:
                 answer = await client.responses.create(model="scripted", input="hi")
                 self.came[f"sdk {answer.status}"] += 1

@@ -25,6 +25,7 @@ from apis.errors import ConfigError
 from stack.server_config import HttpServerConfig
 from stack.serving.connection import HttpServerConnection
 from stack.serving.listener import bind_listener, listener_url
+from tests.support.sdk.client import TLS
 
 BOUND_S = 60.0
 # Far more than it takes and far less than the default grace period, on however busy a machine.
@@ -133,7 +134,7 @@ async def streaming(at: str) -> AsyncGenerator[Stream]:
 
 
 async def status(at: str) -> int:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, verify=TLS) as client:
         return (await client.get(at)).status_code
 
 
@@ -147,7 +148,7 @@ async def until_draining(at: str) -> float:
 
 
 async def pid(at: str) -> int:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, verify=TLS) as client:
         return int((await client.get(f"{at}/pid")).text)
 
 
@@ -192,7 +193,7 @@ async def test_a_draining_server_finishes_its_streams_and_then_refuses_connectio
     async with serving(tmp_path) as running, streaming(running.url) as stream:
         running.signal(number)
         assert await until_draining(running.url) < SOON_S
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=TLS) as client:
             late = await client.get(f"{running.url}/pid")
         assert (late.status_code, late.headers["connection"]) == (200, "close")
         while not await refuses_connections(running.url):  # noqa: ASYNC110  # another process sets no event

@@ -11,6 +11,7 @@ from typing import Any, Final
 import httpx2
 import yaml
 
+from tests.support.sdk.client import TLS
 from tests.support.servers.ports import free_port
 
 PROMETHEUS: Final = shutil.which("prometheus")
@@ -57,7 +58,7 @@ async def running_prometheus(folder: Path, config: Path, target: str) -> AsyncGe
         "--log.level=warn",
     )
     try:
-        async with httpx2.AsyncClient(timeout=10) as client, asyncio.timeout(60):
+        async with httpx2.AsyncClient(timeout=10, verify=TLS) as client, asyncio.timeout(60):
             while True:
                 try:
                     if (await client.get(f"http://127.0.0.1:{port}/-/ready")).status_code == 200:
@@ -66,7 +67,7 @@ async def running_prometheus(folder: Path, config: Path, target: str) -> AsyncGe
                     pass
                 assert process.returncode is None, "Prometheus ended before it was ready"
                 await asyncio.sleep(0.1)
-        async with httpx2.AsyncClient(timeout=10) as client:
+        async with httpx2.AsyncClient(timeout=10, verify=TLS) as client:
             yield Prometheus(f"http://127.0.0.1:{port}", client)
     finally:
         if process.returncode is None:

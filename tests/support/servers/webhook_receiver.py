@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
+
+from tests.support.sdk.client import TLS
 
 SECRET = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw" * 2
 
@@ -54,7 +56,7 @@ class Receiver:
         return [(headers["webhook-id"], json.loads(body)["data"]["id"]) for headers, body in self.requests]
 
     def unwrap(self, headers: Mapping[str, str], body: bytes, secret: str = SECRET) -> Any:
-        with OpenAI(api_key="none") as client:
+        with OpenAI(api_key="none", http_client=DefaultHttpxClient(verify=TLS)) as client:
             return client.webhooks.unwrap(body, headers, secret=secret)
 
     def hook(self, **fields: Any) -> dict[str, Any]:

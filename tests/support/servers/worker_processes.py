@@ -4,8 +4,8 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,69 +13,19 @@ from typing import Any
 import httpx
 import psutil
 import yaml
-from pydantic import TypeAdapter
 
-from apis.chat import ChatRequest
-from apis.deltas import DeltaBatch
-from apis.provider import Provider
-from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime, ToolSpec
-from providers.inference.scripted import AnyScriptLine, Scripted
 from tests.support.laws.stream_laws import check_frames, check_stream
+from tests.support.sdk.client import TLS
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 100.0
+STEPPING = "tests.support.servers.stepping_provider"
 TERMINAL = ("completed", "incomplete", "failed", "cancelled")
 TURNS: list[list[dict[str, Any]]] = [
     [{"text": ["a "] * 30}, {"wait_s": 0.3}, {"text": ["b "] * 30}, {"wait_s": 0.6}, {"text": ["c "] * 30}],
     [{"wait_s": 0.8}, {"reasoning": ["hm "] * 20}, {"wait_s": 0.2}, {"text": "done"}],
     [{"reasoning": "x"}, {"calls": [{"call": "f", "arguments": ['{"a":', "1}"]}, {"call": "g", "arguments": "{}"}]}],
 ]
-PLAYS: dict[str, list[list[dict[str, Any]]]] = {
-    "search": [
-        [{"reasoning": ["hm "] * 5}, {"call": "web_search", "arguments": '{"query": "slow"}'}],
-        [
-            {"wait_s": 0.3},
-            {"calls": [{"call": "web_search", "arguments": f'{{"query": "{query}"}}'} for query in ("a", "lazy")]},
-        ],
-        [{"wait_s": 1}, {"text": ["found "] * 20}, {"wait_s": 0.5}, {"text": "it"}],
-    ]
-}
-PLAYS["meet"] = PLAYS["search"][1:]
-PLAYS["wait"] = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"wait_s": 2}, {"text": ["found "] * 20}]]
-PLAYS["tell"] = [*PLAYS["wait"][:1], [{"text": ["found "] * 20}, {"wait_s": 2}, {"text": "it"}]]
-"""By the first word of the input, whichever process plays it: the turn that follows on as many answers of its own."""
-
-
-class Stepping(Scripted):
-    """Plays its own turns, and PLAYS where they are asked for."""
-
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        model: Scripted = super()
-        if play := PLAYS.get(str(request.messages[0].content).partition(" ")[0]):
-            turn = play[sum(message.role == "assistant" for message in request.messages)]
-            model = Scripted(Scripted.Config(turns=[TypeAdapter(list[AnyScriptLine]).validate_python(turn)]))
-        async with aclosing(model.chat(request)) as steps:
-            async for step in steps:
-                yield step
-
-
-class Search(ToolRuntime):
-    """Finds a page for every query, and takes `slow_s` for some."""
-
-    class Config(Provider.Config):
-        slow_s: float = 0.5
-
-    def __init__(self, config: Config) -> None:
-        self._slow_s = config.slow_s
-
-    def tools(self) -> Sequence[ToolSpec]:
-        return [ToolSpec("search", "Searches.", {"type": "object", "properties": {"query": {"type": "string"}}})]
-
-    async def call(self, call: ToolCall) -> ToolResult:
-        query: str = call.arguments["query"]
-        if query in ("slow", "lazy"):
-            await asyncio.sleep(self._slow_s)
-        return ToolResult("", [Source(f"https://example.com/{query}", query, f"About {query}.")])
 
 
 @dataclass
@@ -99,7 +49,7 @@ class Workers:
         async with asyncio.timeout(60):
             while True:
                 try:
-                    async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+                    async with httpx.AsyncClient(trust_env=False, timeout=5, verify=TLS) as client:
                         return await client.request(method, f"{self.url}/v1{path}", **fields)
                 except httpx.TransportError:
                     await asyncio.sleep(0.05)
@@ -108,7 +58,7 @@ class Workers:
         """A background response's id, if the server has acknowledged it."""
         body = {"model": "scripted", "input": text, "background": True, "tools": TOOLS, **fields}
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
+            async with httpx.AsyncClient(trust_env=False, timeout=20, verify=TLS) as client:
                 answer = await client.post(f"{self.url}/v1/responses", json=body)
                 answer.raise_for_status()
                 return answer.json()["id"]
@@ -130,7 +80,7 @@ class Workers:
         told = b""
         async with (
             asyncio.timeout(20),
-            httpx.AsyncClient(trust_env=False) as client,
+            httpx.AsyncClient(trust_env=False, verify=TLS) as client,
             client.stream("GET", f"{self.url}/v1/responses/{response_id}?stream=true", timeout=20) as answer,
         ):
             async for line in answer.aiter_lines():
@@ -171,8 +121,8 @@ async def worker_processes(
     `more` sections take the place of these."""
     config = {
         "server": {"log_level": "info"},
-        "inference": {"provider": f"{__name__}:Stepping", "turns": TURNS},
-        "tool_runtime": {"provider": f"{__name__}:Search", "slow_s": slow_s},
+        "inference": {"provider": f"{STEPPING}:Stepping", "turns": TURNS},
+        "tool_runtime": {"provider": f"{STEPPING}:Search", "slow_s": slow_s},
         "kv_store": dict(kv_store),
         "responses": {"provider": "loop", "background": {"lease_s": 1.5, "poll_s": 0.1}},
         **(more or {}),
