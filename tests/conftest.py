@@ -5,6 +5,7 @@ import gc
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -27,6 +28,13 @@ MAY_BLOCK: Final = (
     ("torch_backend/machine.py", ("free_bytes",)),
 )
 """Functions, by their files, that may block the event loop; each with its reason."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore the folders of one mark where `-m` excludes that mark: each process would import what they alone need."""
+    excluded = {f"not {name}" for name in ("console", "live")} & set(config.option.markexpr.split(" and "))
+    is_ignored = f"not {collection_path.name}" in excluded and collection_path.parent == Path(__file__).parent
+    return is_ignored or None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -56,9 +56,12 @@ def names(file: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
 
 
-def prose(file: Path) -> Iterator[tuple[int, str]]:
-    yield from docstrings(file)
-    yield from comments(file.read_text())
+def prose_with(words: re.Pattern[str], file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the prose of a file that has one of the words somewhere. The others are not parsed for comments."""
+    text = file.read_text()
+    if words.search(text):
+        yield from docstrings(file)
+        yield from comments(text)
 
 
 def where(file: Path, line: int, word: str) -> str:
@@ -67,7 +70,12 @@ def where(file: Path, line: int, word: str) -> str:
 
 def test_prose_avoids_the_words_of_the_list() -> None:
     files = python_files(*PRODUCT)
-    hits = [where(file, line, word) for file in files for line, text in prose(file) for word in PROSE.findall(text)]
+    hits = [
+        where(file, line, word)
+        for file in files
+        for line, text in prose_with(PROSE, file)
+        for word in PROSE.findall(text)
+    ]
     assert len(hits) < MAX_OCCURRENCES, hits
 
 
