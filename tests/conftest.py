@@ -28,6 +28,8 @@ MAY_BLOCK: Final = (
     ("torch_backend/machine.py", ("free_bytes",)),
 )
 """Functions, by their files, that may block the event loop; each with its reason."""
+LONG_FILES: Final = ("stack/serving/test_serve.py", "test_documents.py", "test_linear_regexes.py", "test_structure.py")
+"""Files that take half a minute and would come last: one process would still be at them when the others have ended."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -35,6 +37,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     excluded = {f"not {name}" for name in ("console", "live")} & set(config.option.markexpr.split(" and "))
     is_ignored = f"not {collection_path.name}" in excluded and collection_path.parent == Path(__file__).parent
     return is_ignored or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with LONG_FILES, and keep the order of all others."""
+    long_files = {Path(__file__).parent / name for name in LONG_FILES}
+    items.sort(key=lambda item: item.path not in long_files)
 
 
 @pytest.hookimpl(wrapper=True)
