@@ -117,7 +117,7 @@ async def claim_block(
         block = decode_record(entry, BlockRecord)
     block.first_line, block.line_count = find_lines(name, block)
     if block.begun and block.worker != worker:
-        done = (await load_counts(kv, ref, name)).done
+        done = (await load_counts(kv, ref, name, (block.first_line, block.line_count))).done
         for number in set(block.begun).difference(done):
             block.losses[number] = block.losses.get(number, 0) + 1
     block.begun, block.worker = [], worker
@@ -198,7 +198,7 @@ class BlockExecution:
     async def _load_lines(self) -> dict[int, bytes]:
         """Return the lines without a result, by their numbers."""
         ref = self._claim.ref
-        self._counts = await load_counts(self._kv, ref, self._claim.name)
+        self._counts = await load_counts(self._kv, ref, self._claim.name, (self._first_line, self._line_count))
         try:
             input_entry = await self._kv.get(f"{ref.data_prefix('input')}{self._claim.name}")
             if input_entry is None:
