@@ -142,11 +142,12 @@ class FairShare:
         use = self._tenants.get(tenant)
         return use.used if use else 0
 
-    def try_acquire(self, tenant: str) -> Place | None:
-        """Return a place, or None if `tenant` would have to wait for one."""
+    def try_acquire(self, tenant: str, *, at_least: int = 0) -> Place | None:
+        """Return a place, or None if `tenant` would have to wait for one. It may use `at_least` so many places, where
+        they are free, even if its share is smaller."""
         self._notice(tenant)
         use = self._tenants.get(tenant)
-        if self._used >= self._places or (use and (use.waiters or use.used >= self._tenant_limit)):
+        if self._used >= self._places or (use and (use.waiters or use.used >= max(self._tenant_limit, at_least))):
             return None
         return self._take_place(tenant)
 

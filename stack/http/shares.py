@@ -24,7 +24,7 @@ class RequestShares:
     def __init__(self, config: HttpServerConfig, free_disk_bytes: int, *, several_tenants: bool = False) -> None:
         """`free_disk_bytes` are those of the temporary folder."""
         places = config.max_bodies_bytes // _PLACE_BYTES
-        one_body = config.max_body_bytes // _PLACE_BYTES + 1
+        one_body = _count_places(config.max_body_bytes)
         self._bodies = FairShare(
             "bodies in progress",
             places,
@@ -32,6 +32,8 @@ class RequestShares:
             several_tenants=several_tenants,
         )
         places = max(1, min(config.max_uploads_bytes, int(free_disk_bytes * _DISK_PART)) // _PLACE_BYTES)
+        self.max_upload_bytes = places * _PLACE_BYTES
+        """The largest upload that there can ever be room for."""
         self._uploads = FairShare("uploads in progress", places, several_tenants=several_tenants)
         self._streams = FairShare("streams", config.max_streams)
         self._websockets = FairShare("WebSockets", config.max_websockets)
@@ -47,10 +49,12 @@ class RequestShares:
         if size_bytes > _UNCOUNTED_BYTES:
             _cover(places, size_bytes, self._bodies, tenant, "max_bodies_bytes")
 
-    def cover_upload(self, places: list[Place], size_bytes: int, tenant: str) -> None:
+    def cover_upload(self, places: list[Place], size_bytes: int, tenant: str, *, max_bytes: int) -> None:
         """Add to `places` until they cover so many bytes of an upload, which lie in the temporary folder until
-        the request is over. Raises Overloaded."""
-        _cover(places, size_bytes, self._uploads, tenant, "max_uploads_bytes")
+        the request is over. The only upload of a tenant may have `max_bytes`, the limit of its route, even if half of
+        the room is less. Raises Overloaded."""
+        at_least = _count_places(max_bytes) if self._uploads.used_by(tenant) == len(places) else 0
+        _cover(places, size_bytes, self._uploads, tenant, "max_uploads_bytes", at_least=at_least)
 
     def open_stream(self, tenant: str) -> Place:
         """Return a place for an event stream. Raises RateLimited."""
@@ -66,9 +70,15 @@ def read_free_disk_bytes() -> int:
     return shutil.disk_usage(tempfile.gettempdir()).free
 
 
-def _cover(places: list[Place], size_bytes: int, share: FairShare, tenant: str, setting: str) -> None:
-    while len(places) * _PLACE_BYTES < size_bytes:
-        place = share.try_acquire(tenant)
+def _count_places(size_bytes: int) -> int:
+    return -(-size_bytes // _PLACE_BYTES)
+
+
+def _cover(
+    places: list[Place], size_bytes: int, share: FairShare, tenant: str, setting: str, *, at_least: int = 0
+) -> None:
+    while len(places) < _count_places(size_bytes):
+        place = share.try_acquire(tenant, at_least=at_least)
         if place is None:
             raise Overloaded(
                 f"The bodies of the requests in progress are too large together (`server.{setting}`). Try again when "

@@ -234,11 +234,13 @@ async def _stream_upload(http: Request, max_bytes: int, setting: str | None) -> 
     """Yield the chunks of an upload once its tenant has room for them among the temporary files. Raises
     PayloadTooLarge and Overloaded."""
     context, shares = get_context(http.scope), get_services(http.scope).shares
+    if max_bytes > shares.max_upload_bytes:
+        max_bytes, setting = shares.max_upload_bytes, "server.max_uploads_bytes"
     size_bytes = 0
     async with aclosing(stream_body(http, max_bytes, setting)) as chunks:
         async for chunk in chunks:
             size_bytes += len(chunk)
-            shares.cover_upload(context.body_places, size_bytes, context.tenant)
+            shares.cover_upload(context.body_places, size_bytes, context.tenant, max_bytes=max_bytes)
             yield chunk
 
 

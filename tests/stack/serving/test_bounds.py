@@ -334,6 +334,27 @@ async def test_uploads_in_progress_share_the_disk() -> None:
         assert shares._uploads.used == 0
 
 
+async def test_one_file_has_room_however_small_the_share_of_its_tenant_is() -> None:
+    """S15: the only upload of a tenant may be of the largest size, and leaves the rest to others; a file for which there
+    is never room is a 413."""
+    limits = {"max_uploads_bytes": 6 * MIB, "api_keys": KEYS}
+    files = {"provider": "kv", "max_file_bytes": 4 * MIB}
+    async with serving(server=limits, more={"files": files}) as served:
+        assert (await send(served.url, upload(served.url, 4 * MIB, "sk-one"))).status == 200
+        async with connection(served.url) as (_, writer):
+            writer.write(upload(served.url, int(3.9 * MIB), "sk-one", is_whole=False))
+            shares = served.app.state.services.shares
+            async with asyncio.timeout(10):
+                while shares._uploads.used < 4:  # noqa: ASYNC110  # a share sets no event
+                    await asyncio.sleep(0.01)
+            check_error(await send(served.url, upload(served.url, 2 * MIB, "sk-one")), 503)
+            assert (await send(served.url, upload(served.url, MIB, "sk-two"))).status == 200
+    async with serving(server={**limits, "max_uploads_bytes": 3 * MIB}, more={"files": files}) as served:
+        refused = check_error(await send(served.url, upload(served.url, 4 * MIB, "sk-one")), 413)
+        assert "server.max_uploads_bytes" in refused["message"]
+        assert (await send(served.url, upload(served.url, int(2.9 * MIB), "sk-one"))).status == 200
+
+
 async def test_an_upload_without_room_on_the_disk_is_a_503(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
