@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from time import monotonic
 from typing import Final
 
 import msgspec
@@ -51,7 +52,11 @@ class HostedCallRunner:
         async def run_in_slot(call: HostedCall) -> None:
             async with slots:
                 with tool_span(call) as span:
-                    await self._run_call(call, queue.put_nowait, span)
+                    started_at, outcome = monotonic(), "cancelled"
+                    try:
+                        outcome = await self._run_call(call, queue.put_nowait, span)
+                    finally:
+                        self._log_call(call, monotonic() - started_at, outcome)
 
         tasks = [asyncio.create_task(run_in_slot(call)) for call in calls]
         for task in tasks:
@@ -72,15 +77,19 @@ class HostedCallRunner:
             if tasks:
                 await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
 
-    async def _run_call(self, call: HostedCall, emit: Callable[[EventBatch], None], span: Span) -> None:
-        """Run one call to its end. A failed tool raises nothing: its error is the result that the model reads."""
+    def _log_call(self, call: HostedCall, elapsed_s: float, outcome: str) -> None:
+        name, response_id = one_line(call.name or call.item_type), self._output.ids.response_id
+        _log.info("the call %s of the tool %s in %s took %.3f s: %s", call.id, name, response_id, elapsed_s, outcome)
+
+    async def _run_call(self, call: HostedCall, emit: Callable[[EventBatch], None], span: Span) -> str:
+        """Run one call to its end, and return the outcome for the log. A failed tool raises nothing: its error is the
+        result that the model reads."""
         limit_s = call.timeout_s or self._limits.tool_timeout_s
-        done = False
+        outcome = ""
         try:
             async with asyncio.timeout(limit_s), aclosing(call.run(self._output)) as batches:
                 async for events in batches:
-                    if not done and _ends_call(events, call):
-                        done = True
+                    if not outcome and (outcome := _find_outcome(events, call)):
                         self._record_result(call)
                     emit(events)
             failure, error_type = ToolFailed("The tool ended without a result."), "no_result"
@@ -94,15 +103,19 @@ class HostedCallRunner:
             error_type = error_type_of(exc)
             _log.exception("the tool %s failed on a bug", call.name)
             failure = ToolFailed("The tool failed on an error of its own.")
-        if not done:
+        if not outcome:
             span.fail(error_type)
-            _log.info("a call of the tool %s failed: %s", call.name or call.item_type, one_line(failure.message)[:300])
+            outcome = f"failed: {one_line(failure.message)[:300]}"
             events = call.fail(failure)
             self._record_result(call)
             emit(events)
+        return outcome
 
 
-def _ends_call(events: EventBatch, call: HostedCall) -> bool:
-    return any(
-        isinstance(event, ResponseOutputItemDoneEvent) and event.output_index == call.last_index for event in events
-    )
+def _find_outcome(events: EventBatch, call: HostedCall) -> str:
+    """Return the status of the call's item if the call ends with these events."""
+    for event in events:
+        if isinstance(event, ResponseOutputItemDoneEvent) and event.output_index == call.last_index:
+            is_failed = getattr(event.item, "error", None) is not None
+            return "failed" if is_failed else getattr(event.item, "status", None) or "completed"
+    return ""

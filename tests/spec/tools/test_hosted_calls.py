@@ -1,6 +1,8 @@
 """Calls of the server's own tools: side by side, bounded, and what becomes of those that cannot be made."""
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -84,6 +86,30 @@ async def test_a_call_that_takes_too_long_is_stopped_and_the_model_is_told() -> 
     assert "longer than 0.2 s" in told["c0"]
     assert told["c1"].startswith("[1] b")
     assert tool.running == 0
+
+
+async def test_each_call_of_a_tool_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """G-A14: with its tool, ids, time and outcome, and without its arguments; also one that was cancelled."""
+    caplog.set_level(logging.INFO)
+    line = re.compile(r"the call (\S+) of the tool (\S+) in (\S+) took \d\.\d{3} s: (.*)")
+    async with meeting(together("secret", "words"), DONE, size=2) as (served, _):
+        response = await create(served, tools=[TOOL])
+    ids = [item.id for item in response.output if item.type == "web_search_call"]
+    logged = [found.groups() for record in caplog.records if (found := line.fullmatch(record.getMessage()))]
+    assert sorted(logged) == [(item_id, "web_search", response.id, "completed") for item_id in sorted(ids)]
+    caplog.clear()
+    async with meeting([search("secret")], size=2) as (served, tool):
+        async with asyncio.timeout(10):
+            async with await create(served, tools=[TOOL], stream=True) as events:
+                async for event in events:
+                    if event.type == "response.web_search_call.searching":
+                        break
+            while tool.running or not tool.queries:  # noqa: ASYNC110 - a call that is cancelled sets no event
+                await asyncio.sleep(0.01)
+    logged = [found.groups() for record in caplog.records if (found := line.fullmatch(record.getMessage()))]
+    assert [outcome for *_, outcome in logged] == ["cancelled"]
+    assert "secret" not in caplog.text
+    assert tool.queries == ["secret"]
 
 
 async def test_the_bug_of_a_tool_is_told_without_its_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -335,8 +335,8 @@ async def test_uploads_in_progress_share_the_disk() -> None:
 
 
 async def test_one_file_has_room_however_small_the_share_of_its_tenant_is() -> None:
-    """S15: the only upload of a tenant may be of the largest size, and leaves the rest to others; a file for which there
-    is never room is a 413."""
+    """S15: the only upload of a tenant may be of the largest size, and leaves the rest to others; a file for which
+    there is never room is a 413."""
     limits = {"max_uploads_bytes": 6 * MIB, "api_keys": KEYS}
     files = {"provider": "kv", "max_file_bytes": 4 * MIB}
     async with serving(server=limits, more={"files": files}) as served:
