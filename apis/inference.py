@@ -74,6 +74,11 @@ class ModelNames:
     shared: frozenset[str] = frozenset()
     is_listed: bool | None = None
 
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The names other than `name`, those first that reach this model alone."""
+        return (*sorted(self.names - {self.name}), *sorted(self.shared))
+
 
 class CallAttempts:
     """Progress of one model call: `is_sent` once it is sent to a server that answers with a status, `has_failed` after

@@ -14,6 +14,7 @@ from openai.types.vector_store_search_response import VectorStoreSearchResponse
 from openai.types.vector_stores import FileContentResponse, VectorStoreFile, VectorStoreFileBatch
 from pydantic import Field
 
+from apis.accounts.accounts import Accounts
 from apis.documents.files import Files
 from apis.documents.reader import Reader
 from apis.documents.vector_index import VectorIndex
@@ -72,7 +73,7 @@ class Hybrid(VectorStores):
         max_text_chars: int = Field(default=5_000_000, ge=1000, le=50_000_000)
         lease_s: float = Field(default=30.0, gt=0, le=3600)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - every API that it builds on is one argument
         self,
         config: Config,
         files: Files,
@@ -80,6 +81,7 @@ class Hybrid(VectorStores):
         vector_index: VectorIndex,
         inference: Inference,
         kv_store: KVStore,
+        accounts: Accounts | None,
         tenants: Tenants = ONE_TENANT,
     ) -> None:
         self.now: Callable[[], float] = time.time
@@ -93,6 +95,7 @@ class Hybrid(VectorStores):
         self._ingest = IngestWorker(
             *(kv_store, reader, vector_index, inference),
             IngestSettings(config.lease_s, config.max_text_chars, tenants.are_several),
+            accounts,
         )
 
     async def start(self) -> None:

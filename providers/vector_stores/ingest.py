@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Final
 
-from apis.documents.embeddings import EmbeddingRequest
+from apis.accounts.accounts import Accounts
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.documents.reader import Reader, UnreadableFile
 from apis.documents.vector_index import Chunk, VectorIndex
-from apis.errors import NotFound, StackError, StorageCorrupt, StoreUnavailable
+from apis.errors import NotFound, RateLimited, StackError, StorageCorrupt, StoreUnavailable
 from apis.fair_share import FairShare, Place
 from apis.inference import Inference
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
@@ -22,6 +24,7 @@ from providers.common.state.change import repeat_until_true
 from providers.common.state.scan import decode_or_skip
 from providers.common.supervision import supervise
 from providers.vector_stores import records
+from providers.vector_stores.embedding_charges import charging_embeddings
 from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX, FileRecord, FileRef, JobRecord, StoreRecord
 
 log = logging.getLogger(__name__)
@@ -60,17 +63,20 @@ class IngestWorker:
         index: VectorIndex,
         inference: Inference,
         settings: IngestSettings,
+        accounts: Accounts | None,
     ) -> None:
         self._kv = kv
         self._reader = reader
         self._index = index
         self._inference = inference
+        self._accounts = accounts
         self._lease_s = settings.lease_s
         self._max_chars = settings.max_chars
         self._places = FairShare(
             "files to be made searchable", _MAX_PARALLEL_JOBS, several_tenants=settings.several_tenants
         )
         self._last_turns: dict[str, int] = {}
+        self._limited_until: dict[str, float] = {}
         self._wake_event = asyncio.Event()
         self._running_tasks: dict[str, asyncio.Task[None]] = {}
         self._poll_task: asyncio.Task[None] | None = None
@@ -106,6 +112,9 @@ class IngestWorker:
             return
         async with aclosing(scan_groups(self._kv, JOB_PREFIX, limit=_JOBS_PER_LOOK)) as groups:
             waiting = {tenant: deque(rows) async for tenant, rows in groups}
+        self._limited_until = {name: end for name, end in self._limited_until.items() if end > monotonic()}
+        for tenant in self._limited_until.keys() & waiting.keys():
+            del waiting[tenant]
         self._last_turns = {tenant: turn for tenant, turn in self._last_turns.items() if tenant in waiting}
         while waiting:
             tenant = min(waiting, key=lambda name: (self._places.used_by(name), self._last_turns.get(name, 0)))
@@ -178,8 +187,11 @@ class IngestWorker:
             # This process stops, or the file was removed: neither counts as a failed attempt.
             await self._refund_attempt(file_ref, job, lease, release=True)
             raise
-        except StackError:
-            # The store or the index is in trouble, which says nothing of the file. The lease delays the next attempt.
+        except StackError as exc:
+            # The store or the index is in trouble, or a limit of the tenant is reached, which says nothing of the file.
+            # The lease delays the next attempt.
+            if isinstance(exc, RateLimited):
+                self._limited_until[file_ref.tenant] = monotonic() + self._lease_s
             await self._refund_attempt(file_ref, job, lease, release=False)
             raise
 
@@ -217,7 +229,8 @@ class IngestWorker:
 
     async def _index_file(self, file_ref: FileRef, store: StoreRecord, record: FileRecord, lease: Lease) -> int:
         """Read, chunk, embed and index the file. Returns the size of the text and vectors in bytes. Raises
-        UnreadableFile, and LeaseLost before it would write to the index."""
+        UnreadableFile, RateLimited where a limit of the tenant is reached, and LeaseLost before it would write to the
+        index."""
         try:
             document = await self._reader.load_upload(file_ref.file_id, tenant=file_ref.tenant)
         except NotFound:
@@ -231,27 +244,30 @@ class IngestWorker:
             overlap_tokens=record.overlap_tokens,
             tenant=file_ref.tenant,
         )
-        chunks = chunked_text.chunks
-        lease.check()
-        await self._index.delete(file_ref.index_namespace, file_ref.file_id)
-        await records.store_text(self._kv, file_ref, chunked_text.text)
-        usage_bytes = 0
-        for start in range(0, len(chunks), _EMBED_BATCH_SIZE):
-            texts = chunks[start : start + _EMBED_BATCH_SIZE]
-            vectors = await self._embed_texts(store, texts, file_ref.tenant)
-            numbered = enumerate(zip(texts, vectors, strict=True), start=start)
+        chunks, usage_bytes = chunked_text.chunks, sum(len(text.encode()) for text in chunked_text.chunks)
+        async with charging_embeddings(
+            self._accounts, self._inference, file_ref.tenant, store.model, usage_bytes
+        ) as embedded:
             lease.check()
-            await self._index.upsert(
-                file_ref.index_namespace,
-                [Chunk(file_ref.file_id, n, text, record.attributes, vector) for n, (text, vector) in numbered],
-            )
-            usage_bytes += sum(len(text.encode()) + 4 * len(v) for text, v in zip(texts, vectors, strict=True))
+            await self._index.delete(file_ref.index_namespace, file_ref.file_id)
+            await records.store_text(self._kv, file_ref, chunked_text.text)
+            for start in range(0, len(chunks), _EMBED_BATCH_SIZE):
+                texts = chunks[start : start + _EMBED_BATCH_SIZE]
+                embeddings = await self._embed_texts(store, texts, file_ref.tenant)
+                embedded.count += embeddings.input_tokens
+                numbered = enumerate(zip(texts, embeddings.vectors, strict=True), start=start)
+                lease.check()
+                await self._index.upsert(
+                    file_ref.index_namespace,
+                    [Chunk(file_ref.file_id, n, text, record.attributes, vector) for n, (text, vector) in numbered],
+                )
+                usage_bytes += sum(4 * len(vector) for vector in embeddings.vectors)
         return usage_bytes
 
-    async def _embed_texts(self, store: StoreRecord, texts: Sequence[str], tenant: str) -> Sequence[Sequence[float]]:
+    async def _embed_texts(self, store: StoreRecord, texts: Sequence[str], tenant: str) -> Embeddings:
         request = EmbeddingRequest(model=store.model, input=list(texts), dimensions=store.dimensions)
         try:
-            return (await self._inference.embed(request, tenant=tenant)).vectors
+            return await self._inference.embed(request, tenant=tenant)
         except StackError as exc:
             log.warning("A file could not be embedded: %s", exc.message)
             raise UnreadableFile("server_error", f"The embedding model failed: {exc.message}") from exc

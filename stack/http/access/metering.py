@@ -84,7 +84,7 @@ async def _open(
         int(has_hosted_tools),
         bool(getattr(request, "background", None)),
         is_batch,
-        () if model is None else (*sorted(model.names - {model.name}), *sorted(model.shared)),
+        () if model is None else model.aliases,
     )
     charge = await meter.open_charge((caller.tenant, caller.key_id), caller.find_limits(model), demand)
     charge.input_tokens = demand.input_tokens

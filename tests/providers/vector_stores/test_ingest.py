@@ -61,7 +61,7 @@ class Setting:
     async def open(self, model: Hashing | None = None) -> Hybrid:
         config = Hybrid.Config(embedding_model="hashing", lease_s=LEASE_S)
         reader = Child(Child.Config(), self.files, Safe(Safe.Config()))
-        stores = Hybrid(config, self.files, reader, self.index, model or Hashing(Provider.Config()), self.kv)
+        stores = Hybrid(config, self.files, reader, self.index, model or Hashing(Provider.Config()), self.kv, None)
         self._opened.push_async_callback(stores.close)
         await stores.start()
         return stores

@@ -42,7 +42,7 @@ async def test_a_flood_of_files_of_one_tenant_delays_another_by_one_file(tmp_pat
     files, index = KV(KV.Config(), kv), SQLiteVec(SQLiteVec.Config(path=str(tmp_path / "vectors.db")))
     reader = Child(Child.Config(), files, Safe(Safe.Config()))
     config = Hybrid.Config(embedding_model="hashing", lease_s=0.2)
-    stores = Hybrid(config, files, reader, index, model, kv, TENANTS)
+    stores = Hybrid(config, files, reader, index, model, kv, None, TENANTS)
 
     async def add(tenant: str, count: int) -> None:
         async def text() -> AsyncIterator[bytes]:
