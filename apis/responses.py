@@ -292,6 +292,9 @@ class Responses(Provider, ABC):
     A response belongs to its `tenant`: every method treats another tenant's id as unknown.
     """
 
+    hides_reasoning: bool = False
+    """The text of reasoning is hidden from clients."""
+
     @abstractmethod
     def execute_deferred_with(self, capacity: SpareCapacity) -> None:
         """Execute background responses that have a completion window in this process from now on, as `capacity` admits

@@ -78,8 +78,13 @@ class Loop(Responses):
         self._accounts = accounts
         self._history = config.build_history(kv_store)
         self._conversations = StoredConversations(
-            kv_store, self._history, config.reasoning_keys, background_s=config.background.max_duration_s
+            kv_store,
+            self._history,
+            config.reasoning_keys,
+            background_s=config.background.max_duration_s,
+            hides_reasoning=config.hide_reasoning,
         )
+        self.hides_reasoning = config.hide_reasoning
         self._views = self._conversations.views
         options = PrepareOptions(
             config.max_tool_calls,

@@ -82,7 +82,12 @@ class ResponsePreparer:
         self._options = options
         self._kv = kv_store
         self._inference = inference
-        self._inferences = RequestInferences(inference, request_tools.model_catalog, options.summary_model)
+        self._inferences = RequestInferences(
+            inference,
+            request_tools.model_catalog,
+            options.summary_model,
+            hides_reasoning=conversations.views.hides_reasoning,
+        )
         self._request_tools = request_tools
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
@@ -152,6 +157,7 @@ class ResponsePreparer:
             reasoning_sealer=await self._sealed_reasoning.build_seal(request, tenant),
             tool_result_sealer=await self._sealed_tool_results.build_seal(request, tenant),
             is_json=chat.response_format is not None,
+            hides_reasoning=self._conversations.views.hides_reasoning,
             items=resume_point.output_items if resume_point is not None else (),
         )
         plan = LoopPlan(

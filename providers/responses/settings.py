@@ -46,7 +46,8 @@ class LoopSettings(Responses.Config):
     there. `webhooks` are called when background responses end, as are those that tenants create, within
     `webhook_endpoints`. An MCP server that cannot list its tools fails the
     response before a model is called, unless `continue_without_mcp_servers`. `summary_model` writes the summaries
-    of reasoning that requests ask for; without it they repeat the reasoning. `prompts` are the templates that
+    of reasoning that requests ask for; without it they repeat the reasoning. With `hide_reasoning` no client reads the
+    text of reasoning, but summaries by `summary_model` and encrypted reasoning. `prompts` are the templates that
     requests refer to by id: a mapping, or a folder of YAML files."""
 
     retention_days: float = Field(30, gt=0)
@@ -62,6 +63,7 @@ class LoopSettings(Responses.Config):
     response_timeout_s: float = Field(600, gt=0)
     continue_without_mcp_servers: bool = False
     summary_model: str | None = Field(None, min_length=1)
+    hide_reasoning: bool = False
     reasoning_keys: tuple[Annotated[SecretStr, Field(min_length=32)], ...] = ()
     background: BackgroundConfig = BackgroundConfig()
     webhooks: list[Webhook] = Field(default_factory=list[Webhook])

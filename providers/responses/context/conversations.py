@@ -62,13 +62,19 @@ class StoredConversations(Conversations):
     """The conversations of one store, which stay until they are deleted; `history` holds the other responses."""
 
     def __init__(
-        self, kv: KVStore, history: History, reasoning_keys: Sequence[SecretStr] = (), *, background_s: float
+        self,
+        kv: KVStore,
+        history: History,
+        reasoning_keys: Sequence[SecretStr] = (),
+        *,
+        background_s: float,
+        hides_reasoning: bool = False,
     ) -> None:
         """`background_s` is longer than a background response can take in seconds, waiting included."""
         self._kv = kv
         self.history = history
         self.roots = ChainRoots()
-        self.views = ItemViews(SealedReasoning(reasoning_keys, kv), history)
+        self.views = ItemViews(SealedReasoning(reasoning_keys, kv), history, hides_reasoning=hides_reasoning)
         self._background_s = background_s
 
     async def create(self, request: CreateConversation, *, tenant: str) -> Conversation:

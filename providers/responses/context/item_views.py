@@ -43,13 +43,17 @@ _NO_VALUES: Final = frozenset[str]()
 
 
 class ItemView:
-    """What the items of one request show: all that `include` names, and all that needs no naming."""
+    """What the items of one request show: all that `include` names, and all that needs no naming; the text of reasoning
+    unless `hides_reasoning`."""
 
-    __slots__ = ("_include", "_seal")
+    __slots__ = ("_hides_reasoning", "_include", "_seal")
 
-    def __init__(self, include: Collection[str] = _NO_VALUES, seal: Seal | None = None) -> None:
+    def __init__(
+        self, include: Collection[str] = _NO_VALUES, seal: Seal | None = None, *, hides_reasoning: bool = False
+    ) -> None:
         self._include = include
         self._seal = seal
+        self._hides_reasoning = hides_reasoning
 
     def show_item(self, item: dict[str, Any]) -> dict[str, Any]:
         """Change a stored item into what the request sees of it, and return it."""
@@ -68,6 +72,8 @@ class ItemView:
             self._show_parts(item.get("content"))
         elif kind == "reasoning":
             self._show_token(item)
+            if self._hides_reasoning and item.get("content"):
+                item["content"] = []
         elif (field := INTERNAL_FIELDS.get(kind or "")) is not None:
             item.pop(field, None)
         return item
@@ -107,7 +113,8 @@ class ItemView:
                 getattr(part, "logprobs", None) for part in item.content
             )
         if item.type == "reasoning":
-            return self._seal is None and ENCRYPTED_CONTENT_INCLUDE in self._include
+            is_text_shown = not (self._hides_reasoning and item.content)
+            return is_text_shown and self._seal is None and ENCRYPTED_CONTENT_INCLUDE in self._include
         return item.type not in _CHANGEABLE
 
     def show_events(self, events: ResponseEventBatch) -> ResponseEventBatch:
@@ -142,31 +149,33 @@ class ItemView:
         return LoggedEvent(event.type, orjson.dumps(fields))
 
 
-_PLAIN_VIEW: Final = ItemView({ENCRYPTED_CONTENT_INCLUDE})
-"""The view of a create that includes nothing, for all of these."""
-
-
 class ItemViews:
-    """Makes the views of requests that create items or read stored ones."""
+    """Makes the views of requests that create items or read stored ones. With `hides_reasoning` none shows the text of
+    reasoning."""
 
-    def __init__(self, sealed_reasoning: SealedReasoning, history: History) -> None:
+    def __init__(self, sealed_reasoning: SealedReasoning, history: History, *, hides_reasoning: bool = False) -> None:
         self.sealed_reasoning = sealed_reasoning
+        self.hides_reasoning = hides_reasoning
         self._history = history
+        self._plain_view = self._build_view({ENCRYPTED_CONTENT_INCLUDE})  # of every create that includes nothing
+
+    def _build_view(self, include: Collection[str], seal: Seal | None = None) -> ItemView:
+        return ItemView(include, seal, hides_reasoning=self.hides_reasoning)
 
     def of_create(self, request: CreateResponse) -> ItemView:
         """Return the view of the request that creates a response: also of what it asks for by other fields."""
         if not request.include and not request.top_logprobs:
-            return _PLAIN_VIEW
+            return self._plain_view
         include: set[str] = {ENCRYPTED_CONTENT_INCLUDE, *(request.include or ())}  # sealed only where it is to be seen
-        return ItemView(include | {LOGPROBS_INCLUDE} if request.top_logprobs else include)
+        return self._build_view(include | {LOGPROBS_INCLUDE} if request.top_logprobs else include)
 
     async def of_response(self, include: Sequence[str], response: Response, tenant: str) -> ItemView:
         """Return the view of a request for a response, which shows what the end of the response has shown by
         `top_logprobs`. Reasoning that the request includes is sealed for it now."""
         names = [*include, LOGPROBS_INCLUDE] if response.top_logprobs else include
         if ENCRYPTED_CONTENT_INCLUDE not in include:
-            return ItemView(names)
-        return ItemView(names, await self._build_seal(lambda _: response.model, tenant))
+            return self._build_view(names)
+        return self._build_view(names, await self._build_seal(lambda _: response.model, tenant))
 
     async def show_items(
         self, items: Sequence[dict[str, Any]], include: Sequence[str], tenant: str
@@ -178,7 +187,7 @@ class ItemViews:
             owners = {response_id_of(item["id"]) for item in items if item.get("type") == "reasoning"} - {None}
             models = {owner: await self._history.find_model(owner, tenant=tenant) for owner in owners if owner}
             seal = await self._build_seal(lambda item_id: models.get(response_id_of(item_id) or ""), tenant)
-        view = ItemView(include, seal)
+        view = self._build_view(include, seal)
         return [view.show_item(public_item(item)) for item in items]
 
     async def _build_seal(self, find_model: Callable[[str], str | None], tenant: str) -> Seal:

@@ -37,12 +37,16 @@ notes. Add nothing that the notes do not say, do not answer the request, and wri
 
 class SummarizingInference(Inference):
     """Wraps an Inference, and follows each run of reasoning deltas by a summary of it. Without `summary_model` the
-    summary is the reasoning itself; so it is where that model fails or takes too long."""
+    summary is the reasoning itself; so it is where that model fails or takes too long. Without `repeats_reasoning`
+    there is no summary then."""
 
-    def __init__(self, inference: Inference, style: str, summary_model: str | None) -> None:
+    def __init__(
+        self, inference: Inference, style: str, summary_model: str | None, *, repeats_reasoning: bool = True
+    ) -> None:
         self._inference = inference
         self._length = _LENGTHS[style]
         self._summary_model = summary_model
+        self._repeats_reasoning = repeats_reasoning
 
     async def models(self) -> Sequence[Model]:
         return await self._inference.models()
@@ -92,5 +96,5 @@ class SummarizingInference(Inference):
                                 yield ReasoningSummaryDelta(delta.text)
             except (StackError, TimeoutError) as exc:
                 _log.warning("a summary of reasoning by %s failed: %s", self._summary_model, exc or "it took too long")
-        if not begun:
+        if not begun and self._repeats_reasoning:
             yield ReasoningSummaryDelta(reasoning)

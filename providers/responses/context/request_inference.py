@@ -24,13 +24,22 @@ _log = logging.getLogger(__name__)
 
 
 class RequestInferences:
-    """Wraps one Inference as each request needs it. `summary_model` summarizes reasoning; None repeats it."""
+    """Wraps one Inference as each request needs it. `summary_model` summarizes reasoning; None repeats it, unless that
+    is hidden."""
 
-    def __init__(self, inference: Inference, models: ModelCatalog, summary_model: str | None = None) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        models: ModelCatalog,
+        summary_model: str | None = None,
+        *,
+        hides_reasoning: bool = False,
+    ) -> None:
         self.token_counters = TokenCounters(inference)
         self._inference = inference
         self._models = models
         self._summary_model = summary_model
+        self._hides_reasoning = hides_reasoning
 
     async def with_used_options(self, request: CreateResponse, chat: ChatRequest) -> CreateResponse:
         """Return the request with the options that have an effect, as far as the model's provider knows: its default
@@ -90,4 +99,6 @@ class RequestInferences:
             )
             inference = CheckedInference(inference, rules)
         style = (request.reasoning.summary or request.reasoning.generate_summary) if request.reasoning else None
-        return inference if style is None else SummarizingInference(inference, style, self._summary_model)
+        if style is None or (self._hides_reasoning and self._summary_model is None):
+            return inference
+        return SummarizingInference(inference, style, self._summary_model, repeats_reasoning=not self._hides_reasoning)

@@ -68,14 +68,18 @@ def item_done_event(index: int, item: ResponseOutputItem) -> ResponseOutputItemD
 
 class OpenReasoning:
     """The model's reasoning as one part of text, also encrypted for a client that stores the conversation, then its
-    summary as one part, if there is one."""
+    summary as one part, if there is one. The events of one that `is_hidden` have no text: only its item has it, for the
+    store."""
 
-    def __init__(self, item_id: str, index: int, seal: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self, item_id: str, index: int, seal: Callable[[str], str] | None = None, *, is_hidden: bool = False
+    ) -> None:
         self.id = item_id
         self.index = index
         self._text = GrowingText()
         self._summary_chunks: list[str] = []
         self._seal = seal
+        self._is_hidden = is_hidden
         self._sealed_text: str | None = None
 
     def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseReasoningItem:
@@ -88,8 +92,11 @@ class OpenReasoning:
         return item
 
     def open(self) -> EventList:
+        added_event = item_added_event(self.index, self.item("in_progress"))
+        if self._is_hidden:
+            return [added_event]
         return [
-            item_added_event(self.index, self.item("in_progress")),
+            added_event,
             ResponseContentPartAddedEvent(
                 type="response.content_part.added",
                 item_id=self.id,
@@ -102,7 +109,8 @@ class OpenReasoning:
 
     def append(self, text: str, events: EventList) -> None:
         self._text.append(text)
-        events.append(reasoning_delta_event(self.id, self.index, text))
+        if not self._is_hidden:
+            events.append(reasoning_delta_event(self.id, self.index, text))
 
     @property
     def is_summarized(self) -> bool:
@@ -162,6 +170,8 @@ class OpenReasoning:
         ]
 
     def _close_text(self) -> EventList:
+        if self._is_hidden:
+            return []
         text = str(self._text)
         return [
             ResponseReasoningTextDoneEvent(

@@ -19,6 +19,7 @@ class ResponseOutput:
         "_tool_result_sealer",
         "files",
         "has_readers",
+        "hides_reasoning",
         "ids",
         "is_json",
         "items",
@@ -35,13 +36,16 @@ class ResponseOutput:
         reasoning_sealer: Callable[[str], str] | None = None,
         tool_result_sealer: Callable[[ToolResultRecord], str] | None = None,
         is_json: bool = False,
+        hides_reasoning: bool = False,
         items: Sequence[ResponseOutputItem] = (),
     ) -> None:
         """The sealers encrypt what the client stores for this server; None where it stores nothing. `is_json` says
-        that the text must be JSON; `items` are those of an earlier attempt, which this one resumes."""
+        that the text must be JSON, and `hides_reasoning` that no event has the text of reasoning; `items` are those of
+        an earlier attempt, which this one resumes."""
         self.ids = ids
         self.reasoning_sealer = reasoning_sealer
         self.is_json = is_json
+        self.hides_reasoning = hides_reasoning
         self.items: list[ResponseOutputItem | None] = [*items]
         self.sources: dict[int, Source] = {}
         self.files: dict[str, ContainerFile] = {}

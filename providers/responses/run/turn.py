@@ -275,6 +275,7 @@ class TurnStream:
                 self._output.ids.new_item_id(id_prefix("reasoning")),
                 self._output.reserve_index(),
                 self._output.reasoning_sealer,
+                is_hidden=self._output.hides_reasoning,
             )
             events += self._open_item.open()
         return self._open_item

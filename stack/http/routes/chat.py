@@ -82,7 +82,9 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     chat = await inline_images(ChatRequest.model_validate(fields), services.stack.fetcher)
     await check_chat(chat, context.tenant)
     chat = await read_files(chat, services.stack.inference, services.stack.reader, context.tenant)
-    builder = _CompletionBuilder(request.model, context.request_record)
+    builder = _CompletionBuilder(
+        request.model, context.request_record, hides_reasoning=services.stack.responses.hides_reasoning
+    )
     batches = services.stack.inference.chat(services.cache_salts.add_salt(chat, context.tenant))
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
@@ -176,7 +178,8 @@ class _DrainedChat:
 class _CompletionBuilder:
     """Builds one completion, as chunks or whole, and records its usage."""
 
-    def __init__(self, model: str, request_record: RequestRecord) -> None:
+    def __init__(self, model: str, request_record: RequestRecord, *, hides_reasoning: bool) -> None:
+        self._hides_reasoning = hides_reasoning
         self._model = model
         self._request_record = request_record
         self._common_fields: dict[str, Any] = {
@@ -203,6 +206,8 @@ class _CompletionBuilder:
         for delta in deltas:
             if isinstance(delta, Finish):
                 chunks += self._complete_calls(delta)
+            if self._hides_reasoning and isinstance(delta, ReasoningDelta):
+                continue
             chunks.append(self._delta_to_chunk(delta))
             if isinstance(delta, Finish):
                 self._request_record.record_usage(self._model, delta.usage)
@@ -217,7 +222,8 @@ class _CompletionBuilder:
             async for deltas in batches:
                 self._request_record.add_streamed(deltas)
                 for delta in deltas:
-                    drained.add(delta)
+                    if not (self._hides_reasoning and isinstance(delta, ReasoningDelta)):
+                        drained.add(delta)
         if drained.finish is None:
             raise UpstreamError("The inference server ended its answer without saying why.")
         self._request_record.record_usage(self._model, drained.finish.usage)
