@@ -35,8 +35,8 @@ class HttpServerConfig(BaseModel):
     `max_waiting` wait, each for `max_wait_s`, and the next one is refused with 503. `/metrics` requires `metrics_key`,
     or any API key if that is unset and there is one tenant (`keyed`), or no key (`open`), or does not exist (`closed`);
     with `access_log` each request logs a line, which shows a hash of its tenant, or the name if `access_log_tenants`
-    is `named`. `console` serves the built-in page at `/`, which a server without keys
-    does by default.
+    is `named`. With `finish_stored_responses` a stored response goes on although its client disconnects. `console`
+    serves the built-in page at `/`, which a server without keys does by default.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -57,6 +57,7 @@ class HttpServerConfig(BaseModel):
     max_wait_s: float = Field(default=60.0, gt=0)
     max_websockets: int = Field(default=1024, ge=1)
     max_websocket_age_s: float = Field(default=3600, gt=0)
+    finish_stored_responses: bool = False
     keep_alive_s: float = Field(default=15.0, gt=0)
     grace_period_s: float = Field(default=30.0, ge=0)
     dialect: Literal["openai", "open-responses"] = "openai"

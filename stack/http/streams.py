@@ -227,6 +227,8 @@ class EventStream(Response):
     With `encode_error` the head does not wait longer than HEAD_WAIT_S for the first batch, and an error after it is the
     last frame. Without, the source must send its first events soon, and its errors as events.
 
+    A stream that `outlives_client` is read to its end although its client disconnects.
+
     `request_record` is that of the request. If the request creates a response, it observes the first event, the first
     output and the last event.
     Batches after the first output are pushed where their source can do that: see `apis.live_batch`.
@@ -241,6 +243,7 @@ class EventStream(Response):
         *,
         creates_response: bool = False,
         encode_error: Callable[[StackError], bytes] | None = None,
+        outlives_client: bool = False,
     ) -> None:
         super().__init__()
         self._batches = batches
@@ -249,8 +252,12 @@ class EventStream(Response):
         self._request_record = request_record
         self._creates_response = creates_response
         self._encode_error = encode_error
+        self._outlives_client = outlives_client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._outlives_client:
+            await self._run(send, get_peer(scope))
+            return
         try:
             with WhileConnected(scope, receive):
                 await self._run(send, get_peer(scope))

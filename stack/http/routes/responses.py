@@ -50,10 +50,18 @@ async def create_response(http: Request, context: HttpContext, services: Service
         charge=context.charge,
         caller=context.caller,
     )
+    is_stored = request.store is not False and not request.background  # one in the background goes on in any case
+    outlives_client = is_stored and services.stack.config.server.finish_stored_responses
     if request.stream:
         obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
-        return _stream_events(http, services, batches, record, obfuscate=obfuscate, creates_response=True)
-    response = await run_while_connected(http.scope, http.receive, _read_final_response(batches, record))
+        return _stream_events(
+            *(http, services, batches, record),
+            obfuscate=obfuscate,
+            creates_response=True,
+            outlives_client=outlives_client,
+        )
+    final = _read_final_response(batches, record)
+    response = await (final if outlives_client else run_while_connected(http.scope, http.receive, final))
     return _respond(http, services, response)
 
 
@@ -161,6 +169,7 @@ def _stream_events(
     *,
     obfuscate: bool,
     creates_response: bool = False,
+    outlives_client: bool = False,
 ) -> Response:
     dialect = read_dialect(http.scope, services.stack.config.server.dialect)
     return EventStream(
@@ -169,6 +178,7 @@ def _stream_events(
         services.monitor,
         request_record,
         creates_response=creates_response,
+        outlives_client=outlives_client,
     )
 
 
