@@ -43,9 +43,8 @@ DECODES_SCANS: Final = {
     # an answer whose history cannot be read is an error
     "providers/responses/store/conversation_items.py load_conversation_history",
     "providers/responses/store/history.py _load_turns",
-    # one record of another key; results that are counted again
+    # one record of another key
     "providers/batches/workers.py _list_work_of",
-    "providers/batches/results.py _decode_counts",
 }
 """Functions that scan and decode without skipping damaged records."""
 OPENS_SOCKETS: Final = {

@@ -78,9 +78,7 @@ class Loop(Responses):
         self._accounts = accounts
         self._history = config.build_history(kv_store)
         self._conversations = StoredConversations(
-            kv_store,
-            self._history,
-            config.reasoning_keys,
+            *(kv_store, self._history, config.reasoning_keys),
             background_s=config.background.max_duration_s,
             hides_reasoning=config.hide_reasoning,
         )
