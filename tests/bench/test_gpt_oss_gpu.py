@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 from tests.bench.gpt_oss_gpu import NEEDS_S, PARTS, SECONDS, main
@@ -82,6 +82,30 @@ def test_every_kernel_is_held_against_its_reference_alone() -> None:
     assert {each for each, kernel in bad if kernel == "qkv"} == {"1 rows", "5 rows", "a prompt of 20"}
     assert named == {"5 rows": "grouped_up", "a prompt of 20": "grouped_up"}
     assert len(table) == 3 * 9
+
+
+def _fill_with_ones(memory: torch.Tensor) -> torch.Tensor:
+    return memory.fill_(1)
+
+
+def test_a_number_may_be_written_where_it_was_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 about one in a thousand is, and a kernel that rounds otherwise writes another one there."""
+
+    def rounding(layer: Layer, step: StepBuffers) -> None:
+        REFERENCE.qkv(layer, step)
+        pages = step.tables.pages[step.slots.long(), step.positions // PAGE_TOKENS].long()
+        step.tables.values[layer.index][pages, :, step.positions % PAGE_TOKENS, ::8] *= 1 + 2**-7
+
+    weights = make_weights(SMALL, CPU, torch.bfloat16, "uniform")
+    for layer in weights.layers:
+        layer.qkv_weight.zero_()
+        layer.qkv_bias.fill_(1)
+    monkeypatch.setattr(torch.Tensor, "normal_", _fill_with_ones)
+    with torch.inference_mode():
+        table = agreement(weights, replace(REFERENCE, qkv=rounding), [3], [])
+    (found,) = [row for row in table if row["kernel"] == "qkv"]
+    assert found["ok"], found
+    assert found["error"] > 1e-3
 
 
 def test_a_kernel_that_fails_costs_its_own_figures_alone() -> None:

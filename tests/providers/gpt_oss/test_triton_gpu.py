@@ -30,7 +30,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.step import TRITON, laun
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights
 from providers.inference.gpt_oss.triton_backend.runner import TritonRunner, TritonSettings
 from tests.bench.gpu_agreement import agreement
-from tests.bench.gpu_measures import decoding
+from tests.bench.gpu_measures import decoding, prompting
 from tests.bench.gpu_model import SPECS, make_weights
 from tests.bench.gpu_soak import soak
 
@@ -78,7 +78,7 @@ def test_every_kernel_is_its_reference_at_the_true_shapes(model: str) -> None:
     spec = replace(SPECS[model], layers=SPECS[model].layers[:2])
     cut = make_weights(spec, torch.device("cuda"), torch.bfloat16, "uniform")
     with torch.inference_mode():
-        table = agreement(cut, TRITON, [1, 2, 4, 24, 48, 128], [200, 1100])
+        table = agreement(cut, TRITON, [1, 2, 4, 24, 48, 128], [200, 1100, 2048])
     wrong = [row for row in table if not row["ok"]]
     assert not wrong, "\n".join(map(str, wrong))
 
@@ -94,6 +94,19 @@ def test_a_step_makes_the_same_numbers_every_time(weights: Weights) -> None:
                 results.append(step.hidden.clone())
                 assert not step.arrivals.any()
             assert all(torch.equal(each, results[0]) for each in results[1:])
+
+
+@pytest.mark.parametrize("size", [300, 600, 2048])
+def test_a_prompt_makes_the_same_numbers_every_time(weights: Weights, size: int) -> None:
+    """As the tensor cores read operands that the next turn of a loop makes: 64 and 128 pairs at a time."""
+    runner = make_runner(weights)
+    with torch.inference_mode():
+        step = prompting(weights, runner.tables, size)
+        results: list[Tensor] = []
+        for _ in range(10):
+            launch_step(weights, step, TRITON)
+            results.append(step.hidden.clone())
+        assert all(torch.equal(each, results[0]) for each in results[1:])
 
 
 def test_kernels_that_begin_early_make_what_they_make_one_by_one(
@@ -130,9 +143,9 @@ async def test_many_at_once_are_answered_in_full(weights: Weights) -> None:
 
 
 async def test_a_checkpoint_is_served_by_the_kernels(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, TINY)
+    await asyncio.to_thread(write_checkpoint, tmp_path, TINY)
     settings = BackendSettings("triton", torch=TorchSettings(slots=2, context_tokens=512, kv_memory_gib=0.1))
-    runner = load_backend(tmp_path, settings)
+    runner = await asyncio.to_thread(load_backend, tmp_path, settings)
     (output,) = await answers(runner, [EngineRequest([1, 2, 3], RowSampling(temperature=0), max_tokens=20)])
     assert len(output) == 20
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.providers.gpt_oss.kernels.compiling import Compiled, Loop, check_order
+from tests.providers.gpt_oss.kernels.compiling import Compiled, Loop, check_operands, check_order
 
 COUNTING = "st.global.b32; bar.sync 0; atom.global.gpu.acq_rel.add.u32; bar.sync 0; ld.global.b32;"
 GOOD = Compiled(
@@ -50,3 +50,18 @@ def test_the_main_loop_is_the_tensor_cores() -> None:
     """Though another has more multiplications for its length."""
     assert GOOD.main_loop is GOOD.loops[0]
     assert replace(GOOD, loops=GOOD.loops[1:]).main_loop is GOOD.loops[1]
+
+
+@pytest.mark.parametrize(
+    ("operand", "pending", "right"),
+    [("{%r5,%r6}", 0, True), ("{%r5,%r6}", 3, False), ("%rd1", 1, True)],
+    ids=["registers, waited for", "registers, under way", "shared memory, under way"],
+)
+def test_registers_that_a_product_reads_are_not_written_to(operand: str, pending: int, right: bool) -> None:
+    product = f"wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {{%r1,%r2}}, {operand}, %rd2, p, 1, 1, 1;"
+    kernel = replace(GOOD, ptx=f"{product} wgmma.wait_group.sync.aligned {pending}; wgmma.wait_group.sync.aligned 0;")
+    if right:
+        check_operands(kernel)
+    else:
+        with pytest.raises(AssertionError, match="3 products under way"):
+            check_operands(kernel)

@@ -13,6 +13,7 @@ from providers.inference.gpt_oss.checkpoint.synth import tiny_spec_with
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.grouped_down import grouped_down, grouped_down_reference
 from providers.inference.gpt_oss.triton_backend.kernels.grouped_up import grouped_up, grouped_up_reference
+from providers.inference.gpt_oss.triton_backend.kernels.unpacking import choose_expert_tiling
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, make_case
 from tests.providers.gpt_oss.kernels.compiling import OLD, Budget, Job, check, multiplying
 
@@ -55,14 +56,14 @@ BUDGETS = {
     ("grouped_up", 90, 128): Budget(registers=152, shared_bytes=70_656, instructions=1200),
     ("grouped_up", 90, 2048): Budget(registers=128, shared_bytes=78_592, instructions=1200),
     ("grouped_up", 100, 32): Budget(registers=128, shared_bytes=44_048, instructions=1600),
-    ("grouped_up", 100, 2048): Budget(registers=104, shared_bytes=82_704, instructions=1500),
+    ("grouped_up", 100, 2048): Budget(registers=116, shared_bytes=82_704, instructions=1500),
     ("grouped_down", 80, 32): Budget(registers=80, shared_bytes=35_840, instructions=1300),
-    ("grouped_down", 80, 2048): Budget(registers=188, shared_bytes=62_208, instructions=1200),
+    ("grouped_down", 80, 2048): Budget(registers=136, shared_bytes=50_176, instructions=740),
     ("grouped_down", 90, 32): Budget(registers=128, shared_bytes=44_032, instructions=1200),
     ("grouped_down", 90, 128): Budget(registers=152, shared_bytes=70_656, instructions=1700),
-    ("grouped_down", 90, 2048): Budget(registers=184, shared_bytes=78_592, instructions=900),
+    ("grouped_down", 90, 2048): Budget(registers=112, shared_bytes=58_368, instructions=650),
     ("grouped_down", 100, 32): Budget(registers=128, shared_bytes=44_048, instructions=1900),
-    ("grouped_down", 100, 2048): Budget(registers=116, shared_bytes=82_704, instructions=1200),
+    ("grouped_down", 100, 2048): Budget(registers=96, shared_bytes=54_272, instructions=800),
 }
 # Instructions of integers for a weight. At 80 its 2 TB/s would allow 2.8, and Triton 3.7 takes 2.2: it orders operands
 # of HMMA otherwise than words lie in memory.
@@ -78,10 +79,12 @@ def test_the_kernel_equals_its_reference(grouped: Grouped, dtype: torch.dtype, r
 
 @EACH
 @BOTH
-@pytest.mark.parametrize("rows", [40, 70], ids=["64 wide", "128 wide"])
-def test_prefill_is_its_reference(grouped: Grouped, dtype: torch.dtype, rows: int) -> None:
-    spec = tiny_spec_with(hidden=64, intermediate=32)
-    grouped.same(make_case(Shape(sequences=((0, 1), (3, rows - 2)), padding=1, dtype=dtype, spec=spec)))
+@pytest.mark.parametrize(("rows", "wide"), [(40, 64), (70, 128)])
+def test_prefill_is_its_reference(grouped: Grouped, dtype: torch.dtype, rows: int, wide: int) -> None:
+    spec = tiny_spec_with(hidden=64, intermediate=32, experts=2, experts_per_token=2)
+    case = make_case(Shape(sequences=((0, 1), (3, rows - 2)), padding=1, dtype=dtype, spec=spec))
+    assert choose_expert_tiling(case.step, spec).pair_columns == wide
+    grouped.same(case)
 
 
 @EACH
@@ -124,7 +127,7 @@ def test_nothing_but_padding_changes_nothing(grouped: Grouped) -> None:
 
 @pytest.mark.parametrize(("kernel", "architecture", "rows"), BUDGETS)
 def test_the_kernel_is_within_its_budget(kernel: str, architecture: int, rows: int) -> None:
-    """16, 32 and 128 wide."""
+    """16, 32 and, but for `grouped_down`, 128 wide: it is 64 wide in prefill."""
     job = Job(kernel, architecture, rows=rows, singles=rows <= 128)
     compiled, *_ = check(job, BUDGETS[kernel, architecture, rows])
     product = multiplying(architecture, 16)
@@ -137,5 +140,6 @@ def test_the_kernel_is_within_its_budget(kernel: str, architecture: int, rows: i
         assert loop.instructions <= 4.0 * weights
         assert loop.integer <= INTEGER[architecture] * weights
     assert OLD or loop.count("WARPGROUP.DEPBAR") <= 2, "products wait for each other"
-    assert loop.count("LDGSTS.E.BYPASS.128") >= 4, "words are not read 16 bytes at a time, and ahead"
+    reads = 3 if (kernel, rows) == ("grouped_down", 2048) else 4
+    assert loop.count("LDGSTS.E.BYPASS.128") >= reads, "words are not read 16 bytes at a time, and ahead"
     assert loop.count("LDG.") == 0, "something is waited for in every turn"

@@ -83,13 +83,13 @@ def test_rows_of_padding_may_hold_anything() -> None:
 
 
 BUDGETS = {
-    ("20b", 80, 1): Budget(registers=160, shared_bytes=49_152, instructions=1_020),
-    ("20b", 90, 1): Budget(registers=128, shared_bytes=49_152, instructions=1_020),
-    ("20b", 100, 1): Budget(registers=160, shared_bytes=49_152, instructions=1_020),
-    ("20b", 90, 32): Budget(registers=152, shared_bytes=49_152, instructions=1_260),
-    ("20b", 90, 64): Budget(registers=152, shared_bytes=49_152, instructions=1_220),
+    ("20b", 80, 1): Budget(registers=160, shared_bytes=61_440, instructions=1_020),
+    ("20b", 90, 1): Budget(registers=128, shared_bytes=71_680, instructions=1_020),
+    ("20b", 100, 1): Budget(registers=160, shared_bytes=71_700, instructions=1_020),
+    ("20b", 90, 32): Budget(registers=152, shared_bytes=73_728, instructions=1_260),
+    ("20b", 90, 64): Budget(registers=152, shared_bytes=73_728, instructions=1_220),
     ("120b", 80, 128): Budget(registers=160, shared_bytes=65_536, instructions=2_220),
-    ("120b", 90, 128): Budget(registers=152, shared_bytes=81_920, instructions=2_220),
+    ("120b", 90, 128): Budget(registers=152, shared_bytes=73_728, instructions=2_220),
     ("120b", 100, 128): Budget(registers=160, shared_bytes=82_000, instructions=2_080),
     ("120b", 80, 2048): Budget(registers=176, shared_bytes=65_536, instructions=1_360),
     ("120b", 90, 2048): Budget(registers=128, shared_bytes=98_304, instructions=1_300),

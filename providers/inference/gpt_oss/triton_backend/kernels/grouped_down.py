@@ -9,6 +9,8 @@ Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3
 Instructions, bandwidth and rate as `grouped_up`.
 """
 
+from typing import Final
+
 import torch
 
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, tensor_to_list
@@ -20,10 +22,13 @@ from providers.inference.gpt_oss.triton_backend.kernels.experts_down import (
 from providers.inference.gpt_oss.triton_backend.kernels.unpacking import choose_expert_tiling
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
+MAX_COLUMNS: Final = 64
+"""Of tiles twice as wide a multiprocessor runs only one CTA: where the sums go takes registers too."""
+
 
 def grouped_down(layer: Layer, step: StepBuffers) -> None:
     """Do the work of `experts_down`, with each expert's pairs read from `order` and `starts`."""
-    launch_down(layer, step, choose_expert_tiling(step, layer.spec))
+    launch_down(layer, step, choose_expert_tiling(step, layer.spec, MAX_COLUMNS))
 
 
 def grouped_down_reference(layer: Layer, step: StepBuffers) -> None:

@@ -1,8 +1,9 @@
 """The product inside qkv and project_out: rows of a weight with the step's tokens, in tiles.
 
 The weight is the left operand, so that a single token wastes no more than the 16 columns of a tensor core's tile. While
-there are few tokens the weight is only read once and tiles are small: as many CTAs as fill a card, each with enough
-loads under way. With many tokens, tiles are of the size that computes at full rate.
+there are few tokens tiles have the 64 rows that a warp group multiplies at once, and many loads are under way: on an
+H200 that read faster than more CTAs of 16 or 32 rows. With many tokens, tiles are of the size that computes at full
+rate.
 """
 
 # Triton has no types:
@@ -15,10 +16,7 @@ import triton
 import triton.language as tl
 
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_DECODE_ROWS
-from providers.inference.gpt_oss.triton_backend.kernels.device import dot, round_to_type
-
-MAX_FOLDED_ROWS: Final = 32
-"""Up to this many tokens every CTA norms its own inputs; beyond it, that would be more work than the product."""
+from providers.inference.gpt_oss.triton_backend.kernels.device import dot
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +35,12 @@ class Tiling:
         return triton.cdiv(outputs, self.outputs), triton.cdiv(rows, self.tokens)
 
 
-def choose_tiling(rows: int, decode_outputs: int) -> Tiling:
-    """Return the tiling for `rows` tokens; a CTA takes `decode_outputs` rows of the weight in a decoding step of few
-    tokens."""
-    if rows <= 16:
-        return Tiling(decode_outputs, 16, 128, warps=4, stages=7 if decode_outputs == 16 else 5)
-    if rows <= MAX_FOLDED_ROWS:
-        return Tiling(32, 32, 128, warps=4, stages=4)
-    if rows <= MAX_DECODE_ROWS:
-        return Tiling(2 * decode_outputs if rows <= 64 else 64, 64, 64, warps=4, stages=5)
-    return Tiling(128, 128, 64, warps=8, stages=3)
+def choose_tiling(rows: int, max_tokens: int) -> Tiling:
+    """Return the tiling for `rows` tokens; in a decoding step a CTA takes at most `max_tokens` of them, 32 or 64."""
+    if rows > MAX_DECODE_ROWS:
+        return Tiling(128, 128, 64, warps=8, stages=3)
+    tokens = min(max_tokens, 16 if rows <= 16 else 32 if rows <= 32 else 64)
+    return Tiling(64, tokens, 64, warps=4, stages={16: 7, 32: 6, 64: 5}[tokens])
 
 
 _PREFETCH_ASM: Final = tl.constexpr("cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;")
@@ -72,20 +66,13 @@ def dense_product(  # noqa: PLR0913, PLR0917 - a kernel's part
     inputs,
     tokens,
     mask,
-    norm,
     width: tl.constexpr,
     depth: tl.constexpr,
-    folded: tl.constexpr,
     interpreted: tl.constexpr,
 ):
     """Return [outputs, tokens], the weight's rows `outputs` with the rows `tokens` of `inputs`, both `width` wide; zero
-    for tokens outside `mask`, whose numbers are not read.
-
-    `folded`: inputs are weighted by `norm`. Returns their squares' sums [tokens] as well (zero if not `folded`): a
-    norm's scale can be applied to the product as well as to its inputs.
-    """
+    for tokens outside `mask`, whose numbers are not read."""
     total = tl.zeros([outputs.shape[0], tokens.shape[0]], tl.float32)
-    squares = tl.zeros([depth, tokens.shape[0]], tl.float32)
     weight_rows = weight + outputs[:, None] * width
     input_rows = inputs + tokens[None, :] * width
     for low in range(0, width, depth):
@@ -93,10 +80,5 @@ def dense_product(  # noqa: PLR0913, PLR0917 - a kernel's part
         # Where the width is a multiple of the depth this is true for certain, and no mask remains of it.
         inside = (k < width) | (width % depth == 0)
         numbers = tl.load(input_rows + k[:, None], inside[:, None] & mask[None, :], other=0)
-        if folded:
-            wide = numbers.to(tl.float32)
-            squares += wide * wide
-            factors = tl.load(norm + k, inside, other=0)
-            numbers = round_to_type(wide * factors[:, None], numbers.dtype, interpreted)
         total = dot(tl.load(weight_rows + k[None, :], inside[None, :], other=0), numbers, total, interpreted)
-    return total, tl.sum(squares, 0)
+    return total

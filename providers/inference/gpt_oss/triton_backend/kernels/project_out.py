@@ -70,9 +70,7 @@ def project_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     token = tl.program_id(1) * tokens + tl.arange(0, tokens)
     row = tl.minimum(token, rows - 1)
     place = tl.minimum(output, height - 1)
-    product, _ = dense_product(
-        weight, place, attention_output, row, token < rows, weight, width, depth, False, interpreted
-    )
+    product = dense_product(weight, place, attention_output, row, token < rows, width, depth, interpreted)
     inside = (output < height)[:, None] & (token < rows)[None, :]
     at = hidden + row[None, :] * height + output[:, None]
     product += tl.load(bias + output, output < height, other=0).to(tl.float32)[:, None]
@@ -242,9 +240,7 @@ def route_many_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     token = tl.program_id(0) * tokens + tl.arange(0, tokens)
     row = tl.minimum(token, rows - 1)
     place = tl.minimum(expert, experts - 1)
-    router_scores, _ = dense_product(
-        weight, place, normed_hidden, row, token < rows, weight, width, depth, False, interpreted
-    )
+    router_scores = dense_product(weight, place, normed_hidden, row, token < rows, width, depth, interpreted)
     router_scores += tl.load(bias + expert, exists, other=0).to(tl.float32)[:, None]
     tl.store(
         scores + row[None, :] * padded_experts + expert[:, None],
@@ -264,7 +260,7 @@ def project_out(layer: Layer, step: StepBuffers) -> None:
     """
     rows, width = step.attention_output.shape
     height = layer.spec.hidden
-    tiles = choose_tiling(rows, 16)
+    tiles = choose_tiling(rows, 32)
     project_kernel[tiles.grid(height, rows)](
         step.hidden,
         step.attention_output,

@@ -1,8 +1,8 @@
 """Kernel 1 of a layer: norm, projection to queries, keys and values, rotary positions, and the write to the cache.
 
-In a decoding step every CTA norms its own inputs: the scale is a number of the row, and applied to the product. For
-more rows the norm is a launch of its own. The rotation and the write are the epilogue: keys and values
-leave registers once, for their page.
+The norm is a launch of its own: inside the product's loop it took twice the product's time, even of one row. The
+product's weights are on their way meanwhile. The rotation and the write are the epilogue: keys and values leave
+registers once, for their page.
 
 Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3 in bfloat16. At one row it reads 29.5
 MB: 6.9 us at 4.3 TB/s, to be done within 60 % of that speed; at 2,048 rows 60 GFLOP, at 45 % of 790 TFLOP/s.
@@ -27,12 +27,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.device import (
     wait_for_inputs,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.norm import norm_rows, rms_norm
-from providers.inference.gpt_oss.triton_backend.kernels.product import (
-    MAX_FOLDED_ROWS,
-    choose_tiling,
-    dense_product,
-    prefetch_weights,
-)
+from providers.inference.gpt_oss.triton_backend.kernels.product import choose_tiling, dense_product, prefetch_weights
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
 
@@ -45,12 +40,11 @@ def locate_weight_rows(index, head_dim: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
+def qkv_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     queries,
     keys,
     values,
     inputs,
-    norm,
     weight,
     bias,
     rotary,
@@ -60,13 +54,11 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     rows,
     columns,
     rotary_positions,
-    eps,
     heads: tl.constexpr,
     kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
     width: tl.constexpr,
     page_tokens: tl.constexpr,
-    folded: tl.constexpr,
     outputs: tl.constexpr,
     tokens: tl.constexpr,
     depth: tl.constexpr,
@@ -81,9 +73,7 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     head, dim = locate_weight_rows(tl.program_id(0) * outputs + tl.arange(0, outputs), head_dim)
     token = tl.program_id(1) * tokens + tl.arange(0, tokens)
     row = tl.minimum(token, rows - 1)
-    product, squares = dense_product(
-        weight, head * head_dim + dim, inputs, row, token < rows, norm, width, depth, folded, interpreted
-    )
+    product = dense_product(weight, head * head_dim + dim, inputs, row, token < rows, width, depth, interpreted)
 
     # Two of each 16 rows are a pair: 8 apart.
     first, second = tl.split(product.reshape(outputs // 16, 2, 8, tokens).permute(0, 2, 3, 1))
@@ -95,10 +85,6 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     kind = tl.program_id(0) * outputs // head_dim
     stored = tl.max_contiguous(tl.multiple_of(head * head_dim + dim, 8), 8)
     at = bias + stored
-    if folded:
-        scale = tl.rsqrt(squares / width + eps)[None, :]
-        first *= scale
-        second *= scale
     first += tl.load(at).to(tl.float32)[:, None]
     second += tl.load(at + half).to(tl.float32)[:, None]
 
@@ -140,20 +126,17 @@ def qkv(layer: Layer, step: StepBuffers) -> None:
     """
     spec, tables = layer.spec, step.tables
     rows = len(step.positions)
-    tiles = choose_tiling(rows, 32)
+    tiles = choose_tiling(rows, 64)
     # The largest power of two that divides the keys' rows: no tile may be of keys and of something else.
     whole = spec.kv_heads * spec.head_dim & -(spec.kv_heads * spec.head_dim)
     tiles = replace(tiles, outputs=min(tiles.outputs, whole))
-    folded = rows <= MAX_FOLDED_ROWS
-    if not folded:
-        # The norm for the experts comes later: until then `normed_hidden` is free.
-        norm_rows(step.normed_hidden, step.hidden, layer.attention_norm, spec.norm_eps)
+    # The norm for the experts comes later: until then `normed_hidden` is free.
+    norm_rows(step.normed_hidden, step.hidden, layer.attention_norm, spec.norm_eps)
     qkv_kernel[tiles.grid(spec.qkv, rows)](
         step.queries,
         tables.keys[layer.index],
         tables.values[layer.index],
-        step.hidden if folded else step.normed_hidden,
-        layer.attention_norm,
+        step.normed_hidden,
         layer.qkv_weight,
         layer.qkv_bias,
         layer.rotary,
@@ -163,13 +146,11 @@ def qkv(layer: Layer, step: StepBuffers) -> None:
         rows,
         tables.pages.shape[1],
         layer.rotary.shape[1],
-        spec.norm_eps,
         heads=spec.heads,
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
         width=spec.hidden,
         page_tokens=PAGE_TOKENS,
-        folded=folded,
         outputs=tiles.outputs,
         tokens=tiles.tokens,
         depth=min(tiles.depth, triton.next_power_of_2(spec.hidden)),

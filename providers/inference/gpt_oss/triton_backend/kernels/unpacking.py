@@ -92,9 +92,11 @@ SINGLE_PAIR_TILING: Final = ExpertTiling(
     pair_columns=8, output_tiles=1, input_tiles=4, warps=4, stages=3, single_pair=True
 )
 
-_GROUPED_TILINGS: Final = (
+_DECODE_TILINGS: Final = (
     ExpertTiling(pair_columns=16, output_tiles=1, input_tiles=4, warps=4, stages=3),
     ExpertTiling(pair_columns=32, output_tiles=1, input_tiles=4, warps=4, stages=3, max_registers=160),
+)
+_PREFILL_TILINGS: Final = (
     ExpertTiling(
         pair_columns=64, output_tiles=2, input_tiles=1, warps=8, stages=5, sums_experts=False, max_registers=128
     ),
@@ -104,11 +106,15 @@ _GROUPED_TILINGS: Final = (
 choose another tiling then."""
 
 
-def choose_expert_tiling(step: StepBuffers, spec: ModelSpec) -> ExpertTiling:
-    """Return a tiling so wide that the experts of a step read their weights once, if none has twice its part of the
-    pairs."""
-    columns = 2 * step.chosen_experts.numel() // spec.experts
-    return next((tiling for tiling in _GROUPED_TILINGS if columns <= tiling.pair_columns), _GROUPED_TILINGS[-1])
+def choose_expert_tiling(step: StepBuffers, spec: ModelSpec, max_columns: int = 128) -> ExpertTiling:
+    """Return a tiling of at most `max_columns` columns. In a decoding step it is so wide that the experts read their
+    weights once, if none has twice its part of the pairs; in prefill as wide as an expert's part can fill."""
+    pairs = step.chosen_experts.numel() / spec.experts
+    for tiling in _DECODE_TILINGS:
+        if 2 * pairs <= tiling.pair_columns:
+            return tiling
+    narrow, wide = _PREFILL_TILINGS
+    return wide if pairs > narrow.pair_columns and max_columns >= wide.pair_columns else narrow
 
 
 @triton.jit
@@ -193,6 +199,18 @@ def unpack_weights(words, scales, output_tiles: tl.constexpr, input_tiles: tl.co
 
 
 @triton.jit
+def finish_product(total, interpreted: tl.constexpr):
+    """Return `total`, a product's result, which is complete then: the loop's next operands may take its registers.
+
+    The tensor cores of capability 9.0 read a left operand from registers while the loop goes on, and neither Triton nor
+    ptxas keeps the next iteration from writing to them. A result that is read has been waited for.
+    """
+    if interpreted:
+        return total
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [total], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def expert_product(  # noqa: PLR0913, PLR0917 - a kernel
     values,
     scales,
@@ -249,7 +267,7 @@ def expert_product(  # noqa: PLR0913, PLR0917 - a kernel
             marks = tl.load(scales + (at * (input_tiles * 64) + scale)[None, :], (scale < there)[None, :], other=0)
             rhs = tl.load(read, (number < there)[:, None] & mask[None, :], other=0)
         weights = unpack_weights(words, marks, output_tiles, input_tiles, interpreted)
-        total = dot(weights.to(rhs.dtype), rhs, total, interpreted)
+        total = finish_product(dot(weights.to(rhs.dtype), rhs, total, interpreted), interpreted)
     if loops * 64 * input_tiles < depth:
         weights = unpack_weights(last_words, last_scales, output_tiles, rest, interpreted)
         total = dot(weights.to(last_inputs.dtype), last_inputs, total, interpreted)
