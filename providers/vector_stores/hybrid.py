@@ -327,9 +327,19 @@ class Hybrid(VectorStores):
         return store.expires_at is not None and self.now() >= store.expires_at
 
     async def _build_object(self, store_id: str, store: StoreRecord, tenant: str) -> VectorStore:
-        if store.file_counts is None:
-            await records.count_files(self._kv, tenant, store_id, store)
+        counts = store.file_counts
+        if counts is None or (counts.get("in_progress") and not await records.has_jobs(self._kv, tenant, store_id)):
+            store = await self._count_again(store_id, tenant)
         return build_store_object(store_id, store, self.now())
+
+    async def _count_again(self, store_id: str, tenant: str) -> StoreRecord:
+        """Return the record of a store with the counts of its files now, and store it unless it has changed meanwhile:
+        a worker of an earlier version has changed files and not counted them."""
+        key = records.store_key(tenant, store_id)
+        store, version = await records.load_record(self._kv, key, StoreRecord, "vector store")
+        await records.count_files(self._kv, tenant, store_id, store)
+        await self._kv.write(records.build_store_ops(tenant, store_id, store, version), durable=False)
+        return store
 
     async def _mark_active(self, store_id: str, store: StoreRecord, tenant: str) -> None:
         if self.now() - store.last_active_at > _TOUCH_INTERVAL_S:

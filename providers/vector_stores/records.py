@@ -196,6 +196,11 @@ async def list_file_records(kv: KVStore, tenant: str, store_id: str) -> list[tup
     return [(row.key[len(prefix) :], row.record) async for row in scan_records(kv, prefix, FileRecord)]
 
 
+async def has_jobs(kv: KVStore, tenant: str, store_id: str) -> bool:
+    """Return True while files of the store are to be made searchable: each that is in progress has its job."""
+    return bool(await kv.scan(f"{JOB_PREFIX}{tenant}/{store_id}/", limit=1))
+
+
 async def count_files(kv: KVStore, tenant: str, store_id: str, store: StoreRecord) -> None:
     """Set the counts of a store from the records of its files."""
     store.file_counts, store.usage_bytes = {}, 0
