@@ -181,6 +181,21 @@ async def test_offline_uses_the_cache_and_says_what_is_missing(hub: HubServer, m
     assert len(hub.requests) == requests
 
 
+@pytest.mark.parametrize("is_offline", [True, False], ids=["offline", "unreachable"])
+async def test_without_a_network_the_models_of_the_machine_are_served_and_named(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, *, is_offline: bool
+) -> None:
+    """U28: the refusal of another one names those that are there, as a run config does."""
+    path = await fetch()
+    if is_offline:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    else:
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert await fetch() == path
+    error = await fetch_error(HubFile(REPOSITORY, "other.gguf"))
+    assert error.endswith(f"On this machine are: hf:{REPOSITORY}/{FILE}.")
+
+
 @pytest.mark.long
 async def test_a_hub_that_cannot_be_reached_is_named(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

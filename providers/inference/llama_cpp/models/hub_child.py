@@ -43,6 +43,7 @@ HUB_ERRORS = (
     errors.LocalEntryNotFoundError,
     httpx2.HTTPError,
 )
+MAX_NAMED = 10
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -331,7 +332,7 @@ def describe_hub_error(exc: Exception, repository: str, file: str, revision: str
         case errors.OfflineModeIsEnabled():
             return (
                 f"{repository}/{file} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set. Unset "
-                "it, or copy the cache of a machine that has the file."
+                f"it, or copy the cache of a machine that has the file.{name_local_files()}"
             )
         case errors.HfHubHTTPError():
             status = exc.response.status_code
@@ -343,7 +344,16 @@ def describe_hub_error(exc: Exception, repository: str, file: str, revision: str
             return (
                 f"{constants.ENDPOINT} cannot be reached ({type(exc).__name__}: {exc}). What was downloaded stays, and "
                 "the next attempt continues there. Is there a network, and are HF_ENDPOINT and the proxy right?"
+                f"{name_local_files()}"
             )
+
+
+def name_local_files() -> str:
+    """Return a sentence with the models that need no network: the first files of the cache, as a run config names
+    them."""
+    files = [f"hf:{row['repository']}/{row['file']}" for row in list_files()]
+    more = f" and {len(files) - MAX_NAMED} more" if len(files) > MAX_NAMED else ""
+    return f" On this machine are: {', '.join(files[:MAX_NAMED])}{more}." if files else ""
 
 
 def describe_os_error(exc: OSError) -> str:
