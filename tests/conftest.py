@@ -10,8 +10,12 @@ from typing import Final
 
 import pytest
 from blockbuster import blockbuster_ctx
+from hypothesis import settings
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# an example that waits for a busy machine is not wrong
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 MAY_BLOCK: Final = (
     # while the stack starts, nothing else waits for the event loop

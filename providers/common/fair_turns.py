@@ -16,7 +16,7 @@ looks at the sockets of all others between two iterations.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
@@ -170,6 +170,15 @@ async def calculate(function: Callable[..., ResultT], *arguments: Any) -> Result
     # not when the caller is cancelled: the thread goes on
     calculation.add_done_callback(release)
     return await asyncio.wrap_future(calculation)
+
+
+_PASS_WORK: Final = 20
+
+
+async def end_pass(values: Sized) -> None:
+    """Count a pass over these values, which is done, as work of the tenant that the current task works for. After a
+    pass over many the loop is left to others before the next one."""
+    await current_turn().wait(len(values) * _PASS_WORK)
 
 
 _PIECE_VALUES: Final = 64

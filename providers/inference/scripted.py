@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, cast
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from apis.chat import ChatRequest, TextPart
+from apis.chat import ChatRequest, Message, TextPart
 from apis.deltas import (
     Delta,
     DeltaBatch,
@@ -230,7 +231,14 @@ def _last_user_text(request: ChatRequest) -> str:
 
 def count_words(request: ChatRequest) -> int:
     """Return the length of the prompt in words."""
-    return sum(len(message.model_dump_json(include={"content"}).split()) for message in request.messages)
+    return sum(len(_content_to_json(message).split()) for message in request.messages)
+
+
+def _content_to_json(message: Message) -> str:
+    content = message.content
+    if content is None or isinstance(content, str):
+        return orjson.dumps(content).decode()
+    return message.model_dump_json(include={"content"})
 
 
 def _split_words(text: str) -> list[str]:

@@ -19,7 +19,12 @@ from apis.responses import CreateResponse
 from apis.storage.kv_store import KVStore
 from providers.common.permissions import require_prepared
 from providers.responses.context.attachments import Attachments
-from providers.responses.context.chat_request import accept_request, apply_configuration_updates, build_chat
+from providers.responses.context.chat_request import (
+    accept_request,
+    apply_configuration_updates,
+    build_chat,
+    check_large_format,
+)
 from providers.responses.context.compaction import Compactor
 from providers.responses.context.conversation import (
     Conversation,
@@ -150,6 +155,7 @@ class ResponsePreparer:
             response_id=origin.ids.response_id,
         )
         messages = await conversation.read_messages(supports_namespaces=toolbox.supports_namespaces)
+        await check_large_format(request)
         chat = build_chat(request, messages, toolbox, conversation.root)
         output = ResponseOutput(
             origin.ids,

@@ -15,7 +15,7 @@ from apis.fair_share import FairShare, Place, Tenants
 STEPS = st.lists(st.tuples(st.sampled_from(["ask", "release", "cancel"]), st.integers(0, 9)), max_size=80)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(steps=STEPS, places=st.integers(1, 4), tenant_places=st.integers(1, 4))
 def test_places_are_never_lost_nor_given_twice(steps: list[tuple[str, int]], places: int, tenant_places: int) -> None:
     asyncio.run(_run_steps(steps, places, tenant_places))

@@ -244,7 +244,6 @@ class KVStorePromises:
 
     @settings(
         max_examples=60,
-        deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
     )
     @given(story=steps)

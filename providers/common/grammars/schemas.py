@@ -7,17 +7,18 @@ and items is legal; a schema that is its own definition is not.
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from math import prod
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import orjson
 from pydantic import JsonValue
 
 from apis.errors import InvalidRequest
+from providers.common.fair_turns import calculate
 from providers.common.grammars.references import References
 from providers.common.grammars.schema_values import (
     MAX_PATTERN_CHARS,
@@ -39,9 +40,12 @@ _MAX_STRICT_DEPTH: Final = 10
 """OpenAI's limit for strict schemas."""
 
 _MAX_CACHED_SCHEMAS: Final = 4_096
-_Key = TypeVar("_Key")
-_valid_schemas: dict[tuple[bytes, bool], None] = {}
-"""Hashes of valid schemas with their strictness, because agents send the same tools with every turn."""
+_MAX_BYTES_AT_ONCE: Final = 32 * 1024
+"""Bytes of schemas that are checked on the event loop: more would take it for over 50 ms."""
+_Key = tuple[bytes, bool]
+_problems: dict[_Key, str] = {}
+"""What is wrong with a schema, empty for a valid one, by its hash and strictness: agents send the same tools with every
+turn."""
 _short_schemas: dict[bytes, None] = {}
 """Hashes of schemas that do not refer too far."""
 _REFERENCE: Final = b'"$ref"'
@@ -63,7 +67,27 @@ def check_references(schema: SchemaObject) -> None:
         return
     if _count_references(schema) > _MAX_REFERENCE_DEPTH:
         raise InvalidSchema(f"it has more than {_MAX_REFERENCE_DEPTH} references in a row.")
-    _store_hash(_short_schemas, key)
+    _short_schemas[key] = None
+    if len(_short_schemas) > _MAX_CACHED_SCHEMAS:
+        del _short_schemas[next(iter(_short_schemas))]
+
+
+async def check_large_schemas(schemas: Iterable[tuple[SchemaObject, bool]]) -> None:
+    """Check schemas that are large together, each with its strictness, in a thread. `check_format` and
+    `check_parameters`, which raise the errors, then know the results."""
+    unknown: dict[_Key, tuple[SchemaObject, bool]] = {}
+    total_bytes = unknown_bytes = 0
+    for schema, strict in schemas:
+        text = orjson.dumps(schema)
+        total_bytes += len(text)
+        if total_bytes > 4 * MAX_SCHEMA_BYTES or len(text) > MAX_SCHEMA_BYTES:
+            break  # refused, whatever is in it
+        if (key := _schema_key(text, strict=strict)) not in _problems and key not in unknown:
+            unknown[key] = schema, strict
+            unknown_bytes += len(text)
+    if unknown_bytes > _MAX_BYTES_AT_ONCE:
+        for key, (schema, strict) in unknown.items():
+            _store_problem(key, await calculate(_find_problem, schema, strict))
 
 
 def check_format(schema: SchemaObject) -> None:
@@ -96,18 +120,32 @@ def _check_schema(schema: SchemaObject, *, strict: bool) -> int:
     size = len(text)
     if size > MAX_SCHEMA_BYTES:
         raise InvalidSchema(f"it is larger than {MAX_SCHEMA_BYTES} bytes.")
-    key = (hashlib.sha256(text).digest(), strict)
-    if key in _valid_schemas:
-        return size
-    _check_uncached(schema, strict=strict)
-    _store_hash(_valid_schemas, key)
+    key = _schema_key(text, strict=strict)
+    problem = _problems.get(key)
+    if problem is None:
+        problem = _find_problem(schema, strict)
+        _store_problem(key, problem)
+    if problem:
+        raise InvalidSchema(problem)
     return size
 
 
-def _store_hash(hashes: dict[_Key, None], key: _Key) -> None:
-    hashes[key] = None
-    if len(hashes) > _MAX_CACHED_SCHEMAS:
-        del hashes[next(iter(hashes))]
+def _schema_key(text: bytes, *, strict: bool) -> _Key:
+    return hashlib.sha256(text).digest(), strict
+
+
+def _store_problem(key: _Key, problem: str) -> None:
+    _problems[key] = problem
+    if len(_problems) > _MAX_CACHED_SCHEMAS:
+        del _problems[next(iter(_problems))]
+
+
+def _find_problem(schema: SchemaObject, strict: bool) -> str:  # noqa: FBT001 - `calculate` passes it by position
+    try:
+        _check_uncached(schema, strict=strict)
+    except InvalidSchema as exc:
+        return str(exc)
+    return ""
 
 
 def _check_uncached(schema: SchemaObject, *, strict: bool) -> None:

@@ -17,6 +17,7 @@ from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS, Modality, Model
 from apis.telemetry import NO_SPAN, TRACE_HEADERS, AttributeValue, current_span
+from providers.common.fair_turns import end_pass
 from providers.inference.chat_completions.affinity import affinity_headers
 from providers.inference.chat_completions.answer_stream import AnswerStream, EndpointLimits, token_timeout_error
 from providers.inference.chat_completions.body import ChatDialect, request_to_body, request_to_tokenize_body
@@ -73,7 +74,10 @@ class ServerPromptTemplate:
         self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
     ) -> tuple[str, bytes, ChunkReader]:
         """See `PromptTemplate.build_request`."""
-        return "/chat/completions", request_to_body(request, self._dialect), ChatChunkReader(request)
+        await end_pass(request.messages)
+        body = request_to_body(request, self._dialect)
+        await end_pass(request.messages)
+        return "/chat/completions", body, ChatChunkReader(request)
 
 
 class _Model(msgspec.Struct):

@@ -33,6 +33,7 @@ from apis.responses import CreateResponse
 from apis.wire.image_tools import ImageGenerationTool
 from apis.wire.item_parts import InputFile, InputImage
 from apis.wire.tool_items import ImageGenerationCallItem
+from providers.common.fair_turns import end_pass
 from providers.responses.context.conversation import Conversation
 from providers.responses.context.replay import image_data_url
 from providers.responses.context.url_files import (
@@ -69,6 +70,7 @@ class Attachments:
     async def read_files(self, conversation: Conversation, request: CreateResponse, *, tenant: str) -> Conversation:
         """Return the conversation of a request with its files as attachments. Raises InvalidRequest, naming the part,
         for a file of the request that cannot be read."""
+        await end_pass(conversation.items)
         tools = (*(request.tools or ()), *collect_additional_tools(conversation.items))
         has_images = ImageGenerationCallItem in map(type, conversation.items)
         if has_images or any(isinstance(tool, ImageGenerationTool) for tool in tools):

@@ -8,7 +8,7 @@ from apis.errors import InvalidRequest
 from apis.responses import CreateResponse, ReasoningOptions, TextOptions
 from apis.wire.items import ConfigurationUpdate, Item
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
-from providers.common.grammars.schemas import check_format
+from providers.common.grammars.schemas import check_format, check_large_schemas
 from providers.responses.context.sparse_request import without_unset
 from providers.responses.tools.offered import OfferedTools
 
@@ -62,6 +62,14 @@ def apply_configuration_updates(request: CreateResponse, items: Sequence[Item]) 
     if formats:
         changes["text"] = (request.text or TextOptions()).model_copy(update={"format": formats[-1]})
     return request.model_copy(update=changes) if changes else request
+
+
+async def check_large_format(request: CreateResponse) -> None:
+    """Check the schema of the answer in a thread, if it is large; `build_chat`, which raises its errors, then knows the
+    result."""
+    text_format = request.text.format if request.text else None
+    if isinstance(text_format, JsonSchema):
+        await check_large_schemas([(text_format.schema_, True)])
 
 
 def build_chat(

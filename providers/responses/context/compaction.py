@@ -17,7 +17,7 @@ from apis.events import EventBatch
 from apis.inference import Inference
 from apis.responses import CompactedConversation, CreateResponse
 from apis.wire.items import CompactionItem, InputMessage, Item, output_to_input
-from providers.common.fair_turns import do_in_turns
+from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.conversation import ITEM_WORK, Conversation, ResponseProgress, stored_item
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealing import UnsealError
@@ -72,6 +72,7 @@ class Compactor:
         the items before it are there. Raises InvalidRequest for one of the request's own input: the answer would be
         about a conversation of which a part is not known."""
         items = [*conversation.items, *output_items]
+        await end_pass(items)
         sealed = [(index, item) for index, item in enumerate(items) if isinstance(item, CompactionItem)]
         if not sealed:
             return conversation
@@ -127,14 +128,14 @@ class Compactor:
             async for _ in beginnings:
                 pass
         users = [item for item in conversation.window().verbatim_items() if item.role == "user"]
-        token = (await self._build_seal(tenant))(
-            _content_to_json(_build_partial_content(users, conversation, summary.text))
-        )
+        content = await _build_partial_content(users, conversation, summary.text)
+        token = (await self._build_seal(tenant))(_content_to_json(content))
         output: list[dict[str, Any]] = []
         await do_in_turns(users, lambda item: output.append(public_item(stored_item(item, ids))), ITEM_WORK)
         output.append(
             {"id": ids.new_item_id(id_prefix("compaction")), "type": "compaction", "encrypted_content": token}
         )
+        await end_pass(output)
         usage = usage_to_wire(summary.usage)
         return CompactedConversation(id=ids.response_id, created_at=int(time.time()), output=output, usage=usage)
 
@@ -221,7 +222,7 @@ class ResponseCompaction:
                 )
                 yield [item_added_event(opened.index, opened.item()), _build_compacting_event(opened)]
         if threshold is None:
-            content = _build_partial_content(
+            content = await _build_partial_content(
                 self._conversation.window().verbatim_items(), self._conversation, summary.text
             )
         else:
@@ -307,12 +308,15 @@ class _Summary:
                     _log.warning("a summary of a conversation was cut at its limit")
 
 
-def _build_partial_content(
+async def _build_partial_content(
     retained_items: Sequence[InputMessage], conversation: Conversation, summary: str
 ) -> CompactionContent:
     """Return a compaction that leaves these messages in the conversation and holds the other messages itself."""
     retained = conversation.render_items(retained_items)
-    others = messages_without(conversation.verbatim_messages(), retained)
+    await end_pass(retained)
+    messages = conversation.verbatim_messages()
+    await end_pass(messages)
+    others = messages_without(messages, retained)
     return CompactionContent(summary=summary, verbatim_messages=others, replaces_history=False)
 
 

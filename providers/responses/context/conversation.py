@@ -24,7 +24,7 @@ from apis.wire.items import (
     ReasoningItem,
 )
 from apis.wire.tool_items import ImageGenerationCallItem
-from providers.common.fair_turns import do_in_turns
+from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.messages import ItemReader, check_items, items_to_messages
 from providers.responses.context.window import (
     CompactionContent,
@@ -118,26 +118,26 @@ class Conversation(msgspec.Struct, frozen=True):
     ) -> list[Message]:
         """Return the conversation as the model reads it, with the output of the running response at its end."""
         render = partial(self._render, progress.tool_results, supports_namespaces=supports_namespaces)
-        if self.compactions or progress.compactions or self.current_turn_only:
-            messages = self.window(progress).messages(render)
-        else:
-            messages = render([*self.history.items, *self.input_items, *progress.items])
+        window = self.window(progress)
+        messages = window.messages(render(window.recent_items), render)
         if self.instructions:
             messages.insert(0, Message(role="developer", content=self.instructions))
         return messages
 
     async def read_messages(self, *, supports_namespaces: bool = False) -> list[Message]:
         """Return what `messages` returns before the response; a long conversation is read at turns of the tenant."""
-        if self.compactions or self.current_turn_only:
-            return self.messages(supports_namespaces=supports_namespaces)
+        window = self.window()
+        await end_pass(window.recent_items)
         reader = ItemReader(
             self.tool_results,
             supports_namespaces=supports_namespaces,
             attachments=self.attachments,
             sees_images=self.sees_images,
         )
-        await do_in_turns(self.items, reader.read, ITEM_WORK)
-        messages = reader.finish()
+        await do_in_turns(window.recent_items, reader.read, ITEM_WORK)
+        render = partial(self._render, {}, supports_namespaces=supports_namespaces)
+        messages = window.messages(reader.finish(), render)
+        await end_pass(messages)
         if self.instructions:
             messages.insert(0, Message(role="developer", content=self.instructions))
         return messages
@@ -179,6 +179,8 @@ class Conversation(msgspec.Struct, frozen=True):
 
     def input_tool_results(self) -> dict[str, ToolResultRecord]:
         """Return the results of the hosted calls among the request's own items; they are stored with these items."""
+        if not self.tool_results:
+            return {}
         return {
             item.id: self.tool_results[item.id]
             for item in self.input_items
@@ -216,17 +218,20 @@ async def read_conversation(
     tool_results, must_compact = history.tool_results, False
     if isinstance(request.input, list):
         check_items(request.input)
+        await end_pass(request.input)
         resolved, input_results = await resolve_items(
             request.input, history_source, tenant=tenant, loaded_bytes=history.size_bytes
         )
         if request.conversation_id is not None:
             reject_repeated_items(resolved)
+        await end_pass(resolved)
         reject_existing_items(resolved, history)
         input_items = [
             item if item.id or item.type not in HOSTED_CALL_TYPES else _assign_id(item, ids) for item in resolved
         ]
         find_approved_calls(request, [*history.items, *input_items])
         tool_results = {**tool_results, **input_results}
+        await end_pass(input_items)
         must_compact = CompactionTrigger in map(type, request.input)
         if must_compact and not history.items and not input_items:
             raise InvalidRequest("There is nothing to compact.", param="input", code="invalid_value")
@@ -253,12 +258,14 @@ async def resolve_items(
     for index, item in enumerate(items):
         if item.id and (_refers(item) or item.type in LOOKED_UP_TYPES):
             params_by_id.setdefault(item.id, f"{field}[{index}].id")
+    await end_pass(items)
     if not params_by_id:
         return [item for item in items if not isinstance(item, CompactionTrigger)], {}
     allowance = LoadAllowance(history_source.max_bytes, loaded_bytes)
     found_items = await history_source.find_items(params_by_id, tenant=tenant, allowance=allowance)
     stored_items: dict[str, Item] = {}
     resolved: list[Item] = []
+    await end_pass(items)
     for index, item in enumerate(items):
         if isinstance(item, CompactionTrigger):
             continue

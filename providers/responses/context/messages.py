@@ -59,6 +59,8 @@ from providers.responses.tools.names import qualified_name
 
 _build_message = unvalidated(Message)
 _ALL_NATIVE_TOOLS: Final = frozenset[NativeToolName](get_args(NativeToolName))
+_TYPES_WITH_CONTENT: Final = frozenset({InputMessage, FunctionCallOutput, CustomToolCallOutput, ComputerCallOutput})
+_TYPES_WITH_ANOTHERS_ID: Final = frozenset({ItemReference, LocalShellCallOutput})
 _NO_ATTACHMENTS: Final[Mapping[InputFile | InputImage, ContentPart]] = {}
 
 
@@ -66,9 +68,10 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
     """Raise InvalidRequest, naming the index in `field`, for a repeated id, a misplaced trigger or a wrong part."""
     seen_ids: set[str] = set()
     for index, item in enumerate(items):
-        if isinstance(item, ItemReference | LocalShellCallOutput):  # the id of another item
+        kind = type(item)  # for 25,000 items: an isinstance that is false costs pydantic a microsecond
+        if kind in _TYPES_WITH_ANOTHERS_ID:
             continue
-        if isinstance(item, CompactionTrigger):
+        if kind is CompactionTrigger:
             if field != "input" or index != len(items) - 1:
                 message = "The 'compaction_trigger' item must be the final input item of a response."
                 raise InvalidRequest(message, param=f"{field}[{index}]", code="invalid_value")
@@ -77,19 +80,26 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
             raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"{field}[{index}].id", code="invalid_value")
         if item.id is not None:
             seen_ids.add(item.id)
-        match item:
-            case FunctionCallOutput(call_id=None, name=None):
-                param = f"{field}[{index}].call_id"
-                message = f"Missing required parameter: '{param}'. Send it, or the 'name' of the function."
-                raise InvalidRequest(message, param=param, code="missing_required_parameter")
-            case InputMessage(content=list() as parts):
-                _check_parts(parts, f"{field}[{index}].content")
-            case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
-                _check_parts(parts, f"{field}[{index}].output")
-            case ComputerCallOutput(output=screenshot):
-                _check_part(screenshot, f"{field}[{index}].output")
-            case _:
-                pass
+        if kind in _TYPES_WITH_CONTENT:
+            _check_content(item, f"{field}[{index}]")
+
+
+def _check_content(item: Item, location: str) -> None:
+    match item:
+        case InputMessage(content=str()):
+            pass
+        case InputMessage(content=list() as parts):
+            _check_parts(parts, f"{location}.content")
+        case FunctionCallOutput(call_id=None, name=None):
+            param = f"{location}.call_id"
+            message = f"Missing required parameter: '{param}'. Send it, or the 'name' of the function."
+            raise InvalidRequest(message, param=param, code="missing_required_parameter")
+        case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
+            _check_parts(parts, f"{location}.output")
+        case ComputerCallOutput(output=screenshot):
+            _check_part(screenshot, f"{location}.output")
+        case _:
+            pass
 
 
 def items_to_messages(

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from apis.responses import CreateResponse
 from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.wire.items import Item, ReasoningItem, ReasoningText
-from providers.common.fair_turns import do_in_turns
+from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.sealing import Sealer, UnsealError, generate_key
 from providers.responses.store.history_cache import LoadedHistory
 
@@ -41,7 +41,10 @@ class SealedReasoning:
         self, request: CreateResponse, tenant: str
     ) -> tuple[CreateResponse, Sequence[InputTransformation]]:
         """Return the request with its reasoning unsealed, and the items that cannot be, which no model sees."""
-        if not isinstance(request.input, list) or not any(map(_is_sealed, request.input)):
+        if not isinstance(request.input, list):
+            return request, ()
+        await end_pass(request.input)
+        if not any(map(_is_sealed, request.input)):
             return request, ()
         items, removed = await _unseal_items(request.input, await self.load_sealer(), tenant, request.model)
         return request.model_copy(update={"input": items}), removed

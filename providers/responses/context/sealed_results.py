@@ -16,6 +16,7 @@ import msgspec
 from apis.responses import CreateResponse
 from apis.wire.items import Item
 from apis.wire.tool_items import ShellCallItem, ShellCallOutput
+from providers.common.fair_turns import end_pass
 from providers.responses.context.conversation import Conversation
 from providers.responses.context.replay import rewrite_for_model
 from providers.responses.context.sealed_reasoning import ENCRYPTED_CONTENT_INCLUDE, SealedReasoning
@@ -56,6 +57,7 @@ class SealedToolResults:
         """Return the conversation with the result of every hosted call that is known, under the names that the model
         has for them. A token that cannot be opened is ignored: the item's own text is used then."""
         items, tool_results = conversation.items, conversation.tool_results
+        await end_pass(items)
         calls_by_id = {item.call_id: item.id for item in items if isinstance(item, ShellCallItem)}
         tokens = {
             item_id: token

@@ -47,9 +47,8 @@ class ContextWindow:
     earlier_messages: Sequence[InputMessage] = ()
     compaction: CompactionContent | None = field(default=None)
 
-    def messages(self, to_messages: ToMessages) -> list[Message]:
-        """Return all messages that the model reads."""
-        recent = to_messages(self.recent_items)
+    def messages(self, recent: list[Message], to_messages: ToMessages) -> list[Message]:
+        """Return all messages that the model reads; `recent` are those of the recent items."""
         if self.compaction is None:
             return recent
         summary = Message(role="user", content=SUMMARY_PREFIX + self.compaction.summary)

@@ -13,7 +13,7 @@ turn, and nothing is stored twice.
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -27,6 +27,7 @@ from apis.storage.records import decode_record, encode_record, reading_stored
 from apis.telemetry import agent_traceparent
 from apis.wire.base import remember_json, sdk_model_to_json
 from apis.wire.items import items_to_json
+from providers.common.fair_turns import current_turn
 from providers.common.state.scan import decode_or_skip
 from providers.responses.events.ids import is_response_id
 from providers.responses.events.response_object import response_from_json
@@ -48,6 +49,9 @@ from providers.responses.store.listing import Listing
 from providers.responses.store.response_record import ResponseRecord, first_words, summarize_response
 from providers.responses.store.run_key import run_key
 from providers.responses.store.turn_writer import NewTurn, TurnWriter, client_item_ids
+
+_BYTES_PER_WORK: Final = 16
+"""Bytes of a turn whose storing is one unit of work, as `fair_turns` counts it."""
 
 
 class FinishedResponse(msgspec.Struct, frozen=True):
@@ -143,6 +147,7 @@ class History:
             raise StoredValueTooLarge(
                 f"The response cannot be stored: its input and output have {size} bytes, {limit}."
             )
+        await current_turn().wait(size // _BYTES_PER_WORK)
         new = NewTurn(
             *(tenant, turn, response_json, preview, finished_response.extra_ops),
             response.previous_response_id or "",

@@ -7,8 +7,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from apis.errors import InvalidRequest
-from apis.storage.kv_store import KVStore
+from apis.storage.kv_store import Entry, KVStore
 from apis.storage.records import PAGE_BYTES, decode_record, reading_stored
+from providers.common.fair_turns import end_pass
 from providers.responses.events.ids import response_id_of
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.conversation_items import (
@@ -27,6 +28,7 @@ _RECORDS_PER_READ: Final = 8
 """Records of responses in one read: a record may hold long instructions, and its size is not known before."""
 _TURNS_PER_READ: Final = 64
 _CONVERSATIONS_PER_READ: Final = 256
+_POINTERS_PER_READ: Final = 1000
 _ITEMS_PER_READ: Final = 8
 """Items of conversations in one read, as large as their clients made them."""
 
@@ -91,12 +93,21 @@ class ItemLookup:
                 client_ids.append(item_id)
             else:
                 ids_by_response.setdefault(response_id, []).append(item_id)
-        entries = await self._kv.get_many([record_key(tenant, "item", item_id) for item_id in client_ids])
+        entries = await self._load_pointers([record_key(tenant, "item", item_id) for item_id in client_ids])
         for item_id, entry in zip(client_ids, entries, strict=True):
             if entry is not None:
                 with reading_stored(item_id):
                     ids_by_response.setdefault(entry.value.decode(), []).append(item_id)
         return ids_by_response
+
+    async def _load_pointers(self, keys: Sequence[str]) -> list[Entry | None]:
+        """Return entries of a few bytes. Many are loaded in pieces, between which the event loop is left to others."""
+        await end_pass(keys)
+        entries: list[Entry | None] = []
+        for piece in _split(keys, _POINTERS_PER_READ):
+            entries += await self._kv.get_many(piece)
+            await end_pass(piece)
+        return entries
 
     async def _read_records(
         self,
@@ -148,8 +159,10 @@ class ItemLookup:
     ) -> dict[str, FoundItem]:
         """Return the items whose ids were made from the ids of conversations that hold them."""
         owners = {item_id: owner for item_id in params_by_id if (owner := response_id_of(item_id)) is not None}
+        await end_pass(owners)
         keys = {item_id: ConversationKeys(tenant, owner.replace("resp_", "conv_")) for item_id, owner in owners.items()}
-        entries = await self._kv.get_many([keys[item_id].position_key(item_id) for item_id in keys])
+        await end_pass(keys)
+        entries = await self._load_pointers([keys[item_id].position_key(item_id) for item_id in keys])
         positions = {
             item_id: decode_position(entry) for item_id, entry in zip(keys, entries, strict=True) if entry is not None
         }

@@ -15,6 +15,7 @@ import msgspec
 from apis.errors import StoredValueTooLarge
 from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, Delete, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record
+from providers.common.fair_turns import end_pass
 from providers.common.state.scan import decode_or_skip, skipping_damaged
 from providers.responses.events.ids import response_id_of
 from providers.responses.store.history_cache import LoadedHistory, StoredTurn, TurnPosition
@@ -196,7 +197,9 @@ class TurnWriter:
             Put(turn_key(tenant, position), encode_record(turn), ttl_s, ABSENT),
             Put(record_key(tenant, "response", turn.id), encode_record(record), ttl_s),
         ]
-        writes += [Put(record_key(tenant, "item", each), turn.id.encode(), ttl_s) for each in client_item_ids(turn)]
+        item_ids = client_item_ids(turn)
+        await end_pass(item_ids)
+        writes += [Put(record_key(tenant, "item", each), turn.id.encode(), ttl_s) for each in item_ids]
         versions = await self._kv.write([*writes, *new.extra_ops])
         return None if versions is None else TurnAdded(turn, position, versions[len(writes) :])
 

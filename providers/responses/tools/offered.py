@@ -38,6 +38,7 @@ from apis.wire.tools import (
     ToolSearchTool,
     WebSearchTool,
 )
+from providers.common.grammars.schema_values import SchemaObject
 from providers.common.grammars.schemas import check_parameters
 from providers.responses.tools.call import TypedTool
 from providers.responses.tools.choice_policy import ToolChoicePolicy
@@ -375,6 +376,16 @@ def declared_grammars(request: CreateResponse, items: Sequence[Item] = ()) -> li
         (f"{declaration.param}.format.definition" if declaration.param != "input" else "input", _to_grammar(form))
         for declaration in (*_request_declarations(request), *additional, *_searched_declarations(items))
         if isinstance(declaration.tool, CustomTool) and isinstance(form := declaration.tool.format, GrammarFormat)
+    ]
+
+
+def declared_schemas(request: CreateResponse, items: Sequence[Item] = ()) -> list[tuple[SchemaObject, bool]]:
+    """Return the parameters of the functions that a request and its conversation declare, each with its strictness."""
+    additional = _client_declarations(collect_additional_tools(items))
+    return [
+        (tool.parameters, tool.strict is True)
+        for declaration in (*_request_declarations(request), *additional, *_searched_declarations(items))
+        if isinstance(tool := declaration.tool, FunctionTool) and tool.parameters is not None
     ]
 
 

@@ -13,6 +13,7 @@ from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
 from apis.wire.items import Item
 from apis.wire.tools import CustomTool, FunctionTool
 from providers.common.grammars.checks import check_grammars
+from providers.common.grammars.schemas import check_large_schemas
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.input_tools import (
     add_typed_tools,
@@ -21,7 +22,7 @@ from providers.responses.tools.input_tools import (
     has_tools,
 )
 from providers.responses.tools.models import ModelCatalog
-from providers.responses.tools.offered import OfferedTools, declared_grammars
+from providers.responses.tools.offered import OfferedTools, declared_grammars, declared_schemas
 from providers.responses.tools.registry import MODEL_DEPENDENT_TOOLS, build_checked_tools
 from providers.responses.tools.tool_context import ToolContext
 
@@ -66,6 +67,7 @@ class RequestTools:
         declared = [*(request.tools or ()), *additional]
         grammars = declared_grammars(request, items)
         await check_grammars(grammars, tenant)
+        await check_large_schemas(declared_schemas(request, items))
         enforces_grammars = not grammars or await self.model_catalog.enforces(request.model, "grammar")
         if not additional and all(isinstance(tool, FunctionTool | CustomTool) for tool in declared):
             return OfferedTools(request, enforces_grammars=enforces_grammars)

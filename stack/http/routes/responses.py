@@ -14,6 +14,7 @@ from apis.deltas import Usage
 from apis.errors import InvalidRequest, NotFound
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.storage.keys import new_response_id
+from providers.common.fair_turns import end_pass
 from stack.http.answers import deleted_response, json_response, value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.request_record import RequestRecord
@@ -85,6 +86,7 @@ async def compact_conversation(http: Request, context: HttpContext, services: Se
     salted = services.cache_salts.add_salt(request, context.tenant)
     compaction = services.stack.responses.compact(salted, tenant=context.tenant, caller=context.caller)
     compacted = await run_while_connected(http.scope, http.receive, compaction)
+    await end_pass(compacted.output)
     usage = compacted.usage
     context.request_record.record_usage(
         request.model,

@@ -57,7 +57,7 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
     return st.recursive(plain, larger, max_leaves=8)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(parameters=schemas(), description=words)
 def test_a_type_is_the_one_of_openai_harmony(parameters: dict[str, Any], description: str):
     tool = ChatFunctionTool.model_validate(

@@ -15,7 +15,7 @@ def split(text: str, max_tokens: int, overlap_tokens: int) -> list[str]:
     return [text[start:end] for start, end in find_chunks(text, max_tokens, overlap_tokens)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=3000), st.integers(100, 200))
 def test_chunks_hold_the_whole_text_in_order_and_in_bounds(text: str, size: int) -> None:
     chunks = split(text, size, 0)

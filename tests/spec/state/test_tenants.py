@@ -123,7 +123,6 @@ def test_no_tenant_is_told_a_byte_of_anothers(tmp_path: Path) -> None:
         some = settings(
             max_examples=max(1, STEPS // _STEPS_EACH),
             stateful_step_count=_STEPS_EACH,
-            deadline=None,
             database=None,
             phases=[Phase.generate],  # the stack does not forget, so a shorter story is another one
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

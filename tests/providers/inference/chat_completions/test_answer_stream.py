@@ -215,7 +215,7 @@ async def test_pushed_answers_have_the_same_bounds() -> None:
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_however_the_bytes_are_cut_and_whenever_the_receiver_pauses_the_deltas_are_the_same(
     data: st.DataObject,
 ) -> None:

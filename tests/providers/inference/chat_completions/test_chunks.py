@@ -294,7 +294,7 @@ EVERYTHING = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_no_cut_changes_what_a_stream_means(data: st.DataObject) -> None:
     line_end = data.draw(st.sampled_from([b"\n", b"\r\n", b"\r"]))

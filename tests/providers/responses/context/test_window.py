@@ -64,7 +64,7 @@ ALL = ["one", "a", "rules", "two", "b", "three"]
 )
 def test_the_newest_compaction_stands_for_what_came_before(given: list[dict[str, Any]], shown: list[str]) -> None:
     window = find_window(items(*given), KNOWN)
-    assert [message.content for message in window.messages(to_messages)] == shown
+    assert [message.content for message in window.messages(to_messages(window.recent_items), to_messages)] == shown
     spoken = [text for text in shown if text not in ("a", "b") and not text.startswith(SUMMARY_PREFIX)]
     assert [message.content for message in window.verbatim_messages(to_messages)] == spoken
 
