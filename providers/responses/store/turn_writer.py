@@ -200,6 +200,7 @@ class TurnWriter:
         item_ids = client_item_ids(turn)
         await end_pass(item_ids)
         writes += [Put(record_key(tenant, "item", each), turn.id.encode(), ttl_s) for each in item_ids]
+        await end_pass(item_ids)
         versions = await self._kv.write([*writes, *new.extra_ops])
         return None if versions is None else TurnAdded(turn, position, versions[len(writes) :])
 

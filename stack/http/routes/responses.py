@@ -97,7 +97,7 @@ async def compact_conversation(http: Request, context: HttpContext, services: Se
             reasoning_tokens=usage.output_tokens_details.reasoning_tokens,
         ),
     )
-    return value_response(compacted.model_dump(mode="json", exclude_none=True))
+    return json_response(compacted.model_dump_json(exclude_none=True).encode())
 
 
 async def get_response(http: Request, context: HttpContext, services: Services) -> Response:
