@@ -145,14 +145,11 @@ class ResponsePreparer:
         output_items = resume_point.input_items if resume_point is not None else ()
         output_results = resume_point.checkpoint.tool_results if resume_point is not None else {}
         request, conversation, transformations = await self._read_input(request, origin)
+        items, tool_results = [*conversation.items, *output_items], {**conversation.tool_results, **output_results}
         if origin.caller is not None:
-            await require_prepared(origin.caller, request, [*conversation.items, *output_items], self._inference)
+            await require_prepared(origin.caller, request, items, self._inference)
         toolbox = await self._request_tools.build(
-            request,
-            [*conversation.items, *output_items],
-            {**conversation.tool_results, **output_results},
-            tenant=tenant,
-            response_id=origin.ids.response_id,
+            request, items, tool_results, tenant=tenant, response_id=origin.ids.response_id
         )
         messages = await conversation.read_messages(supports_namespaces=toolbox.supports_namespaces)
         await check_large_format(request)
