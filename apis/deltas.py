@@ -4,11 +4,13 @@ They are frozen structs, because a frozen dataclass assigns its fields in Python
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
 from apis.wire.base import Phase
+
+_CHARS_PER_TOKEN: Final = 4
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -87,8 +89,52 @@ class Finish(Struct, frozen=True, gc=False):
     usage: Usage
 
 
-Delta = TextDelta | ReasoningDelta | ReasoningSummaryDelta | RefusalDelta | ToolCallStart | ToolArgumentsDelta | Finish
+class DelayedOutput(Struct, frozen=True, gc=False):
+    """Output that the model has generated and that is delayed on its way: a number of deltas and their characters,
+    negative where delayed output leaves. It is no part of the answer. It only counts, for an answer without a Finish.
+    """
+
+    deltas: int
+    chars: int
+
+
+Delta = (
+    TextDelta
+    | ReasoningDelta
+    | ReasoningSummaryDelta
+    | RefusalDelta
+    | ToolCallStart
+    | ToolArgumentsDelta
+    | DelayedOutput
+    | Finish
+)
 
 
 DeltaBatch = Sequence[Delta]
 """Deltas that became ready together: one read of an upstream's socket, one step of an engine."""
+
+
+def count_delayed(batch: DeltaBatch, output: DeltaBatch) -> DeltaBatch:
+    """Return `output`, which is all that leaves of `batch` now, with the DelayedOutput of the difference. A Finish
+    counts everything itself."""
+    if len(output) == len(batch) or (output and isinstance(output[-1], Finish)):
+        return output
+    (came, came_chars), (left, left_chars) = measure_deltas(batch), measure_deltas(output)
+    delayed = DelayedOutput(came - left, came_chars - left_chars)
+    return (*output, delayed) if delayed.deltas or delayed.chars else output
+
+
+def measure_deltas(batch: Sequence[Any]) -> tuple[int, int]:
+    """Return how many deltas, of any kind of output, and how many characters a model has generated."""
+    count = chars = 0
+    for delta in batch:
+        if isinstance(delta, DelayedOutput):
+            count, chars = count + delta.deltas, chars + delta.chars
+        elif not isinstance(delta, Finish):
+            count, chars = count + 1, chars + len(getattr(delta, "text", ""))
+    return count, chars
+
+
+def estimate_tokens(deltas: int, chars: int) -> int:
+    """Return an estimate of the tokens of an output: its deltas, of which one may hold many tokens."""
+    return max(deltas, chars // _CHARS_PER_TOKEN)

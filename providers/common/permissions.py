@@ -25,7 +25,7 @@ async def find_model(caller: Caller, model: str | None, inference: Inference) ->
     names = await inference.find_names(model)
     if not names.is_listed and caller.needs_listed_models:
         listed = {each.id for each in await inference.models()}
-        if listed and listed.isdisjoint(names.names):
+        if listed.isdisjoint(names.names):
             raise ModelNotFound(model, listed)
     return names
 

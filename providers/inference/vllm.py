@@ -21,7 +21,7 @@ from providers.inference.chat_completions.endpoint import DEFAULT_TAG, LISTING_T
 from providers.inference.chat_completions.formatted_answers import chat_in_two_passes, needs_two_passes
 from providers.inference.chat_completions.health import HealthWatch
 from providers.inference.chat_completions.reasoning_tags import (
-    TenantModel,
+    OpeningModels,
     find_tags,
     replay_reasoning,
     split_reasoning,
@@ -47,7 +47,7 @@ class VLLM(Inference):
         self._http: HttpClient | None = None
         self._upstreams: Upstreams | None = None
         self._health_task: asyncio.Task[None] | None = None
-        self._opening_models: set[TenantModel] = set()
+        self._opening_models = OpeningModels()
         self._models_cache: tuple[float, Sequence[Model]] | None = None
 
     async def start(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from apis.accounts.usage import count_hosted_calls
-from apis.deltas import Usage
+from apis.deltas import Usage, estimate_tokens, measure_deltas
 from apis.errors import StackError
 from apis.events import LoggedEvent
 from stack.http.parsing import find_header
@@ -21,7 +21,6 @@ DISCONNECTED_STATUS: Final = 499
 """The status of a request whose client has left before its response."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", WEBSOCKET})
 _OUTCOMES: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "queued"})
-_CHARS_PER_TOKEN: Final = 4
 _NO_CALLS: Final[Mapping[str, int]] = MappingProxyType({})
 _NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -154,13 +153,13 @@ class RequestRecord:
 
     def add_streamed(self, deltas: Sequence[Any]) -> None:
         """Count the deltas of a model's output and their characters, in case the end with the usage is missed."""
-        self._streamed_deltas += len(deltas)
-        for delta in deltas:
-            self._streamed_chars += len(getattr(delta, "text", ""))
+        count, chars = measure_deltas(deltas)
+        self._streamed_deltas += count
+        self._streamed_chars += chars
 
     def estimate_streamed(self) -> int:
-        """Return an estimate of the tokens that the model has generated: its deltas, of which one may hold many."""
-        return max(self._streamed_deltas, self._streamed_chars // _CHARS_PER_TOKEN)
+        """Return an estimate of the tokens that the model has generated."""
+        return estimate_tokens(self._streamed_deltas, self._streamed_chars)
 
     def log_fields(self) -> dict[str, Any]:
         """Return the fields of the access log's line, without the empty ones."""

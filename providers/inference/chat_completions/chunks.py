@@ -5,6 +5,7 @@ Correct for every stream and fast for the usual one, because this runs for every
 
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
@@ -33,6 +34,7 @@ from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.deviations import (
     EndReason,
     has_unread_fields,
+    holds_call,
     normalize_chunk,
     read_error,
     read_finish_reason,
@@ -50,6 +52,9 @@ _CAUTION: Final[Sequence[EndReason]] = ("tool_calls", "stop", "length", "content
 """Finish reasons by what they take from an answer. Of two for one end, the later in this order counts."""
 _MAX_UNREAD: Final = 64
 """Chunks in which nothing was read that are kept until something is read."""
+
+_MAX_RECENT_TEXTS: Final = 1024
+"""Deltas at the end of a text in which a call is looked for."""
 
 ProseKind = Literal["text", "reasoning", "refusal"]
 
@@ -140,7 +145,9 @@ class ChatChunkReader(ChunkReader):
         "_names_calls",
         "_on_fast_path",
         "_prose_kind",
+        "_recent_texts",
         "_request",
+        "_sent",
         "_surrogate_joiner",
         "_unread",
         "_usage",
@@ -161,6 +168,9 @@ class ChatChunkReader(ChunkReader):
         self._logprobs: list[TokenLogprob] = []
         self._prose_kind: ProseKind | None = None
         self._has_text = self._has_reasoning = False
+        self._sent: dict[ProseKind, tuple[int, str]] = dict.fromkeys(("text", "reasoning", "refusal"), (0, ""))
+        # the end of the text, where the model may have written a call into it
+        self._recent_texts = deque[str](maxlen=_MAX_RECENT_TEXTS) if request.tools else None
         self._message_texts: dict[str, str] | None = None
         self._unread: list[bytes] = []
         self._surrogate_joiner = SurrogateJoiner()
@@ -206,8 +216,8 @@ class ChatChunkReader(ChunkReader):
             self.saw_activity = True
 
     def _handle_payloads(self, payloads: Sequence[bytes]) -> None:
-        deltas, size_bytes = self._deltas, 0
-        decode = self._decode
+        deltas, size_bytes, last_text = self._deltas, 0, ""
+        decode, recent_texts = self._decode, self._recent_texts
         if self.keeps_head and payloads:
             self.keeps_head, self.first_payload = False, payloads[0]
         for payload in payloads:
@@ -242,15 +252,24 @@ class ChatChunkReader(ChunkReader):
                     and self._finish_reason is None
                 ):
                     deltas.append(TextDelta(content))
+                    last_text = content
+                    if recent_texts is not None:
+                        recent_texts.append(content)
                     size_bytes += len(content) if content.isascii() else text_bytes(content)
                     if choice.finish_reason is not None:
                         self._set_finish_reason(choice.finish_reason)
                 else:
-                    self._has_text = self._has_text or size_bytes > 0
+                    self._count_texts(size_bytes, last_text)
+                    size_bytes = 0
                     self._handle_choice(choice, payload)
+        self._count_texts(size_bytes, last_text)
+
+    def _count_texts(self, size_bytes: int, last_text: str) -> None:
+        """Count the texts of the fast path."""
         if size_bytes:
             self._has_text = True
             self.answer_bytes += size_bytes
+            self._sent["text"] = self._sent["text"][0] + size_bytes, last_text
 
     def _normalize(self, payload: bytes) -> _AnyChunk:
         """Return a chunk that has another form than the usual one. Raises UpstreamError for what is no chunk."""
@@ -297,8 +316,8 @@ class ChatChunkReader(ChunkReader):
             self._set_finish_reason(choice.finish_reason)
 
     def _keep_unread(self, payload: bytes) -> None:
-        """Keep a chunk in which nothing was read, as long as nothing has been read at all."""
-        if not self.answer_bytes and len(self._unread) < _MAX_UNREAD:
+        """Keep a chunk in which nothing was read."""
+        if len(self._unread) < _MAX_UNREAD:
             self._unread.append(payload)
 
     def _drop_repetitions(self, delta: _Delta, *, is_last: bool) -> None:
@@ -306,9 +325,10 @@ class ChatChunkReader(ChunkReader):
         begins with."""
         if self._message_texts is None:
             if self._has_text or self._has_reasoning or self._calls:
-                delta.content = None if self._has_text else delta.content
-                delta.reasoning = None if self._has_reasoning else delta.reasoning
-                delta.tool_calls = None if self._calls else delta.tool_calls
+                delta.content = self._find_end("text", delta.content) if self._has_text else delta.content
+                delta.reasoning = self._find_end("reasoning", delta.reasoning)
+                if self._calls and delta.tool_calls:
+                    delta.tool_calls = self._calls.find_ends(delta.tool_calls)
                 return
             self._message_texts = {"content": "", "reasoning": ""}
         for name, text in (("content", delta.content), ("reasoning", delta.reasoning)):
@@ -320,6 +340,15 @@ class ChatChunkReader(ChunkReader):
                 self._message_texts[name] = text
             else:
                 self._message_texts[name] = former + text
+
+    def _find_end(self, kind: ProseKind, text: str | None) -> str | None:
+        """Return the end of a text that goes on after the deltas that it sums up; None where it says nothing new."""
+        size_bytes, last = self._sent[kind]
+        if not (size_bytes and text):
+            return text
+        data = text.encode("utf-8", "surrogatepass")
+        is_longer = len(data) > size_bytes and data[:size_bytes].endswith(last.encode("utf-8", "surrogatepass"))
+        return data[size_bytes:].decode("utf-8", "surrogatepass") if is_longer else None
 
     def _handle_delta(self, delta: _Delta, logprobs: _Logprobs | None) -> None:
         if thought := delta.reasoning or delta.reasoning_content:
@@ -347,7 +376,11 @@ class ChatChunkReader(ChunkReader):
         if kind != self._prose_kind:
             self._end_prose()
             self._prose_kind = kind
-        self.answer_bytes += text_bytes(text)
+        size_bytes = text_bytes(text)
+        self.answer_bytes += size_bytes
+        self._sent[kind] = self._sent[kind][0] + size_bytes, text
+        if self._recent_texts is not None and kind == "text":
+            self._recent_texts.append(text)
         text = self._surrogate_joiner.feed(text)
         self._on_fast_path = not self._surrogate_joiner.pending_half and not self._logprobs
         if text:
@@ -420,13 +453,22 @@ class ChatChunkReader(ChunkReader):
         self.is_finished = True
 
     def _refuse_unread_answer(self) -> None:
-        """Raise UpstreamError where something was sent and nothing was read."""
-        if self._has_text or self._calls:
+        """Raise UpstreamError where something was sent and nothing was read, and where a call was meant and not read. A
+        text without a sign of a call is one, whatever its finish reason."""
+        if self._calls:
             return
-        if self._names_calls:
+        if self._names_calls and (not self._has_text or self._has_sign_of_call()):
             raise UpstreamError("The inference server said that the model calls a tool, and sent no call.")
-        if not self._has_reasoning and any(has_unread_fields(_load_json(payload)) for payload in self._unread):
+        if not (self._has_text or self._has_reasoning) and self._has_unread_fields():
             raise UpstreamError("The inference server sent an answer of an unknown form: nothing in it could be read.")
+
+    def _has_sign_of_call(self) -> bool:
+        """Return true if something was sent that may be a call, in the text or in fields of which nothing was read."""
+        has_mark = self._recent_texts is not None and holds_call("".join(self._recent_texts))
+        return has_mark or self._has_unread_fields()
+
+    def _has_unread_fields(self) -> bool:
+        return any(has_unread_fields(_load_json(payload)) for payload in self._unread)
 
     def _cut(self, deltas: list[Delta]) -> None:
         """End an answer that has more tokens than were asked for; the deltas after the limit are dropped."""

@@ -9,7 +9,8 @@
     calls                  `function_call`, one call that is no list, the call's fields without `function`, parts of the
                            content; arguments as an object; an index, an id or a name of another type
     finish reasons         in any letter case, with words of other APIs, empty, as an object
-    errors                 `error` as text or object, `object: error`, `type: error`, `errors`, `detail`, `message`
+    errors                 `error` as text or object, `object: error`, `type: error`, `errors`, `detail`, `message`;
+                           none where they are empty or say that all is well
 
 A part that holds something of an unknown kind is an error, because an answer of which a part could not be read is not
 complete.
@@ -120,7 +121,9 @@ def normalize_chunk(value: object, *, is_whole: bool = False) -> dict[str, Any]:
     return {
         "choices": [_normalize_choice(choice, is_whole=is_whole) for choice in cast(list[object], choices or [])],
         "usage": fields.get("usage") or _counts(fields),
-        "error": None if choices and not fields.get("error") else read_error(fields),
+        "error": None
+        if choices and not fields.get("error")
+        else read_error(fields, has_answer=bool(choices or fields.get("usage"))),
     }
 
 
@@ -287,6 +290,23 @@ def _value_to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+_CALL_MARKS: Final = re.compile(
+    r"<\|?/?(?:tool_call|tool_use|tool▁call|｜tool▁call|function_call|function=|invoke\b|python_tag\||action_start\|)"
+    r"|<｜tool▁call|\[/?TOOL_(?:CALLS?|REQUEST)\]|\bfunctools\[|\bto=functions\.|<\|plugin\|>",
+    re.IGNORECASE,
+)
+_JSON_CALL: Final = re.compile(
+    r'\s*(?:```(?:json)?\s*)?\[?\s*\{\s*"(?:name|function|tool|tool_name|type)"\s*:.*"(?:arguments|parameters|args|input)"\s*:',
+    re.DOTALL,
+)
+
+
+def holds_call(text: str) -> bool:
+    """Return true for a text with the marks of a call that its server did not take out of it, or that is one in
+    JSON."""
+    return _CALL_MARKS.search(text) is not None or _JSON_CALL.match(text) is not None
+
+
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
@@ -335,20 +355,40 @@ def read_whole_number(value: object) -> int | None:
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def read_error(fields: Fields, *, is_body: bool = False) -> Any:
-    """Return the error in an object without choices, in any form; None where it is none. In an object that is a body
-    of its own, a message alone is one."""
+_SUCCESS_WORDS: Final = re.compile(r"(?:ok|okay|success(?:ful)?|succeeded|none|null|no[ _]?error)?", re.IGNORECASE)
+_SUCCESS_CODES: Final = re.compile(r"200|ok|success", re.IGNORECASE)
+
+
+def read_error(fields: Fields, *, is_body: bool = False, has_answer: bool = False) -> Any:
+    """Return the error in an object, in any form; None where it is none. In an object that is a body of its own, a
+    message alone is one. The code of success is believed next to a part of the answer."""
     error = fields.get("error")
-    if error is None and isinstance(fields.get("errors"), list) and fields["errors"]:
+    if not error and isinstance(fields.get("errors"), list) and fields["errors"]:
         error = fields["errors"][0]
-    if error is not None:
+    if not _is_no_error(error, has_answer=has_answer):
         return {**_error_codes(fields), **cast(Fields, error)} if isinstance(error, dict) else _named(error, fields)
     if "error" in (fields.get("object"), fields.get("type")):
         return _named(_find_message(fields), fields)
-    if "detail" in fields:
+    if fields.get("detail"):
         return _named(_find_message(fields), fields)
     message = _find_message(fields)
+    if not is_body and _is_no_error(fields, has_answer=has_answer):
+        return None
     return _named(message, fields) if message and (is_body or _error_codes(fields)) else None
+
+
+def _is_no_error(error: object, *, has_answer: bool) -> bool:
+    """Return true for an error that is empty, or that says that all is well."""
+    if not isinstance(error, dict):
+        return not error or (isinstance(error, str) and _SUCCESS_WORDS.fullmatch(error.strip()) is not None)
+    fields = cast(Fields, error)
+    code, message = _error_codes(fields).get("code"), _find_message(fields)
+    if not (code or message or fields.get("type")):
+        return True
+    if _SUCCESS_CODES.fullmatch(str(code)) and (has_answer or not message):
+        return True
+    says_success = message and _SUCCESS_WORDS.fullmatch(str(message).strip()) is not None
+    return bool(says_success) and (code in (None, "", 0, "0") or _SUCCESS_CODES.fullmatch(str(code)) is not None)
 
 
 def _named(message: object, fields: Fields) -> dict[str, Any]:

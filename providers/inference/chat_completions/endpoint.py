@@ -18,6 +18,7 @@ from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsuppor
 from apis.inference import CALL_ATTEMPTS, Modality, Model
 from apis.telemetry import NO_SPAN, TRACE_HEADERS, AttributeValue, current_span
 from providers.common.fair_turns import end_pass
+from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.affinity import affinity_headers
 from providers.inference.chat_completions.answer_stream import AnswerStream, EndpointLimits, token_timeout_error
 from providers.inference.chat_completions.body import ChatDialect, request_to_body, request_to_tokenize_body
@@ -41,6 +42,8 @@ LISTING_MAX_AGE_S: Final = 3.0
 DEFAULT_TAG: Final = ":latest"
 """The tag that Ollama adds to the name of a model without one."""
 NO_HEADERS: Final[Mapping[str, str]] = {}
+MAX_ORDERED_MODELS: Final = 1024
+"""Models of a server, whose names may be any that callers choose, of which the order of messages is remembered."""
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 TOKENIZE_PATH: Final = "/tokenize"
 """Path of vLLM's tokenizer, which is not under `/v1`."""
@@ -128,7 +131,7 @@ class ChatCompletions:
         if self._is_openai and isinstance(tier, str) and tier != "auto":
             self._server_attributes["openai.request.service_tier"] = tier
         self._template = template or ServerPromptTemplate(self._dialect)
-        self._message_orders: dict[str, MessageOrder] = {}
+        self._message_orders = RecentEntries[str, MessageOrder](MAX_ORDERED_MODELS)
         self._context_tokens: dict[str, int | None] = {}
         self._listed_models: frozenset[str] = frozenset()
         self._listing_tried_at = -math.inf

@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 import orjson
 
 from apis.chat import ChatAllowedTools, ChatRequest
-from apis.deltas import Delta, DeltaBatch, Finish, RefusalDelta, TextDelta, ToolCallStart, Usage
+from apis.deltas import Delta, DeltaBatch, Finish, RefusalDelta, TextDelta, ToolCallStart, Usage, count_delayed
 from apis.wire.text_format import JsonObjectFormat
 
 ChatFunction = Callable[[ChatRequest], AsyncGenerator[DeltaBatch]]
@@ -45,8 +45,8 @@ async def chat_in_two_passes(chat: ChatFunction, request: ChatRequest) -> AsyncG
                     buffered = []
                 else:
                     output.append(delta)
-            if output:
-                yield tuple(output)
+            if counted := count_delayed(batch, output):
+                yield counted
     if finish is None:
         return
     if is_decided or finish.reason != "stop" or _has_format(buffered, request):

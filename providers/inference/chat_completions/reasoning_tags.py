@@ -7,7 +7,7 @@ later answers of the model are read as beginning within the reasoning. Each delt
 however the tags are split.
 """
 
-from collections.abc import AsyncGenerator, Mapping, MutableSet, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Final, Literal
 
@@ -15,9 +15,20 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from apis.chat import ChatRequest, Message, TextPart, share_of_salt
-from apis.deltas import Delta, DeltaBatch, Finish, ReasoningDelta, TextDelta, TokenLogprob
+from apis.deltas import (
+    DelayedOutput,
+    Delta,
+    DeltaBatch,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallStart,
+    count_delayed,
+)
 from apis.live_batch import convert_batch
 from apis.wire.base import Phase
+from providers.common.recent import RecentEntries
 
 TagText = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -60,6 +71,21 @@ _QUOTES: Final = ("`", "'", '"')
 TenantModel = tuple[str, str]
 """A tenant, by its share of the cache salt, and a model."""
 _MAX_OPENING_MODELS: Final = 4096
+
+
+_MAX_CUT_THOUGHTS: Final = 3
+"""Answers in a row without a tag that were cut off, after which a model is no longer supposed to open its thought."""
+
+
+class OpeningModels(RecentEntries[TenantModel, int]):
+    """The models whose templates were found to open the thought, with the number of answers since the last one with a
+    closing tag, of those that were cut off before it. They are kept for each tenant, because a prompt can ask for such
+    a tag."""
+
+    def __init__(self) -> None:
+        super().__init__(_MAX_OPENING_MODELS)
+
+
 TagsOption = ReasoningTags | TagsPreset | Literal["auto"]
 """The option `reasoning_tags` of a provider; `auto` chooses the preset by the model's name."""
 
@@ -111,14 +137,14 @@ async def split_reasoning(
     batches: AsyncGenerator[DeltaBatch],
     request: ChatRequest,
     tags: ReasoningTags,
-    opening_models: MutableSet[TenantModel] | None = None,
+    opening_models: OpeningModels | None = None,
     *,
     is_certain: bool = True,
 ) -> AsyncGenerator[DeltaBatch]:
     """Yield the batches of a chat with its tagged text as reasoning. `opening_models` are those whose answers had a
-    closing tag only: it grows with each of them, and loses one whose answer has none. It holds them for each tenant,
-    because a prompt can ask for such a tag. The tags that were found by the model's name are not `is_certain`."""
-    models = set[TenantModel]() if opening_models is None else opening_models
+    closing tag only: it grows with each of them, and loses one whose answer has none. The tags that were found by the
+    model's name are not `is_certain`."""
+    models = OpeningModels() if opening_models is None else opening_models
     key = share_of_salt(request.cache_salt), request.model
     has_opened = key in models
     splitter = TagSplitter(
@@ -130,14 +156,17 @@ async def split_reasoning(
     )
     async with aclosing(batches):
         async for batch in batches:
-            if split := convert_batch(batch, splitter.feed):
+            if split := convert_batch(batch, splitter.feed if request.is_streamed else splitter.feed_and_count):
                 yield split
             if splitter.has_lone_close:
-                models.add(key)
-                if len(models) > _MAX_OPENING_MODELS:
-                    models.pop()
+                models[key] = 0
             elif splitter.has_no_tag:
-                models.discard(key)
+                models.pop(key, None)
+            elif splitter.is_cut_thought and has_opened:
+                cut_count = (models.find(key) or 0) + 1
+                models[key] = cut_count
+                if cut_count >= _MAX_CUT_THOUGHTS:
+                    del models[key]
 
 
 class TagSplitter:
@@ -146,8 +175,9 @@ class TagSplitter:
     `starts_open`: text without an opening tag is reasoning. With `json_answer`, text that begins as JSON does is the
     answer all the same: a server that enforces a schema does so from the first token. With `holds_text`, a text without
     tags is kept until its end, because it may be a thought. `is_guess`: the answer may begin otherwise than
-    `starts_open` says, so an answer that is whole and has no tag is a text. `has_lone_close` and `has_no_tag` say which
-    tags there were.
+    `starts_open` says, so an answer without a tag is a text, if it is whole or goes on with a call: a model closes its
+    thought before that. `has_lone_close` and `has_no_tag` say which tags there were; `is_cut_thought`, that a limit cut
+    the answer off before any.
     """
 
     def __init__(
@@ -160,7 +190,7 @@ class TagSplitter:
         is_guess: bool = False,
     ) -> None:
         self.is_done = False
-        self.has_lone_close = self.has_no_tag = False
+        self.has_lone_close = self.has_no_tag = self.is_cut_thought = False
         self._tags = tags
         self._starts_open = starts_open
         self._json_answer = json_answer
@@ -191,12 +221,18 @@ class TagSplitter:
             elif isinstance(delta, TextDelta):
                 self._logprobs += delta.logprobs
                 self._feed_text(delta.text, delta, out)
+            elif isinstance(delta, DelayedOutput):
+                out.append(delta)
             else:
                 # Anything else ends the text before it; a server that sends reasoning separates it itself.
-                self._flush(out, is_whole=isinstance(delta, Finish) and delta.reason == "stop")
+                self._flush(out, delta)
                 self.is_done = self.is_done or isinstance(delta, Finish | ReasoningDelta)
                 out.append(delta)
         return out
+
+    def feed_and_count(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        """Return the deltas that these make certain, and the count of those that are delayed."""
+        return count_delayed(deltas, self.feed(deltas))
 
     def _with_phase(self, delta: Delta) -> Delta:
         if self._phase is None or not isinstance(delta, TextDelta):
@@ -269,7 +305,7 @@ class TagSplitter:
             return ""
         self._tag_start = ""
         if data.startswith(tag):
-            self._is_open = True
+            self._is_open, self._is_guess = True, False
             self._blanks.clear()
             self._logprobs.clear()
             return data[len(tag) :]
@@ -299,6 +335,7 @@ class TagSplitter:
         self._tag_start = ""
         self._add_reasoning(data[:end], out)
         self._is_open, self._is_closed = False, True
+        self.has_lone_close = self._is_guess
         self._release_thought(out)
         return data[end + len(tag) :]
 
@@ -329,15 +366,19 @@ class TagSplitter:
         out.append(msgspec.structs.replace(delta, text=text, logprobs=logprobs, phase=self._phase or delta.phase))
         self._logprobs.clear()
 
-    def _flush(self, out: list[Delta], *, is_whole: bool) -> None:
-        """Add what was pending, when no more text can complete a tag. An answer that `is_whole` has ended by itself: a
-        thought that was only supposed to be one is then the answer."""
+    def _flush(self, out: list[Delta], following: Delta) -> None:
+        """Add what was pending, when no more text can complete a tag. A thought that was only supposed to be one is the
+        answer, if the answer ends by itself or a call follows it."""
         pending, self._tag_start = self._tag_start, ""
         if self._is_open:
             if pending:
                 self._add_reasoning(pending, out)
-            if self._is_guess and is_whole and self._thought:
-                self.has_no_tag = True
+            if self._is_guess and self._thought:
+                is_finish = isinstance(following, Finish)
+                self.has_no_tag = following.reason == "stop" if is_finish else isinstance(following, ToolCallStart)
+                self.is_cut_thought = is_finish and not self.has_no_tag
+            if self.has_no_tag:
+                self.is_done = True
                 self._delayed.clear()
                 self._add_text("".join(self._thought), TextDelta(""), out)
             self._release_thought(out)

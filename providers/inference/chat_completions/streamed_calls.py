@@ -133,6 +133,18 @@ class StreamedCalls:
                 self._add_part(part, out)
         return out
 
+    def find_ends(self, entries: Sequence[Any]) -> list[Any]:
+        """Return what the calls of a whole message say beyond the calls before it: further ones, and the end of
+        arguments."""
+        calls = [call for call in self._calls if call.name or call.has_arguments]
+        ends: list[Any] = []
+        for call, part in zip(calls, map(CallPart, entries), strict=False):
+            sent = "".join(call.pieces)
+            if part.arguments.startswith(sent) and len(part.arguments) > len(sent) and not call.is_complete:
+                function = {"arguments": part.arguments[len(sent) :]}
+                ends.append({"index": call.index, "id": call.upstream_id, "function": function})
+        return [*ends, *entries[len(calls) :]]
+
     def finish(self, *, is_cut: bool) -> list[ToolCallDelta]:
         """Return the deltas buffered until the end. The arguments of an answer that `is_cut` stay as they are. Raises
         UpstreamError for a call without a name that has arguments."""

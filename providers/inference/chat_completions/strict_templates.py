@@ -6,13 +6,14 @@ that was accepted is remembered for the server's model. Instructions keep their 
 """
 
 import re
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from itertools import pairwise
 from typing import Final
 
 from apis.chat import ChatRequest, ContentPart, Message, TextPart
 from apis.errors import StackError
+from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.body import is_instruction, join_text_parts
 
 
@@ -48,11 +49,11 @@ _NO_ROLE: Final = re.compile(
 class ArrangedChat:
     """A chat in the order that its server's model takes, as far as that is known from `orders`, by model."""
 
-    def __init__(self, request: ChatRequest, orders: MutableMapping[str, MessageOrder]) -> None:
+    def __init__(self, request: ChatRequest, orders: RecentEntries[str, MessageOrder]) -> None:
         self.request = request
         self._messages = request.messages
         self._orders = orders
-        self._order = orders.get(request.model, MessageOrder.AS_SENT)
+        self._order = orders.find(request.model) or MessageOrder.AS_SENT
         if self._order:
             self._arrange(self._order)
 

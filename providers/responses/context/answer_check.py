@@ -22,6 +22,7 @@ from apis.chat import (
     ResponseFormat,
 )
 from apis.deltas import (
+    DelayedOutput,
     Delta,
     DeltaBatch,
     Finish,
@@ -29,6 +30,7 @@ from apis.deltas import (
     TextDelta,
     ToolArgumentsDelta,
     ToolCallStart,
+    count_delayed,
 )
 from apis.errors import UpstreamError
 from apis.inference import Inference, Model
@@ -167,14 +169,14 @@ class _Answer:
         return is_whole and not (self._has_other_output or self._calls)
 
     async def read(self, inference: Inference, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """Yield the answer's batches without its Finish and what is delayed."""
+        """Yield the answer's batches without its Finish. What is delayed is counted."""
         async with aclosing(inference.chat(request)) as batches:
             async for batch in batches:
                 if output := convert_batch(batch, self._take):
                     yield output
 
     def _take(self, batch: DeltaBatch) -> DeltaBatch:
-        """Return what may leave of a batch now."""
+        """Return what may leave of a batch now, and the count of what is delayed."""
         output: list[Delta] = []
         for delta in batch:
             match delta:
@@ -199,10 +201,13 @@ class _Answer:
                 case Finish():
                     self.finish = delta
                     continue
+                case DelayedOutput():
+                    output.append(delta)
+                    continue
                 case _:
                     pass
             (self.delayed or output).append(delta)
-        return output
+        return count_delayed(batch, output)
 
     def _take_text(self, delta: TextDelta, output: list[Delta]) -> None:
         """Delay text. A streamed one leaves as soon as it begins as JSON does."""

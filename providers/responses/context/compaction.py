@@ -11,7 +11,7 @@ import msgspec
 from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem
 
 from apis.chat import ChatRequest, Message
-from apis.deltas import DeltaBatch, Finish, TextDelta, Usage
+from apis.deltas import DeltaBatch, Finish, TextDelta, Usage, estimate_tokens, measure_deltas
 from apis.errors import ContextLengthExceeded, InvalidRequest, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
@@ -21,7 +21,7 @@ from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.conversation import ITEM_WORK, Conversation, ResponseProgress, stored_item
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealing import UnsealError
-from providers.responses.context.token_estimate import TokenCounter, TokenCounters
+from providers.responses.context.token_estimate import TokenCounter, TokenCounters, measure_chat
 from providers.responses.context.truncation import with_truncation
 from providers.responses.context.url_files import public_item
 from providers.responses.context.window import CompactionContent, messages_without
@@ -199,6 +199,7 @@ class ResponseCompaction:
         self._threshold = threshold
         self._seal = seal
         self._open_item: _OpenCompactionItem | None = None
+        self._unfinished: _Summary | None = None
 
     @property
     def is_whole_response(self) -> bool:
@@ -213,7 +214,7 @@ class ResponseCompaction:
         if self._threshold is not None and (last_answer < 0 or await self._threshold.allows(chat)):
             return
         threshold = self._threshold.tokens if self._threshold is not None else None
-        summary = _Summary()
+        summary = self._unfinished = _Summary()
         words = _MAX_SUMMARY_WORDS if threshold is None else max(50, min(_MAX_SUMMARY_WORDS, threshold // 4))
         async with aclosing(summary.generate(self._inference, chat, words)) as beginnings:
             async for _ in beginnings:
@@ -221,6 +222,7 @@ class ResponseCompaction:
                     self._output.ids.new_item_id(id_prefix("compaction")), self._output.reserve_index()
                 )
                 yield [item_added_event(opened.index, opened.item()), _build_compacting_event(opened)]
+        self._unfinished = None
         if threshold is None:
             content = await _build_partial_content(
                 self._conversation.window().verbatim_items(), self._conversation, summary.text
@@ -235,6 +237,11 @@ class ResponseCompaction:
     def close_open_items(self) -> EventBatch:
         """Return the events that close the open item of a response that ends early."""
         return self._close_item("")
+
+    def take_estimate(self) -> Usage:
+        """Return an estimate of the tokens of a summary that the model has not ended, once."""
+        summary, self._unfinished = self._unfinished, None
+        return Usage() if summary is None else summary.estimate_usage()
 
     def _close_item(self, token: str) -> EventBatch:
         opened, self._open_item = self._open_item, None
@@ -272,6 +279,14 @@ class _Summary:
     def __init__(self) -> None:
         self.text = ""
         self.usage = Usage()
+        self._prompt: ChatRequest | None = None
+        self._delta_count = self._chars = 0
+
+    def estimate_usage(self) -> Usage:
+        """Return the usage: an estimate, where the model has begun and not ended."""
+        if self._prompt is None or self.usage.output_tokens or not self._delta_count:
+            return self.usage
+        return Usage(measure_chat(self._prompt), estimate_tokens(self._delta_count, self._chars))
 
     async def generate(self, inference: Inference, chat: ChatRequest, max_words: int) -> AsyncGenerator[None]:
         """Have the model write the summary; yields once, when the model begins. Raises like `Inference.chat`, and
@@ -280,6 +295,7 @@ class _Summary:
         prompt = Message(role="user", content=_PROMPT.format(words=max_words))
         request = ChatRequest.model_validate({**fields, "messages": [*chat.messages, prompt]})
         begun = False
+        self._prompt = request
         # without a bound, the model's own context is the bound: it may have less room than the first one
         for bound in (_MAX_SUMMARY_TOKENS, None):
             bounded = request.model_copy(update={"max_completion_tokens": bound})
@@ -299,6 +315,9 @@ class _Summary:
             raise UpstreamError("The model gave no summary of the conversation.")
 
     def _apply_deltas(self, deltas: DeltaBatch) -> None:
+        count, chars = measure_deltas(deltas)
+        self._delta_count += count
+        self._chars += chars
         for delta in deltas:
             if isinstance(delta, TextDelta):
                 self.text += delta.text

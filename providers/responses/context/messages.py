@@ -312,6 +312,9 @@ class _MessageBuilder:
     def add_call(self, call: ChatToolCall) -> None:
         self._calls.append(call)
         name = call.function.name if isinstance(call, FunctionCall) else ""
+        former = self._unanswered_call_ids.get(call.id)
+        if former is not None:  # two calls have this id
+            self._unanswered_by_name[former].pop(call.id, None)
         self._unanswered_call_ids[call.id] = name
         self._unanswered_by_name.setdefault(name, {})[call.id] = None
 

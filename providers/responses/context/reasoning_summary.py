@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Final
 
 from apis.chat import ChatRequest, Message
-from apis.deltas import Delta, DeltaBatch, ReasoningDelta, ReasoningSummaryDelta, TextDelta
+from apis.deltas import DelayedOutput, Delta, DeltaBatch, ReasoningDelta, ReasoningSummaryDelta, TextDelta
 from apis.errors import StackError
 from apis.inference import Inference, Model
 
@@ -61,7 +61,8 @@ class SummarizingInference(Inference):
                 output: list[Delta] = []
                 for delta in batch:
                     is_reasoning = isinstance(delta, ReasoningDelta)
-                    if reasoning and not (is_reasoning and not delta.begins_message):
+                    ends_reasoning = delta.begins_message if is_reasoning else not isinstance(delta, DelayedOutput)
+                    if reasoning and ends_reasoning:
                         text, reasoning = "".join(reasoning), []
                         if output:
                             yield output

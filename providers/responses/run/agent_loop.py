@@ -212,7 +212,9 @@ class AgentLoop:
             events += self._turn.close_open_items()
             if self._turn.finish is None:
                 self.state.usage = add_usage(self.state.usage, Usage(output_tokens=self._turn.take_estimate()))
-        events += self._compaction.close_open_items() if self._compaction is not None else ()
+        if self._compaction is not None:
+            events += self._compaction.close_open_items()
+            self.state.usage = add_usage(self.state.usage, self._compaction.take_estimate())
         for call in self._server_initiated_calls:
             if self._output.items[call.index] is None:
                 events += call.close("incomplete")

@@ -31,6 +31,7 @@ from openai.types.responses import (
 )
 
 from apis.deltas import (
+    DelayedOutput,
     Delta,
     DeltaBatch,
     Finish,
@@ -41,6 +42,7 @@ from apis.deltas import (
     ToolArgumentsDelta,
     ToolCallStart,
     Usage,
+    estimate_tokens,
 )
 from apis.errors import ToolFailed, UpstreamError
 from apis.events import EventList
@@ -63,7 +65,6 @@ from providers.responses.tools.grammars import GrammarCall
 from providers.responses.tools.item_types import id_prefix
 from providers.responses.tools.offered import ClientToolName, OfferedTools
 
-_CHARS_PER_TOKEN: Final = 4
 NO_CALLS_LEFT: Final = "no more tool calls are allowed in this response. Answer with what you have."
 """Reason that the model reads for a hosted call beyond `max_tool_calls`, which becomes no item."""
 
@@ -72,9 +73,11 @@ class TurnStream:
     """Turns the delta batches of one chat into events. After the last batch, `finish` says how the turn ended, and the
     calls are sorted by who acts on them: the client runs `function_calls` and `client_calls`, this server
     `hosted_calls`, and the model reads why its `rejected_calls` were not run. `has_message` is true once a message
-    opened; `delta_count` is the number of deltas. Hosted calls beyond `hosted_calls_left` are rejected."""
+    opened; `delta_count` is the number of deltas, with those that are delayed before they come here. Hosted calls
+    beyond `hosted_calls_left` are rejected."""
 
     __slots__ = (
+        "_delayed_chars",
         "_first_index",
         "_growing_call_ids",
         "_hosted_calls_left",
@@ -108,6 +111,7 @@ class TurnStream:
         self.rejected_calls: list[ToolResultRecord] = []
         self.has_message = False
         self.delta_count = 0
+        self._delayed_chars = 0
         self._pending_client_calls: dict[str, ClientCall] = {}
         self._toolbox = toolbox
         self._output = output
@@ -134,10 +138,7 @@ class TurnStream:
                         message = self._open_message(phase, events)
                     message.append_text(text, logprobs, events)
                 case RefusalDelta(text):
-                    message = self._open_item
-                    if not isinstance(message, OpenMessage):
-                        message = self._open_message(None, events)
-                    message.append_refusal(text, events)
+                    self._append_refusal(text, events)
                 case ReasoningDelta(text):
                     self._current_reasoning(events, is_new=delta.begins_message).append(text, events)
                 case ReasoningSummaryDelta(text):
@@ -149,6 +150,9 @@ class TurnStream:
                 case ToolArgumentsDelta(id, text):
                     self._find_call(id).append(text, events)
                     self._growing_call_ids[id] = None
+                case DelayedOutput(deltas, chars):
+                    self.delta_count += deltas - 1
+                    self._delayed_chars += chars
                 case Finish():
                     self.finish = delta
                     self._end_turn(delta, events)
@@ -178,11 +182,13 @@ class TurnStream:
         return events
 
     def take_estimate(self) -> int:
-        """Return an estimate of the tokens of a turn without a finish, once: the number of its deltas, of which one may
-        hold many tokens. Its items have to be closed."""
-        items = self._output.items[self._first_index :]
-        count = max(self.delta_count, sum(map(_count_chars, items)) // _CHARS_PER_TOKEN)
-        self.delta_count, self._first_index = 0, len(self._output.items)
+        """Return an estimate of the tokens of a turn without a finish, once. Its items have to be closed."""
+        if not self.delta_count:
+            return 0
+        calls = (*self.hosted_calls.values(), *self._pending_client_calls.values())
+        chars = sum(map(_count_chars, self._output.items[self._first_index :])) + sum(len(call.text) for call in calls)
+        count = estimate_tokens(self.delta_count, chars + self._delayed_chars)
+        self.delta_count = 0
         return count
 
     def count_usage(self, finish: Finish) -> Usage:
@@ -266,6 +272,12 @@ class TurnStream:
         self._open_item, self.has_message = message, True
         events += message.open()
         return message
+
+    def _append_refusal(self, text: str, events: EventList) -> None:
+        message = self._open_item
+        if not isinstance(message, OpenMessage):
+            message = self._open_message(None, events)
+        message.append_refusal(text, events)
 
     def _current_reasoning(self, events: EventList, *, is_new: bool) -> OpenReasoning:
         if is_new or not isinstance(self._open_item, OpenReasoning) or self._open_item.is_summarized:

@@ -8,11 +8,14 @@ from typing import Any, Final, cast
 
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCRequest, JSONRPCResponse
 
+from providers.common.recent import RecentEntries
 from providers.tool_servers.mcp.texts import one_line
 
 _HINTS: Final = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 _UNNAMED_SERVER: Final = {"name": "unnamed", "version": "0"}
 _MAX_FAULTS: Final = 1000
+_MAX_OPEN_REQUESTS: Final = 4096
+"""Requests that may wait for an answer: those that a server never answers are forgotten."""
 _MAX_SHOWN_CHARS: Final = 4096
 """Length from which a text in a block of an unknown type is left out: it may be a file in base64."""
 _OPAQUE_RESULT_TYPES: Final = ("input_required", "task")
@@ -26,7 +29,7 @@ class AnswerMender:
 
     def __init__(self) -> None:
         self.faults: list[str] = []
-        self._methods: dict[str, str] = {}
+        self._methods = RecentEntries[str, str](_MAX_OPEN_REQUESTS)
 
     def note_request(self, request: JSONRPCRequest) -> None:
         """Remember the method that the answer to the request is read by."""

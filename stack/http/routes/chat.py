@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from apis.chat import ChatAllowedTools, ChatRequest, refuse_unsafe_engine_options
 from apis.deltas import (
+    DelayedOutput,
     Delta,
     DeltaBatch,
     Finish,
@@ -153,8 +154,8 @@ class _DrainedChat:
                 self.calls[delta.id][1].append(delta.text)
             case Finish():
                 self.finish = delta
-            case ReasoningSummaryDelta():
-                pass  # only responses have summaries
+            case ReasoningSummaryDelta() | DelayedOutput():
+                pass  # only responses have summaries; delayed output counts, and is not shown
             case _:
                 assert_never(delta)
 
@@ -206,7 +207,7 @@ class _CompletionBuilder:
         for delta in deltas:
             if isinstance(delta, Finish):
                 chunks += self._complete_calls(delta)
-            if self._hides_reasoning and isinstance(delta, ReasoningDelta):
+            if isinstance(delta, DelayedOutput) or (self._hides_reasoning and isinstance(delta, ReasoningDelta)):
                 continue
             chunks.append(self._delta_to_chunk(delta))
             if isinstance(delta, Finish):
@@ -273,8 +274,8 @@ class _CompletionBuilder:
                 return self._build_chunk({"tool_calls": [call]})
             case Finish():
                 return self._build_chunk({}, finish_reason=delta.reason)
-            case ReasoningSummaryDelta():
-                raise AssertionError("only responses have summaries")
+            case ReasoningSummaryDelta() | DelayedOutput():
+                raise AssertionError("no chunk of a completion shows it")
             case _:
                 assert_never(delta)
 

@@ -8,6 +8,7 @@ import pytest
 
 from apis.chat import ChatRequest
 from apis.deltas import (
+    DelayedOutput,
     Delta,
     Finish,
     ReasoningDelta,
@@ -69,6 +70,8 @@ def joined(deltas: Sequence[Delta]) -> list[tuple[Any, ...]]:
                 _extend(out, (TextDelta,), text, logprobs)
             case ReasoningDelta(text) | ReasoningSummaryDelta(text) | RefusalDelta(text):
                 _extend(out, (type(delta),), text, ())
+            case DelayedOutput():
+                pass  # counts deltas, and is no part of the answer
             case Finish(reason, usage):
                 out.append((reason, usage))
     return out

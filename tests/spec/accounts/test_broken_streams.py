@@ -21,7 +21,8 @@ from tests.support.servers.upstream_server import HANG, UpstreamServer, delta_ch
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WORDS = 5000
 PIECE = "word " * WORDS
-STORED: dict[str, Any] = {"accounts": {"provider": "stored", "prices": {"m": {"input": 0, "output": 1e6}}}}
+PRICE = {"input": 0, "output": 1e6}
+STORED: dict[str, Any] = {"accounts": {"provider": "stored", "prices": {"m": PRICE, "qwen3": PRICE}}}
 SAID: Any = [{"role": "user", "content": "hi"}]
 Leave = Callable[[AsyncOpenAI], Awaitable[Any]]
 
@@ -66,6 +67,47 @@ async def leave_waiting_response(client: AsyncOpenAI) -> None:
         await client.with_options(timeout=0.3, max_retries=0).responses.create(model="m", input="hi", store=False)
 
 
+async def leave_checked_response(client: AsyncOpenAI) -> None:
+    with pytest.raises(APITimeoutError):
+        await client.with_options(timeout=0.3, max_retries=0).responses.create(
+            model="m", input="hi", store=False, text={"format": {"type": "json_object"}}
+        )
+
+
+async def leave_checked_stream(client: AsyncOpenAI) -> None:
+    form: Any = {"format": {"type": "json_object"}}
+    stream: Any = await client.responses.create(model="m", input="hi", store=False, stream=True, text=form)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.3):
+            async for event in stream:
+                assert event.type != "response.output_text.delta"
+    await stream.close()
+
+
+async def leave_first_pass(client: AsyncOpenAI) -> None:
+    with pytest.raises(APITimeoutError):
+        await client.with_options(timeout=0.3, max_retries=0).chat.completions.create(
+            model="m",
+            messages=SAID,
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+            response_format={"type": "json_object"},
+        )
+
+
+async def leave_possible_thought(client: AsyncOpenAI) -> None:
+    with pytest.raises(APITimeoutError):
+        await client.with_options(timeout=0.3, max_retries=0).chat.completions.create(model="qwen3", messages=SAID)
+
+
+async def leave_summary(client: AsyncOpenAI) -> None:
+    said: Any = [*SAID, {"role": "assistant", "content": "ho"}, *SAID]
+    compaction: Any = [{"type": "compaction", "compact_threshold": 1}]
+    with pytest.raises(APITimeoutError):
+        await client.with_options(timeout=0.3, max_retries=0).responses.create(
+            model="m", input=said, store=False, extra_body={"context_management": compaction}
+        )
+
+
 WAYS: Mapping[str, Leave] = {
     "chat": leave_chat,
     "completion": leave_completion,
@@ -73,6 +115,11 @@ WAYS: Mapping[str, Leave] = {
     "stored": leave_stored_response,
     "waiting": leave_waiting,
     "waiting-response": leave_waiting_response,
+    "checked": leave_checked_response,
+    "checked-stream": leave_checked_stream,
+    "first-pass": leave_first_pass,
+    "possible-thought": leave_possible_thought,
+    "summary": leave_summary,
 }
 
 
@@ -81,10 +128,10 @@ async def served() -> AsyncGenerator[Served]:
     """A stack over a server that sends one large piece of its answer, and then nothing."""
     text = event(delta_chunk(content=PIECE))
     piece = event({"id": "c", "object": "text_completion", "choices": [{"index": 0, "text": PIECE}]})
-    async with UpstreamServer(models=["m"]) as upstream:
+    async with UpstreamServer(models=["m", "qwen3"]) as upstream:
         upstream.routes["/v1/chat/completions"] = [head(), http_chunk(text), HANG]
         upstream.routes["/v1/completions"] = [head(), http_chunk(piece), HANG]
-        site = {"provider": "vllm", "base_url": upstream.base_url, "max_retries": 0}
+        site = {"provider": "vllm", "base_url": upstream.base_url, "max_retries": 0, "reasoning_tags": "auto"}
         async with serving(site, more=STORED) as running:
             running.streams.check = False
             yield running

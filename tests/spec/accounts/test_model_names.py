@@ -184,6 +184,24 @@ async def test_a_name_that_no_list_has_passes_no_closed_model() -> None:
         assert upstream.chats == []
 
 
+async def test_a_name_passes_no_closed_model_where_a_server_lists_nothing() -> None:
+    """S6: each name may then be that of the closed model."""
+    async with UpstreamServer(stream(text_chunks("a")), models=[]) as upstream:
+        site = {"provider": "vllm", "base_url": upstream.base_url, "lists_all_models": False}
+        for inference in (site, {"provider": "router", "providers": {"chat": site}, "default": "chat/dear"}):
+            async with serving(inference, more=STORED) as served:
+                settings = ProjectSettings(model_ids=("dear",))
+                async with client_of(served, "closed", settings=settings) as client:
+                    for name in ("dear", "chat/dear", "Dear", "anything"):
+                        with pytest.raises((NotFoundError, PermissionDeniedError)):
+                            await client.responses.create(model=name, input="hi")
+                for settings in (ProjectSettings("allow_list", ()), ProjectSettings("allow_list", ("dear",))):
+                    async with client_of(served, f"allowed-{len(settings.model_ids)}", settings=settings) as client:
+                        with pytest.raises(PermissionDeniedError):
+                            await client.responses.create(model="anything", input="hi")
+        assert upstream.chats == []
+
+
 async def test_the_default_tag_of_a_model_is_no_other_model() -> None:
     """S6: Ollama serves `small:latest` as `small`, too."""
     async with UpstreamServer(stream(text_chunks("a")), models=["small:latest"]) as upstream:

@@ -226,6 +226,16 @@ async def test_a_failed_response_has_the_usage_of_what_it_gave() -> None:
     assert spent(failed) == spent(stored) == (counted.input_tokens, 3)
 
 
+async def test_an_answer_that_was_delayed_for_a_check_and_failed_it_has_usage() -> None:
+    """S7: both answers of three deltas count, although nothing of them was sent."""
+    async with serving(scripted([{"text": ["no", " JSON", "."]}])) as served:
+        failed = (await stream(served, text={"format": {"type": "json_object"}}))[-1].response
+    assert failed.status == "failed"
+    assert failed.output == []
+    assert spent(failed)[0] > 0
+    assert spent(failed)[1] == 6
+
+
 async def test_a_failed_response_has_the_usage_of_the_turns_before_too() -> None:
     searching: Script = [call("web_search", '{"query": "a"}'), {"finish": "tool_calls", "usage": USAGE}]
     script = scripted(searching, [{"reasoning": ["a", "b"]}, {"fail": "broken"}])

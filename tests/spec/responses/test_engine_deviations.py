@@ -4,6 +4,8 @@ Each row is an answer as an engine sends it, with what every client must have of
 completions, whole and streamed.
 """
 
+from typing import Any
+
 from tests.support.servers.engine_answers import (
     CITY,
     FAILED,
@@ -19,7 +21,7 @@ from tests.support.servers.engine_answers import (
     recording,
     said,
 )
-from tests.support.servers.upstream_server import CUT, delta_chunk
+from tests.support.servers.upstream_server import CUT, delta_chunk, usage_chunk
 
 
 async def test_recorded_answers_are_read() -> None:
@@ -249,10 +251,122 @@ async def test_finish_reasons_are_read() -> None:
                 events(delta_chunk(content="He"), {**delta_chunk("stop"), "error": {"message": "x"}}),
                 FAILED,
             ),
-            "an error that is none": (events({**delta_chunk("stop", content=text), "error": {}}), HELLO),
             "[done]": (
                 events(delta_chunk("stop", content=text), "[done]", delta_chunk(content="late"), done=False),
                 HELLO,
             ),
+        }
+    )
+
+
+async def test_a_text_that_is_said_to_call_a_tool_is_one_unless_a_call_was_not_read() -> None:
+    """K7: an answer of which a call could not be read is not complete; a wrong label alone means nothing."""
+    text = "Hello there."
+    begin, end = delta_chunk(content=text), delta_chunk("tool_calls")
+    unread = {"choices": [{"index": 0, "delta": {"tool_invocations": [{"name": "lookup", "args": {"q": "a"}}]}}]}
+    call = '{"name": "lookup", "arguments": {"q": "a"}}'
+    await assert_rows(
+        {
+            **{reason: (said(reason), HELLO) for reason in ("tool_calls", "function_call", "tool_use", "TOOL_CALL")},
+            "after an empty delta": (
+                events(delta_chunk(content=text), delta_chunk(), delta_chunk("tool_calls")),
+                HELLO,
+            ),
+            "an empty call": (
+                events(begin, delta_chunk(tool_calls=[entry("", "")]), end),
+                HELLO,
+            ),
+            "a text about names": (
+                said("tool_calls", text='The "name" and "arguments" of <b>tools</b>.'),
+                Outcome(text='The "name" and "arguments" of <b>tools</b>.'),
+            ),
+            "an answer in JSON": (said("tool_calls", text='{"city": "Rome"}'), Outcome(text='{"city": "Rome"}')),
+            **{
+                mark: (said("tool_calls", text=f"Hello. {mark}{call}"), FAILED)
+                for mark in ("<tool_call>", "[TOOL_CALLS]", "<|tool_call|>", "<function=lookup>", "<|python_tag|>")
+            },
+            "a call in JSON": (said("tool_calls", text=call), FAILED),
+            "a call in a fence": (said("tool_calls", text=f"```json\n{call}\n```"), FAILED),
+            "a mark in pieces": (
+                events(
+                    *(delta_chunk(content=piece) for piece in ("Hello. ", "<", "tool", "_call", ">", call)),
+                    delta_chunk("tool_calls"),
+                ),
+                FAILED,
+            ),
+            "unread fields": (events(begin, unread, end), FAILED),
+            "marks, and no such finish reason": (
+                said("stop", text="Write <tool_call>."),
+                Outcome(text="Write <tool_call>."),
+            ),
+        }
+    )
+
+
+async def test_errors_that_say_nothing_are_none() -> None:
+    """K7: an empty `error`, or the code of success, next to an answer or between its chunks."""
+    text = "Hello there."
+    nothing: list[Any] = [
+        *("", False, {}, None, [], 0, "none", "OK"),
+        {"code": None, "message": "", "type": None, "param": None},
+        {"code": 0, "message": ""},
+        {"code": 200},
+        {"code": "200", "message": "ok"},
+        {"code": "ok", "message": "Success"},
+    ]
+    failures: list[Any] = [
+        *("x", True, {"message": "x"}, {"type": "server_error"}, {"code": 500}, ["x"]),
+        {"code": 200, "message": "The model crashed."},
+        {"code": 0, "message": "The model crashed."},
+    ]
+    begin, end = delta_chunk(content=text), delta_chunk("stop")
+    await assert_rows(
+        {
+            **{
+                f"{error} by itself": (events(begin, {"error": error}, {"choices": [], "error": error}, end), HELLO)
+                for error in nothing
+            },
+            **{
+                f"{error} next to an answer": (
+                    events({**delta_chunk("stop", content=text), "error": error}, {**usage_chunk(), "error": error}),
+                    HELLO,
+                )
+                for error in (*nothing, {"code": 200, "message": "Generated."})
+            },
+            **{f"{error} is one": (events(begin, {"error": error}, end), FAILED) for error in failures},
+            "other fields": (
+                events({"code": 0, "message": "success"}, {"detail": None}, begin, end, {"status": "ok"}),
+                HELLO,
+            ),
+        }
+    )
+
+
+async def test_a_message_after_deltas_ends_what_they_began() -> None:
+    """K13: a message that sums up the deltas may be longer than they are."""
+    whole = {"role": "assistant", "content": "Hello there."}
+
+    def message(**fields: Any) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "message": {"role": "assistant", **fields}, "finish_reason": "stop"}]}
+
+    a, b = entry("lookup", '{"q":"a"}', id="x", index=0), entry("lookup", '{"q":"b"}', id="y", index=1)
+    half, text = entry("lookup", '{"q"', id="x", index=0), delta_chunk(content="Hello there.")
+    await assert_rows(
+        {
+            "longer": (events(delta_chunk(content="Hel"), delta_chunk(content="lo "), message(**whole)), HELLO),
+            "longer, not ASCII": (
+                events(delta_chunk(content="Grüße, "), message(content="Grüße, Zoë.")),
+                Outcome(text="Grüße, Zoë."),
+            ),
+            "the same": (events(text, message(**whole)), HELLO),
+            "shorter": (events(text, message(content="Hello")), HELLO),
+            "another": (events(text, message(content="I wrote this: hello.")), HELLO),
+            "reasoning": (
+                events(delta_chunk(reasoning="Hm"), text, message(reasoning="Hm.", **whole)),
+                Outcome(text="Hello there.", reasoning="Hm."),
+            ),
+            "a call more": (events(delta_chunk(tool_calls=[a]), message(tool_calls=[a, b])), calls(A, B)),
+            "the same calls": (events(delta_chunk(tool_calls=[a, b]), message(tool_calls=[a, b])), calls(A, B)),
+            "the end of a call": (events(delta_chunk(tool_calls=[half]), message(tool_calls=[a])), calls(A)),
         }
     )

@@ -220,6 +220,23 @@ async def test_the_output_of_a_function_may_name_the_function() -> None:
             await create(served, tools=tools, input=[{"type": "function_call_output", "name": "h", "output": "x"}])
 
 
+async def test_an_output_that_names_a_function_does_not_take_an_id_that_another_function_has_taken_over() -> None:
+    """G23: of two calls with one id the later one has it, and the output of the first function is that of its next
+    call."""
+    calls = [
+        {"type": "function_call", "call_id": call_id, "name": name, "arguments": "{}"}
+        for call_id, name in (("c1", "f"), ("c1", "g"), ("c2", "f"))
+    ]
+    outputs = [
+        {"type": "function_call_output", "name": "f", "output": "two"},
+        {"type": "function_call_output", "name": "g", "output": "one"},
+    ]
+    async with serving(scripted([{"text": "Done."}])) as served:
+        await create(served, tools=[function("f"), function("g")], input=[*calls, *outputs])
+        tool_messages = [message for message in messages(served) if message["role"] == "tool"]
+    assert {message["tool_call_id"]: message["content"] for message in tool_messages} == {"c1": "one", "c2": "two"}
+
+
 async def test_an_image_of_an_earlier_history_is_input(served: Served) -> None:
     """G26: a history with an image_generation_call can be continued, and is listed as it was sent."""
     image = {

@@ -14,9 +14,9 @@ from apis.chat import TENANT_SALT_PREFIX, ChatRequest
 from apis.deltas import Delta, DeltaBatch, Finish, ReasoningDelta, TextDelta, TokenLogprob, ToolCallStart, Usage
 from providers.inference.chat_completions.reasoning_tags import (
     TAGS_PRESETS,
+    OpeningModels,
     ReasoningTags,
     TagSplitter,
-    TenantModel,
     find_tags,
     replay_reasoning,
     split_reasoning,
@@ -118,9 +118,9 @@ def test_in_a_stream_the_answer_after_a_lone_close_is_a_message_of_its_own() -> 
 
 async def test_a_model_that_had_a_lone_close_is_read_as_thinking_from_then_on() -> None:
     """K16: until an answer of it has no tag. The prompts of one tenant do not change another's answers."""
-    models: set[TenantModel] = set()
+    models = OpeningModels()
 
-    async def ask(*texts: str, tenant: str = "a") -> list[Delta]:
+    async def ask(*texts: str, tenant: str = "a", end: Sequence[Delta] = (FINISH,)) -> list[Delta]:
         request = ChatRequest.model_validate(
             {
                 "model": "m",
@@ -133,18 +133,33 @@ async def test_a_model_that_had_a_lone_close_is_read_as_thinking_from_then_on() 
         async def batches() -> AsyncGenerator[DeltaBatch]:
             for text in texts:
                 yield [TextDelta(text)]
-            yield [FINISH]
+            for delta in end:
+                yield [delta]
 
         return [delta async for batch in split_reasoning(batches(), request, THINK, models) for delta in batch]
 
     await ask("Hm.</think>", "Hello.")
-    assert models == {("a", "m")}
+    assert [*models] == [("a", "m")]
     assert await ask("Hello.", tenant="b") == [TextDelta("Hello."), FINISH]
     assert await ask("Hm.</think>", "Hello.") == [ReasoningDelta("Hm."), TextDelta("Hello."), FINISH]
     assert await ask("<think>Hm.</think>", "Hello.") == [ReasoningDelta("Hm."), TextDelta("Hello."), FINISH]
     assert await ask("Hello.") == [ReasoningDelta("Hello."), TextDelta("Hello."), FINISH]
-    assert models == set()
+    assert not models
     assert await ask("Hello.") == [TextDelta("Hello."), FINISH]
+    # a model closes its thought before it calls a tool
+    called = [ToolCallStart("c", "f"), Finish("tool_calls", Usage())]
+    await ask("Hm.</think>", "Hello.")
+    assert await ask("Let me see.", end=called) == [ReasoningDelta("Let me see."), TextDelta("Let me see."), *called]
+    assert await ask("Let me see.", end=called) == [TextDelta("Let me see."), *called]
+    # an answer that a limit cuts off may be a thought; not all of them are
+    cut = [Finish("length", Usage())]
+    await ask("Hm.</think>", "Hello.")
+    for _ in range(2):
+        assert await ask("Hm. Hm.", end=cut) == [ReasoningDelta("Hm. Hm."), *cut]
+    assert await ask("Hm.</think>", "Hello.") == [ReasoningDelta("Hm."), TextDelta("Hello."), FINISH]
+    for _ in range(3):
+        assert await ask("Hm. Hm.", end=cut) == [ReasoningDelta("Hm. Hm."), *cut]
+    assert await ask("Hm. Hm.", end=cut) == [TextDelta("Hm. Hm."), *cut]
 
 
 PARTS = ("<think>", "</think>", "<", "/", "think", ">", "\n", " ", "a", "é\U0001fae0")
@@ -202,7 +217,8 @@ async def test_a_batch_in_which_nothing_is_certain_is_not_yielded() -> None:
             yield [TextDelta(text)]
         yield [FINISH]
 
-    request = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "is_streamed": True}
+    request = ChatRequest.model_validate(fields)
     seen = [batch async for batch in split_reasoning(batches(), request, THINK)]
     assert seen == [[ReasoningDelta("a")], [TextDelta("b")], [FINISH]]
 

@@ -1,0 +1,45 @@
+"""What is remembered under names that callers choose is bounded."""
+
+from mcp_types import JSONRPCRequest, JSONRPCResponse
+
+from apis.chat import ChatRequest, Message
+from apis.errors import InvalidRequest
+from providers.common.recent import RecentEntries
+from providers.inference.chat_completions.endpoint import MAX_ORDERED_MODELS, ChatCompletions
+from providers.inference.chat_completions.strict_templates import ArrangedChat
+from providers.inference.http.client import HttpClient
+from providers.tool_servers.mcp.answers import AnswerMender
+
+
+def test_the_oldest_entry_is_forgotten_first() -> None:
+    entries = RecentEntries[str, int](2)
+    entries["a"], entries["b"] = 1, 2
+    assert entries.find("a") == 1
+    entries["c"] = 3
+    assert [*entries.items()] == [("a", 1), ("c", 3)]
+    assert entries.find("b") is None
+
+
+def test_requests_that_a_server_never_answers_are_forgotten() -> None:
+    """D11: a session of an MCP server may live for days, and its newest requests are still read."""
+    mender = AnswerMender()
+    for number in range(20_000):
+        mender.note_request(JSONRPCRequest(jsonrpc="2.0", id=number, method="tools/call"))
+    assert len(mender._methods) < 5000  # pyright: ignore[reportPrivateUsage]  # its size is seen nowhere else
+    message = JSONRPCResponse(jsonrpc="2.0", id=19_999, result={"content": "text"})
+    mender.mend(message)
+    assert message.result["content"] == [{"type": "text", "text": "text"}]
+
+
+async def test_orders_of_messages_are_remembered_for_the_newest_models() -> None:
+    """D11: a server without a complete list takes any name of a model."""
+    endpoint = ChatCompletions("http://127.0.0.1:1/v1", HttpClient())
+    orders = endpoint._message_orders  # pyright: ignore[reportPrivateUsage]  # its size is seen nowhere else
+    said = [Message(role=role, content="a") for role in ("user", "system", "user")]
+    for number in range(MAX_ORDERED_MODELS + 5):
+        chat = ArrangedChat(ChatRequest(model=f"m{number}", messages=said), orders)
+        assert chat.adapt(InvalidRequest("System message must be first."))
+        chat.remember()
+    assert len(orders) == MAX_ORDERED_MODELS
+    newest = ArrangedChat(ChatRequest(model=f"m{MAX_ORDERED_MODELS}", messages=said), orders)
+    assert [message.role for message in newest.request.messages] == ["system", "user", "user"]
