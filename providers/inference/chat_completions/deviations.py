@@ -118,7 +118,6 @@ def normalize_chunk(value: object, *, is_whole: bool = False) -> dict[str, Any]:
     if choices is not None and not isinstance(choices, list):
         raise _invalid_chunk()
     is_whole = is_whole and "done" not in fields and fields.get("object") != "chat.completion.chunk"
-    has_answer, has_error = bool(choices or fields.get("usage")), bool(fields.get("error"))
     return {
         "choices": [_normalize_choice(choice, is_whole=is_whole) for choice in cast(list[object], choices or [])],
         "usage": fields.get("usage") or _counts(fields),
