@@ -3,11 +3,10 @@
 Correct for every stream and fast for the usual one, because this runs for every token that passes through the server.
 """
 
-import json
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
@@ -35,11 +34,13 @@ from providers.inference.chat_completions.deviations import (
     EndReason,
     has_unread_fields,
     holds_call,
+    load_json,
     normalize_chunk,
     read_error,
     read_finish_reason,
 )
 from providers.inference.chat_completions.errors import failure_to_error
+from providers.inference.chat_completions.repetitions import ProseKind, Repetitions
 from providers.inference.chat_completions.streamed_calls import StreamedCalls
 from providers.inference.chat_completions.text_repair import SurrogateJoiner, repair_surrogates
 from providers.inference.chat_completions.usage import parse_usage
@@ -55,8 +56,6 @@ _MAX_UNREAD: Final = 64
 
 _MAX_RECENT_TEXTS: Final = 1024
 """Deltas at the end of a text in which a call is looked for."""
-
-ProseKind = Literal["text", "reasoning", "refusal"]
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -137,17 +136,17 @@ class ChatChunkReader(ChunkReader):
         "_deltas",
         "_finish_is_early",
         "_finish_reason",
+        "_has_messages",
         "_has_reasoning",
         "_has_text",
         "_logprobs",
         "_max_deltas",
-        "_message_texts",
         "_names_calls",
         "_on_fast_path",
         "_prose_kind",
         "_recent_texts",
+        "_repetitions",
         "_request",
-        "_sent",
         "_surrogate_joiner",
         "_unread",
         "_usage",
@@ -168,10 +167,10 @@ class ChatChunkReader(ChunkReader):
         self._logprobs: list[TokenLogprob] = []
         self._prose_kind: ProseKind | None = None
         self._has_text = self._has_reasoning = False
-        self._sent: dict[ProseKind, tuple[int, str]] = dict.fromkeys(("text", "reasoning", "refusal"), (0, ""))
+        self._repetitions = Repetitions()
         # the end of the text, where the model may have written a call into it
         self._recent_texts = deque[str](maxlen=_MAX_RECENT_TEXTS) if request.tools else None
-        self._message_texts: dict[str, str] | None = None
+        self._has_messages = False
         self._unread: list[bytes] = []
         self._surrogate_joiner = SurrogateJoiner()
         self._calls: StreamedCalls | None = None  # most answers have none
@@ -269,14 +268,14 @@ class ChatChunkReader(ChunkReader):
         if size_bytes:
             self._has_text = True
             self.answer_bytes += size_bytes
-            self._sent["text"] = self._sent["text"][0] + size_bytes, last_text
+            self._repetitions.add_deltas("text", size_bytes, last_text)
 
     def _normalize(self, payload: bytes) -> _AnyChunk:
         """Return a chunk that has another form than the usual one. Raises UpstreamError for what is no chunk."""
         self._on_fast_path = False
         is_whole = isinstance(self._body, JsonReader) and self._body.is_whole
         try:
-            value = _load_json(payload)
+            value = load_json(payload)
             fields = normalize_chunk(value, is_whole=is_whole)
             if not fields["choices"] and fields["error"] is None and is_whole:
                 fields["error"] = read_error(value, is_body=True)
@@ -323,32 +322,16 @@ class ChatChunkReader(ChunkReader):
     def _drop_repetitions(self, delta: _Delta, *, is_last: bool) -> None:
         """Drop from a message what has been read before: the deltas that it sums up, or the earlier messages that it
         begins with."""
-        if self._message_texts is None:
-            if self._has_text or self._has_reasoning or self._calls:
-                delta.content = self._find_end("text", delta.content) if self._has_text else delta.content
-                delta.reasoning = self._find_end("reasoning", delta.reasoning)
-                if self._calls and delta.tool_calls:
-                    delta.tool_calls = self._calls.find_ends(delta.tool_calls)
-                return
-            self._message_texts = {"content": "", "reasoning": ""}
-        for name, text in (("content", delta.content), ("reasoning", delta.reasoning)):
-            former = self._message_texts[name]
-            if not text:
-                continue
-            if former and text.startswith(former) and (is_last or text != former):
-                setattr(delta, name, text[len(former) :])
-                self._message_texts[name] = text
-            else:
-                self._message_texts[name] = former + text
-
-    def _find_end(self, kind: ProseKind, text: str | None) -> str | None:
-        """Return the end of a text that goes on after the deltas that it sums up; None where it says nothing new."""
-        size_bytes, last = self._sent[kind]
-        if not (size_bytes and text):
-            return text
-        data = text.encode("utf-8", "surrogatepass")
-        is_longer = len(data) > size_bytes and data[:size_bytes].endswith(last.encode("utf-8", "surrogatepass"))
-        return data[size_bytes:].decode("utf-8", "surrogatepass") if is_longer else None
+        repetitions = self._repetitions
+        if not self._has_messages and (self._has_text or self._has_reasoning or self._calls):
+            delta.content = repetitions.find_end("text", delta.content)
+            delta.reasoning = repetitions.find_end("reasoning", delta.reasoning)
+            if self._calls and delta.tool_calls:
+                delta.tool_calls = self._calls.find_ends(delta.tool_calls)
+            return
+        self._has_messages = True
+        delta.content = repetitions.find_growth("text", delta.content, is_last=is_last)
+        delta.reasoning = repetitions.find_growth("reasoning", delta.reasoning, is_last=is_last)
 
     def _handle_delta(self, delta: _Delta, logprobs: _Logprobs | None) -> None:
         if thought := delta.reasoning or delta.reasoning_content:
@@ -378,7 +361,7 @@ class ChatChunkReader(ChunkReader):
             self._prose_kind = kind
         size_bytes = text_bytes(text)
         self.answer_bytes += size_bytes
-        self._sent[kind] = self._sent[kind][0] + size_bytes, text
+        self._repetitions.add_deltas(kind, size_bytes, text)
         if self._recent_texts is not None and kind == "text":
             self._recent_texts.append(text)
         text = self._surrogate_joiner.feed(text)
@@ -468,7 +451,7 @@ class ChatChunkReader(ChunkReader):
         return has_mark or self._has_unread_fields()
 
     def _has_unread_fields(self) -> bool:
-        return any(has_unread_fields(_load_json(payload)) for payload in self._unread)
+        return any(has_unread_fields(load_json(payload)) for payload in self._unread)
 
     def _cut(self, deltas: list[Delta]) -> None:
         """End an answer that has more tokens than were asked for; the deltas after the limit are dropped."""
@@ -492,15 +475,6 @@ def _is_odd(choice: _ChoiceHead) -> bool:
 
 def _holds_something(delta: _Delta) -> bool:
     return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.refusal or delta.tool_calls)
-
-
-def _load_json(payload: bytes) -> Any:
-    """Return a JSON text that may have lone surrogates and wrong UTF-8. Raises ValueError and RecursionError."""
-    return json.loads(payload.decode("utf-8", "replace"), parse_constant=_refuse_constant)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(name)
 
 
 def _build_logprob(token: _TokenLogprob) -> TokenLogprob:

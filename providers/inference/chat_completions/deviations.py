@@ -104,6 +104,15 @@ def read_finish_reason(said: str) -> EndReason | None:
 # --- chunks ----------------------------------------------------------------------------------------------------------
 
 
+def load_json(payload: bytes) -> Any:
+    """Return a JSON text that may have lone surrogates and wrong UTF-8. Raises ValueError and RecursionError."""
+    return json.loads(payload.decode("utf-8", "replace"), parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
+
+
 def normalize_chunk(value: object, *, is_whole: bool = False) -> dict[str, Any]:
     """Return a chunk, or a completion that `is_whole`, in the form that the reader decodes. Raises UpstreamError for a
     value that is no chunk, and for a part of an unknown kind."""
@@ -123,7 +132,7 @@ def normalize_chunk(value: object, *, is_whole: bool = False) -> dict[str, Any]:
         "usage": fields.get("usage") or _counts(fields),
         "error": None
         if choices and not fields.get("error")
-        else read_error(fields, has_answer=bool(choices or fields.get("usage"))),
+        else read_error(fields, has_answer=bool(choices) or bool(fields.get("usage"))),
     }
 
 
