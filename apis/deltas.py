@@ -119,8 +119,8 @@ def count_delayed(batch: DeltaBatch, output: DeltaBatch) -> DeltaBatch:
     counts everything itself."""
     if len(output) == len(batch) or (output and isinstance(output[-1], Finish)):
         return output
-    (came, came_chars), (left, left_chars) = measure_deltas(batch), measure_deltas(output)
-    delayed = DelayedOutput(came - left, came_chars - left_chars)
+    (batch_count, batch_chars), (output_count, output_chars) = measure_deltas(batch), measure_deltas(output)
+    delayed = DelayedOutput(batch_count - output_count, batch_chars - output_chars)
     return (*output, delayed) if delayed.deltas or delayed.chars else output
 
 

@@ -8,22 +8,22 @@ ProseKind = Literal["text", "reasoning", "refusal"]
 class Repetitions:
     """The texts of one answer by kind. Of those that came as deltas only the length and the last piece are kept."""
 
-    __slots__ = ("_messages", "_sent")
+    __slots__ = ("_messages", "_sizes")
 
     def __init__(self) -> None:
-        self._sent: dict[ProseKind, tuple[int, str]] = {}
+        self._sizes: dict[ProseKind, tuple[int, str]] = {}
         self._messages: dict[ProseKind, str] = {}
 
     def add_deltas(self, kind: ProseKind, size_bytes: int, last: str) -> None:
         """Count deltas of this many bytes of UTF-8, of which `last` is the last one."""
-        sent = self._sent.get(kind)
-        self._sent[kind] = size_bytes if sent is None else sent[0] + size_bytes, last
+        former = self._sizes.get(kind)
+        self._sizes[kind] = size_bytes if former is None else former[0] + size_bytes, last
 
     def find_end(self, kind: ProseKind, text: str | None) -> str | None:
         """Return the end of a text that goes on after the deltas that it sums up; None where it says nothing new."""
-        if kind not in self._sent or not text:
+        if kind not in self._sizes or not text:
             return text
-        (size_bytes, last), data = self._sent[kind], text.encode("utf-8", "surrogatepass")
+        (size_bytes, last), data = self._sizes[kind], text.encode("utf-8", "surrogatepass")
         is_longer = len(data) > size_bytes and data[:size_bytes].endswith(last.encode("utf-8", "surrogatepass"))
         return data[size_bytes:].decode("utf-8", "surrogatepass") if is_longer else None
 

@@ -139,9 +139,9 @@ class StreamedCalls:
         calls = [call for call in self._calls if call.name or call.has_arguments]
         ends: list[Any] = []
         for call, part in zip(calls, map(CallPart, entries), strict=False):
-            sent = "".join(call.pieces)
-            if part.arguments.startswith(sent) and len(part.arguments) > len(sent) and not call.is_complete:
-                function = {"arguments": part.arguments[len(sent) :]}
+            arguments = "".join(call.pieces)
+            if part.arguments.startswith(arguments) and len(part.arguments) > len(arguments) and not call.is_complete:
+                function = {"arguments": part.arguments[len(arguments) :]}
                 ends.append({"index": call.index, "id": call.upstream_id, "function": function})
         return [*ends, *entries[len(calls) :]]
 
