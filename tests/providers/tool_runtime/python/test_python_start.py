@@ -16,7 +16,7 @@ from apis.containers import ContainerListParams, Containers, CreateContainer
 from apis.errors import ConfigError, NotFound
 from providers.tool_runtime.python.machine_sessions import MachineSessions
 from stack.build import confinement_lines, open_stack
-from stack.config import StackConfig
+from stack.config import StackConfig, load_config
 from tests.providers.tool_runtime.python.test_python import started, text_of
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -160,3 +160,21 @@ def test_the_process_of_a_server_imports_nothing_heavy() -> None:
     code = "import sys, providers.tool_runtime.python.session_server; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"openai", "pydantic", "httpx2", "starlette"} & set(run.stdout.split())
+
+
+async def test_programs_import_the_packages_of_the_environment_that_the_run_config_names(
+    closed_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G-A8: the packaged config takes it from `TOOLS_PYTHON`; without it the system's Python has no packages."""
+    make_environment(closed_folder / "venv")
+    closed_folder.chmod(0o755)
+    (site_packages,) = (closed_folder / "venv/lib").glob("python*/site-packages")
+    (site_packages / "installed_package.py").write_text("def count(): return [0, 1, 2]\n")
+    monkeypatch.setenv("TOOLS_PYTHON", str(closed_folder / "venv/bin/python"))
+    section = (await asyncio.to_thread(load_config, "tools")).tool_runtime
+    assert section is not None
+    (named,) = (each["python"] for each in section.model_dump()["providers"].values() if each["provider"] == "python")
+    async with started(python=named) as python:
+        assert await text_of(python, "import installed_package; installed_package.count()") == "[0, 1, 2]"
+    async with started() as python:
+        assert "ModuleNotFoundError" in await text_of(python, "import installed_package")
