@@ -6,12 +6,10 @@ beyond it is cut into pieces and queued; every iteration then does one piece of 
 looks at the sockets of all others between two iterations.
 
     def data_received(self, data: bytes) -> None:
-        turn = self.turn
-        turn.spent += len(data)
-        if turn.spent > TURN_WORK:
-            self.hold(data)                         # and turn.queue(self.parse_a_piece, PIECE_BYTES)
-        else:
+        if self.turn.takes(len(data)):
             self.parse(data)
+        else:
+            self.hold(data)                         # and turn.queue(self.parse_a_piece, PIECE_BYTES)
 """
 
 import asyncio
@@ -33,6 +31,8 @@ ValueT = TypeVar("ValueT")
 TURN_WORK: Final = 16 * 1024
 """Work of one tenant in one iteration of the event loop. The unit is the work on one byte of a model's stream, some
 tenth of a microsecond; other work counts by what it costs compared with that."""
+_UNNOTICED_WORK: Final = TURN_WORK // 2
+"""Work above which the next iteration of the event loop begins a new turn."""
 REQUEST_WORK: Final = TURN_WORK // 4
 """Work on a small request, apart from its model's stream."""
 _TENANTS_PER_ROUND: Final = 4
@@ -49,13 +49,35 @@ class TenantTurn:
     """The turn of one tenant on one event loop. `spent` is the work that it has done; above TURN_WORK, more work has to
     be queued, also while other work of the tenant is."""
 
-    __slots__ = ("__weakref__", "_pieces", "_rounds", "spent", "tenant")
+    __slots__ = ("__weakref__", "_pieces", "_renewal", "_rounds", "spent", "tenant")
 
     def __init__(self, tenant: str, rounds: "_Rounds") -> None:
         self.tenant = tenant
         self.spent = 0
         self._rounds = rounds
         self._pieces: deque[tuple[Callable[[], object], int]] = deque()
+        self._renewal: asyncio.Handle | None = None
+
+    def takes(self, work: int = 0) -> bool:
+        """Count work, and return true if it is to be done now, false if it has to be queued.
+
+        The work of some iterations may count as that of one: a token costs less than to notice each iteration.
+        """
+        self.spent += work
+        if self.spent > _UNNOTICED_WORK and self._renewal is None:
+            self._renewal = asyncio.get_running_loop().call_soon(self._renew)
+        return self.spent <= TURN_WORK
+
+    @property
+    def piece_work(self) -> int:
+        """The work of one piece that is queued. While no other tenant has a connection, it is as much as an iteration
+        does for several."""
+        return TURN_WORK if len(self._rounds.turns) > 1 else _TENANTS_PER_ROUND * TURN_WORK
+
+    def _renew(self) -> None:
+        self._renewal = None
+        if not self._pieces:
+            self.spent = 0
 
     def queue(self, do_piece: Callable[[], object], work: int) -> None:
         """Call `do_piece` at a turn of the tenant, after the pieces that it has queued before. What is left to do then
@@ -65,8 +87,7 @@ class TenantTurn:
 
     async def wait(self, work: int) -> None:
         """Wait until the tenant may do this work: at once, where its turn is not spent."""
-        self.spent += work
-        if self.spent > TURN_WORK:
+        if not self.takes(work):
             waiter = asyncio.get_running_loop().create_future()
             self.queue(lambda: None if waiter.done() else waiter.set_result(None), work)
             await waiter
@@ -74,9 +95,12 @@ class TenantTurn:
     def serve(self) -> bool:
         """Begin a new turn with the queued pieces; return true if some are left for the next one."""
         pieces, self.spent = self._pieces, 0
+        if self._renewal is not None:  # it would begin a second turn in this iteration
+            self._renewal.cancel()
+            self._renewal = None
         while pieces and self.spent < TURN_WORK:
             do_piece, work = pieces.popleft()
-            self.spent += work
+            self.takes(work)
             do_piece()
         if pieces:
             self.spent = TURN_WORK + 1

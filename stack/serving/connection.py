@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from providers.common.fair_turns import REQUEST_WORK, TURN_WORK, turn_of
+from providers.common.fair_turns import TURN_WORK, turn_of
 from stack.http.peer import peer_state
 from stack.serving.flow import HoldableFlow, LazyEvent
 from stack.serving.open_connections import OpenConnections, TrackedPeer
@@ -22,8 +22,8 @@ _SLICE_BYTES: Final = 4096
 _MAX_PIPELINED: Final = 16
 """Parsed requests that wait for the responses before them; more stay unparsed, and then unread."""
 _MAX_HEADERS: Final = 256
-_HEAD_WORK: Final = TURN_WORK // 32
-"""Work on the head of a request: so many requests of a tenant begin in one iteration of the event loop. Streams that
+_HEAD_WORK: Final = TURN_WORK // 72
+"""Work on the head of a request: 64 small requests of a tenant begin in one iteration of the event loop. Streams that
 begin together get their tokens together, and one that wakes the process alone costs most."""
 _BODY_PIECE_WORK: Final = 10
 """Work on one piece of a body, and one more for each 64 bytes of it: a client may send chunks of one byte."""
@@ -153,7 +153,7 @@ class HttpServerConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_lingering:
             return
-        if not self._unparsed and len(data) <= _SLICE_BYTES and self.peer.turn.spent <= TURN_WORK:
+        if not self._unparsed and len(data) <= _SLICE_BYTES and self.peer.turn.takes():
             self._parse(data)
             if len(self.pipeline) >= _MAX_PIPELINED:
                 self._flow.hold()
@@ -165,10 +165,10 @@ class HttpServerConnection(HttpToolsProtocol):
         """Parse what was received, slice by slice, in the turns of the tenant and while not too many requests wait."""
         while self._unparsed and len(self.pipeline) < _MAX_PIPELINED:
             turn = self.peer.turn
-            if turn.spent > TURN_WORK:
+            if not turn.takes():
                 if not self._is_queued:
                     self._is_queued = True
-                    turn.queue(self._parse_in_turn, REQUEST_WORK)
+                    turn.queue(self._parse_in_turn, _HEAD_WORK)
                 break
             piece = bytes(self._unparsed[:_SLICE_BYTES])
             del self._unparsed[:_SLICE_BYTES]
@@ -264,8 +264,11 @@ class HttpServerConnection(HttpToolsProtocol):
         self._start_timer(self.head_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
-            super().on_header(name, value)
+        if self._in_head:  # as uvicorn does
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
             return
         # a trailer: it came after the request was checked by its head, and so is not part of it
         self._trailer_count += 1

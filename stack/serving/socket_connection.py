@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, cast
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from providers.common.fair_turns import TURN_WORK, TenantTurn, turn_of
+from providers.common.fair_turns import TenantTurn, turn_of
 from stack.http.peer import get_peer
 from stack.serving.connection import HttpServerConnection
 from stack.serving.open_connections import TrackedPeer
@@ -80,7 +80,7 @@ class WebSocketServerConnection(WebSocketsSansIOProtocol):
         the rest is not read."""
         turn = self._turn
         while self._unparsed and not self._has_message and not self.transport.is_closing():
-            if turn.spent > TURN_WORK:
+            if not turn.takes():
                 if not self._is_queued:
                     self._is_queued = True
                     turn.queue(self._parse_in_turn, _FRAME_WORK)

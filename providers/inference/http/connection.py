@@ -11,10 +11,12 @@ from typing import Final
 
 import httptools
 
-from providers.common.fair_turns import TURN_WORK, current_turn
+from providers.common.fair_turns import current_turn
 
 HIGH_WATER_BYTES: Final = 32 * 1024
 """Bytes of unread body at which reading pauses, so that the server has to wait. A reader takes all of them at once."""
+_UNPARSED_BYTES: Final = 8 * 1024
+"""Bytes beyond the tenant's turn at which reading pauses. To pause and go on costs as much as some tokens."""
 MAX_NON_BODY_BYTES: Final = 64 * 1024
 """Bytes of headers, trailers and chunk framing allowed between two chunks of a body."""
 WRITE_CHUNK_BYTES: Final = 64 * 1024
@@ -152,7 +154,7 @@ class HttpConnection(asyncio.Protocol):
         chunks.clear()
         self._buffered_bytes = 0
         self.is_ready = self.is_complete or self._failure is not None
-        if self._is_paused:
+        if self._is_paused or self._unparsed:
             self._go_on()
         return data
 
@@ -201,7 +203,7 @@ class HttpConnection(asyncio.Protocol):
         if self._unparsed:
             if not self._is_queued:
                 self._is_queued = True
-                self.turn.queue(self._parse_piece, min(len(self._unparsed), TURN_WORK))
+                self.turn.queue(self._parse_piece, min(len(self._unparsed), self.turn.piece_work))
         elif self._is_paused:
             self._is_paused = False
             self._transport.resume_reading()
@@ -209,8 +211,9 @@ class HttpConnection(asyncio.Protocol):
     def _parse_piece(self) -> None:
         self._is_queued = False
         if self._unparsed and not self.is_ready:  # else its reader has not read the piece before
-            piece = bytes(self._unparsed[:TURN_WORK])
-            del self._unparsed[:TURN_WORK]
+            size_bytes = self.turn.piece_work
+            piece = bytes(self._unparsed[:size_bytes])
+            del self._unparsed[:size_bytes]
             self._parse(piece)
             if self.is_complete and self._unparsed:
                 self._unparsed.clear()
@@ -247,14 +250,13 @@ class HttpConnection(asyncio.Protocol):
             self.is_reusable = False
             self.abort()
             return
-        turn = self.turn
-        turn.spent += len(data)
-        if turn.spent > TURN_WORK or self._unparsed:
-            self._unparsed += data
-            self._pause_reading()
-            self._go_on()
-        else:
+        if self.turn.takes(len(data)) and not self._unparsed:
             self._parse(data)
+        else:
+            self._unparsed += data
+            if len(self._unparsed) > _UNPARSED_BYTES:
+                self._pause_reading()
+            self._go_on()
 
     def _parse(self, data: bytes) -> None:
         chunks = self._chunks

@@ -63,6 +63,31 @@ async def test_a_request_waits_only_while_its_tenant_has_spent_its_turn() -> Non
     assert [wait.cancelled() for wait in waits] == [number == 5 for number in range(20)]
 
 
+async def test_work_within_the_turns_of_many_iterations_is_never_queued() -> None:
+    """Neighbours: nobody waits for what a tenant has done before, however much it was."""
+    turn = turn_of("a")
+    taken = list[bool]()
+    for _ in range(100):
+        await iterate(1)
+        taken.append(turn.takes(TURN_WORK // 2))
+    assert all(taken)
+
+
+@pytest.mark.parametrize("before", [0, TURN_WORK // 2, TURN_WORK, 2 * TURN_WORK])
+async def test_an_iteration_takes_the_work_of_one_turn(before: int) -> None:
+    """Neighbours: also where pieces of the tenant were served in it, and whatever it did before."""
+    turn, pieces = turn_of("a"), list[int]()
+    turn.takes(before)
+    await iterate(2)
+    assert sum(turn.takes(TURN_WORK // 8) for _ in range(100)) in (4, 8)
+    await iterate(2)
+    turn.queue(partial(pieces.append, 1), TURN_WORK // 2)
+    assert not turn.takes()
+    await iterate(1)
+    assert pieces == [1]
+    assert sum(turn.takes(TURN_WORK // 8) for _ in range(100)) == 4
+
+
 async def test_a_piece_that_raises_delays_no_other() -> None:
     loop, done, errors = asyncio.get_running_loop(), list[str](), list[object]()
     loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))

@@ -223,6 +223,37 @@ async def test_much_data_is_read_in_turns_between_which_other_tenants_are_served
     assert (loud.is_complete, loud_wire.reading) == (True, True)
 
 
+async def test_data_beyond_a_turn_is_read_where_it_is_little() -> None:
+    """Neighbours: reading does not pause for what the next iteration parses, and a reader that is late gets it."""
+    answer, wire = await open_response()
+    answer.data_received(head())
+    sent = 0
+    while sent <= TURN_WORK:
+        answer.data_received(http_chunk(b"x" * 1000))
+        sent += 1000
+    await asyncio.sleep(0)
+    assert wire.reading
+    received = len(answer.read_available())
+    assert received < sent
+    async with asyncio.timeout(5):
+        while received < sent:
+            await answer.wait_for_data(math.inf)
+            received += len(answer.read_available())
+    assert wire.reading
+
+
+async def test_the_pieces_of_a_tenant_alone_are_larger() -> None:
+    answer, _ = await open_response()
+    answer.data_received(head())
+    pieces = list[int]()
+    answer.push_data(lambda data: pieces.append(len(data)), math.inf)
+    answer.data_received(http_chunk(b"x" * 200_000))
+    async with asyncio.timeout(5):
+        while sum(pieces) < 200_000:  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0)
+    assert TURN_WORK < max(pieces) <= 4 * TURN_WORK
+
+
 async def test_a_wait_has_a_limit_that_can_move() -> None:
     answer, _ = await open_response()
     answer.data_received(head())
