@@ -64,7 +64,8 @@ class Caller:
     @property
     def is_restricted(self) -> bool:
         """True if some models, tools or service tiers are closed to the key or to its project."""
-        return self.grant.models is not None or self.grant.tools is not None or not self.settings.are_open
+        has_open_settings = self.settings is OPEN_SETTINGS or self.settings.are_open
+        return self.grant.models is not None or self.grant.tools is not None or not has_open_settings
 
     @property
     def needs_listed_models(self) -> bool:

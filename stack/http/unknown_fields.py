@@ -39,7 +39,9 @@ def _find_misspelt(fields: Mapping[str, Any], request: BaseModel, path: str) -> 
             if (known_name := _find_similar(name, _names(model) - fields.keys())) is not None:
                 yield path, name, known_name
     for name, value in fields.items():
-        part: Any = getattr(request, name, None) if type(value) in (dict, list) else None
+        if type(value) not in (dict, list):
+            continue
+        part: Any = getattr(request, name, None)
         if isinstance(part, BaseModel):
             yield from _find_misspelt(value, part, f"{path}{name}.")
         elif name in _NESTED_LISTS and isinstance(part, list):

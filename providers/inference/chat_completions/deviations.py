@@ -89,6 +89,8 @@ _MAX_REASON_CHARS: Final = 64
 def read_finish_reason(said: str) -> EndReason | None:
     """Return what a server means by its finish reason: None for one that says nothing, and `stop` for one that names
     neither a limit nor a failure."""
+    if said == "stop":
+        return "stop"
     word = re.sub("[^a-z]", "", said[:_MAX_REASON_CHARS].lower())
     if _UNFINISHED_WORDS.fullmatch(word):
         return None

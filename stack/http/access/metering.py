@@ -6,7 +6,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 from pydantic import BaseModel
 
 from apis.accounts.accounts import CLIENT_TOOLS, Accounts, Caller
-from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Use
+from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Meter, Use
 from apis.accounts.usage import UsageCounts, count_one_request
 from apis.completions.completion import CompletionRequest
 from apis.documents.embeddings import EmbeddingRequest
@@ -53,8 +53,11 @@ async def open_charge(
 ) -> Charge | None:
     """Count the request and reserve what it may use under all limits that apply. Returns None where nothing is counted.
     Raises RateLimited, and PermissionDenied for a model without a price under a limit of money."""
-    output = _estimate_output(granted.resolved)
-    return await _open(accounts, caller, granted, (body_bytes // _BYTES_PER_TOKEN, output), is_batch=is_batch)
+    meter = accounts.meter()
+    if meter is None:
+        return None
+    tokens = body_bytes // _BYTES_PER_TOKEN, _estimate_output(granted.resolved)
+    return await _open(meter, caller, granted, tokens, is_batch=is_batch)
 
 
 async def count_request(
@@ -62,19 +65,18 @@ async def count_request(
 ) -> Charge | None:
     """Count a request for which no model generates, and the tokens of the text that is embedded for it. Raises as
     `open_charge`."""
+    meter = accounts.meter()
+    if meter is None:
+        return None
     tokens = embedded_bytes // _BYTES_PER_TOKEN
-    charge = await _open(accounts, caller, granted, (tokens, 0), is_batch=False)
-    if charge is not None:
-        charge.end(Use("", UsageCounts(input_tokens=tokens)))
+    charge = await _open(meter, caller, granted, (tokens, 0), is_batch=False)
+    charge.end(Use("", UsageCounts(input_tokens=tokens)))
     return charge
 
 
 async def _open(
-    accounts: Accounts, caller: Caller, granted: GrantedRequest[Any], tokens: tuple[int, int], *, is_batch: bool
-) -> Charge | None:
-    meter = accounts.meter()
-    if meter is None:
-        return None
+    meter: Meter, caller: Caller, granted: GrantedRequest[Any], tokens: tuple[int, int], *, is_batch: bool
+) -> Charge:
     request, model = granted.resolved, granted.model
     tools = cast("list[object]", getattr(request, "tools", None) or [])
     has_hosted_tools = any(getattr(tool, "type", "function") not in _CLIENT_RUN_TOOLS for tool in tools)
