@@ -210,4 +210,7 @@ def output_to_input(items: Iterable[ResponseOutputItem]) -> list[Item]:
 
 def items_to_json(items: Iterable[ResponseOutputItem]) -> bytes:
     """Return output items as one JSON array, in bytes of just its length."""
-    return b"[%b]" % b",".join(map(sdk_model_to_json, items))
+    parts: list[bytes] = []
+    for item in items:
+        parts += (b"," if parts else b"[", sdk_model_to_json(item))
+    return b"".join((*parts, b"]")) if parts else b"[]"

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from apis.batches.spare_capacity import SpareCapacity
 from apis.fair_share import FairShare
+from providers.common.held_bytes import count_answers_in
 from providers.common.supervision import supervise
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
@@ -140,13 +141,15 @@ def _build_services(
     stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Route], ...], free_disk_bytes: int
 ) -> Services:
     config = stack.config.server
+    shares = RequestShares(config, free_disk_bytes, several_tenants=stack.config.has_several_tenants)
+    count_answers_in(shares.bytes)
     return Services(
         stack,
         StreamMonitor(config.keep_alive_s),
         metrics,
         CacheSalts(config, stack.accounts.cache_salt_secret()),
         routes,
-        RequestShares(config, free_disk_bytes, several_tenants=stack.config.has_several_tenants),
+        shares,
         AdmissionQueue(config, several_tenants=stack.config.has_several_tenants),
         StoreProbe(stack.kv_store),
     )

@@ -24,6 +24,7 @@ from apis.errors import (
 )
 from apis.telemetry import NO_SPAN, REQUEST_ID, TRACE_HEADERS, current_span
 from providers.common.fair_turns import CURRENT_TURN, turn_of
+from providers.common.held_bytes import HELD_PLACES
 from providers.common.tracebacks import without_traceback
 from stack.config import StackConfig
 from stack.http.access.metering import end_charge
@@ -206,6 +207,7 @@ class Edge:
         context.tenant = context.caller.tenant
         turn = turn_of(context.tenant)
         CURRENT_TURN.set(turn)
+        HELD_PLACES.set(context.body_places)
         if self._requires_keys and scope["type"] == "websocket":
             context.authenticate_again = partial(self._authenticate, scope)
         peer = get_peer(scope)

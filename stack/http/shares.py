@@ -1,17 +1,13 @@
-"""Shares of what requests hold in one process: the bytes of bodies in progress, open streams, open WebSockets."""
+"""Shares of what requests hold in one process: bytes of bodies and answers, uploads, open streams, open WebSockets."""
 
 import shutil
 import tempfile
 from typing import Final
 
-from apis.errors import Overloaded, RateLimited
+from apis.errors import RateLimited
 from apis.fair_share import FairShare, Place
+from providers.common.held_bytes import PLACE_BYTES, UNCOUNTED_BYTES, take_places, too_many_bytes_error
 from stack.server_config import HttpServerConfig
-
-_PLACE_BYTES: Final = 1024 * 1024
-"""Bytes of a body that one place of its share covers."""
-_UNCOUNTED_BYTES: Final = 64 * 1024
-"""Bytes of a body that take no place: nearly all bodies are smaller, and pay nothing."""
 
 _DISK_PART: Final = 0.8
 """Part of the disk for temporary files that uploads may fill."""
@@ -23,31 +19,26 @@ class RequestShares:
 
     def __init__(self, config: HttpServerConfig, free_disk_bytes: int, *, several_tenants: bool = False) -> None:
         """`free_disk_bytes` are those of the temporary folder."""
-        places = config.max_bodies_bytes // _PLACE_BYTES
+        places = config.max_bodies_bytes // PLACE_BYTES
         one_body = _count_places(config.max_body_bytes)
-        self._bodies = FairShare(
-            "bodies in progress",
+        self.bytes = FairShare(
+            "bytes in progress",
             places,
             tenant_places=max(places // 2, one_body),
             several_tenants=several_tenants,
         )
-        places = max(1, min(config.max_uploads_bytes, int(free_disk_bytes * _DISK_PART)) // _PLACE_BYTES)
-        self.max_upload_bytes = places * _PLACE_BYTES
+        places = max(1, min(config.max_uploads_bytes, int(free_disk_bytes * _DISK_PART)) // PLACE_BYTES)
+        self.max_upload_bytes = places * PLACE_BYTES
         """The largest upload that there can ever be room for."""
         self._uploads = FairShare("uploads in progress", places, several_tenants=several_tenants)
         self._streams = FairShare("streams", config.max_streams)
         self._websockets = FairShare("WebSockets", config.max_websockets)
 
-    @property
-    def bodies_used(self) -> int:
-        """Number of places that bodies in progress hold."""
-        return self._bodies.used
-
     def cover_body(self, places: list[Place], size_bytes: int, tenant: str) -> None:
         """Add to `places` until they cover a body of which `size_bytes` have been received. They are released when the
         request is over, because what was parsed from the body lives as long. Raises Overloaded."""
-        if size_bytes > _UNCOUNTED_BYTES:
-            _cover(places, size_bytes, self._bodies, tenant, "max_bodies_bytes")
+        if size_bytes > UNCOUNTED_BYTES:
+            _cover(places, size_bytes, self.bytes, tenant, "max_bodies_bytes")
 
     def cover_upload(self, places: list[Place], size_bytes: int, tenant: str, *, max_bytes: int) -> None:
         """Add to `places` until they cover so many bytes of an upload, which lie in the temporary folder until
@@ -71,21 +62,14 @@ def read_free_disk_bytes() -> int:
 
 
 def _count_places(size_bytes: int) -> int:
-    return -(-size_bytes // _PLACE_BYTES)
+    return -(-size_bytes // PLACE_BYTES)
 
 
 def _cover(
     places: list[Place], size_bytes: int, share: FairShare, tenant: str, setting: str, *, at_least: int = 0
 ) -> None:
-    while len(places) < _count_places(size_bytes):
-        place = share.try_acquire(tenant, at_least=at_least)
-        if place is None:
-            raise Overloaded(
-                f"The bodies of the requests in progress are too large together (`server.{setting}`). Try again when "
-                "some of them have ended.",
-                retry_after_s=1,
-            )
-        places.append(place)
+    if not take_places(places, _count_places(size_bytes) - len(places), share, tenant, at_least=at_least):
+        raise too_many_bytes_error(setting)
 
 
 def _acquire(share: FairShare, tenant: str, resource: str, setting: str) -> Place:

@@ -30,6 +30,7 @@ from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
 from providers.common.fair_turns import REQUEST_WORK, calculate, current_turn
+from providers.common.held_bytes import HELD_PLACES
 from stack.http.access.metering import GrantedRequest, end_charge, grant_request, open_charge
 from stack.http.admission import unauthorized_error
 from stack.http.context import HttpContext, Services, get_context, get_services
@@ -248,6 +249,7 @@ class _SocketHandler:
         record.status = 200
         events: Sequence[ResponseStreamEvent] = ()
         charge: Charge | None = None
+        HELD_PLACES.set(create_message.places)
         try:
             granted, generate = await self._parse_granted(create_message)
             request = granted.sent

@@ -9,6 +9,7 @@ from time import monotonic
 from apis.deltas import Delta
 from apis.errors import StackError, UpstreamError, UpstreamTimeout
 from apis.live_batch import LiveBatch, Receiver
+from providers.common.held_bytes import AnswerAllowance, too_many_bytes_error
 from providers.inference.chat_completions.answer_limits import (
     DEFAULT_MAX_ANSWER_BYTES,
     MIN_DELTA_BYTES,
@@ -23,7 +24,8 @@ from providers.inference.http.connection import HttpConnection, HttpError
 class EndpointLimits:
     """Limits of one model call, in seconds and bytes. The first-token limit starts when the request is sent; keep-alive
     comments and deltas that hold nothing do not count as tokens. `max_answer_bytes` bounds text, reasoning and
-    arguments of one answer together; a delta counts at least MIN_DELTA_BYTES."""
+    arguments of one answer together; a delta counts at least MIN_DELTA_BYTES. All answers of a tenant count together in
+    the share of `providers.common.held_bytes`, too."""
 
     connect_s: float = 5
     headers_s: float = 60
@@ -36,6 +38,7 @@ class AnswerStream:
     """Reads one answer with `reader`, within `limits`. `server` names the server in errors."""
 
     __slots__ = (
+        "_allowance",
         "_connection",
         "_deadline",
         "_has_started",
@@ -53,6 +56,7 @@ class AnswerStream:
         self._reader = reader
         self._limits = limits
         self._server = server
+        self._allowance = AnswerAllowance(limits.max_answer_bytes)
         self._max_deltas = limits.max_answer_bytes // MIN_DELTA_BYTES
         self._deadline = 0.0
         self._has_started = False
@@ -62,8 +66,8 @@ class AnswerStream:
 
     async def read(self, first_token_deadline: float) -> AsyncGenerator[LiveBatch[Delta]]:
         """Yield the batches that are not pushed, the last one with the Finish. Raises UpstreamTimeout, AnswerTooLarge,
-        and the errors of the reader and of the connection: before the first batch as UpstreamUnavailable where a retry
-        is safe."""
+        Overloaded, and the errors of the reader and of the connection: before the first batch as UpstreamUnavailable
+        where a retry is safe."""
         reader = self._reader
         self._deadline = first_token_deadline
         while not reader.is_finished:
@@ -75,8 +79,7 @@ class AnswerStream:
                 error = UpstreamError if self._has_started else UpstreamUnavailable
                 raise error(f"The connection to the {self._server} broke before the answer ended.") from exc
             if self._is_too_large():
-                limit = self._limits.max_answer_bytes
-                raise AnswerTooLarge(f"The inference server sent more than max_answer_bytes ({limit}) of answer.")
+                raise self._size_error()
             if batch:
                 yield LiveBatch(batch, self._push_to)
             if reader.failure is not None:
@@ -87,7 +90,19 @@ class AnswerStream:
             del batch
 
     def _is_too_large(self) -> bool:
-        return self._reader.answer_bytes > self._limits.max_answer_bytes or self._reader.delta_count > self._max_deltas
+        size_bytes = self._reader.answer_bytes
+        return (
+            size_bytes > self._allowance.allowed_bytes
+            and not self._allowance.extend(size_bytes, self._connection.turn.tenant)
+        ) or self._reader.delta_count > self._max_deltas
+
+    def _size_error(self) -> StackError:
+        limit = self._limits.max_answer_bytes
+        if self._reader.answer_bytes > limit or self._reader.delta_count > self._max_deltas:
+            return AnswerTooLarge(f"The inference server sent more than max_answer_bytes ({limit}) of answer.")
+        error = too_many_bytes_error()
+        error.is_of_receiver = True  # the upstream has done nothing wrong
+        return error
 
     def _record_progress(self, batch: list[Delta]) -> bool:
         """Move the deadline if the model has generated something."""

@@ -26,9 +26,11 @@ from apis.errors import (
     WindowExpired,
 )
 from apis.events import INITIAL_EVENT_COUNT, INITIAL_EVENTS
+from apis.fair_share import Place
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost
-from providers.common.fair_turns import CURRENT_TURN, turn_of
+from providers.common.fair_turns import CURRENT_TURN, run_long, turn_of
+from providers.common.held_bytes import HELD_PLACES
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
 from providers.responses.background.kept_history import KeptHistory
@@ -136,8 +138,14 @@ class RunExecutor:
         """Bring a run to its end, or release it for another worker: when cancelled, and when the store is
         unavailable, which is raised."""
         CURRENT_TURN.set(turn_of(claimed_run.ref.tenant))
-        with background_run(claimed_run.stored_request.trace, self._find_queue_time(claimed_run)):
-            await self._execute(claimed_run)
+        places: list[Place] = []
+        HELD_PLACES.set(places)
+        try:
+            with background_run(claimed_run.stored_request.trace, self._find_queue_time(claimed_run)):
+                await self._execute(claimed_run)
+        finally:
+            for place in places:
+                place.release()
 
     def _find_queue_time(self, claimed_run: ClaimedRun) -> float | None:
         """Return since when a run waited; None for one that began at once, or that another worker began."""
@@ -362,12 +370,12 @@ class RunExecutor:
         """Store the end of a response whose turns have ended, or were ended by `error`."""
         if error is not None:
             await pending.agent_loop.count_unfinished_prompt()
-        events = pending.agent_loop.close_open_items() if error is not None else ()
+        events = await run_long(pending.agent_loop.close_open_items) if error is not None else ()
         final = pending.build_final_response() if error is None else pending.build_failed_response(error)
         span.describe(final)
         input_json = bytes(claimed_run.stored_request.input_items)
         ops = [
-            *journal.final_ops([*events, terminal_event(final)]),
+            *await run_long(journal.final_ops, [*events, terminal_event(final)]),
             *await pending.build_conversation_ops(final, input_json),
             *await self._build_webhook_ops(final, claimed_run.ref.tenant),
         ]

@@ -3,7 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from openai.types.responses import ResponseOutputItem, ResponseOutputItemDoneEvent
+from openai.types.responses import (
+    ResponseCustomToolCall,
+    ResponseFunctionToolCall,
+    ResponseOutputItem,
+    ResponseOutputItemDoneEvent,
+    ResponseOutputMessage,
+    ResponseOutputRefusal,
+    ResponseReasoningItem,
+)
 
 from apis.events import EventBatch
 from apis.tool_runtime import Source
@@ -94,3 +102,19 @@ class ResponseOutput:
         mark = f"\n[… {len(text) - self._max_chars} characters left out …]\n"
         size = max(0, self._max_chars - len(mark))
         return f"{text[: size - size // 4]}{mark}{text[len(text) - size // 4 :]}"
+
+
+def count_chars(item: ResponseOutputItem | None) -> int:
+    """Return the number of characters that a model has written for an item."""
+    match item:
+        case ResponseOutputMessage():
+            parts = [part.refusal if isinstance(part, ResponseOutputRefusal) else part.text for part in item.content]
+        case ResponseReasoningItem():
+            parts = [part.text for part in item.content or ()]
+        case ResponseFunctionToolCall():
+            parts = [item.arguments]
+        case ResponseCustomToolCall():
+            parts = [item.input]
+        case _:
+            parts = []
+    return sum(map(len, parts))

@@ -22,6 +22,7 @@ from apis.events import FLAT_EVENTS, TERMINAL_EVENTS, EventBatch
 from apis.live_batch import LiveBatch, convert_batch
 from apis.shared_timeout import SharedTimeout
 from apis.wire.base import remember_json
+from providers.common.fair_turns import run_long
 from providers.responses.context.item_views import ItemView
 from providers.responses.events.unvalidated import unvalidated
 from providers.responses.run.deadline import ResponseDeadline
@@ -152,7 +153,7 @@ class ResponseStreams:
     async def _end_with_failure(self, pending: PendingResponse, error: StackError) -> EventBatch:
         """Return the last events of a failed response: the open items end incomplete, then `response.failed`."""
         await pending.agent_loop.count_unfinished_prompt()
-        events = pending.agent_loop.close_open_items()
+        events = await run_long(pending.agent_loop.close_open_items)  # their text may be large
         final = pending.build_failed_response(error)
         if isinstance(error, StoreUnavailable):
             self._store_later(self._store_or_log(pending, final))  # the client has waited for the store once already
@@ -171,7 +172,7 @@ class ResponseStreams:
         use = UNKNOWN_USE
         try:
             await pending.agent_loop.count_unfinished_prompt()
-            final = self._build_interrupted(pending)
+            final = await run_long(self._build_interrupted, pending)
             use = use_of_response(final)
             await self._store_or_log(pending, final)
         finally:

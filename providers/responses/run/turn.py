@@ -21,14 +21,6 @@ from collections.abc import Container, Sequence
 from typing import Final, assert_never
 
 import msgspec
-from openai.types.responses import (
-    ResponseCustomToolCall,
-    ResponseFunctionToolCall,
-    ResponseOutputItem,
-    ResponseOutputMessage,
-    ResponseOutputRefusal,
-    ResponseReasoningItem,
-)
 
 from apis.deltas import (
     DelayedOutput,
@@ -57,7 +49,7 @@ from providers.responses.events.open_items import (
     OpenReasoning,
 )
 from providers.responses.events.open_message import OpenMessage
-from providers.responses.events.output import ResponseOutput
+from providers.responses.events.output import ResponseOutput, count_chars
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import ClientCall, HostedCall, RejectedCall
 from providers.responses.tools.choice_policy import ToolChoicePolicy
@@ -186,7 +178,7 @@ class TurnStream:
         if not self.delta_count:
             return 0
         calls = (*self.hosted_calls.values(), *self._pending_client_calls.values())
-        chars = sum(map(_count_chars, self._output.items[self._first_index :])) + sum(len(call.text) for call in calls)
+        chars = sum(map(count_chars, self._output.items[self._first_index :])) + sum(len(call.text) for call in calls)
         count = estimate_tokens(self.delta_count, chars + self._delayed_chars)
         self.delta_count = 0
         return count
@@ -196,11 +188,11 @@ class TurnStream:
         they are estimated: its share of the output's characters."""
         usage = finish.usage
         items = [item for item in self._output.items[self._first_index :] if item is not None]
-        reasoning = sum(_count_chars(item) for item in items if item.type == "reasoning")
+        reasoning = sum(count_chars(item) for item in items if item.type == "reasoning")
         if usage.reasoning_tokens or not usage.output_tokens or not reasoning:
             return usage
         calls = (*self.hosted_calls.values(), *self.client_calls)
-        others = sum(_count_chars(item) for item in items if item.type != "reasoning")
+        others = sum(count_chars(item) for item in items if item.type != "reasoning")
         others += sum(len(call.text) for call in calls)
         share = max(1, round(usage.output_tokens * reasoning / (reasoning + others)))
         return msgspec.structs.replace(usage, reasoning_tokens=share)
@@ -368,22 +360,6 @@ class TurnStream:
         closing_events = item.close(status)
         events += closing_events
         self._output.record_done_items(closing_events)
-
-
-def _count_chars(item: ResponseOutputItem | None) -> int:
-    """Return the number of characters that a model has written for an item."""
-    match item:
-        case ResponseOutputMessage():
-            parts = [part.refusal if isinstance(part, ResponseOutputRefusal) else part.text for part in item.content]
-        case ResponseReasoningItem():
-            parts = [part.text for part in item.content or ()]
-        case ResponseFunctionToolCall():
-            parts = [item.arguments]
-        case ResponseCustomToolCall():
-            parts = [item.input]
-        case _:
-            parts = []
-    return sum(map(len, parts))
 
 
 def join_deltas(batch: DeltaBatch) -> DeltaBatch:

@@ -27,9 +27,10 @@ from apis.storage.records import decode_record, encode_record, reading_stored
 from apis.telemetry import agent_traceparent
 from apis.wire.base import remember_json, sdk_model_to_json
 from apis.wire.items import items_to_json
-from providers.common.fair_turns import current_turn
+from providers.common.fair_turns import current_turn, run_long
 from providers.common.state.scan import decode_or_skip
 from providers.responses.events.ids import is_response_id
+from providers.responses.events.output import count_chars
 from providers.responses.events.response_object import response_from_json
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import copy_with
@@ -52,6 +53,8 @@ from providers.responses.store.turn_writer import NewTurn, TurnWriter, client_it
 
 _BYTES_PER_WORK: Final = 16
 """Bytes of a turn whose storing is one unit of work, as `fair_turns` counts it."""
+_LARGE_CHARS: Final = 256 * 1024
+"""Characters of an output that is serialized, or read, in the tenant's turn."""
 
 
 class FinishedResponse(msgspec.Struct, frozen=True):
@@ -129,8 +132,12 @@ class History:
         """Store a finished response after `history`; return the versions of its `extra_ops`, or None if a condition of
         theirs did not hold, and nothing was stored. Raises StoredValueTooLarge."""
         response = finished_response.response
-        output_json = items_to_json(response.output)
-        response_json = _serialize_without_output(response, output_json)
+        if sum(map(count_chars, response.output)) > _LARGE_CHARS:
+            output_json = await run_long(items_to_json, response.output)
+            response_json = await run_long(_serialize_without_output, response, output_json)
+        else:
+            output_json = items_to_json(response.output)
+            response_json = _serialize_without_output(response, output_json)
         preview = first_words(response)
         turn = StoredTurn(
             response.id,
@@ -176,9 +183,9 @@ class History:
         valid response."""
         record, turn = await self._load_response_record(response_id, tenant)
         with reading_stored(response_id):
-            fields: dict[str, Any] = orjson.loads(bytes(record.response))
-            fields["output"] = orjson.loads(bytes(turn.output_items))
-            return response_from_json(fields)
+            if len(turn.output_items) > _LARGE_CHARS:
+                return await run_long(_build_stored_response, record, turn)
+            return _build_stored_response(record, turn)
 
     async def find_model(self, response_id: str, *, tenant: str) -> str | None:
         """Return the model of a stored response; None if it is not stored."""
@@ -308,6 +315,12 @@ def _reject_conversation_turn(response_id: str, response: bytes) -> None:
             param="previous_response_id",
             code="invalid_value",
         )
+
+
+def _build_stored_response(record: ResponseRecord, turn: StoredTurn) -> Response:
+    fields: dict[str, Any] = orjson.loads(bytes(record.response))
+    fields["output"] = orjson.loads(bytes(turn.output_items))
+    return response_from_json(fields)
 
 
 def _serialize_without_output(response: Response, output_json: bytes) -> bytes:

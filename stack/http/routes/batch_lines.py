@@ -26,6 +26,7 @@ from apis.errors import (
 )
 from apis.telemetry import REQUEST_ID, TRACE_HEADERS
 from providers.common.fair_turns import CURRENT_TURN, turn_of
+from providers.common.held_bytes import HELD_PLACES
 from stack.http.access.metering import end_charge
 from stack.http.context import Handler, HttpContext, Services, set_context
 from stack.http.request_record import DISCONNECTED_STATUS, RequestRecord
@@ -71,6 +72,7 @@ class RouteLineExecutor:
         context = HttpContext(
             record, count_request, {}, tenant=owner.tenant, response_id=response_id, is_batch_line=True
         )
+        HELD_PLACES.set(context.body_places)
         try:
             caller = await self._find_caller(owner)
             if caller is None:

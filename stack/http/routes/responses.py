@@ -14,13 +14,17 @@ from apis.deltas import Usage
 from apis.errors import InvalidRequest, NotFound
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.storage.keys import new_response_id
-from providers.common.fair_turns import end_pass
+from apis.wire.base import remembered_json
+from providers.common.fair_turns import end_pass, run_long
 from stack.http.answers import deleted_response, json_response, value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.request_record import RequestRecord
 from stack.http.sse import ApiDialect, encode_frames, read_dialect, response_to_json
 from stack.http.streams import EventStream, run_while_connected
 from stack.http.uploads import read_counted, read_metered, read_query
+
+_LARGE_BYTES: Final = 256 * 1024
+"""Bytes, or characters, of a response that is encoded in the tenant's turn."""
 
 
 class ResponseParams(ItemInclude):
@@ -63,7 +67,7 @@ async def create_response(http: Request, context: HttpContext, services: Service
         )
     final = _read_final_response(batches, record)
     response = await (final if outlives_client else run_while_connected(http.scope, http.receive, final))
-    return _respond(http, services, response)
+    return await _respond(http, services, response)
 
 
 async def count_input_tokens(http: Request, context: HttpContext, services: Services) -> Response:
@@ -110,7 +114,7 @@ async def get_response(http: Request, context: HttpContext, services: Services) 
         obfuscate = http.query_params.get("include_obfuscation") == "true"
         return _stream_events(http, services, batches, context.request_record, obfuscate=obfuscate)
     response = await services.stack.responses.get(parse_response_id(http), include=include, tenant=context.tenant)
-    return _respond(http, services, response)
+    return await _respond(http, services, response)
 
 
 async def delete_response(http: Request, context: HttpContext, services: Services) -> Response:
@@ -121,7 +125,7 @@ async def delete_response(http: Request, context: HttpContext, services: Service
 
 async def cancel_response(http: Request, context: HttpContext, services: Services) -> Response:
     response = await services.stack.responses.cancel(parse_response_id(http), tenant=context.tenant)
-    return _respond(http, services, response)
+    return await _respond(http, services, response)
 
 
 async def list_input_items(http: Request, context: HttpContext, services: Services) -> Response:
@@ -152,8 +156,10 @@ async def _find_only_model(services: Services) -> str:
     return chat_models[0]
 
 
-def _respond(http: Request, services: Services, response: ResponseObject) -> Response:
+async def _respond(http: Request, services: Services, response: ResponseObject) -> Response:
     dialect = read_dialect(http.scope, services.stack.config.server.dialect)
+    if len(remembered_json(response) or response.output_text) > _LARGE_BYTES:
+        return json_response(await run_long(response_to_json, response, dialect))
     return json_response(response_to_json(response, dialect))
 
 

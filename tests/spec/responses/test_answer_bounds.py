@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 from openai import APIStatusError
 
+from providers.responses.run.agent_loop import AgentLoop
+from providers.responses.store import history
+from stack.http.routes import responses as response_routes
 from tests.providers.inference.remote import LIMITS, ROLE, sent
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import create, responses, stream
 from tests.support.servers.serving import Served, serving
 from tests.support.servers.upstream_server import (
@@ -29,6 +33,7 @@ from tests.support.servers.upstream_server import (
 )
 from tests.support.servers.upstream_server import stream as whole
 
+MIB = 1024 * 1024
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 FOREVER: dict[str, Any] = {"first_token_timeout_s": 60, "token_gap_timeout_s": 60}
 
@@ -66,6 +71,47 @@ async def chat(served: Served, **fields: Any) -> Any:
 
 
 # --- size ------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_answers_of_a_tenant_have_a_bound_together() -> None:
+    """Neighbours: its next answers end with an error and keep their text, other tenants' answers are whole, and what
+    has ended holds nothing."""
+    chunks = [ROLE, *[delta_chunk(content="z" * 1000)] * 900]
+    long, open_answer = whole([*chunks, *text_chunks(".")[1:]]), [*sent(*chunks), HANG]
+    keys = [{"key": "key-of-loud", "tenant": "loud"}, {"key": "key-of-quiet", "tenant": "quiet"}]
+    limits = {"max_body_bytes": MIB, "max_bodies_bytes": 2 * MIB, "api_keys": keys}
+    async with (
+        UpstreamServer(open_answer, *[long] * 4) as upstream,
+        asyncio.timeout(20),
+        serving(section(upstream, **FOREVER), server=limits) as served,
+        sdk_client(served.url, "key-of-loud") as loud,
+        sdk_client(served.url, "key-of-quiet") as quiet,
+    ):
+        served.streams.check = False
+        share = served.app.state.services.shares.bytes
+        request: Any = {"model": "fake-model", "input": "hi"}
+        async with await loud.responses.create(**request, stream=True) as held:
+            received = 0
+            async for event_ in held:
+                received += len(event_.delta) if event_.type == "response.output_text.delta" else 0
+                if received == 900_000:
+                    break
+            with pytest.raises(APIStatusError, match="max_bodies_bytes") as caught:
+                await loud.responses.create(**request)
+            assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
+            last: Any = [each async for each in await loud.responses.create(**request, stream=True)][-1]
+            background = await loud.responses.create(**request, background=True)
+            while background.status in ("queued", "in_progress"):
+                await asyncio.sleep(0.02)
+                background = await loud.responses.retrieve(background.id)
+            answer = await quiet.responses.create(**request)
+        for failed in (last.response, background):
+            assert failed.status == "failed"
+            assert "max_bodies_bytes" in failed.error.message
+            assert 50_000 < len(failed.output[0].content[0].text) < 900_000
+        assert (answer.status, len(answer.output_text)) == ("completed", 900_001)
+        while share.used:  # noqa: ASYNC110  # a share sets no event
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("chunk", [delta_chunk(content="z" * 1000), call_chunk(0, "z" * 1000)], ids=["text", "call"])
@@ -220,3 +266,43 @@ async def test_an_unknown_model_of_a_single_server_is_not_found() -> None:
                 await asking
             assert (caught.value.status_code, caught.value.code) == (404, "model_not_found")
         assert (await ask(served)).output_text == "a"
+
+
+async def test_the_end_of_a_large_answer_leaves_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours: each of its steps is a turn of its own, and so is each step of reading it again."""
+    turns, steps = 0, list[int]()
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def watch(module: Any, name: str) -> None:
+        work = getattr(module, name)
+
+        def do(*arguments: Any, **named: Any) -> Any:
+            steps.append(turns)
+            return work(*arguments, **named)
+
+        monkeypatch.setattr(module, name, do)
+
+    watch(AgentLoop, "close_open_items")
+    watch(history, "items_to_json")
+    watch(history, "_serialize_without_output")
+    watch(history, "_build_stored_response")
+    watch(response_routes, "response_to_json")
+    chunks = [ROLE, *[delta_chunk(content="z" * 1000)] * 2000]
+    async with (
+        UpstreamServer([*sent(*chunks), HANG], whole([*chunks, *text_chunks(".")[1:]])) as upstream,
+        asyncio.timeout(20),
+        serving(section(upstream, first_token_timeout_s=5, token_gap_timeout_s=0.3)) as served,
+    ):
+        counting = asyncio.create_task(count_turns())
+        failed = (await events_of(served))[-1].response
+        assert len(steps) == 3
+        whole_answer = await ask(served)
+        for response in (failed, whole_answer):
+            assert (await responses(served).retrieve(response.id)).output_text == response.output_text
+        counting.cancel()
+    assert len(set(steps)) == len(steps) == 3 + 3 + 2 * 2

@@ -17,6 +17,7 @@ from websockets.exceptions import InvalidStatus
 from apis.errors import Overloaded, RateLimited
 from apis.fair_share import Place
 from providers.common.fair_turns import turn_of
+from providers.common.held_bytes import PLACE_BYTES
 from stack.http.shares import RequestShares
 from stack.server_config import HttpServerConfig
 from stack.serving import open_connections
@@ -322,7 +323,7 @@ async def test_uploads_in_progress_share_the_disk() -> None:
             writer.write(upload(served.url, int(1.9 * MIB), "sk-one", is_whole=False))
             shares = served.app.state.services.shares
             async with asyncio.timeout(10):
-                while shares._uploads.used < 2:  # noqa: ASYNC110  # a share sets no event
+                while shares._uploads.used * PLACE_BYTES < 1.8 * MIB:  # noqa: ASYNC110  # a share sets no event
                     await asyncio.sleep(0.01)
             refused = await send(served.url, upload(served.url, 2 * MIB, "sk-one"))
             assert check_error(refused, 503)["code"] == "overloaded"
@@ -385,7 +386,7 @@ def test_one_tenant_takes_half_of_a_share_where_there_are_two() -> None:
     shares.cover_body([], 100, "b")
     places: list[Place] = []
     shares.cover_body(places, 32 * MIB, "a")
-    assert len(places) == 32
+    assert len(places) * PLACE_BYTES == 32 * MIB
     shares.cover_body([], 32 * MIB, "b")
     shares.cover_body([], 32 * MIB, "a")
     with pytest.raises(Overloaded, match="max_bodies_bytes"):

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from websockets.asyncio.client import ClientConnection, connect
 
 from apis.errors import UpstreamTimeout
+from providers.common.held_bytes import PLACE_BYTES
 from stack.http.answers import error_response
 from stack.serving.connection import HttpServerConnection
 from stack.serving.response_transport import ResponseTransport
@@ -167,7 +168,7 @@ async def test_unfinished_messages_are_counted_as_they_come() -> None:
             _, other = await held.enter_async_context(upgraded(served))
             other.write(frame(0x1, b" " * MIB, fin=False) + frame(0x0, b" " * (MIB - 1000), fin=False))
             async with asyncio.timeout(10):
-                while shares.bodies_used < 4:  # noqa: ASYNC110  # a share sets no event
+                while shares.bytes.used < 4 * MIB // PLACE_BYTES:  # noqa: ASYNC110  # a share sets no event
                     await asyncio.sleep(0.01)
             reader, third = await held.enter_async_context(upgraded(served))
             third.write(frame(0x1, b" " * MIB)[:-1])
@@ -176,10 +177,10 @@ async def test_unfinished_messages_are_counted_as_they_come() -> None:
             assert check_error(large, 503)["code"] == "overloaded"
             one.write(b" ")  # the message is whole, and no JSON
             async with asyncio.timeout(10):
-                while shares.bodies_used > 2:  # noqa: ASYNC110  # as above
+                while shares.bytes.used > 2 * MIB // PLACE_BYTES:  # noqa: ASYNC110  # as above
                     await asyncio.sleep(0.01)
         async with asyncio.timeout(10):
-            while shares.bodies_used:  # noqa: ASYNC110  # as above
+            while shares.bytes.used:  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.01)
         async with opened(served) as websocket:
             await websocket.send(json.dumps({**CREATE, "input": "x" * MIB}))
