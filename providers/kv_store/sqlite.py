@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -11,6 +11,7 @@ import aiosqlite
 from pydantic import Field
 
 from apis.errors import ConfigError, StackError, StoreUnavailable
+from apis.fair_share import FairShare
 from apis.provider import UserPathText
 from apis.storage.database_file import DatabaseFile
 from apis.storage.kv_store import MEASURE_ROWS, Entry, KVStore, Op
@@ -48,6 +49,8 @@ class SQLite(KVStore):
         self._timeout_s = 2 * config.busy_timeout_s
         self._connection: aiosqlite.Connection | None = None
         self._database: Database
+        # one at a time: all else waits in the connection's thread for one scan at most, which may read many megabytes
+        self._scans = FairShare("scans of the store", 1, by_time=True)
         self._write_batcher = Batcher(partial(self._begin, Database.write), timeout_s=self._timeout_s)
         self._read_batcher = Batcher(partial(self._begin, Database.get), timeout_s=self._timeout_s)
 
@@ -102,15 +105,20 @@ class SQLite(KVStore):
         max_bytes: int | None = None,
     ) -> list[tuple[str, Entry]]:
         low, high = scan_range(prefix, after, before, limit)
-        return await self._call(Database.scan, (low, high), limit, reverse=reverse, max_bytes=max_bytes)
+
+        async def scan_in_turn() -> list[tuple[str, Entry]]:
+            with await self._scans.acquire(prefix.partition("/")[0]):
+                return await self._run(Database.scan, (low, high), limit, reverse=reverse, max_bytes=max_bytes)
+
+        return await self._call(scan_in_turn())
 
     async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]:
         low, high = scan_range(prefix, after, "", MEASURE_ROWS)
-        return await self._call(Database.measure, low, high)
+        return await self._call(self._run(Database.measure, low, high))
 
     async def sweep(self) -> int:
         swept = 0
-        while (count := await self._call(Database.sweep)) == SWEEP_ROWS:
+        while (count := await self._call(self._run(Database.sweep))) == SWEEP_ROWS:
             swept += count
         return swept + count
 
@@ -128,10 +136,10 @@ class SQLite(KVStore):
         queue: Any = self._connection._tx  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType] - see above
         queue.put_nowait((batch, partial(work, self._database, requests)))
 
-    async def _call(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._run(work, *args, **kwargs)
+                return await work
         except sqlite3.Error as exc:
             raise sqlite_error_to_stack_error(exc) from exc
         except TimeoutError as exc:

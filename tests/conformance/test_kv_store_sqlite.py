@@ -5,10 +5,12 @@ import os
 import signal
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from apis.errors import ConfigError, StoreUnavailable
 from apis.storage.kv_store import ABSENT, Delete, Entry, Put
 from providers.kv_store.clock import StoreClock
 from providers.kv_store.sqlite import SQLite
+from providers.kv_store.sqlite_file import Database
 
 BOUND_S = 30
 
@@ -359,3 +362,48 @@ def test_a_damaged_record_of_the_clock_is_ignored() -> None:
     for stored in (b"", b"x", b"\xff" * 32):
         clock.adopt(stored)
     assert clock() == machine.wall_s
+
+
+async def test_scans_take_turns_by_tenant_and_all_else_waits_for_one(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbours: a tenant that reads many large pages delays another by one of them."""
+    store, order, go_on = await stores.open(), list[str](), threading.Event()
+    scan, get = Database.scan, Database._get  # pyright: ignore[reportPrivateUsage] - the store has bound `get` itself
+
+    def scan_slowly(database: Database, key_range: tuple[bytes, bytes], limit: int, **named: Any) -> Any:
+        go_on.wait(10)
+        order.append(f"scan {key_range[0].decode()}")
+        return scan(database, key_range, limit, **named)
+
+    def watch_get(database: Database, requests: Any) -> Any:
+        order.append("get")
+        return get(database, requests)
+
+    monkeypatch.setattr(Database, "scan", scan_slowly)
+    monkeypatch.setattr(Database, "_get", watch_get)
+    flood = [asyncio.create_task(store.scan("loud/")) for _ in range(5)]
+    await asyncio.sleep(0)
+    quiet = [asyncio.create_task(work) for work in (store.scan("quiet/"), store.get("quiet/key"))]
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*flood, *quiet)
+    assert order == ["scan loud/", "get", "scan quiet/", *["scan loud/"] * 4]
+
+
+async def test_scans_that_wait_fail_together_with_the_one_that_the_store_does_not_answer(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbours: their time limit begins when they are made."""
+    store, go_on = await stores.open(busy_timeout_s=0.1), threading.Event()
+
+    def never_scan(*_: object, **__: object) -> list[Any]:
+        go_on.wait(10)
+        return []
+
+    monkeypatch.setattr(Database, "scan", never_scan)
+    began = time.monotonic()
+    outcomes = await asyncio.gather(*(store.scan("a/") for _ in range(20)), return_exceptions=True)
+    go_on.set()
+    assert {type(outcome) for outcome in outcomes} == {StoreUnavailable}
+    assert time.monotonic() - began < 2

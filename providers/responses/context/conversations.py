@@ -194,11 +194,11 @@ class StoredConversations(Conversations):
             readable = 0
             for key, entry in rows:
                 with skipping_damaged(self._kv, key, StoredItem.__name__):
-                    items.append(await _decode_item(entry))
                     size += len(entry.value) + STORED_OVERHEAD_BYTES
+                    if len(items) == limit or (items and size > PAGE_BYTES):
+                        return Page(items, has_more=True)
+                    items.append(await _decode_item(entry))
                     readable += 1
-            if len(items) > limit or (len(items) > 1 and size > PAGE_BYTES):
-                return Page(items[:limit] if len(items) > limit else items[:-1], has_more=True)
             if not rows or (readable == len(rows) < count and size <= PAGE_BYTES):
                 return Page(items)
             cursor = rows[-1][0]

@@ -84,9 +84,11 @@ async def test_the_answers_of_a_tenant_have_a_bound_together() -> None:
         UpstreamServer(open_answer, *[long] * 4) as upstream,
         asyncio.timeout(20),
         serving(section(upstream, **FOREVER), server=limits) as served,
-        sdk_client(served.url, "key-of-loud") as loud,
-        sdk_client(served.url, "key-of-quiet") as quiet,
+        sdk_client(served.url, "key-of-loud") as loud_client,
+        sdk_client(served.url, "key-of-quiet") as quiet_client,
     ):
+        loud: Any = loud_client
+        quiet: Any = quiet_client
         served.streams.check = False
         share = served.app.state.services.shares.bytes
         request: Any = {"model": "fake-model", "input": "hi"}

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError
 
+from apis.storage.kv_store import Entry
+from providers.responses.context import conversations as stored_conversations
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.conversations import NONE, conversations, keys_of, texts, user
 from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses
@@ -80,6 +82,24 @@ async def test_all_pages_are_all_items(order: str, limit: int) -> None:
         )
         page = await conversations(served).items.list(made.id)
         assert (len(page.data), page.has_more, page.last_id) == (20, True, page.data[-1].id)
+
+
+async def test_items_that_fill_a_page_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours: the item after the page is not decoded to learn that it is there."""
+    decoded, decode = list[int](), stored_conversations._decode  # pyright: ignore[reportPrivateUsage] - it is counted
+
+    def count(entry: Entry) -> dict[str, Any]:
+        decoded.append(len(entry.value))
+        return decode(entry)
+
+    monkeypatch.setattr(stored_conversations, "_decode", count)
+    monkeypatch.setattr(stored_conversations, "PAGE_BYTES", 1000)
+    async with serving() as served:
+        made = await conversations(served).create(items=[user("x" * 900), user("y" * 900), user("z")])
+        for order, letters in (("asc", ["x", "y", "z"]), ("desc", ["z", "y", "x"])):
+            decoded.clear()
+            assert [text[0] for text in await texts(served, made.id, order=order, limit=100)] == letters
+            assert len(decoded) == 3
 
 
 async def test_what_an_earlier_response_made_can_be_added_by_reference_or_whole() -> None:
