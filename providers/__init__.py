@@ -76,10 +76,3 @@ MODEL_LIBRARY: Final = "providers.inference.llama_cpp.models.library:GgufLibrary
 """The library of `stack models`."""
 MODEL_CHOICE_PROVIDER: Final = "llama_cpp"
 """The inference provider whose models `stack run --model` chooses."""
-REMOVED_PROVIDERS: Final[dict[tuple[str, str], str]] = {
-    (
-        "vector_index",
-        "redis",
-    ): " The index in plain Redis was removed: use pgvector, for any number of machines.",
-}
-"""The remedy for a run config that names a provider of an earlier edition, by API and name."""

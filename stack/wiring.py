@@ -16,7 +16,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from apis.errors import ConfigError
 from apis.imports import ImportFromStringError, import_from_string, install_command
 from apis.provider import Provider
-from providers import PROVIDERS, REMOVED_PROVIDERS
+from providers import PROVIDERS
 from stack.api_table import APIS, COMPANION_PROVIDERS, DEFAULT_PROVIDERS, RUN_FACTS
 from stack.config import InvalidConfig, ProviderSection, StackConfig, load_config
 from stack.config_errors import to_config_error
@@ -123,14 +123,12 @@ def _required_apis(specs: Iterable[ProviderSpec]) -> set[str]:
 
 def load_provider_class(api: str, name: str) -> type[Provider]:
     """Return the class that a run config names `name`. Raises ConfigError, without the place in the file."""
-    if (api, name) == ("tool_runtime", "mcp"):
-        raise ConfigError("'mcp' is a provider of tool_servers now. Move this section to `tool_servers`.")
     providers = PROVIDERS[api]
     target = providers.get(name, name)
     if ":" not in target:
         raise ConfigError(
             f"there is no {api} provider '{name}'. Known ones: {', '.join(sorted(providers))}; a class of your own is "
-            'named "package.module:Class".' + REMOVED_PROVIDERS.get((api, name), "")
+            'named "package.module:Class".'
         )
     try:
         provider_type = import_from_string(target)

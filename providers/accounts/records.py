@@ -56,8 +56,6 @@ def counter_key(project_id: str, subject: str) -> str:
     return f"{ROOT}/counters/{project_id}/{subject}"
 
 
-_COUNTERS: Final = counter_key("", "")[:-1]
-
 ORGANIZATION_COUNTER: Final = counter_key(ORGANIZATION_ID, WHOLE_PROJECT)
 """The key of the counter of all projects together."""
 
@@ -67,12 +65,6 @@ def find_counter_key(project_id: str, subject: str) -> str:
     if subject == ORGANIZATION:
         return ORGANIZATION_COUNTER
     return counter_key(project_id, id_to_key_part(subject))
-
-
-def upgrade_counter_key(project_id: str, stored: str) -> str:
-    """Return the key of a counter that a stored charge or lease names: earlier versions name the subject of its
-    limit."""
-    return stored if stored.startswith(_COUNTERS) else find_counter_key(project_id, stored)
 
 
 def usage_key(hour: int | None, subject: str, process_name: str) -> str:

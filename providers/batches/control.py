@@ -18,7 +18,7 @@ from apis.events import EventQueue
 from apis.inference import Inference
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import Lease
-from apis.storage.records import decode_record, delete_all, scan_all
+from apis.storage.records import decode_record, delete_all
 from providers.batches.records import (
     ENDED,
     BatchRef,
@@ -162,7 +162,6 @@ class BatchControl:
         if time.time() > record.expires_at:
             await self.end(ref, "expired", ("validating",))
             return
-        await self._drop_unvalidated(ref, lease)
         validator = BatchValidator(ref, record, lease, await self._list_models(), self._max_line_bytes)
         try:
             async with aclosing(self._files.content(record.input_file_id, tenant=ref.tenant)) as data:
@@ -185,14 +184,6 @@ class BatchControl:
 
         if await self.change(ref, begin) is None:
             await self._delete_data_of_ended(ref)
-
-    async def _drop_unvalidated(self, ref: BatchRef, lease: Lease) -> None:
-        """Delete the blocks of a worker of an earlier version that did not end the validation: they have other names
-        than those that follow, and would be executed too."""
-        prefix = ref.block_prefix
-        ops = [Delete(key) async for key, _ in scan_all(self._kv, prefix) if "-" not in key.removeprefix(prefix)]
-        if ops:
-            await lease.write(ops)
 
     async def _fail(self, ref: BatchRef, errors: Sequence[LineError]) -> None:
         def add_errors(record: BatchState) -> bool:

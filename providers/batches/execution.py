@@ -32,7 +32,7 @@ from providers.batches.records import (
     BatchState,
     BlockCounts,
     BlockRecord,
-    find_lines,
+    parse_block_name,
 )
 from providers.batches.results import LineUsage, add_result, build_result, load_counts, read_usage
 from providers.batches.validation import decode_body, decode_line, splice_fields
@@ -115,9 +115,8 @@ async def claim_block(
     name, block = key.removeprefix(ref.block_prefix), BlockRecord()
     with skipping_damaged(kv, key, "BlockRecord"):
         block = decode_record(entry, BlockRecord)
-    block.first_line, block.line_count = find_lines(name, block)
     if block.begun and block.worker != worker:
-        done = (await load_counts(kv, ref, name, (block.first_line, block.line_count))).done
+        done = (await load_counts(kv, ref, name)).done
         for number in set(block.begun).difference(done):
             block.losses[number] = block.losses.get(number, 0) + 1
     block.begun, block.worker = [], worker
@@ -137,7 +136,7 @@ class BlockExecution:
         self._claim = claim
         self._gate = gate
         self._limits = limits
-        self._first_line, self._line_count = find_lines(claim.name, claim.block)
+        self._first_line, self._line_count = parse_block_name(claim.name)
         self._counts = BlockCounts()
         self._count_lock = asyncio.Lock()
         self._tasks: dict[asyncio.Task[None], int] = {}
@@ -198,7 +197,7 @@ class BlockExecution:
     async def _load_lines(self) -> dict[int, bytes]:
         """Return the lines without a result, by their numbers."""
         ref = self._claim.ref
-        self._counts = await load_counts(self._kv, ref, self._claim.name, (self._first_line, self._line_count))
+        self._counts = await load_counts(self._kv, ref, self._claim.name)
         try:
             input_entry = await self._kv.get(f"{ref.data_prefix('input')}{self._claim.name}")
             if input_entry is None:

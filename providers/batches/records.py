@@ -24,7 +24,6 @@ from typing import Any, Final, Literal
 import msgspec
 from openai.types.batch import Batch
 
-from apis.errors import StorageCorrupt
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Put
 from apis.storage.records import encode_record
@@ -76,11 +75,8 @@ class BlockCounts(msgspec.Struct, array_like=True):
 
 class BlockRecord(msgspec.Struct, omit_defaults=True):
     """What workers have made of a block: `begun` are the lines that its last `worker` began, each stored before it is
-    executed; `losses` counts by line the workers that ended meanwhile. `first_line` and `line_count` are for the blocks
-    of earlier versions, whose names do not have them, and for workers of these versions."""
+    executed; `losses` counts by line the workers that ended meanwhile."""
 
-    first_line: int = 0
-    line_count: int = 0
     worker: str = ""
     begun: list[int] = msgspec.field(default_factory=list[int])
     losses: dict[int, int] = msgspec.field(default_factory=dict[int, int])
@@ -187,18 +183,9 @@ def build_block_name(first_line: int, line_count: int) -> str:
 
 
 def parse_block_name(name: str) -> tuple[int, int]:
-    """Return the number of the first line of a block, counted from 1, and the number of its lines. Raises
-    StorageCorrupt for the name that an earlier version has given it, which is only a number."""
+    """Return the number of the first line of a block, counted from 1, and the number of its lines."""
     first_line, _, line_count = name.partition("-")
-    if not line_count:
-        raise StorageCorrupt
     return int(first_line), int(line_count)
-
-
-def find_lines(name: str, block: BlockRecord) -> tuple[int, int]:
-    """Return the number of the first line of a block, and the number of its lines, also for one of an earlier
-    version. Raises StorageCorrupt for one of these whose record is damaged."""
-    return (block.first_line, block.line_count) if block.line_count else parse_block_name(name)
 
 
 def batch_to_wire(batch_id: str, record: BatchState, counts: BlockCounts) -> Batch:

@@ -6,13 +6,12 @@ from typing import Any, Final
 
 import msgspec
 
-from apis.batches.batches import MAX_LINES
 from apis.errors import StorageCorrupt
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Entry, KVStore
-from apis.storage.records import PAGE_BYTES, scan_all
+from apis.storage.records import decode_record, scan_all
 from providers.batches.records import BatchRef, BlockCounts, ResultKind, parse_block_name
-from providers.common.state.scan import decode_or_skip, report_damaged
+from providers.common.state.scan import report_damaged
 
 _PAGE_SIZE: Final = 64
 _DAMAGED_RESULT: Final = {
@@ -82,12 +81,11 @@ def build_result(custom_id: Any, response: Mapping[str, Any] | None, error: Mapp
     return msgspec.json.encode(fields) + b"\n"
 
 
-async def load_counts(kv: KVStore, ref: BatchRef, name: str, lines: tuple[int, int]) -> BlockCounts:
-    """Return the counts of the results of a block, whose first line and number of lines are `lines`."""
+async def load_counts(kv: KVStore, ref: BatchRef, name: str) -> BlockCounts:
+    """Return the counts of a block's results."""
     key = f"{ref.data_prefix('progress')}{name}"
     entry = await kv.get(key)
-    counts = BlockCounts() if entry is None else decode_or_skip(kv, key, entry, BlockCounts)
-    return await _count_results(kv, ref, *lines) if counts is None else counts
+    return BlockCounts() if entry is None else await _decode_counts(kv, ref, key, entry)
 
 
 async def load_all_counts(kv: KVStore, ref: BatchRef) -> BlockCounts:
@@ -95,30 +93,24 @@ async def load_all_counts(kv: KVStore, ref: BatchRef) -> BlockCounts:
     total = BlockCounts()
     async with aclosing(scan_all(kv, ref.data_prefix("progress"))) as rows:
         async for key, entry in rows:
-            counts = decode_or_skip(kv, key, entry, BlockCounts)
-            if counts is None:
-                try:
-                    first_line, line_count = parse_block_name(key.rpartition("/")[2])
-                except StorageCorrupt:  # which lines it has is not known any more
-                    return await _count_results(kv, ref, 1, MAX_LINES)
-                counts = await _count_results(kv, ref, first_line, line_count)
-            total.add(counts)
+            total.add(await _decode_counts(kv, ref, key, entry))
     return total
 
 
-async def _count_results(kv: KVStore, ref: BatchRef, first_line: int, line_count: int) -> BlockCounts:
+async def _decode_counts(kv: KVStore, ref: BatchRef, key: str, entry: Entry) -> BlockCounts:
+    """Return the counts in the entry; where they are damaged, count the results."""
+    try:
+        return decode_record(entry, BlockCounts)
+    except StorageCorrupt as exc:
+        report_damaged(kv, key, "BlockCounts", exc)
     counts = BlockCounts()
+    first_line, line_count = parse_block_name(key.rpartition("/")[2])
     kinds: tuple[tuple[ResultKind, bool], ...] = (("output", True), ("error", False))
     for kind, is_success in kinds:
         prefix = ref.data_prefix(kind)
         after, before = f"{prefix}{first_line - 1:06d}", f"{prefix}{first_line + line_count:06d}"
-        while rows := await kv.scan(prefix, after=after, before=before, limit=_PAGE_SIZE, max_bytes=PAGE_BYTES):
-            page = BlockCounts()
-            for key, result in rows:
-                add_result(page, int(key[-6:]), _read_result_usage(result), is_success=is_success)
-            counts.add(page)
-            counts.done += page.done
-            after = rows[-1][0]
+        for result_key, result in await kv.scan(prefix, after=after, before=before, limit=line_count):
+            add_result(counts, int(result_key[-6:]), _read_result_usage(result), is_success=is_success)
     return counts
 
 

@@ -199,7 +199,7 @@ class BatchValidator:
         await self._lease.write(
             [
                 Put(f"{self._ref.data_prefix('input')}{name}", b"\n".join(self._block), ttl_s),
-                Put(f"{self._ref.block_prefix}{name}", encode_record(BlockRecord(first_line, line_count)), ttl_s),
+                Put(f"{self._ref.block_prefix}{name}", encode_record(BlockRecord()), ttl_s),
             ]
         )
         self._block, self._block_bytes = [], 0

@@ -37,7 +37,7 @@ _UNSAFE_CHARS: Final = re.compile(
 )
 
 
-class UploadRecord(msgspec.Struct, omit_defaults=True, rename={"created_at": "at"}):
+class UploadRecord(msgspec.Struct, omit_defaults=True):
     """The metadata of a file; `created_at` and `expires_at` are seconds since the epoch."""
 
     name: str

@@ -6,8 +6,8 @@ import asyncpg
 
 from apis.errors import ConfigError
 
-SCHEMA_VERSION: Final = 2
-"""Version 2 has the tables of version 1, and values with checksums, which earlier programs cannot read."""
+SCHEMA_VERSION: Final = 3
+"""The version of the tables, the checksums and the stored records together."""
 
 # Two writers never change one key at the same time: each takes, in one order, the locks of the stripes of its keys,
 # even of absent ones, and only then reads. So it reads committed rows, and writers cannot deadlock.
@@ -85,8 +85,6 @@ SELECT key, octet_length(key) + octet_length(value) FROM "{schema}".entries
 WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3
 """
 
-UPGRADE_SQL: Final = 'UPDATE "{schema}".about SET version = {version} WHERE version = 1'
-
 # rows locked by a writer are skipped: the writer may be renewing them
 SWEEP_SQL: Final = """
 WITH expired AS MATERIALIZED (
@@ -122,9 +120,6 @@ async def prepare_schema(connection: "asyncpg.Connection[asyncpg.Record]", schem
         if version is None:
             await connection.execute(CREATE_SQL.format(schema=schema, version=SCHEMA_VERSION))
             version = await _read_version(connection, schema)
-        if version == 1:
-            await connection.execute(UPGRADE_SQL.format(schema=schema, version=SCHEMA_VERSION))
-            version = await _read_version(connection, schema)
     except asyncpg.InsufficientPrivilegeError as exc:
         raise ConfigError(
             f"The url's user may not use or create the PostgreSQL schema {schema!r}: {exc}. Create it for that user."
@@ -135,8 +130,8 @@ async def prepare_schema(connection: "asyncpg.Connection[asyncpg.Record]", schem
         ) from exc
     if version != SCHEMA_VERSION:
         raise ConfigError(
-            f"The PostgreSQL schema {schema!r} has version {version}, this program knows {SCHEMA_VERSION};"
-            " upgrade the stack."
+            f"The PostgreSQL schema {schema!r} has version {version}, and this version of the stack knows "
+            f"{SCHEMA_VERSION}. Choose another `namespace`, or the version of the stack that wrote it."
         )
 
 

@@ -24,8 +24,8 @@ from providers.kv_store.clock import StoreClock
 _log = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x52537461
-SCHEMA_VERSION = 2
-"""Version 2 has the table of version 1, and values with checksums, which earlier programs cannot read."""
+SCHEMA_VERSION = 3
+"""The version of the table, the checksums and the stored records together."""
 DAMAGE_CHECK_S = 1.0
 WAL_SIZE_LIMIT_BYTES = 64 * 1024 * 1024
 MAX_SELECT_KEYS = 256
@@ -139,8 +139,11 @@ class Database:
         if schema or owner or tables:
             if owner != APPLICATION_ID:
                 raise ConfigError("it belongs to another program; choose another path")
-            if not 1 <= schema <= SCHEMA_VERSION:
-                raise ConfigError(f"its schema is {schema}, this version knows {SCHEMA_VERSION}; upgrade the stack")
+            if schema != SCHEMA_VERSION:
+                raise ConfigError(
+                    f"its schema is {schema}, and this version of the stack knows {SCHEMA_VERSION}; "
+                    "choose another path, or the version of the stack that wrote it"
+                )
             self._check_damage()
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA journal_size_limit = {WAL_SIZE_LIMIT_BYTES}")
@@ -148,8 +151,6 @@ class Database:
             self._db.execute(f"PRAGMA max_page_count = {max_bytes // self._select_int('PRAGMA page_size')}")
         if not schema:
             self._create()
-        elif schema < SCHEMA_VERSION:
-            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         if isinstance(self._now, StoreClock):
             self._select_state([], self._now())
 

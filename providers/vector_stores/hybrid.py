@@ -138,7 +138,7 @@ class Hybrid(VectorStores):
         return build_store_object(store_id, store, now)
 
     async def get(self, store_id: str, *, tenant: str) -> VectorStore:
-        return await self._build_object(store_id, await self._load_store(store_id, tenant), tenant)
+        return build_store_object(store_id, await self._load_store(store_id, tenant), self.now())
 
     async def update(self, store_id: str, request: UpdateVectorStore, *, tenant: str) -> VectorStore:
         changes = {
@@ -162,13 +162,13 @@ class Hybrid(VectorStores):
 
         await write_prepared(self._kv, prepare)
         assert updated is not None
-        return await self._build_object(store_id, updated, tenant)
+        return build_store_object(store_id, updated, self.now())
 
     async def list(self, params: VectorStoreListParams, *, tenant: str) -> Page[VectorStore]:
         prefix = records.store_key(tenant, "")
         stores = [(row.key[len(prefix) :], row.record) async for row in scan_records(self._kv, prefix, StoreRecord)]
         page = paginate_records(stores, params)
-        data = [await self._build_object(store_id, store, tenant) for store_id, store in page.data]
+        data = [build_store_object(store_id, store, self.now()) for store_id, store in page.data]
         return Page(data, has_more=page.has_more)
 
     async def delete(self, store_id: str, *, tenant: str) -> None:
@@ -325,21 +325,6 @@ class Hybrid(VectorStores):
 
     def _is_expired(self, store: StoreRecord) -> bool:
         return store.expires_at is not None and self.now() >= store.expires_at
-
-    async def _build_object(self, store_id: str, store: StoreRecord, tenant: str) -> VectorStore:
-        counts = store.file_counts
-        if counts is None or (counts.get("in_progress") and not await records.has_jobs(self._kv, tenant, store_id)):
-            store = await self._count_again(store_id, tenant)
-        return build_store_object(store_id, store, self.now())
-
-    async def _count_again(self, store_id: str, tenant: str) -> StoreRecord:
-        """Return the record of a store with the counts of its files now, and store it unless it has changed meanwhile:
-        a worker of an earlier version has changed files and not counted them."""
-        key = records.store_key(tenant, store_id)
-        store, version = await records.load_record(self._kv, key, StoreRecord, "vector store")
-        await records.count_files(self._kv, tenant, store_id, store)
-        await self._kv.write(records.build_store_ops(tenant, store_id, store, version), durable=False)
-        return store
 
     async def _mark_active(self, store_id: str, store: StoreRecord, tenant: str) -> None:
         if self.now() - store.last_active_at > _TOUCH_INTERVAL_S:

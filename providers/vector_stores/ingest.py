@@ -158,7 +158,7 @@ class IngestWorker:
         if store_entry is None:
             return True  # the job removes what is left of the file
         store = decode_or_skip(self._kv, store_key, store_entry, StoreRecord)
-        return store is not None and store.index_id in ("", await self._index.identity())
+        return store is not None and store.index_id == await self._index.identity()
 
     def _start_job(self, name: str, job: JobRecord, lease: Lease, place: Place) -> None:
         task = asyncio.create_task(self._run_job(FileRef(*name.split("/")), job, lease))

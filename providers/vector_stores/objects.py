@@ -45,7 +45,7 @@ def paginate_records(
 
 def build_store_object(store_id: str, store: StoreRecord, now: float) -> VectorStore:
     expired = store.expires_at is not None and now >= store.expires_at
-    stored_counts = {} if expired else store.file_counts or {}
+    stored_counts = {} if expired else store.file_counts
     counts = {status: stored_counts.get(status, 0) for status in _STATUSES}
     fields: dict[str, Any] = {
         "id": store_id,

@@ -30,12 +30,10 @@ class StoreRecord(
     msgspec.Struct,
     omit_defaults=True,
     kw_only=True,
-    rename={"created_at": "at", "last_active_at": "active_at", "is_emptied": "emptied"},
 ):
     """A vector store. `model` is the embedding model of all its vectors; times are seconds since the epoch.
     `index_id` is the identity of the index that has its chunks. `file_counts` are the numbers of its files by status,
-    and `usage_bytes` the sum of theirs: each write of a file's record changes both in the same step. Records of earlier
-    versions have neither."""
+    and `usage_bytes` the sum of theirs: each write of a file's record changes both in the same step."""
 
     created_at: float
     last_active_at: float
@@ -47,21 +45,19 @@ class StoreRecord(
     expires_days: int | None = None
     is_emptied: bool = False
     index_id: str = ""
-    file_counts: dict[FileStatus, int] | None = None
+    file_counts: dict[FileStatus, int] = {}
     usage_bytes: int = 0
 
     def count_file(self, old: "FileRecord | None", new: "FileRecord | None") -> None:
         """Count a file whose record changes from `old` to `new`; None stands for no record."""
-        counts = self.file_counts or {}
         for record, step in ((old, -1), (new, 1)):
             if record is not None:
-                counts[record.status] = counts.get(record.status, 0) + step
+                self.file_counts[record.status] = self.file_counts.get(record.status, 0) + step
                 self.usage_bytes += step * record.usage_bytes
-        self.file_counts = counts
 
     def count_all(self) -> int:
         """Return the number of files."""
-        return sum((self.file_counts or {}).values())
+        return sum(self.file_counts.values())
 
     @property
     def expires_at(self) -> float | None:
@@ -72,7 +68,6 @@ class FileRecord(
     msgspec.Struct,
     omit_defaults=True,
     kw_only=True,
-    rename={"created_at": "at", "generation": "round", "filename": "name"},
 ):
     """A file in a store. Each time the file is added it gets another `generation`."""
 
@@ -91,7 +86,6 @@ class BatchRecord(
     msgspec.Struct,
     omit_defaults=True,
     kw_only=True,
-    rename={"created_at": "at", "file_ids": "files", "was_cancelled": "cancelled"},
 ):
     """A batch of files that were added together."""
 
@@ -140,7 +134,7 @@ class FileRef(msgspec.Struct, frozen=True):
 
 async def require_index(index: VectorIndex, store_id: str, store: StoreRecord) -> None:
     """Raise Unsupported for a store whose chunks are in an index that this machine does not have."""
-    if store.index_id and store.index_id != await index.identity():
+    if store.index_id != await index.identity():
         raise Unsupported(
             f"The vector store '{store_id}' is indexed in a file of another machine of this deployment, or in one that "
             "was replaced. Send what is for it to that machine, or add its files to a new vector store.",
@@ -196,11 +190,6 @@ async def list_file_records(kv: KVStore, tenant: str, store_id: str) -> list[tup
     return [(row.key[len(prefix) :], row.record) async for row in scan_records(kv, prefix, FileRecord)]
 
 
-async def has_jobs(kv: KVStore, tenant: str, store_id: str) -> bool:
-    """Return True while files of the store are to be made searchable: each that is in progress has its job."""
-    return bool(await kv.scan(f"{JOB_PREFIX}{tenant}/{store_id}/", limit=1))
-
-
 async def count_files(kv: KVStore, tenant: str, store_id: str, store: StoreRecord) -> None:
     """Set the counts of a store from the records of its files."""
     store.file_counts, store.usage_bytes = {}, 0
@@ -221,7 +210,7 @@ async def load_store_and_files(
         record = None if entry is None else decode_or_skip(kv, key, entry, FileRecord)
         is_damaged = is_damaged or (entry is not None and record is None)
         files.append((record, ABSENT if entry is None else entry.version))
-    if store.file_counts is None or is_damaged:
+    if is_damaged:
         await count_files(kv, tenant, store_id, store)
     return store, version, files
 

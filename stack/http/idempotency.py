@@ -58,7 +58,7 @@ _MAX_STORED_BYTES: Final = 4 * 1024 * 1024
 _CHUNK_BYTES: Final = 256 * 1024
 
 
-class IdempotencyRecord(msgspec.Struct, omit_defaults=True, rename={"body_digest": "body", "chunk_count": "pieces"}):
+class IdempotencyRecord(msgspec.Struct, omit_defaults=True):
     """The request that a key stands for. `outcome` is empty while it is handled; then the answer is the `stored`
     response, or `kept` as `chunk_count` chunks, or `unkept` because the request had `store: false`."""
 

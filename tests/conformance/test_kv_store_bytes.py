@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from apis.errors import InvalidRequest, StorageCorrupt, StoredValueTooLarge
-from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, Delete, Entry, KVStore, Put
+from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, Delete, KVStore, Put
 from apis.storage.quota import StorageQuota
 from apis.storage.records import scan_all
 from tests.conformance.kv_store import Backend
@@ -73,13 +73,16 @@ async def test_one_changed_bit_is_found_by_the_reader_of_its_entry_only(
 
 
 @pytest.mark.parametrize("value", [b"", b"x", b'{"a":1}', bytes(range(256))])
-async def test_a_value_without_a_checksum_is_read_as_it_was_written(disk_backend: Backend, value: bytes) -> None:
-    """R12: rows of the first edition have no checksum."""
+async def test_a_value_without_a_checksum_is_damaged(disk_backend: Backend, value: bytes) -> None:
+    """R12: another program has written it."""
     store = await disk_backend.open()
-    version = await store.put("t/old", b"anything")
+    await store.put("t/foreign", b"anything")
     assert disk_backend.overwrite is not None
-    await disk_backend.overwrite("t/old", lambda _: value)
-    assert await store.get("t/old") == Entry(value, version)
+    await disk_backend.overwrite("t/foreign", lambda _: value)
+    entry = await store.get("t/foreign")
+    assert entry is not None
+    with pytest.raises(StorageCorrupt):
+        _ = entry.value
 
 
 async def test_bytes_stored_under_another_key_are_damaged(disk_backend: Backend) -> None:

@@ -206,12 +206,13 @@ async def test_the_database_of_another_program_is_left_alone(stores: Stores, tmp
     await stores.refuse(tmp_path / "other.db", "another program")
 
 
-async def test_a_newer_schema_is_refused(stores: Stores) -> None:
+@pytest.mark.parametrize("version", [2, 99])
+async def test_a_schema_of_another_version_is_refused(stores: Stores, version: int) -> None:
     await (await stores.open()).close()
-    with sqlite3.connect(stores.path) as newer:
-        newer.execute("PRAGMA user_version = 99")
-    newer.close()
-    await stores.refuse(stores.path, "schema is 99")
+    with sqlite3.connect(stores.path) as other:
+        other.execute(f"PRAGMA user_version = {version}")
+    other.close()
+    await stores.refuse(stores.path, f"schema is {version}")
 
 
 async def test_a_damaged_file_is_refused(stores: Stores) -> None:

@@ -15,7 +15,7 @@ from providers import PROVIDERS
 from stack.api_table import APIS
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
-from stack.wiring import PACKAGE_EXTRAS, load_provider_class, wire_providers, wiring_lines
+from stack.wiring import PACKAGE_EXTRAS, wire_providers, wiring_lines
 from tests.stack import tiny
 
 SILENT, SEVERAL, BARE, IDLE, QUIET = (
@@ -60,18 +60,6 @@ async def test_an_optional_api_that_is_not_configured_is_none() -> None:
     assert isinstance(stack.responses, tiny.Quiet)
     assert stack.responses.tools is None
     assert stack.tool_runtime is None
-
-
-@pytest.mark.parametrize(
-    ("section", "path"),
-    [
-        ({"provider": "mcp", "idle_s": 9}, "tool_runtime.provider"),
-        ({"provider": "toolbox", "providers": {"a": {"provider": "mcp"}}}, "tool_runtime.providers.a.provider"),
-    ],
-)
-async def test_mcp_in_the_section_of_tools_is_refused_with_its_new_place(section: dict[str, Any], path: str) -> None:
-    remedy = "'mcp' is a provider of tool_servers now. Move this section to `tool_servers`."
-    assert await failure(config(tool_runtime=section)) == f"config: {path}: {remedy}"
 
 
 async def test_mcp_has_a_section_of_its_own() -> None:
@@ -270,8 +258,3 @@ def test_a_long_fact_is_cut() -> None:
     line = wiring_lines(wire_providers(config(inference={"provider": SILENT, "model": "m" * 200})))[0]
     assert line.endswith("mmm...")
     assert len(line) < 150
-
-
-def test_a_removed_provider_names_its_successor() -> None:
-    with pytest.raises(ConfigError, match=r"there is no vector_index provider 'redis'.* use pgvector"):
-        load_provider_class("vector_index", "redis")

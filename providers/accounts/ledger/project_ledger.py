@@ -35,7 +35,6 @@ from providers.accounts.records import (
     ORGANIZATION_COUNTER,
     ORGANIZATION_ID,
     find_counter_key,
-    upgrade_counter_key,
     usage_key,
 )
 from providers.common.state.scan import decode_or_skip
@@ -427,8 +426,7 @@ async def find_uncounted(
             found.append((find_ledger_id(charge.record), PendingEnd(released, may_be_stored=True, is_void=True)))
         elif charge.guard_key != guard_key:
             ledger_id = key.removeprefix(CHARGES_PREFIX).partition("/")[0]
-            amounts = {upgrade_counter_key(ledger_id, name): amount for name, amount in charge.amounts.items()}
-            found.append((ledger_id, VoidLease(key, version, amounts)))
+            found.append((ledger_id, VoidLease(key, version, charge.amounts)))
     return found
 
 

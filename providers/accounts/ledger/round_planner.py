@@ -17,7 +17,7 @@ from apis.storage.records import decode_record, encode_record
 from providers.accounts.ledger.counters import UseCounter, Windows, add_headers
 from providers.accounts.ledger.limit_lease import ChargeRequest, LeaseRecord, LimitLease, add_recent
 from providers.accounts.prices import Prices
-from providers.accounts.records import upgrade_counter_key, usage_key
+from providers.accounts.records import usage_key
 
 COUNTER_TTL_S: Final = 32 * 24 * 3600.0
 _FREE_SHARE: Final = 128
@@ -41,9 +41,6 @@ class PendingEnd:
     uses: dict[str, UseCounter] | None = None
     """The result of `find_uses`; None where the stored end is another one."""
 
-    def __post_init__(self) -> None:
-        self.end = _with_counter_keys(self.end)
-
     @property
     def record(self) -> ChargeRecord:
         """The charge that has ended."""
@@ -63,23 +60,12 @@ class PendingEnd:
         if self.is_stored or (self.may_be_stored and end_entry is not None):
             if end_entry is None:
                 return False
-            stored = _with_counter_keys(decode_record(end_entry, ChargeEnd))
+            stored = decode_record(end_entry, ChargeEnd)
             self.end_version, self.is_stored = end_entry.version, True
             if stored != self.end:
                 self.end, self.uses = stored, None
         self.may_be_stored = False
         return True
-
-
-def _with_counter_keys(end: ChargeEnd) -> ChargeEnd:
-    """Return an end whose parts name the keys of their counters, also that of a charge of an earlier version."""
-    record = end.record
-    keys = [upgrade_counter_key(record.project_id, part.counter_key) for part in record.parts]
-    if all(part.counter_key == key for part, key in zip(record.parts, keys, strict=True)):
-        return end
-    replace = msgspec.structs.replace
-    parts = tuple(replace(part, counter_key=key) for part, key in zip(record.parts, keys, strict=True))
-    return replace(end, record=replace(record, parts=parts))
 
 
 @dataclass(frozen=True, slots=True)

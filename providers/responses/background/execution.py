@@ -268,8 +268,7 @@ class RunExecutor:
         if not run.is_portable:
             return StackError(_WORKER_STOPPED_MESSAGE)
         if has_output and resume_point is None:
-            may_be_read = not claimed_run.stored_request.stores_readers
-            if may_be_read or (checkpoints and checkpoints[-1].running_indexes):
+            if checkpoints and checkpoints[-1].running_indexes:
                 return StackError(_WORKER_STOPPED_MESSAGE)
             initial_count = sum(event.type in INITIAL_EVENTS for event in log)
             event_count = checkpoints[-1].event_count if checkpoints else initial_count

@@ -41,7 +41,6 @@ def build_new_run(pending: PendingResponse, event_log: EventLog) -> NewRun:
         charge=None if pending.charge is None else pending.charge.record,
         previous=pending.previous_history.position,
         key_id=pending.key_id,
-        stores_readers=True,
     )
     response = pending.build_initial_response("queued")
     queued = ResponseQueuedEvent(type="response.queued", response=response, sequence_number=0)

@@ -65,11 +65,9 @@ def is_deferred_key(queue_key: str) -> bool:
     return queue_key.startswith(DEFERRED_PREFIX)
 
 
-def read_queued_at(queue_key: str) -> float | None:
-    """Return the time at which a run was added, in seconds since the epoch; None where its key is of another form, as
-    the first edition's are."""
-    microseconds = queue_key.split("/")[-2:][0]
-    return int(microseconds) / 1e6 if microseconds.isdecimal() else None
+def read_queued_at(queue_key: str) -> float:
+    """Return the time at which a run was added, in seconds since the epoch."""
+    return int(queue_key.split("/")[-2]) / 1e6
 
 
 def read_deadline(queue_key: str) -> float | None:

@@ -56,7 +56,7 @@ def _summarize(ref: ResponseRef, run: RunRecord, places: Mapping[str, int], hold
         id=ref.id,
         # a run that was handed back waits again, though its record still says that it is in progress
         status="queued" if place is not None else run.status,
-        created_at=read_queued_at(run.queue_key) or 0,
+        created_at=read_queued_at(run.queue_key),
         queue_place=place,
         attempts=run.attempts,
         handovers=run.handover_count,

@@ -53,10 +53,7 @@ _MAX_LOST_CLAIMS: Final = 10
 """Workers that may lose one run until no more claim it: its request is damaged, or its end cannot be stored."""
 
 
-class RunRecord(
-    msgspec.Struct,
-    rename={"queue_key": "queue", "is_portable": "portable", "slot_key": "place", "handover_count": "handed"},
-):
+class RunRecord(msgspec.Struct):
     """The state of a run. `queue_key` is absent from the store when the run has waited for too long. A run that is not
     `is_portable` can only be executed by the process that took the request, because the request holds secrets that are
     not stored. `handover_count` of the `attempts` ended because their worker had to stop."""
@@ -79,7 +76,7 @@ class RunRecord(
         return self.attempts - self.handover_count
 
 
-class StoredRequest(msgspec.Struct, rename={"input_items": "given", "item_id_count": "ids"}):
+class StoredRequest(msgspec.Struct):
     """The request, its input items as they are listed, and the number of item ids that those use. `trace` holds the
     trace headers of the request that created it, with which each worker goes on, and `charge` what it has reserved;
     `previous` is the position of the turn before it, if it continues one, and `key_id` the key that created it."""
@@ -92,8 +89,6 @@ class StoredRequest(msgspec.Struct, rename={"input_items": "given", "item_id_cou
     charge: ChargeRecord | None = None
     previous: TurnPosition | None = None
     key_id: str = ""
-    stores_readers: bool = False
-    """True where the readers of its events are stored. The first version of this server stored none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +128,7 @@ class RunLease(Lease):
         Nothing is written when the lease is lost."""
         run.handover_count += 1
         put_run = Put(self.ref.run_key, encode_record(run), self._retention_s)
-        put_queue = Put(run.queue_key, _queue_value(self.ref), 60 * self.lease_s)
+        put_queue = Put(run.queue_key, b"", 60 * self.lease_s)
         with suppress(LeaseLost):
             await self.release([put_run, put_queue, *extra_ops])
 
@@ -152,8 +147,8 @@ class ClaimedRun:
         return self.lease.ref
 
     @property
-    def queued_at_s(self) -> float | None:
-        """The time at which the run was added, in seconds since the epoch; None where that is not known."""
+    def queued_at_s(self) -> float:
+        """The time at which the run was added, in seconds since the epoch."""
         return read_queued_at(self.run.queue_key)
 
 
@@ -205,7 +200,7 @@ class Runs:
                 Put(ref.run_key, encode_record(run), retention_s, ABSENT),
                 put_request,
                 *extra_ops,
-                Put(queue_key, _queue_value(ref), rank.window_s or self._limits.queue_timeout_s),
+                Put(queue_key, b"", rank.window_s or self._limits.queue_timeout_s),
                 Put(run.slot_key, ref.id.encode(), retention_s, ABSENT),
             ]
             if await self._kv.write(ops) is not None:
@@ -351,16 +346,10 @@ class Runs:
         return orphaned
 
 
-def _queue_value(ref: ResponseRef) -> bytes:
-    """Return the value of a key in the queue, by which workers of earlier versions know the run."""
-    return f"{ref.tenant}/{ref.id}".encode()
-
-
 def _queued_ref(key: str) -> ResponseRef:
-    """Return the run that waits under a key of the queue: nothing depends on the value, which may be damaged. Keys of
-    earlier versions are /queue/RANK/TIME/TENANT/ID."""
-    first, _, third, name = key.split("/")[-4:]
-    return ResponseRef(first if third.isdecimal() else third, name)
+    """Return the run that waits under a key of the queue."""
+    tenant, _, _, name = key.split("/")[-4:]
+    return ResponseRef(tenant, name)
 
 
 def _running_ref(key: str) -> ResponseRef:

@@ -61,16 +61,15 @@ _MAX_LOST_WORKERS: Final = 3
 _HTTP_GONE: Final = 410
 
 
-class WebhookDelivery(msgspec.Struct, rename={"created_at": "at"}):
+class WebhookDelivery(msgspec.Struct):
     """An event that is to be sent to one webhook. `trace` holds the trace headers of the response that ended; `worker`
     is the process that sends it now, and `lost_count` the number of those that ended meanwhile."""
 
     id: str
     body: str
     created_at: float
+    response_id: str
     attempts: int = 0
-    response_id: str = ""
-    """Empty in records of earlier versions, whose deliveries are not in the log."""
     trace: dict[str, str] = {}
     worker: str = ""
     lost_count: int = 0

@@ -95,7 +95,7 @@ class StoredConversations(Conversations):
             conversation = _record_to_conversation(ref, record)
             return conversation if params.accepts(conversation) else None
 
-        listing = Listing(self._kv, f"{tenant}/conversation/", "conv_")
+        listing = Listing(self._kv, f"{tenant}/conversation/", "conversation")
         return await listing.read_page(accept, after=params.after, limit=params.limit, order=params.order)
 
     async def get(self, conversation_id: str, *, tenant: str) -> Conversation:

@@ -26,8 +26,8 @@ from providers.responses.tools.item_types import REPLAYED_TYPES, SEALED_TYPES
 from providers.responses.tools.models import ModelCatalog
 
 SEALED_FIELD: Final = "encrypted_content"
-_ANY_MODEL_BINDING: Final = "told"
-"""Stored value: it stands where reasoning has its model, because any model may read a tool result."""
+_ANY_MODEL_BINDING: Final = "any model"
+"""It stands where reasoning has its model, because any model may read a tool result."""
 _MAX_BYTES: Final = 16 * 1024 * 1024
 
 _decode = msgspec.json.Decoder(ToolResultRecord).decode

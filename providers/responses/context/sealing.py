@@ -16,15 +16,12 @@ from apis.imports import import_from_string
 if TYPE_CHECKING:
     from providers.responses.context.token_cipher import TokenCipher
 
-TOKEN_PREFIX: Final = "rs2."  # noqa: S105 - a prefix, not a password
-LEGACY_PREFIX: Final = "rs1."
-"""Prefix of tokens of the first edition, which has one kind of keys for all purposes."""
+TOKEN_PREFIX: Final = "rs3."  # noqa: S105 - a prefix, not a password
 MIN_KEY_BYTES: Final = 32
 KEY_ID_BYTES: Final = 4
 MODEL_ID_BYTES: Final = 8
 SALT_BYTES: Final = 16
 NONCE_BYTES: Final = 12
-_LEGACY_KEY_INFO: Final = b"responses-stack reasoning 1"
 HEADER_BYTES: Final = KEY_ID_BYTES + MODEL_ID_BYTES + SALT_BYTES + NONCE_BYTES
 
 Purpose = Literal["reasoning", "compaction", "tool result"]
@@ -60,9 +57,8 @@ class Sealer:
     def seal(self, text: str, *, tenant: str, model: str, purpose: Purpose) -> str:
         """Return a token of printable characters; equal texts get different tokens."""
         salt, nonce = secrets.token_bytes(SALT_BYTES), secrets.token_bytes(NONCE_BYTES)
-        sealed = self._derive_cipher(self._primary_key_id, salt, _key_info(purpose)).encrypt(
-            nonce, _encode_text(text), _associated_data(tenant, model)
-        )
+        cipher = self._derive_cipher(self._primary_key_id, salt, purpose)
+        sealed = cipher.encrypt(nonce, _encode_text(text), _associated_data(tenant, model))
         return (
             TOKEN_PREFIX
             + base64.urlsafe_b64encode(self._primary_key_id + _model_id(model) + salt + nonce + sealed).decode()
@@ -77,26 +73,22 @@ class Sealer:
         except (binascii.Error, ValueError):
             data = b""
         key_id, rest = data[:KEY_ID_BYTES], data[KEY_ID_BYTES:]
-        if prefix not in (TOKEN_PREFIX, LEGACY_PREFIX) or len(data) < HEADER_BYTES or key_id not in self._keys:
+        if prefix != TOKEN_PREFIX or len(data) < HEADER_BYTES or key_id not in self._keys:
             raise UnsealError("organization_mismatch")
         model_id, rest = rest[:MODEL_ID_BYTES], rest[MODEL_ID_BYTES:]
         if model_id != _model_id(model):
             raise UnsealError("model_mismatch")
         salt, nonce, sealed = rest[:SALT_BYTES], rest[SALT_BYTES:][:NONCE_BYTES], rest[SALT_BYTES + NONCE_BYTES :]
-        info = _LEGACY_KEY_INFO if prefix == LEGACY_PREFIX else _key_info(purpose)
-        text = self._derive_cipher(key_id, salt, info).decrypt(nonce, sealed, _associated_data(tenant, model))
+        cipher = self._derive_cipher(key_id, salt, purpose)
+        text = cipher.decrypt(nonce, sealed, _associated_data(tenant, model))
         if text is None:
             raise UnsealError("organization_mismatch")
         return text.decode("utf-8", "surrogatepass")
 
-    def _derive_cipher(self, key_id: bytes, salt: bytes, info: bytes) -> "TokenCipher":
+    def _derive_cipher(self, key_id: bytes, salt: bytes, purpose: Purpose) -> "TokenCipher":
         # imported for the first token: the library takes 6 MB
         cipher: type[TokenCipher] = import_from_string("providers.responses.context.token_cipher:TokenCipher")
-        return cipher(self._keys[key_id], salt, info)
-
-
-def _key_info(purpose: Purpose) -> bytes:
-    return f"responses-stack {purpose} 2".encode()
+        return cipher(self._keys[key_id], salt, f"responses-stack {purpose} 2".encode())
 
 
 def _key_id(key: bytes) -> bytes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from openai.types.responses.response import InputTransformation
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from apis.chat import Message
 from apis.wire.base import Wire
@@ -23,19 +23,9 @@ class CompactionContent(Wire):
     have no answer yet. Without `replaces_history`, messages of users and developers before the item stay."""
 
     summary: str
-    verbatim_messages: list[Message] = Field(
-        default_factory=list[Message],
-        validation_alias=AliasChoices("verbatim_messages", "kept"),
-        serialization_alias="kept",
-    )
-    pending_messages: list[Message] = Field(
-        default_factory=list[Message],
-        validation_alias=AliasChoices("pending_messages", "pending"),
-        serialization_alias="pending",
-    )
-    replaces_history: bool = Field(
-        validation_alias=AliasChoices("replaces_history", "alone"), serialization_alias="alone"
-    )
+    verbatim_messages: list[Message] = Field(default_factory=list[Message])
+    pending_messages: list[Message] = Field(default_factory=list[Message])
+    replaces_history: bool
 
 
 @dataclass(frozen=True, slots=True)

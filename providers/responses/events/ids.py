@@ -1,7 +1,6 @@
 """The ids of responses and items. An item's id contains the id of its response, by which the store finds the item.
 
-An id begins with the time of its creation, so that a listing in the order of ids is one in the order of creation; ids
-of the first edition are 32 random digits.
+An id begins with the time of its creation, so that a listing in the order of ids is one in the order of creation.
 """
 
 import re
@@ -9,8 +8,8 @@ import secrets
 
 from apis.storage.keys import new_id_key
 
-_RESPONSE_ID = re.compile(r"resp_(?:[0-9a-f]{12})?[0-9a-f]{32}")
-_ITEM_ID = re.compile(r"[a-z]+_((?:[0-9a-f]{12})?[0-9a-f]{32})([0-9a-f]{4,8})")
+_RESPONSE_ID = re.compile(r"resp_[0-9a-f]{44}")
+_ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{44})([0-9a-f]{4,8})")
 
 
 class ResponseIds:

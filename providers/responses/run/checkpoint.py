@@ -38,16 +38,6 @@ _PAGE_SIZE: Final = 64
 
 class Checkpoint(
     msgspec.Struct,
-    rename={
-        "token_budget": "budget",
-        "tool_results": "told",
-        "running_indexes": "running",
-        "requested_calls": "asked",
-        "rejected_calls": "rejected",
-        "rejected_turn_count": "rejected_turns",
-        "unmet_demands": "unmet",
-        "event_count": "events",
-    },
 ):
     """State of a running response before the model's turn `turn`: the one that AgentLoop holds, and the one that is
     stored.

@@ -29,12 +29,12 @@ from providers.responses.tools.item_types import id_prefix
 
 MAX_CONVERSATION_ITEMS: Final = 10_000
 """Items of a conversation; a response in a longer one is refused."""
-_CONVERSATION_ID: Final = re.compile(r"conv_(?:[0-9a-f]{12})?[0-9a-f]{32}")
+_CONVERSATION_ID: Final = re.compile(r"conv_[0-9a-f]{44}")
 _CONVERSATION_ID_FORM: Final = re.compile(r"conv_[0-9A-Za-z_-]{1,251}")
 """Form of an id; one that has it and is none of this server's is unknown, and any other is no id."""
 
 
-class ConversationRecord(msgspec.Struct, rename={"is_deleted": "gone"}):
+class ConversationRecord(msgspec.Struct):
     """A conversation without its items. One with `is_deleted` is unknown to clients while its items are deleted."""
 
     created_at: int
@@ -42,7 +42,7 @@ class ConversationRecord(msgspec.Struct, rename={"is_deleted": "gone"}):
     is_deleted: bool = False
 
 
-class StoredItem(msgspec.Struct, rename={"tool_result": "told"}):
+class StoredItem(msgspec.Struct):
     """An item as the API shows it, and its tool result as the model saw it, where the item does not hold that."""
 
     item: msgspec.Raw

@@ -204,7 +204,7 @@ class History:
             fields = orjson.loads(bytes(record.response))
             return summarize_response(fields, record.preview) if params.accepts(fields, record.preview) else None
 
-        listing = Listing(self._kv, f"{tenant}/response/", "resp_")
+        listing = Listing(self._kv, f"{tenant}/response/", "response")
         return await listing.read_page(accept, after=params.after, limit=params.limit, order=params.order)
 
     async def load_tree(self, response_id: str, *, tenant: str, limit: int) -> ChainTree:

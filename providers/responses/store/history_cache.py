@@ -23,13 +23,6 @@ class TurnPosition(msgspec.Struct, frozen=True):
 class StoredTurn(
     msgspec.Struct,
     omit_defaults=True,
-    rename={
-        "stored_at": "at",
-        "input_items": "given",
-        "output_items": "made",
-        "tool_results": "told",
-        "fork_point": "base",
-    },
 ):
     """The input and output items of one response, as JSON arrays, and the results of its hosted tool calls. The first
     turn of a chain has the chain's root."""

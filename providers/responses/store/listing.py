@@ -18,15 +18,11 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The records of a store whose keys are `prefix` and an id that begins with `id_prefix`.
-
-    Ids of this edition continue with 12 digits of the time in ms, those of the first edition with random digits: they
-    come after the newest-first listing of the others, in no order of their own.
-    """
+    """The records of a store whose keys are `prefix` and an id; `record_name` is for the log."""
 
     kv: KVStore
     prefix: str
-    id_prefix: str
+    record_name: str
 
     async def read_page(
         self,
@@ -48,29 +44,15 @@ class Listing:
                 return Page(page, has_more=True, last_id=last_id)
             read_rows += 1
             last_id = record_id
-            with skipping_damaged(self.kv, f"{self.prefix}{record_id}", self.id_prefix):
+            with skipping_damaged(self.kv, f"{self.prefix}{record_id}", self.record_name):
                 record = accept(record_id, entry)
                 if record is not None:
                     page.append(record)
         return Page(page, last_id=last_id)
 
-    async def _read(self, after: str | None, *, reverse: bool) -> AsyncGenerator[tuple[str, Entry]]:
-        # times from 2004 to 2073 begin with these digits
-        first, last = f"{self.prefix}{self.id_prefix}01", f"{self.prefix}{self.id_prefix}03"
-        ranges = [("", first), (last, ""), (first, last)]
-        if reverse:
-            ranges.reverse()
-        cursor = None if after is None else f"{self.prefix}{after}"
-        for low, high in ranges:
-            if cursor is not None and not (low <= cursor and (not high or cursor < high)):
-                continue
-            bounds = (low, cursor or high) if reverse else (cursor or low, high)
-            cursor = None
-            async for row in self._read_range(*bounds, reverse=reverse):
-                yield row
-
-    async def _read_range(self, low: str, high: str, *, reverse: bool) -> AsyncGenerator[tuple[str, Entry]]:
-        after, before = low, high
+    async def _read(self, cursor: str | None, *, reverse: bool) -> AsyncGenerator[tuple[str, Entry]]:
+        key = "" if cursor is None else f"{self.prefix}{cursor}"
+        after, before = ("", key) if reverse else (key, "")
         while rows := await self.kv.scan(
             self.prefix, after=after, before=before, limit=_BATCH_ROWS, reverse=reverse, max_bytes=_BATCH_BYTES
         ):

@@ -39,7 +39,7 @@ _DEPLOYMENT_KEY: Final = "/python-deployment"
 _SERVER_ENDED: Final = "the server process that kept it has ended"
 
 
-class SessionRecord(msgspec.Struct, rename={"machine": "place"}):
+class SessionRecord(msgspec.Struct):
     """Record of a session: the machine that has it."""
 
     machine: str

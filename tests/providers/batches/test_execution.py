@@ -17,10 +17,8 @@ from apis.fair_share import FairShare
 from apis.storage.kv_store import Delete, KVStore, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
-from providers.batches import results as results_module
 from providers.batches.execution import BlockExecution, ClaimedBlock, LineGate, LineLimits, claim_block
 from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord, build_block_name, new_batch_ref
-from providers.batches.results import build_result, load_all_counts
 from providers.batches.validation import MAX_ERRORS, BatchValidator, splice_fields
 from providers.kv_store.memory import Memory
 from tests.support.sdk.batch_files import batch_line
@@ -365,58 +363,6 @@ async def test_lines_that_the_store_has_damaged_fail(kv: Memory) -> None:
     await execute(kv, await claim(kv, ref, batch), executor)
     assert await results(kv, ref) == ([], ["storage_corrupt"] * 2)
     assert await kv.scan(ref.block_prefix) == []
-
-
-async def test_a_block_of_an_earlier_version_is_executed(kv: Memory) -> None:
-    """B3: its name is a number alone, and its record has the numbers of its lines."""
-    ref, batch = new_batch_ref("t"), state(status="in_progress", total=2)
-    lines = b"\n".join(json.dumps(batch_line(f"{number}")).encode() for number in (5, 6))
-    block = {"first_line": 5, "line_count": 2, "lost_claims": 1}
-    await kv.write(
-        [
-            Put(f"{ref.data_prefix('input')}000001", lines),
-            Put(f"{ref.data_prefix('progress')}000001", encode_record([1, 0, 3, 0, 4, 0, [5]])),
-            Put(f"{ref.block_prefix}000001", encode_record(block)),
-        ]
-    )
-    first = await claim(kv, ref, batch)
-    assert first is not None
-    await first.lease.release()
-    executor = Executor()
-    await execute(kv, await claim(kv, ref, batch, worker="two"), executor)  # a claim leaves the numbers in it
-    assert [fields["input"] for _, fields in executor.executed] == ["6"]
-    assert [key[-6:] async for key, _ in scan_all(kv, ref.data_prefix("output"))] == ["000006"]
-    counts = await load_all_counts(kv, ref)
-    assert (counts.completed, counts.input_tokens, await kv.scan(ref.block_prefix)) == (2, 3, [])
-
-
-@pytest.mark.parametrize("is_done", [False, True], ids=["in progress", "done"])
-async def test_damaged_counts_of_a_block_of_an_earlier_version_are_counted_again(
-    kv: Memory, monkeypatch: pytest.MonkeyPatch, is_done: bool
-) -> None:
-    """D3, B3: the lines are known from the block's record; of a block that is done, from the results of the batch."""
-    monkeypatch.setattr(results_module, "_PAGE_SIZE", 2)
-    ref, batch = new_batch_ref("t"), state(status="in_progress", total=6)
-    usage = {"input_tokens": 3, "output_tokens": 4}
-    ops = [Put(f"{ref.data_prefix('progress')}000000", encode_record([3, 1, 9, 0, 12, 0, [1, 2, 3, 4]]))]
-    ops.append(Put(f"{ref.data_prefix('progress')}000001", b"junk"))
-    for number in (1, 2, 3, 5):
-        result = build_result(str(number), {"status_code": 200, "request_id": "r", "body": {"usage": usage}}, None)
-        ops.append(Put(f"{ref.data_prefix('output')}{number:06d}", result))
-    ops.append(Put(f"{ref.data_prefix('error')}000004", build_result("4", None, {"code": "c", "message": "m"})))
-    if not is_done:
-        lines = b"\n".join(json.dumps(batch_line(f"{number}")).encode() for number in (5, 6))
-        block = {"first_line": 5, "line_count": 2}
-        ops.append(Put(f"{ref.data_prefix('input')}000001", lines))
-        ops.append(Put(f"{ref.block_prefix}000001", encode_record(block)))
-    await kv.write(ops)
-    counts = await load_all_counts(kv, ref)
-    assert (counts.completed, counts.failed, counts.input_tokens, counts.output_tokens) == (4, 1, 12, 16)
-    if not is_done:
-        executor = Executor()
-        await execute(kv, await claim(kv, ref, batch), executor)
-        assert [fields["input"] for _, fields in executor.executed] == ["6"]
-        assert (await load_all_counts(kv, ref)).completed == 5
 
 
 async def test_a_tenant_above_its_quota_gets_errors(kv: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

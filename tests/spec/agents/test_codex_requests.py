@@ -142,7 +142,7 @@ async def test_a_session_of_codex_runs_resumes_and_patches(effort: str | None) -
     async with serving(model) as served:
         first = await turn(served, items, **fields)
         assert [item.type for item in first.output] == ["reasoning", "function_call"]
-        assert items[-2]["encrypted_content"].startswith("rs2.")
+        assert items[-2]["encrypted_content"].startswith("rs3.")
         assert first.usage.total_tokens > 0
         output = {"id": "fco_01a20457-e279-7332-8415-cf1ec0fdef4a", "call_id": "call_1", "output": "Output:\n42\n"}
         items.append({"type": "function_call_output", **output})

@@ -7,8 +7,6 @@ from typing import Any, cast
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 
-from apis.storage.kv_store import Delete, Op, Put
-from apis.storage.records import encode_record, scan_all
 from tests.support.damage import DAMAGES, damage_record, stored_keys
 from tests.support.sdk.batch_files import batch_line, create_batch, read_results, wait_for_end
 from tests.support.sdk.client import sdk_client
@@ -118,45 +116,3 @@ async def test_a_damaged_batch_is_an_error_for_its_owner_alone(damage: str, tmp_
         with pytest.raises(APIStatusError) as caught:
             await alpha.batches.retrieve(batch.id)
         assert (caught.value.status_code, caught.value.code) == (500, "storage_corrupt")
-
-
-async def rename_blocks(served: Served, batch_id: str) -> None:
-    """Store the blocks of a batch of alpha as earlier versions did, under a number, and add one that is damaged."""
-    kv = served.stack.kv_store
-    prefix = f"/batch_block/alpha/{batch_id}/"
-    ops: list[Op] = [Put(f"{prefix}000099", b"junk")]
-    for number, (key, _) in enumerate([row async for row in scan_all(kv, prefix)]):
-        first_line, _, line_count = key.removeprefix(prefix).partition("-")
-        block = {"first_line": int(first_line), "line_count": int(line_count)}
-        ops += [Delete(key), Put(f"{prefix}{number:06d}", encode_record(block))]
-        for kind in ("input", "progress"):
-            data_prefix = f"alpha/batch_{kind}/{batch_id}/"
-            entry = await kv.get(f"{data_prefix}{key.removeprefix(prefix)}")
-            if entry is not None:
-                old_key = f"{data_prefix}{key.removeprefix(prefix)}"
-                ops += [Delete(old_key), Put(f"{data_prefix}{number:06d}", entry.value)]
-    await kv.write(ops)
-
-
-async def test_a_batch_in_progress_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """D3, B3: its blocks have other names, and one that is damaged, too, stops no other block."""
-    async with serving_batches(tmp_path) as served:
-        async with sdk_client(served.url, "key-of-alpha") as alpha, sdk_client(served.url, "key-of-beta") as beta:
-            batch, other = await hold_batches(served, alpha, beta)
-        await served.stack.batches.close()  # type: ignore[union-attr]  # this stack has batches
-        await rename_blocks(served, batch.id)
-    async with serving_batches(tmp_path) as again:
-        cast(Held, again.stack.inference).released.set()
-        async with sdk_client(again.url, "key-of-alpha") as alpha, sdk_client(again.url, "key-of-beta") as beta:
-            assert (await wait_for_end(beta, other)).status == "completed"
-            async with asyncio.timeout(10):
-                while True:
-                    counts = (await alpha.batches.retrieve(batch.id)).request_counts
-                    if counts is not None and counts.completed == LINES:
-                        break
-                    await asyncio.sleep(0.02)
-            assert counts.model_dump() == {"total": LINES, "completed": LINES, "failed": 0}
-            await again.stack.kv_store.write([Delete(f"/batch_block/alpha/{batch.id}/000099")])
-            ended = await wait_for_end(alpha, batch)
-            results = await read_results(alpha, ended.output_file_id)
-    assert [line["custom_id"] for line in results] == ["first", *(f"hold {number}" for number in range(1, LINES))]

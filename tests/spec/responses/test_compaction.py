@@ -133,7 +133,7 @@ async def test_another_model_may_go_on_from_it() -> None:
     assert response.input_transformations is None
 
 
-@pytest.mark.parametrize("token", ["gAAAAABfromElsewhere", "rs1.AAAA"])
+@pytest.mark.parametrize("token", ["gAAAAABfromElsewhere", "rs3.AAAA"])
 @pytest.mark.parametrize("position", [0, 1, len(TALK)])
 async def test_a_compaction_that_cannot_be_opened_is_refused_wherever_it_stands(position: int, token: str) -> None:
     """K24: the answer would be about a conversation of which a part is not known."""

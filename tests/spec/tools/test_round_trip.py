@@ -209,7 +209,7 @@ async def test_what_is_carried_says_nothing_to_another_tenant_or_when_it_was_cha
         first = await create(served, tools=tools[:1], store=False)
         item, answer = (bare(each) for each in first.output)
         token = item["encrypted_content"]
-        for changed in (token[:-8] + "AAAAAAA=", "rs1.", "", 5, token[:40]):
+        for changed in (token[:-8] + "AAAAAAA=", "rs3.", "", 5, token[:40]):
             given = [USER, {**item, "encrypted_content": changed}, answer, USER]
             await create(served, input=given, store=False)
             assert messages(served)[2]["content"] == "[What this gave is not known any more.]"

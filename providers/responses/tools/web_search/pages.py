@@ -30,7 +30,7 @@ _LINK_MARK: Final = re.compile(r"\[#(\d{1,4})\]")
 DomainFilter = tuple[list[str] | None, list[str] | None]
 
 
-class BrowsedPage(msgspec.Struct, frozen=True, rename={"requested_url": "asked"}):
+class BrowsedPage(msgspec.Struct, frozen=True):
     """A page as lines of text, where `[#1]` means the first of `links`. `requested_url` led to it; it passed the filter
     `domains` of its request.
 

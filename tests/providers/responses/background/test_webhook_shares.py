@@ -48,7 +48,7 @@ async def test_webhooks_of_one_tenant_that_hang_do_not_delay_anothers() -> None:
     kv, network = Memory(Memory.Config()), Hanging(Provider.Config())
     for hook in hooks:
         for number in range(5):
-            delivery = WebhookDelivery(f"wh_{hook.queue_name}{number}", "{}", time.time())
+            delivery = WebhookDelivery(f"wh_{hook.queue_name}{number}", "{}", time.time(), "resp_1")
             key = f"/webhook/{hook.queue_name}/{int(time.time() * 1000) - 1000:015d}/{delivery.id}"
             await kv.put(key, encode_record(delivery))
     queue = WebhookQueue(kv, hooks, network, Tenants(frozenset({"loud", "quiet"})))
@@ -64,7 +64,9 @@ async def test_webhooks_of_one_tenant_that_hang_do_not_delay_anothers() -> None:
 
 async def store_delivery(kv: Memory, hook: Webhook, **fields: Any) -> str:
     """Store a due delivery, and return its key."""
-    delivery = WebhookDelivery(f"wh_{hook.queue_name}{len(await kv.scan('/webhook/'))}", "{}", time.time(), **fields)
+    delivery = WebhookDelivery(
+        f"wh_{hook.queue_name}{len(await kv.scan('/webhook/'))}", "{}", time.time(), "resp_1", **fields
+    )
     key = f"/webhook/{hook.queue_name}/{int(time.time() * 1000) - 1000:015d}/{delivery.id}"
     await kv.put(key, encode_record(delivery))
     return key

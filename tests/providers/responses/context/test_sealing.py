@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from providers.responses.context.sealing import TOKEN_PREFIX, Purpose, Sealer, UnsealError, generate_key
 
 KEY = b"k" * 32
-FIRST_EDITION_TOKEN = "rs1.n39r1WLGanpd1wwxsjp9d06c7E_lYD182lx9r-m6xqnaBdKImDvyXX8eQ0rkt-tXC0tCQ66LNFMT3URGoMw4-Q0="
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
 
@@ -85,9 +84,3 @@ def test_a_token_is_of_one_purpose(purpose: Purpose) -> None:
     token = sealer.seal("a thought", tenant="a", model="m", purpose=purpose)
     assert reason(sealer, token) == "organization_mismatch"
     assert sealer.unseal(token, tenant="a", model="m", purpose=purpose) == "a thought"
-
-
-@pytest.mark.parametrize("purpose", ["reasoning", "compaction", "tool result"])
-def test_a_token_of_the_first_edition_is_opened_for_every_purpose(purpose: Purpose) -> None:
-    """S21: all of them were sealed under one kind of key."""
-    assert Sealer([KEY]).unseal(FIRST_EDITION_TOKEN, tenant="a", model="m", purpose=purpose) == "a thought"

@@ -102,7 +102,7 @@ async def test_a_circle_put_there_by_hand_ends() -> None:
     entry = await kept.store.get(key)
     assert entry is not None
     turn = orjson.loads(entry.value)
-    turn["base"] = [x[5:], 0]
+    turn["fork_point"] = [x[5:], 0]
     await kept.store.put(key, orjson.dumps(turn))
     with pytest.raises(InvalidRequest):
         await kept.said(x)
