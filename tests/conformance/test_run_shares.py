@@ -101,29 +101,3 @@ async def test_a_tenants_flood_leaves_places_of_each_process_for_another_tenant(
     await fleet.close()
     assert running <= 4  # two processes may count at the same moment
     assert fleet.began.count("loud") <= 4
-
-
-async def test_a_queued_run_can_be_claimed_by_the_version_before(backend: Backend) -> None:
-    """B3: during a rolling upgrade its workers read the run from the value, and delete a key whose run is not there."""
-    store = await backend.open()
-    runs = Runs(store, QueueLimits(100, 100), lease_s=10, retention_s=100)
-    ref = await wait_in_queue(runs, "loud", 5)
-    [(key, _)] = await runs.list_waiting(10)
-    claimed = await runs.claim(ref, key)
-    assert claimed is not None
-    await claimed.lease.hand_back(claimed.run, [])
-    entry = await store.get(key)
-    assert entry is not None
-    assert entry.value == f"loud/{ref.id}".encode()
-
-
-async def test_a_run_queued_by_the_version_before_is_claimed(backend: Backend) -> None:
-    """Its key in the queue begins with its rank."""
-    store = await backend.open()
-    runs = Runs(store, QueueLimits(100, 100), lease_s=10, retention_s=100)
-    ref = await wait_in_queue(runs, "loud", 5)
-    [(key, _)] = await runs.list_waiting(10)
-    entry = await store.get(key)
-    assert entry is not None
-    await store.put(f"/queue/5/00000000000000001/loud/{ref.id}", entry.value)
-    assert [found for _, found in await runs.list_waiting(10)] == [ref, ref]

@@ -134,7 +134,7 @@ async def test_the_input_items_of_a_response_are_cut_into_the_same_pages() -> No
 @pytest.mark.parametrize("cache_bytes", [0, 1_000_000])
 async def test_what_one_request_loads_has_a_limit_of_bytes(cache_bytes: int) -> None:
     """S5: `conversation` and `previous_response_id` load all that is before them."""
-    limits = {"max_history_bytes": 5000, "cache_bytes": cache_bytes}
+    limits = {"max_history_bytes": 5500, "cache_bytes": cache_bytes}
     async with serving(scripted([{"text": "ok"}]), responses=limits) as served:
         conversation = await conversations(served).create()
         for _ in range(3):
