@@ -57,9 +57,7 @@ def start_server(settings: dict[str, Any]) -> Any:
     params.n_parallel = settings["parallel"]
     params.n_ctx = settings["context_tokens"] * settings["parallel"]
     params.kv_unified = False
-    params.cpuparams.n_threads = settings["threads"]
-    params.cpuparams_batch.n_threads = settings["batch_threads"] or settings["threads"]
-    params.n_batch, params.n_ubatch = max(params.n_batch, settings["batch_tokens"]), settings["batch_tokens"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
     for name, value in settings["sampling"].items():
         setattr(params.sampling, name, value)
     params.hostnames = ["127.0.0.1"]

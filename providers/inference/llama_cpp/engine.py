@@ -25,7 +25,6 @@ HEALTHY_AFTER_S: Final = 60.0
 CLOSE_TIMEOUT_S: Final = 5.0
 MAX_ERROR_LOG_LINES: Final = 8
 LOG_READ_BYTES: Final = 16 * 1024
-DEFAULT_BATCH_TOKENS: Final = 512
 
 logger = logging.getLogger(__name__)
 
@@ -41,23 +40,19 @@ class DraftSettings:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppSettings:
-    """Settings of the child process. `threads` make tokens, `batch_threads` read prompts, `batch_tokens` at once;
-    before the engine starts, `threads` may be None: see tuning/. `sampling` holds defaults for requests without values,
-    in the engine's own names; `prompt_cache_mib` is memory for the caches of prompts that are in no slot;
-    `projector_path` is the file through which the model sees images; an `is_embedding` model makes vectors and no text.
-    """
+    """Settings of the child process. `sampling` holds defaults for requests without values, in the engine's own names;
+    `prompt_cache_mib` is memory for the caches of prompts that are in no slot; `projector_path` is the file through
+    which the model sees images; an `is_embedding` model makes vectors and no text."""
 
     model: str
     model_path: str
     context_tokens: int
     parallel: int
-    threads: int | None
+    threads: int
     sampling: Mapping[str, float]
     prompt_cache_mib: int = 0
     projector_path: str | None = None
     is_embedding: bool = False
-    batch_threads: int | None = None
-    batch_tokens: int = DEFAULT_BATCH_TOKENS
     drafts: DraftSettings | None = None
 
 
@@ -148,8 +143,7 @@ class LlamaCppEngine:
     async def _spawn_child(self) -> _Child:
         """Start a child and return it once its model is loaded."""
         pipe = asyncio.subprocess.PIPE
-        threads = max(self._settings.threads or 1, self._settings.batch_threads or 1)
-        environment = await asyncio.to_thread(thread_environment, threads)
+        environment = await asyncio.to_thread(thread_environment, self._settings.threads)
         # A session of its own: Ctrl-C reaches the whole group, and the server ends the child after it has drained. -P:
         # the child's own folder must not shadow its imports.
         process = await asyncio.create_subprocess_exec(

@@ -24,11 +24,10 @@ HARMONY_ARCHITECTURE: Final = "gpt-oss"
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """Settings of every model of a provider. The prompt cache of `memory` is 0 where there are several tenants: one
-    cache for all slots would let them see by the time which prompts the others have sent. `threads` of None are
-    measured."""
+    cache for all slots would let them see by the time which prompts the others have sent."""
 
     memory: ContextMemory
-    threads: int | None
+    threads: int
     max_output_tokens: int
     harmony: HarmonyOptions
     reasoning_tags: TagsOption | None

@@ -22,7 +22,6 @@ from providers.inference.http.client import HttpClient
 from providers.inference.llama_cpp.client import EngineClient
 from providers.inference.llama_cpp.drafts import DraftCounts, LlamaCppMetrics
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
-from providers.inference.llama_cpp.tuning.tuning import tune_settings
 
 RETRY_FAILED_AFTER_S: Final = 10.0
 """Seconds for which a model that could not be loaded is not tried again: each attempt may cost a minute."""
@@ -196,7 +195,6 @@ class ModelPool:
         pooled.last_use, pooled.loaded_at, pooled.failure = self._uses, now(), ""
 
     async def _start_engine(self, pooled: PooledModel) -> None:
-        pooled.settings = await tune_settings(pooled.settings)
         engine = LlamaCppEngine(pooled.settings, self._limits.start_timeout_s)
         await engine.start()
         pooled.engine = engine

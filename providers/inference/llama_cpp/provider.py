@@ -32,6 +32,7 @@ from providers.inference.llama_cpp.model_building import ModelSettings, build_mo
 from providers.inference.llama_cpp.models.catalogue import DEFAULT_MODEL
 from providers.inference.llama_cpp.models.choice import ChosenModels, ModelNeeds, choose_models
 from providers.inference.llama_cpp.models.fit import ContextMemory
+from providers.inference.llama_cpp.models.machine import default_threads
 from providers.inference.llama_cpp.models.references import ModelReference, parse_reference
 from providers.inference.llama_cpp.pool import ModelPool, PooledModel, PoolLimits
 
@@ -55,9 +56,9 @@ class LlamaCpp(Inference):
 
         `parallel` requests of a model are served at once, each with `context_tokens` of its own, and others wait, in
         turn by tenant. `prompt_cache_mib` is for the caches of conversations that are in no slot; several tenants have
-        none. A model's memory grows with all three. `threads: auto` is measured when a model is first loaded, in some
-        seconds, and stored; without a measurement it is all cores but one. `max_output_tokens` applies to requests
-        without a limit, `token_timeout_s` to the wait for each token.
+        none. A model's memory grows with all three. `threads: auto` is one for each physical core, and leaves
+        one of this process's cores to the server. `max_output_tokens` applies to requests without a limit,
+        `token_timeout_s` to the wait for each token.
 
         `draft_model` makes `model` faster where most of `draft_tokens` are right: it is a smaller model of the same
         vocabulary, named as `model` is, or `ngram`, which drafts what followed the same words before. Greedy answers
@@ -182,7 +183,7 @@ class LlamaCpp(Inference):
 
     async def _build_pool(self, chosen: ChosenModels, memory: ContextMemory) -> ModelPool:
         config, several_tenants = self._config, self._tenants.are_several
-        threads = None if config.threads == "auto" else config.threads
+        threads = await asyncio.to_thread(default_threads) if config.threads == "auto" else config.threads
         settings = ModelSettings(
             memory, threads, config.max_output_tokens, config.harmony, config.reasoning_tags, several_tenants
         )

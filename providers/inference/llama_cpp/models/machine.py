@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from providers.common.machine import read_memory, usable_cores
 from providers.common.processes.child import build_compute_environment
 
@@ -64,6 +66,13 @@ async def inspect_machine() -> LocalMachine:
         asyncio.to_thread(read_memory), asyncio.to_thread(usable_cores), _list_devices()
     )
     return LocalMachine(cores, memory.free_bytes, memory.total_bytes, devices)
+
+
+def default_threads() -> int:
+    """Return the number of threads of a model: one for each physical core, and one core less than this process may use,
+    which serves the requests."""
+    cores = usable_cores()
+    return max(min(psutil.cpu_count(logical=False) or cores, cores - 1), 1)
 
 
 def thread_environment(threads: int) -> dict[str, str]:
