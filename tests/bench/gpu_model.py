@@ -9,12 +9,12 @@ from torch import Tensor
 
 from providers.inference.gpt_oss.checkpoint.checkpoint import PackedExperts
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with
 from providers.inference.gpt_oss.torch_backend.attention import rotary_table
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_CERTIFIED_ROWS
 from providers.inference.gpt_oss.triton_backend.kernels.layout import TiledExperts, tile_experts
 from providers.inference.gpt_oss.triton_backend.kernels.narrow import quantize_unembedding
 from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights, Layer, Weights
+from tests.support.models.random_checkpoints import TINY, tiny_spec_with
 
 Routing = Literal["uniform", "zipf"]
 

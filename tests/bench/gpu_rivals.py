@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import transformers_config
 from tests.bench.gpu_measures import Row, graphed, timed, wait
 from tests.bench.gpu_model import SPECS
+from tests.support.models.random_checkpoints import transformers_config
 
 PROMPT: Final = 1024
 TOKENS: Final = 64

@@ -16,10 +16,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from providers.inference.gpt_oss.checkpoint.synth import TINY, SaveFormat, write_checkpoint
 from providers.inference.gpt_oss.engine.runner import Plan, PlanRow
 from providers.inference.gpt_oss.engine.sampling import RowSampling
 from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load_runner
+from tests.support.models.random_checkpoints import TINY, SaveFormat, write_checkpoint
 from tests.support.servers.stack_process import running_stack
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from providers.inference.gpt_oss.engine.prefix import PrefixNode, RadixTree
 from providers.inference.gpt_oss.engine.sampling import RowSampling
 from providers.inference.gpt_oss.engine.scheduler import Scheduler
-from providers.inference.gpt_oss.engine.scripted_runner import RunnerShape, ScriptedRunner, TokenScript
 from providers.inference.gpt_oss.engine.sequence import EngineRequest, TokenSequence
+from tests.support.models.scripted_runner import RunnerShape, ScriptedRunner, TokenScript
 
 STOP = 7
 GREEDY = RowSampling(temperature=0)

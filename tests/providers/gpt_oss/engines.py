@@ -9,9 +9,9 @@ from contextlib import aclosing, asynccontextmanager
 from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings, EngineStep
 from providers.inference.gpt_oss.engine.runner import Plan
 from providers.inference.gpt_oss.engine.sampling import SampledToken
-from providers.inference.gpt_oss.engine.scripted_runner import RunnerShape, ScriptedRunner, TokenScript
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
 from tests.providers.gpt_oss.driving import GREEDY, STOP
+from tests.support.models.scripted_runner import RunnerShape, ScriptedRunner, TokenScript
 
 WAIT_S = 10.0
 

@@ -19,11 +19,11 @@ from providers.inference.gpt_oss.backend import (
     load_backend,
 )
 from providers.inference.gpt_oss.checkpoint.checkpoint import Progress, open_checkpoint
-from providers.inference.gpt_oss.checkpoint.synth import TINY, SaveFormat, write_checkpoint
 from providers.inference.gpt_oss.sizing.fit import Precision, weight_bytes
 from providers.inference.gpt_oss.sizing.kv_memory import int8_unembedding_bytes
 from providers.inference.gpt_oss.torch_backend.runner import TorchRunner, TorchSettings
 from providers.inference.gpt_oss.triton_backend.runner import load_triton_runner
+from tests.support.models.random_checkpoints import TINY, SaveFormat, write_checkpoint
 
 GOOD = GpuInfo(has_triton=True, capability=90, free_bytes=2**40)
 SETTINGS = TorchSettings(device="cpu", threads=1, slots=2, context_tokens=256)

@@ -23,7 +23,7 @@ from providers.inference.gpt_oss.checkpoint.checkpoint import (
 from providers.inference.gpt_oss.checkpoint.files import INDEX_FILE
 from providers.inference.gpt_oss.checkpoint.layout import Layout
 from providers.inference.gpt_oss.checkpoint.mxfp4 import unpack
-from providers.inference.gpt_oss.checkpoint.synth import (
+from tests.support.models.random_checkpoints import (
     TINY,
     SaveFormat,
     tiny_spec_with,

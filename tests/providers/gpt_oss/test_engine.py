@@ -14,7 +14,6 @@ import pytest
 from apis.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from providers.inference.gpt_oss.engine.engine import MAX_UNREAD_TOKENS, EngineSettings
 from providers.inference.gpt_oss.engine.sampling import RowSampling
-from providers.inference.gpt_oss.engine.scripted_runner import RunnerShape, ScriptedRunner, script_from_answers
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
 from tests.providers.gpt_oss.driving import STOP, alone, echo
 from tests.providers.gpt_oss.engines import (
@@ -29,6 +28,7 @@ from tests.providers.gpt_oss.engines import (
     running,
     until,
 )
+from tests.support.models.scripted_runner import RunnerShape, ScriptedRunner, script_from_answers
 
 
 async def test_a_request_gets_its_script_and_one_finish() -> None:

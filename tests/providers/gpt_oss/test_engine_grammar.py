@@ -11,12 +11,12 @@ from apis.errors import InvalidRequest, UpstreamError
 from providers.inference.gpt_oss.engine.engine import Engine
 from providers.inference.gpt_oss.engine.runner import Plan
 from providers.inference.gpt_oss.engine.sampling import SampledToken
-from providers.inference.gpt_oss.engine.scripted_runner import RunnerShape, ScriptedRunner
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
 from providers.inference.harmony.matcher import GrammarMatcher
 from tests.providers.gpt_oss.driving import GREEDY, STOP
 from tests.providers.gpt_oss.engines import GatedRunner, ask, forever, gather, ids_of, running
 from tests.providers.harmony.turns import chat_request, custom, encode, matcher
+from tests.support.models.scripted_runner import RunnerShape, ScriptedRunner
 
 
 class Grammar:

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with, write_checkpoint
 from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
 from providers.inference.gpt_oss.engine.sampling import RowSampling
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
 from providers.inference.gpt_oss.torch_backend.runner import TorchRunner, TorchSettings, load_runner
+from tests.support.models.random_checkpoints import TINY, tiny_spec_with, write_checkpoint
 
 SPEC = tiny_spec_with(layers=TINY.layers[:2], experts=4, experts_per_token=2)
 CONTEXT_TOKENS = 192

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from providers.inference.gpt_oss.checkpoint.synth import tiny_spec_with
 from providers.inference.gpt_oss.triton_backend.prompt_lookup import DRAFT_COUNTS, PromptLookup, step_costs
+from tests.support.models.random_checkpoints import tiny_spec_with
 
 CHEAP = [1.0] * 16
 DEAR = [float(rows) for rows in range(16)]

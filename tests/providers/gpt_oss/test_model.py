@@ -13,10 +13,10 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 
 from providers.inference.gpt_oss.checkpoint.layout import Layout
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec, Rotary
-from providers.inference.gpt_oss.checkpoint.synth import TINY, SaveFormat, tiny_spec_with, write_checkpoint
 from providers.inference.gpt_oss.torch_backend.attention import rotary_table
 from providers.inference.gpt_oss.torch_backend.runner import DtypeName
 from tests.support.models.gpt_oss_reference import Hand, hand, reference, reference_logits, relative_error
+from tests.support.models.random_checkpoints import TINY, SaveFormat, tiny_spec_with, write_checkpoint
 
 TOLERANCE = 1e-5
 TWO_LAYERS = TINY.layers[:2]

@@ -11,7 +11,6 @@ import torch
 from apis.errors import ConfigError
 from providers.common.machine import usable_cores
 from providers.inference.gpt_oss.checkpoint.checkpoint import Progress
-from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with, write_checkpoint
 from providers.inference.gpt_oss.engine.runner import Plan, PlanRow, Runner
 from providers.inference.gpt_oss.engine.sampling import RowSampling
 from providers.inference.gpt_oss.sizing.fit import Machine
@@ -19,6 +18,7 @@ from providers.inference.gpt_oss.torch_backend import runner as torch_runner
 from providers.inference.gpt_oss.torch_backend.machine import measure_device
 from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load_runner
 from tests.support.models.gpt_oss_reference import GREEDY, Hand, hand
+from tests.support.models.random_checkpoints import TINY, tiny_spec_with, write_checkpoint
 
 SPEC = tiny_spec_with(layers=TINY.layers[:2], experts=4, experts_per_token=2)
 

@@ -6,9 +6,9 @@ import pytest
 
 from providers.inference.gpt_oss.engine.runner import Plan, SampledRun
 from providers.inference.gpt_oss.engine.sampling import SampledToken
-from providers.inference.gpt_oss.engine.scripted_runner import ScriptedRunner
 from tests.providers.gpt_oss.driving import STOP, alone, echo
 from tests.providers.gpt_oss.engines import ask, gather, ids_of, running
+from tests.support.models.scripted_runner import ScriptedRunner
 
 
 class Foreseeing(ScriptedRunner):

@@ -7,9 +7,9 @@ import pytest
 
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.engine.scheduler import Scheduler
-from providers.inference.gpt_oss.engine.scripted_runner import RunnerShape, ScriptedRunner
 from providers.inference.gpt_oss.engine.sequence import EngineRequest, TokenSequence
 from tests.providers.gpt_oss.driving import GREEDY, STOP, Driver, alone, echo
+from tests.support.models.scripted_runner import RunnerShape, ScriptedRunner
 
 STORIES = 40
 STORIES_EACH = 25

@@ -8,7 +8,7 @@ import pytest
 
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec, Rotary, read_spec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, openai_config, tiny_spec_with, transformers_config
+from tests.support.models.random_checkpoints import TINY, openai_config, tiny_spec_with, transformers_config
 
 GPT_OSS_20B = ModelSpec(
     layers=("sliding_attention", "full_attention") * 12,

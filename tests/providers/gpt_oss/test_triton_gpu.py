@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from providers.inference.gpt_oss.backend import load_backend
-from providers.inference.gpt_oss.checkpoint.synth import TINY, write_checkpoint
 from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
 from providers.inference.gpt_oss.engine.runner import Runner
 from providers.inference.gpt_oss.engine.sampling import RowSampling
@@ -33,6 +32,7 @@ from tests.bench.gpu_agreement import agreement
 from tests.bench.gpu_measures import decoding, prompting
 from tests.bench.gpu_model import SPECS, make_weights
 from tests.bench.gpu_soak import soak
+from tests.support.models.random_checkpoints import TINY, write_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,7 +13,6 @@ import torch
 
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
-from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with, write_checkpoint
 from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
 from providers.inference.gpt_oss.engine.runner import Plan, PlanRow, Runner, SampledRun
 from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
@@ -29,6 +28,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights, load_weights
 from providers.inference.gpt_oss.triton_backend.runner import TritonRunner, TritonSettings, load_triton_runner
 from providers.inference.gpt_oss.triton_backend.steps import PendingTokens
+from tests.support.models.random_checkpoints import TINY, tiny_spec_with, write_checkpoint
 
 SPEC = tiny_spec_with(layers=TINY.layers[:2], experts=4, experts_per_token=2)
 CONTEXT_TOKENS = 192

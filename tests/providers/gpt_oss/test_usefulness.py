@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from providers.inference.gpt_oss.checkpoint.synth import TINY
 from providers.inference.gpt_oss.sizing.fit import Machine, Precision, assess_fit, token_read_bytes, weight_bytes
 from providers.inference.gpt_oss.torch_backend.machine import free_bytes, measure_device
+from tests.support.models.random_checkpoints import TINY
 
 GPT_OSS_20B = replace(
     TINY,

@@ -11,7 +11,6 @@ from torch import Tensor
 from providers.inference.gpt_oss.checkpoint.checkpoint import PackedExperts
 from providers.inference.gpt_oss.checkpoint.mxfp4 import pack
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with
 from providers.inference.gpt_oss.torch_backend.attention import rotary_table
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
     PAGE_TOKENS,
@@ -25,6 +24,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
 )
 from providers.inference.gpt_oss.triton_backend.kernels.layout import tile_experts
 from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights, Layer, sum_dtype
+from tests.support.models.random_checkpoints import TINY, tiny_spec_with
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
 BY_ROW = {"hidden", "normed_hidden", "queries", "attention_output", "chosen_experts", "shares", "inner"}

@@ -23,7 +23,6 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import tiny_spec_with
 from providers.inference.gpt_oss.triton_backend.batch import StepShape, StepShapes
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, TableSizes, make_step, make_tables
 from providers.inference.gpt_oss.triton_backend.kernels.layout import (
@@ -37,6 +36,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.narrow import Int8Unembe
 from providers.inference.gpt_oss.triton_backend.kernels.step import TRITON
 from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights, Layer, Weights
 from providers.inference.gpt_oss.triton_backend.steps import StepLauncher
+from tests.support.models.random_checkpoints import tiny_spec_with
 
 NOWHERE: Final = torch.device("meta")
 TOOLS: Final = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with
 from providers.inference.gpt_oss.triton_backend.kernels.attend_prefill import attend_prefill, attend_prefill_reference
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check
+from tests.support.models.random_checkpoints import TINY, tiny_spec_with
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 ODD = tiny_spec_with(layers=TINY.layers[:2], heads=12, kv_heads=4)

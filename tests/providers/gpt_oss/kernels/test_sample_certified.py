@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from providers.inference.gpt_oss.checkpoint.synth import tiny_spec_with
 from providers.inference.gpt_oss.sizing.kv_memory import int8_unembedding_bytes
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_CERTIFIED_ROWS, StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.narrow import quantize_unembedding
@@ -23,6 +22,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.sample_certified import 
 from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed
 from tests.providers.gpt_oss.kernels.comparing import ENDS_SHAPES, Case, Shape, assert_same, copied, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, Loop, check, compiled
+from tests.support.models.random_checkpoints import tiny_spec_with
 
 BUDGETS = {
     80: Budget(registers=168, shared_bytes=73_728, instructions=2700),
