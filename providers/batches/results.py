@@ -9,9 +9,9 @@ import msgspec
 from apis.errors import StorageCorrupt
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Entry, KVStore
-from apis.storage.records import decode_record, scan_all
+from apis.storage.records import scan_all
 from providers.batches.records import BatchRef, BlockCounts, ResultKind, parse_block_name
-from providers.common.state.scan import report_damaged
+from providers.common.state.scan import decode_or_skip, report_damaged
 
 _PAGE_SIZE: Final = 64
 _DAMAGED_RESULT: Final = {
@@ -99,10 +99,8 @@ async def load_all_counts(kv: KVStore, ref: BatchRef) -> BlockCounts:
 
 async def _decode_counts(kv: KVStore, ref: BatchRef, key: str, entry: Entry) -> BlockCounts:
     """Return the counts in the entry; where they are damaged, count the results."""
-    try:
-        return decode_record(entry, BlockCounts)
-    except StorageCorrupt as exc:
-        report_damaged(kv, key, "BlockCounts", exc)
+    if (stored := decode_or_skip(kv, key, entry, BlockCounts)) is not None:
+        return stored
     counts = BlockCounts()
     first_line, line_count = parse_block_name(key.rpartition("/")[2])
     kinds: tuple[tuple[ResultKind, bool], ...] = (("output", True), ("error", False))
