@@ -24,7 +24,6 @@ from providers.inference.llama_cpp.prompts import (
     build_decision_messages,
     check_input_parts,
 )
-from providers.inference.llama_cpp.text_completions import check_completion, limit_completion
 from providers.inference.llama_cpp.tools import ToolTurn, request_to_choices, tool_to_constraint
 
 MAX_LIMIT: Final = 2**31 - 1
@@ -178,3 +177,20 @@ def _build_answer_constraint(request: ChatRequest) -> Constraint | None:
             return schema_to_constraint({"type": "object"}, "text.format", strict=False)
         case _:
             return None
+
+
+def check_completion(request: CompletionRequest) -> None:
+    """Raise Unsupported naming a field that the engine cannot honour. It makes one completion of one prompt; a prompt
+    of more than the context is refused by the engine itself."""
+    refuse_engine_options(request)
+    for name in ("n", "echo", "suffix", "logprobs", "stop_token_ids", "repetition_penalty"):
+        if (value := getattr(request, name)) is not None and (name, value) not in (("n", 1), ("echo", False)):
+            raise Unsupported(f"'{name}' is not supported by the local engine in text completions.", param=name)
+    if request.prompt_count > 1:
+        raise Unsupported("The local engine completes one prompt per request.", param="prompt")
+
+
+def limit_completion(request: CompletionRequest, max_output_tokens: int) -> CompletionRequest:
+    """Return the request with a limit of its output, `max_output_tokens` where it has none."""
+    bound = max_output_tokens if request.max_tokens is None else request.max_tokens
+    return request.model_copy(update={"max_tokens": bound})

@@ -26,9 +26,14 @@ from providers.inference.harmony.partial_tokens import PartialTokens
 from providers.inference.harmony.vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, NATIVE_TOOLS, START
 from providers.inference.llama_cpp.client import SEED_RANGE, EngineClient
 from providers.inference.llama_cpp.completion_chunks import FINAL_FIELDS, LlamaChunkDecoder
-from providers.inference.llama_cpp.generation import ClientLender, GenerationSettings, check_common
+from providers.inference.llama_cpp.generation import (
+    ClientLender,
+    GenerationSettings,
+    check_common,
+    check_completion,
+    limit_completion,
+)
 from providers.inference.llama_cpp.slots import SlotLease, SlotTable
-from providers.inference.llama_cpp.text_completions import check_completion, limit_completion
 
 RENDERED_TOKENS: Final = {
     CHANNEL: "<|channel|>",

@@ -23,7 +23,7 @@ from apis.events import TERMINAL_EVENTS, LoggedEvent, event_to_json
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.lease import Lease
 from apis.storage.records import PAGE_BYTES, delete_all, scan_all
-from providers.responses.store.run_key import run_key
+from providers.responses.store.history_keys import run_key
 
 ResultT = TypeVar("ResultT")
 _PAGE_SIZE: Final = 64

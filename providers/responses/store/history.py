@@ -44,11 +44,10 @@ from providers.responses.store.history_cache import (
     TurnPosition,
     extend_history,
 )
-from providers.responses.store.history_keys import branch_key, record_key, turn_key
+from providers.responses.store.history_keys import branch_key, record_key, run_key, turn_key
 from providers.responses.store.item_lookup import FoundItem, ItemLookup, LoadAllowance
 from providers.responses.store.listing import Listing
 from providers.responses.store.response_record import ResponseRecord, first_words, summarize_response
-from providers.responses.store.run_key import run_key
 from providers.responses.store.turn_writer import NewTurn, TurnWriter, client_item_ids
 
 _BYTES_PER_WORK: Final = 16

@@ -13,6 +13,11 @@ def record_key(tenant: str, kind: str, client_id: str) -> str:
     return f"{tenant}/{kind}/{id_to_key_part(client_id)}"
 
 
+def run_key(tenant: str, response_id: str) -> str:
+    """Return the key of the record that exists until a background response has ended."""
+    return f"/run/{tenant}/{response_id}"
+
+
 def turn_key(tenant: str, position: TurnPosition) -> str:
     """Return the key of the turn at that position."""
     return f"{tenant}/turn/{position.line}/{position.depth:0{_DEPTH_DIGITS}d}"

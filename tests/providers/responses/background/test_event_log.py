@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from apis.storage.kv_store import Delete, Entry, Put
 from providers.kv_store.memory import Memory
 from providers.responses.background.event_log import EventLog, LogWakeups
-from providers.responses.store.run_key import run_key
+from providers.responses.store.history_keys import run_key
 
 ID = "resp_1"
 TENANT = "a"
