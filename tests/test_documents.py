@@ -7,6 +7,7 @@ import re
 import shutil
 import sqlite3
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from providers import PROVIDERS
+from stack import __version__
 from stack.config import load_config
 from stack.wiring import wire_providers
 from tests.support.sdk.client import sdk_client
@@ -58,6 +60,27 @@ def test_the_first_two_commands_of_the_readme_are_one_line_each() -> None:
     assert "stack run configs/local.yaml" in run
     assert test == "bash tests/run.sh --install-system\n"
     assert test.strip() in (ROOT / ".ci/run").read_text()
+
+
+def test_every_file_that_names_the_version_names_the_same() -> None:
+    """The package, the command line, the chart and the images of the distributions have one version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((ROOT / "distributions/kubernetes/responses-stack/Chart.yaml").read_text())
+    files = [path for path in (ROOT / "distributions").rglob("*") if path.is_file()]
+    images = {tag for path in files for tag in re.findall(r"responses-stack-[a-z-]+:(\d[\w.]*)", path.read_text())}
+    assert {project["version"], chart["version"], chart["appVersion"], *images} == {__version__}
+
+
+def test_the_license_of_the_package_is_its_license_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "LICENSE").read_text()
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert "Apache License\n" in text
+    assert "Copyright 2026 The Responses Stack authors" in text
+    for path in (ROOT / "distributions").glob("*/Containerfile"):
+        assert (
+            "COPY pyproject.toml README.md LICENSE ./" in path.read_text()
+        )  # the build of the package reads all three
 
 
 def test_the_readme_is_short() -> None:
