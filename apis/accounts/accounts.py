@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from apis.accounts.administration import Administration
+from apis.accounts.audit import AuditLog
 from apis.accounts.charges import Meter
 from apis.accounts.directory import AccountDirectory
+from apis.accounts.erasure import ProjectErasure
 from apis.accounts.limits import (
     KEY_SUBJECT_PREFIX,
     ORGANIZATION,
@@ -19,7 +20,7 @@ from apis.accounts.limits import (
     RateLimit,
     is_model_subject,
 )
-from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, find_hosted_tool
+from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, ProjectSettingsStore, find_hosted_tool
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
 from apis.accounts.sign_in import SignIn
 from apis.accounts.spend_alerts import SpendAlerts
@@ -138,6 +139,15 @@ class ConfiguredKeys:
 def digest_key(key: bytes) -> bytes:
     """Return the SHA-256 of a key. Keys are looked up by it, so the time of a look-up reveals nothing about the key."""
     return hashlib.sha256(key).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Administration:
+    """Parts that only administrators use: the audit log, and the settings and deletion of projects."""
+
+    audit_log: AuditLog
+    settings: ProjectSettingsStore
+    erasure: ProjectErasure
 
 
 class Accounts(Provider, ABC):

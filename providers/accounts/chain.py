@@ -5,8 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from apis.accounts.accounts import Accounts, Caller
-from apis.accounts.administration import Administration
+from apis.accounts.accounts import Accounts, Administration, Caller
 from apis.accounts.charges import Meter
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import Limiter

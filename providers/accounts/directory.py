@@ -26,10 +26,10 @@ from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.audit_log import StoredAuditLog
-from providers.accounts.project_entries import load_project
 from providers.accounts.records import (
     digest_reference_key,
     last_use_key,
+    load_project,
     project_key,
     service_account_key,
     stored_key_key,

@@ -6,10 +6,10 @@ from apis.errors import InvalidRequest
 from apis.storage.kv_store import Delete, KVStore, Put
 from apis.storage.records import decode_record, scan_all
 from providers.accounts.audit_log import StoredAuditLog
-from providers.accounts.project_entries import load_project
 from providers.accounts.records import (
     digest_reference_key,
     last_use_key,
+    load_project,
     project_key,
     stored_key_key,
     tombstone_key,

@@ -18,8 +18,7 @@ from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.audit_log import StoredAuditLog
-from providers.accounts.project_entries import load_project_with
-from providers.accounts.records import ORGANIZATION_ID, limits_key
+from providers.accounts.records import ORGANIZATION_ID, limits_key, load_project_with
 
 _ATTEMPTS: Final = 200
 _MAX_LIMITS: Final = 1000

@@ -9,8 +9,7 @@ from apis.errors import InvalidRequest, Overloaded
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.audit_log import StoredAuditLog
-from providers.accounts.project_entries import load_project_with
-from providers.accounts.records import settings_key
+from providers.accounts.records import load_project_with, settings_key
 
 _ATTEMPTS: Final = 8
 

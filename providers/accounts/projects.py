@@ -6,8 +6,7 @@ from typing import Final
 
 from pydantic import ConfigDict, Field
 
-from apis.accounts.accounts import ADMIN_TENANT, Accounts, Caller
-from apis.accounts.administration import Administration
+from apis.accounts.accounts import ADMIN_TENANT, Accounts, Administration, Caller
 from apis.accounts.limits import WHOLE_PROJECT
 from apis.accounts.scopes import Grant
 from apis.errors import ConfigError, StorageCorrupt

@@ -1,9 +1,13 @@
-"""The keys of the KVStore below which accounts are stored. None begins with a tenant, so they count for no quota."""
+"""The keys of the KVStore below which accounts are stored, and the record of a project. No key begins with a tenant, so
+they count for no quota."""
 
+from collections.abc import Callable
 from typing import Final
 
 from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT
-from apis.storage.keys import id_to_key_part
+from apis.errors import NotFound
+from apis.storage.keys import MAX_RECORD_ID_CHARS, id_to_key_part, record_id
+from apis.storage.kv_store import Entry, KVStore
 
 ROOT: Final = "/accounts"
 ORGANIZATION_ID: Final = ".organization"
@@ -98,3 +102,23 @@ def alert_notices_prefix(project_id: str, alert_id: str) -> str:
     """Return the prefix of the keys of an alert's notices: each says that the e-mail for a month and a threshold was
     sent."""
     return f"{ROOT}/alert_notices/{project_id}/{alert_id}/"
+
+
+async def load_project(kv: KVStore, project_id: str) -> Entry:
+    """Return the record of a project. Raises NotFound."""
+    return _require_found(await kv.get(project_key(record_id(project_id))), project_id)
+
+
+async def load_project_with(
+    kv: KVStore, project_id: str, related_key: Callable[[str], str]
+) -> tuple[Entry, Entry | None]:
+    """Return the record of a project, and the one that has `related_key` of its id. Raises NotFound."""
+    name = record_id(project_id)
+    project, related = await kv.get_many((project_key(name), related_key(name)))
+    return _require_found(project, project_id), related
+
+
+def _require_found(project: Entry | None, project_id: str) -> Entry:
+    if project is None:
+        raise NotFound(f"No project found with id '{project_id[:MAX_RECORD_ID_CHARS]}'.")
+    return project

@@ -13,8 +13,7 @@ from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
 from apis.storage.records import decode_record, delete_all, encode_record
 from providers.accounts.audit_log import StoredAuditLog
-from providers.accounts.project_entries import load_project_with
-from providers.accounts.records import ORGANIZATION_ID, alert_notices_prefix, alerts_key
+from providers.accounts.records import ORGANIZATION_ID, alert_notices_prefix, alerts_key, load_project_with
 
 _ATTEMPTS: Final = 20
 AlertList = list[SpendAlert]

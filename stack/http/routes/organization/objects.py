@@ -6,7 +6,7 @@ them with the SDK's types.
 
 from typing import Any
 
-from apis.accounts.administration import Administration
+from apis.accounts.accounts import Administration
 from apis.accounts.directory import AccountDirectory, NewKey, Project, ServiceAccount, StoredKey
 from apis.errors import Unsupported
 from stack.http.context import Services
