@@ -1,8 +1,8 @@
 """KVStore: an ordered map from text keys to bytes, shared by all workers, with expiry and compare-and-set."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 from pydantic import Field
@@ -71,6 +71,14 @@ class Delete(msgspec.Struct, frozen=True):
 Op = Put | Delete
 
 
+class Eviction(NamedTuple):
+    """The entries that a full store may lose: those of `kinds`, which is the part of a key after the tenant. `delete`
+    deletes one by its key, with all that belongs to it; what others need of it stays."""
+
+    kinds: frozenset[str]
+    delete: Callable[[str], Awaitable[None]]
+
+
 class KVStore(Provider, ABC):
     """Keys are non-empty text without NUL, up to 1,024 bytes of UTF-8, ordered by their code points. Values are bytes,
     up to MAX_VALUE_BYTES. The part of a key before the first slash is the tenant that its bytes are counted for.
@@ -94,6 +102,8 @@ class KVStore(Provider, ABC):
         max_tenant_bytes: int | None = Field(default=10 * 1024 * 1024 * 1024, ge=1)
 
     quota: StorageQuota | None = None
+    eviction: Eviction | None = None
+    """The eviction that a store uses whose settings ask for it."""
 
     @abstractmethod
     async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:

@@ -37,7 +37,7 @@ from apis.responses import (
     SpareCapacity,
     WebhookEndpoints,
 )
-from apis.storage.kv_store import KVStore
+from apis.storage.kv_store import Delete, Eviction, KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from providers.common.supervision import supervise
@@ -48,6 +48,7 @@ from providers.responses.prepare import PrepareOptions, ResponsePreparer
 from providers.responses.run.response_stream import LiveEventView, ResponseStreams
 from providers.responses.session import SessionFactory
 from providers.responses.settings import LoopSettings
+from providers.responses.store.history_keys import EVICTABLE_KINDS, LINE_KIND
 from providers.responses.tools.request_tools import RequestTools
 
 _log = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class Loop(Responses):
 
     async def start(self) -> None:
         await self._prompts.load()
+        self._kv.eviction = Eviction(EVICTABLE_KINDS, self._evict)
         self._sweeper = supervise("the sweep of the store", self._sweep)
         self._background.start()
 
@@ -276,6 +278,14 @@ class Loop(Responses):
 
     def conversations(self) -> StoredConversations:
         return self._conversations
+
+    async def _evict(self, key: str) -> None:
+        tenant, kind, name = key.split("/", 2)
+        if kind == LINE_KIND:
+            await self._kv.write([Delete(key)], durable=False)
+        else:
+            with suppress(NotFound):
+                await self.delete(name, tenant=tenant)
 
     async def _sweep(self) -> None:
         while True:

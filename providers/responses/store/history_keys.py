@@ -5,6 +5,10 @@ from typing import Final
 from apis.storage.keys import id_to_key_part
 from providers.responses.store.history_cache import TurnPosition
 
+LINE_KIND: Final = "line"
+EVICTABLE_KINDS: Final = frozenset({"response", LINE_KIND})
+"""The kinds of entries that a full store may lose. That of a line is only needed by responses that were begun before
+its turns were deleted, so it goes when all responses of that time have gone."""
 _DEPTH_DIGITS: Final = 8
 
 
@@ -30,7 +34,7 @@ def branch_key(tenant: str, position: TurnPosition, line: str) -> str:
 
 def line_key(tenant: str, line: str) -> str:
     """Return the key of the state of a line."""
-    return f"{tenant}/line/{line}"
+    return f"{tenant}/{LINE_KIND}/{line}"
 
 
 def parse_branch_key(key: str) -> tuple[TurnPosition, str]:
