@@ -87,11 +87,12 @@ def test_every_folder_is_whole(folder: Path) -> None:
 @each_folder
 def test_every_image_is_pinned(folder: Path) -> None:
     images = [service["image"] for service in services(folder).values()]
-    images += [name.partition(" ")[0] for name in instructions(folder)["FROM"]]
+    assert {name.partition(" ")[0] for name in instructions(folder)["FROM"]} == {"$PYTHON_IMAGE"}
+    images += [argument.removeprefix("PYTHON_IMAGE=") for argument in instructions(folder)["ARG"]]
     for document in chart(folder).documents:
         template = document.get("spec", {}).get("template", {})
         images += [container["image"] for container in template.get("spec", {}).get("containers", [])]
-    assert len(images) >= 4
+    assert len(images) >= 3
     for image in images:
         pinned = re.sub(r"^\$\{[A-Z]+_IMAGE:-(.*)\}$", r"\1", image)  # a digest may take its place
         assert re.fullmatch(r"[a-z0-9./-]+:v?\d+\.\d+\.\d+[a-z-]*", pinned), image
@@ -223,18 +224,53 @@ def test_containers_have_no_more_of_the_machine_than_they_need(folder: Path) -> 
         assert service["cap_drop"] == ["ALL"], name
 
 
-def test_images_install_the_versions_that_were_tested() -> None:
-    """S22: two builds of one commit install the same versions, and those satisfy what the package asks for."""
-    lines = (ROOT / "distributions" / "constraints.txt").read_text().splitlines()[1:]
-    pins = dict(line.split("==") for line in lines)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    named = [*project["dependencies"], *(line for name in extras if name != "test" for line in extras[name])]
-    for requirement in map(Requirement, named):
-        if requirement.name != "responses-stack" and (requirement.marker is None or requirement.marker.evaluate()):
-            assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+def locked(file: Path) -> dict[str, tuple[str, list[str]]]:
+    """The version and the hashes of each package that a list of requirements has."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for line in file.read_text().replace("\\\n", " ").splitlines():
+        if not line.startswith("#"):
+            pinned = re.fullmatch(r"([a-z0-9.-]+)==([^ ]+) (?:; [^-]+)?((?: *--hash=sha256:[0-9a-f]{64})+)", line)
+            assert pinned, line
+            found[pinned[1]] = (pinned[2], pinned[3].split())
+    return found
+
+
+def required(project: dict[str, Any], extras: list[str]) -> list[Requirement]:
+    """What the package asks for with these extras, and with the extras that they have themselves."""
+    needed = [Requirement(line) for name in extras for line in project["optional-dependencies"][name]]
+    own = [extra for each in needed if each.name == project["name"] for extra in each.extras]
+    others = [each for each in needed if each.name != project["name"]]
+    return others + (required(project, own) if own else [])
+
+
+@each_folder
+def test_images_install_only_files_that_have_a_known_hash(folder: Path) -> None:
+    """S28: two builds of one commit install the same files, in versions that the package asks for."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = pyproject["project"]
+    script = (ROOT / "distributions" / "lock.sh").read_text()
+    (extras,) = re.findall(rf'^lock {folder.name} "(.+)" "\$@"$', script, re.MULTILINE)
+    pins = locked(folder / "requirements.txt")
+    needed = [*map(Requirement, project["dependencies"]), *required(project, extras.split())]
+    assert len(needed) > len(project["dependencies"])
+    for requirement in needed:
+        assert pins[canonicalize_name(requirement.name)][0] in requirement.specifier, requirement
+    tools = locked(ROOT / "distributions" / "build-requirements.txt")
+    for requirement in map(Requirement, pyproject["build-system"]["requires"]):
+        assert tools[canonicalize_name(requirement.name)][0] in requirement.specifier, requirement
+    installs = [line for line in instructions(folder)["RUN"] if re.search(r"\bpip (install|wheel) ", line)]
+    assert len(installs) == 4
+    for line in installs:
+        assert "--require-hashes --only-binary :all: -r " in line or "--no-index --no-deps" in line, line
+
+
+def test_the_lists_of_all_images_have_the_same_versions() -> None:
+    """S28: the tests of one image hold for the code that another one shares with it."""
+    versions: dict[str, set[str]] = {}
     for folder in FOLDERS:
-        assert "--constraint constraints.txt" in (folder / "Containerfile").read_text()
+        for name, (version, _) in locked(folder / "requirements.txt").items():
+            versions.setdefault(name, set()).add(version)
+    assert not {name: each for name, each in versions.items() if len(each) > 1}
 
 
 @each_folder
