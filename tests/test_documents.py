@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from stack.config import load_config
 from stack.wiring import wire_providers
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.field_document import render_field_table
+from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.stack_process import STACK, running_stack
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +32,7 @@ DOCUMENTS = sorted(
     if "node_modules" not in path.parts
 )
 SCRIPTED = {"inference": {"provider": "scripted"}, "kv_store": {"provider": "memory"}}
+Json = dict[str, Any]
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -54,8 +57,8 @@ async def output_of(command: Sequence[str], cwd: Path | None = None, **environme
     return out.decode()
 
 
-def test_the_first_two_commands_of_the_readme_are_one_line_each() -> None:
-    run, test = blocks("README.md", "sh")[:2]
+def test_the_first_command_of_the_readme_starts_a_stack_and_the_last_one_tests_it() -> None:
+    run, *_, test = blocks("README.md", "sh")
     assert run.count("\n") == 1
     assert "stack run configs/local.yaml" in run
     assert test == "bash tests/run.sh --install-system\n"
@@ -98,6 +101,32 @@ async def test_the_client_program_streams_an_answer_of_the_embedded_model(tmp_pa
         assert "http://127.0.0.1:8321" in program
         output = await output_of((sys.executable, "-c", program.replace("http://127.0.0.1:8321", url)))
     assert "Paris" in output
+
+
+async def output_of_feature(word: str, turns: Sequence[Sequence[Json]], folder: Path, **sections: Json) -> str:
+    """Run a program of the README that uses `client`, against a scripted model of the name that it asks for."""
+    program = named_block("README.md", "python", word)
+    (model,) = re.findall(r'model="([^"]+)"', program)
+    inference: Json = {"provider": "scripted", "model": model, "turns": turns}
+    (folder / "run.yaml").write_text(yaml.safe_dump({**SCRIPTED, "inference": inference, **sections}))
+    async with running_stack("run.yaml", cwd=folder) as (url, _):
+        client = f"from openai import OpenAI\nclient = OpenAI(base_url='{url}/v1', api_key='none')\n"
+        return await output_of((sys.executable, "-c", client + program))
+
+
+async def test_the_program_that_loses_a_background_stream_reads_the_rest_of_it(tmp_path: Path) -> None:
+    output = await output_of_feature("background=True", [[{"text": ["A ", "report."]}]], tmp_path)
+    numbers, types = zip(*(line.split() for line in output.splitlines()), strict=True)
+    assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
+    assert types[-1] == "response.completed"
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+async def test_the_program_with_a_tool_of_the_server_prints_its_code_and_the_answer(tmp_path: Path) -> None:
+    code = {"call": "python", "arguments": '{"code": "print(2**61 - 1)"}'}
+    python: Json = {"provider": "python", **SHARED_PYTHON}
+    output = await output_of_feature("code_interpreter", [[code], [{"text": "Yes."}]], tmp_path, tool_runtime=python)
+    assert output == "['print(2**61 - 1)'] Yes.\n"
 
 
 @pytest.mark.parametrize(
