@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,16 @@ import yaml
 from providers import PROVIDERS
 from stack import __version__
 from stack.config import load_config
+from stack.server_config import HttpServerConfig
 from stack.wiring import wire_providers
 from tests.support.sdk.client import sdk_client
-from tests.support.sdk.field_document import render_field_table
+from tests.support.sdk.reference_pages import render_pages
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.stack_process import STACK, running_stack
+from tests.test_vocabulary import PROSE
 
 ROOT = Path(__file__).parent.parent
-OPERATING = "distributions/README.md"
+OPERATING = "distributions/docs"
 DOCUMENTS = sorted(
     str(path.relative_to(ROOT))
     for path in [*ROOT.glob("*.md"), *(path for top in ROOT.glob("[a-z]*") for path in top.rglob("*.md"))]
@@ -33,6 +35,15 @@ DOCUMENTS = sorted(
 )
 SCRIPTED = {"inference": {"provider": "scripted"}, "kv_store": {"provider": "memory"}}
 Json = dict[str, Any]
+PLAIN_DOCUMENTS = [
+    name
+    for name in DOCUMENTS
+    if name not in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+    and (name.count("/") < 2 or "/docs/" in name or name.startswith("tests/"))
+]
+MAX_WORDS_OF_SENTENCE = 25
+MAX_WORDS_OF_PAGE = 950
+MAX_LINES_OF_INDEX = 60
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -90,9 +101,44 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-def test_the_api_page_lists_the_fields_that_are_not_used() -> None:
-    """G9: the documentation is made from the table that refuses: `python -m tests.support.sdk.field_document`."""
-    assert render_field_table() in (ROOT / "apis/README.md").read_text()
+@pytest.mark.parametrize(
+    "name", ["apis/docs/errors.md", "apis/docs/fields.md", "apis/docs/routes.md", "providers/docs/fields.md"]
+)
+def test_the_generated_pages_are_those_of_the_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G9: `python -m tests.support.sdk.reference_pages` writes them from the errors, the refusals and the routes."""
+    monkeypatch.setenv("COLUMNS", "100")  # the width of a terminal that is none
+    assert (ROOT / name).read_text() == render_pages()[name]
+
+
+def sentences(document: str) -> Iterator[str]:
+    """Yield the sentences of the prose of a document: without its examples, and the cells of its tables one by one."""
+    text = re.sub(r"^( *)```.*?^ *```$", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`]*`", "", re.sub(r"\]\([^)]*\)", "]", text))
+    for block in re.split(r"\n\n|\n(?=#|- |\d\. )", text):
+        for part in re.split(r"[|;]", block) if block.lstrip().startswith("|") else [block]:
+            yield from re.split(r"(?<=[.!?:])\s", " ".join(part.split()))
+
+
+@pytest.mark.parametrize("document", PLAIN_DOCUMENTS)
+def test_every_sentence_of_the_documents_is_short_and_plain(document: str) -> None:
+    long = [
+        sentence
+        for sentence in sentences(document)
+        if len(re.findall(r"\w[\w'./-]*", sentence)) > MAX_WORDS_OF_SENTENCE
+    ]
+    avoided = [sentence for sentence in sentences(document) if PROSE.search(sentence)]
+    assert (long, avoided) == ([], [])
+
+
+@pytest.mark.parametrize("folder", ["apis", "distributions", "providers"])
+def test_pages_are_short_and_their_index_links_them_all(folder: str) -> None:
+    index = (ROOT / folder / "README.md").read_text()
+    pages = sorted((ROOT / folder / "docs").glob("*.md"))
+    assert len(index.splitlines()) <= MAX_LINES_OF_INDEX
+    assert [page.name for page in pages if f"](docs/{page.name})" not in index] == []
+    generated = [ROOT / name for name in render_pages()]
+    words = {page.name: len(page.read_text().split()) for page in pages if page not in generated}
+    assert {name: count for name, count in words.items() if count > MAX_WORDS_OF_PAGE} == {}
 
 
 async def test_the_client_program_streams_an_answer_of_the_embedded_model(tmp_path: Path) -> None:
@@ -166,7 +212,8 @@ async def test_a_backup_restores_and_a_purge_deletes_one_tenant_only(tmp_path: P
     config = {"inference": {"provider": "scripted"}, "kv_store": {"provider": "sqlite", "path": "responses.db"}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     for name in ("backup", "purge"):
-        (tmp_path / f"{name}.py").write_text(named_block(OPERATING, "python", f"# {name}.py"))
+        page = {"backup": "backup.md", "purge": "retention.md"}[name]
+        (tmp_path / f"{name}.py").write_text(named_block(f"{OPERATING}/{page}", "python", f"# {name}.py"))
     async with running_stack("run.yaml", cwd=tmp_path) as (url, _):
         response_id = await create_response(url)
         await output_of((sys.executable, "backup.py"), cwd=tmp_path)
@@ -188,7 +235,7 @@ async def test_workers_restart_one_by_one_without_a_failed_request(tmp_path: Pat
     config = {"inference": {"provider": "scripted"}, "kv_store": {"provider": "sqlite", "path": "responses.db"}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     async with running_stack("run.yaml", "--workers", "2", cwd=tmp_path) as (url, pid):
-        script = named_block(OPERATING, "sh", "STACK_PID")
+        script = named_block(f"{OPERATING}/upgrade.md", "sh", "STACK_PID")
         restart = asyncio.create_task(output_of(("bash", "-c", script), STACK_PID=str(pid)))
         answers: list[str] = []
         while not restart.done():
@@ -202,7 +249,7 @@ async def test_streams_pass_through_nginx(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(SCRIPTED))
     (tmp_path / "logs").mkdir()
     async with running_stack("run.yaml", cwd=tmp_path) as (url, _):
-        server = named_block(OPERATING, "nginx", "proxy_pass")
+        server = named_block(f"{OPERATING}/deploy.md", "nginx", "proxy_pass")
         server = server.replace("http://127.0.0.1:8321", url).replace("listen 8080", f"listen unix:{tmp_path}/socket")
         http = f"access_log off; client_body_temp_path {tmp_path}/body; proxy_temp_path {tmp_path}/proxy; {server}"
         (tmp_path / "nginx.conf").write_text(
@@ -225,7 +272,7 @@ async def test_streams_pass_through_nginx(tmp_path: Path) -> None:
 
 async def test_the_systemd_unit_starts_a_command_that_exists() -> None:
     unit = configparser.ConfigParser(strict=False)
-    unit.read_string(named_block(OPERATING, "ini", "ExecStart"))
+    unit.read_string(named_block(f"{OPERATING}/deploy.md", "ini", "ExecStart"))
     program, command, config, *options = unit["Service"]["ExecStart"].split()
     assert (Path(program).name, command) == ("stack", "run")
     assert config.endswith(".yaml")
@@ -239,9 +286,14 @@ async def test_the_metrics_that_the_operations_page_names_are_there(tmp_path: Pa
         async for _event in await client.responses.create(model="scripted", input="Hi", stream=True):
             pass
         metrics = await output_of(("curl", "-s", f"{url}/metrics"))
-    names = set(re.findall(r"\b(?:stack|process)_[a-z_]+\b", (ROOT / OPERATING).read_text()))
+    names = set(re.findall(r"\b(?:stack|process)_[a-z_]+\b", (ROOT / OPERATING / "metrics.md").read_text()))
     assert len(names) >= 4
     assert [name for name in names if not re.search(rf"^{name}(_bucket)?[ {{]", metrics, re.MULTILINE)] == []
+
+
+def test_the_table_of_settings_names_every_field_of_the_server() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / OPERATING / "settings.md").read_text(), re.MULTILINE)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(HttpServerConfig.model_fields)
 
 
 def test_the_table_of_providers_is_the_registry() -> None:
@@ -253,6 +305,16 @@ def test_the_table_of_providers_is_the_registry() -> None:
 def test_every_named_path_exists(document: str) -> None:
     text = (ROOT / document).read_text()
     named = re.findall(r"`((?:configs|distributions|tests|apis|providers|stack)/[\w./-]*)`", text)
-    linked: list[str] = re.findall(r"\]\(([^)#:]+)\)", text)
+    linked: list[str] = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not re.match(r"\w+:", link)]
     assert [path for path in named if not (ROOT / path).exists()] == []
-    assert [path for path in linked if not ((ROOT / document).parent / path).exists()] == []
+    assert [link for link in linked if not leads_somewhere(ROOT / document, link)] == []
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    """Return whether a relative link names a file that is there, and one of its headings if it has a fragment."""
+    path, _, fragment = link.partition("#")
+    target = page.parent / path if path else page
+    if not target.exists() or not fragment:
+        return target.exists()
+    headings: list[str] = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+    return fragment in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}

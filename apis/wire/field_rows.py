@@ -1,7 +1,7 @@
 """The fields, types and values of OpenAI's API that no request model uses: what this server does with each.
 
-`Wire` refuses by these rows, apis/README.md lists them, and a test compares them with the openai SDK's own types, so
-that every field that the SDK can send is read by a request model or stands here.
+`Wire` refuses by these rows, apis/docs/fields.md lists them, and a test compares them with the openai SDK's own types,
+so that every field that the SDK can send is read by a request model or stands here.
 """
 
 from collections.abc import Iterable, Mapping

@@ -87,9 +87,9 @@ async def test_an_error_of_a_tool_is_counted_in_its_trace() -> None:
 
 
 async def test_the_program_of_the_documents_sends_its_traces_here() -> None:
-    """The two lines of `apis/README.md`, run as they stand there but for the address."""
-    page = (Path(__file__).resolve().parents[3] / "apis" / "README.md").read_text()
-    program = page.partition("## Traces of agents")[2].partition("```python\n")[2].partition("```")[0]
+    """The program of `apis/docs/traces.md` runs with another address only."""
+    page = (Path(__file__).resolve().parents[3] / "apis/docs/traces.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
     assert "add_trace_processor" in program
     async with serving(scripted(DONE)) as served:
         provider: Any = get_trace_provider()
