@@ -38,8 +38,7 @@ Json = dict[str, Any]
 PLAIN_DOCUMENTS = [
     name
     for name in DOCUMENTS
-    if name not in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-    and (name.count("/") < 2 or "/docs/" in name or name.startswith("tests/"))
+    if name != "CHANGELOG.md" and (name.count("/") < 2 or "/docs/" in name or name.startswith("tests/"))
 ]
 MAX_WORDS_OF_SENTENCE = 25
 MAX_WORDS_OF_PAGE = 950
