@@ -40,6 +40,7 @@ from providers.common.state.change import change, write_prepared
 from providers.common.state.scan import decode_or_skip, scan_records
 from providers.common.supervision import supervise
 from providers.vector_stores import records
+from providers.vector_stores.file_pages import read_file_page
 from providers.vector_stores.ingest import IngestSettings, IngestWorker
 from providers.vector_stores.objects import (
     build_batch_object,
@@ -223,12 +224,11 @@ class Hybrid(VectorStores):
     ) -> Page[VectorStoreFile]:
         await self._load_store(store_id, tenant)
         if batch_id is None:
-            files = await records.list_file_records(self._kv, tenant, store_id)
+            page = await read_file_page(self._kv, tenant, store_id, params)
         else:
-            files = await self._load_batch_files(
-                store_id, (await self._load_batch(store_id, batch_id, tenant))[0], tenant
-            )
-        page = paginate_records([file for file in files if params.filter in (None, file[1].status)], params)
+            batch, _ = await self._load_batch(store_id, batch_id, tenant)
+            files = await records.load_files(self._kv, tenant, store_id, batch.file_ids)
+            page = paginate_records([file for file in files if params.filter in (None, file[1].status)], params)
         data = [build_file_object(FileRef(tenant, store_id, file_id), record) for file_id, record in page.data]
         return Page(data, has_more=page.has_more)
 
@@ -277,7 +277,7 @@ class Hybrid(VectorStores):
 
     async def get_batch(self, store_id: str, batch_id: str, *, tenant: str) -> VectorStoreFileBatch:
         batch, _ = await self._load_batch(store_id, batch_id, tenant)
-        files = await self._load_batch_files(store_id, batch, tenant)
+        files = await records.load_files(self._kv, tenant, store_id, batch.file_ids)
         return build_batch_object(batch_id, store_id, batch, [record for _, record in files])
 
     async def cancel_batch(self, store_id: str, batch_id: str, *, tenant: str) -> VectorStoreFileBatch:
@@ -348,15 +348,6 @@ class Hybrid(VectorStores):
             self._kv, records.batch_key(tenant, store_id, batch_id), BatchRecord, "file batch"
         )
 
-    async def _load_batch_files(self, store_id: str, batch: BatchRecord, tenant: str) -> "list[tuple[str, FileRecord]]":
-        keys = [FileRef(tenant, store_id, file_id).record_key for file_id in batch.file_ids]
-        files: list[tuple[str, FileRecord]] = []
-        for file_id, key, entry in zip(batch.file_ids, keys, await self._kv.get_many(keys), strict=True):
-            record = None if entry is None else decode_or_skip(self._kv, key, entry, FileRecord)
-            if record is not None:
-                files.append((file_id, record))
-        return files
-
     async def _build_records(
         self, store_id: str, requests: Sequence[AddFile], tenant: str, param: str
     ) -> "list[tuple[FileRef, FileRecord]]":
@@ -394,11 +385,16 @@ class Hybrid(VectorStores):
             store, version, stored = await records.load_store_and_files(self._kv, tenant, store_id, file_ids)
             if self._is_expired(store):
                 raise records.expired_error(store_id)
-            for (_, record), (old, _) in zip(file_records, stored, strict=True):
+            old_order_keys: set[str] = set()
+            for (file_ref, record), (old, _) in zip(file_records, stored, strict=True):
                 store.count_file(old, record)
+                if old is not None:
+                    old_order_keys.add(records.file_order_key(file_ref, old))
             self._require_room(store.count_all())
             store.last_active_at = self.now()
-            return [*records.build_store_ops(tenant, store_id, store, version), *_add_ops(file_records), *more]
+            add_ops = _add_ops(file_records)
+            order_ops = [Delete(key) for key in old_order_keys - {op.key for op in add_ops}]
+            return [*records.build_store_ops(tenant, store_id, store, version), *order_ops, *add_ops, *more]
 
         await write_prepared(self._kv, prepare)
         self._ingest.wake()
@@ -418,8 +414,9 @@ class Hybrid(VectorStores):
             except (NotFound, StorageCorrupt):
                 return records.build_remove_ops(file_ref)  # the counts went with the store
             store.count_file(record, None)
+            order_ops = [] if record is None else [Delete(records.file_order_key(file_ref, record))]
             store_ops = records.build_store_ops(file_ref.tenant, file_ref.store_id, store, version)
-            return [*records.build_remove_ops(file_ref), *store_ops]
+            return [*records.build_remove_ops(file_ref), *order_ops, *store_ops]
 
         await write_prepared(self._kv, prepare)
         await self._delete_contents([file_ref])
@@ -461,6 +458,7 @@ class Hybrid(VectorStores):
         ops: list[Op] = [op for file_ref in file_refs for op in records.build_remove_ops(file_ref)]
         if ops:
             await self._kv.write(ops)
+        await delete_all(self._kv, records.file_order_prefix(tenant, store_id), durable=True)
         await self._ingest.stop_files(file_refs)
         await self._index.delete(f"{tenant}/{store_id}")
         await records.delete_store_texts(self._kv, tenant, store_id)

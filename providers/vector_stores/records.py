@@ -180,6 +180,16 @@ def not_found(kind_name: str, object_id: str) -> NotFound:
     )
 
 
+def file_order_prefix(tenant: str, store_id: str) -> str:
+    return f"{tenant}/vs_file_order/{store_id}/"
+
+
+def file_order_key(file_ref: FileRef, record: FileRecord) -> str:
+    """Return the key by which the files of a store are listed: it sorts by the time at which they were added."""
+    prefix = file_order_prefix(file_ref.tenant, file_ref.store_id)
+    return f"{prefix}{round(record.created_at * 1e6):016d}/{file_ref.file_id}"
+
+
 def file_prefix(tenant: str, store_id: str) -> str:
     return f"{tenant}/vs_file/{store_id}/"
 
@@ -188,6 +198,17 @@ async def list_file_records(kv: KVStore, tenant: str, store_id: str) -> list[tup
     """Return the readable files of a store, with their ids."""
     prefix = file_prefix(tenant, store_id)
     return [(row.key[len(prefix) :], row.record) async for row in scan_records(kv, prefix, FileRecord)]
+
+
+async def load_files(kv: KVStore, tenant: str, store_id: str, file_ids: Sequence[str]) -> list[tuple[str, FileRecord]]:
+    """Return the readable ones of these files of a store, with their ids, in their order."""
+    keys = [FileRef(tenant, store_id, file_id).record_key for file_id in file_ids]
+    files: list[tuple[str, FileRecord]] = []
+    for file_id, key, entry in zip(file_ids, keys, await kv.get_many(keys), strict=True):
+        record = None if entry is None else decode_or_skip(kv, key, entry, FileRecord)
+        if record is not None:
+            files.append((file_id, record))
+    return files
 
 
 async def count_files(kv: KVStore, tenant: str, store_id: str, store: StoreRecord) -> None:
@@ -266,6 +287,7 @@ def build_add_ops(file_ref: FileRef, record: FileRecord) -> Sequence[Op]:
     """Return the operations that add the file, with the job that makes it searchable."""
     return (
         Put(file_ref.record_key, encode_record(record)),
+        Put(file_order_key(file_ref, record), b""),
         Put(file_ref.reverse_key, b""),
         Put(file_ref.job_key, encode_record(JobRecord())),
     )

@@ -69,6 +69,7 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
         "TENANT/vs/ID",
         "TENANT/vs_batch/ID/ID",
         "TENANT/vs_file/ID/ID",
+        "TENANT/vs_file_order/ID/ID/ID",
         "TENANT/vs_of/ID/ID",
         "TENANT/vs_text/ID/ID/ID",
         "~vs_expiring/TENANT/ID",
