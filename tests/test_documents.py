@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from providers import PROVIDERS
 from stack import __version__
+from stack.cli import app
 from stack.config import load_config
 from stack.server_config import HttpServerConfig
 from stack.wiring import wire_providers
@@ -283,6 +286,13 @@ async def test_the_metrics_that_the_operations_page_names_are_there(tmp_path: Pa
     names = set(re.findall(r"\b(?:stack|process)_[a-z_]+\b", (ROOT / OPERATING / "metrics.md").read_text()))
     assert len(names) >= 4
     assert [name for name in names if not re.search(rf"^{name}(_bucket)?[ {{]", metrics, re.MULTILINE)] == []
+
+
+def test_the_page_of_commands_has_a_row_for_each_command() -> None:
+    rows = re.findall(r"^\| `stack (\w+)", (ROOT / OPERATING / "commands.md").read_text(), re.MULTILINE)
+    command = get_command(app)
+    assert isinstance(command, TyperGroup)
+    assert sorted(rows) == sorted(command.commands)
 
 
 def test_the_table_of_settings_names_every_field_of_the_server() -> None:
