@@ -41,6 +41,7 @@ Json = dict[str, Any]
 MAX_WORDS_OF_SENTENCE = 25
 MAX_WORDS_OF_PAGE = 950
 MAX_LINES_OF_INDEX = 60
+MAX_LINES_OF_VERSION = 200
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -82,6 +83,16 @@ def test_every_file_that_names_the_version_names_the_same() -> None:
     assert {project["version"], chart["version"], chart["appVersion"], *images} == {__version__}
 
 
+def test_the_changelog_has_versions_with_what_was_added_changed_and_fixed() -> None:
+    """A line for users goes under the newest version, and never under a heading of another kind."""
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    versions: list[str] = re.findall(r"^## (.*)$", changelog, re.MULTILINE)
+    assert versions[0] == f"{__version__} (Unreleased)" or re.fullmatch(r"[\d.]+ \(\d{4}-\d\d-\d\d\)", versions[0])
+    assert [version for version in versions if not re.match(r"\d+\.\d+\.\d+ \(", version)] == []
+    assert set(re.findall(r"^### (.*)$", changelog, re.MULTILINE)) <= {"Added", "Changed", "Fixed"}
+    assert len(changelog.partition("\n## ")[2].partition("\n## ")[0].splitlines()) <= MAX_LINES_OF_VERSION
+
+
 def test_the_license_of_the_package_is_its_license_file() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = (ROOT / "LICENSE").read_text()
@@ -116,7 +127,7 @@ def sentences(document: str) -> Iterator[str]:
             yield from re.split(r"(?<=[.!?:])\s", " ".join(part.split()))
 
 
-@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name != "CHANGELOG.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_sentence_of_the_documents_is_short_and_plain(document: str) -> None:
     long = [
         sentence
