@@ -13,18 +13,11 @@ def ask(text: str, url: str, model: str | None, write: Callable[[str], None]) ->
 
     Raises UpstreamError with the server's own message, or with what to start where no server answers.
     """
-    client = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none", max_retries=0)
+    api_key = os.environ.get("OPENAI_API_KEY") or "none"
     try:
-        model = model or next(listed.id for listed in client.models.list())
-        with client.responses.create(model=model, input=text, stream=True, store=False) as events:
-            for event in events:
-                if event.type == "response.output_text.delta":  # noqa: SIM114 - each type has its own class
-                    write(event.delta)
-                elif event.type == "response.refusal.delta":
-                    write(event.delta)
-                elif event.type == "response.failed":
-                    error = event.response.error
-                    raise UpstreamError(error.message if error else "The response failed.")
+        with OpenAI(base_url=url, api_key=api_key, max_retries=0) as client:
+            model = model or next(listed.id for listed in client.models.list())
+            _write_answer(client, model, text, write)
     except APIConnectionError as exc:
         raise UpstreamError(f"No server answers at {url}. Start one: stack run local") from exc
     except AuthenticationError as exc:
@@ -35,3 +28,15 @@ def ask(text: str, url: str, model: str | None, write: Callable[[str], None]) ->
         raise UpstreamError(f"{url} lists no model.") from None
     except OpenAIError as exc:
         raise UpstreamError(f"{url}: {exc}") from exc
+
+
+def _write_answer(client: OpenAI, model: str, text: str, write: Callable[[str], None]) -> None:
+    with client.responses.create(model=model, input=text, stream=True, store=False) as events:
+        for event in events:
+            if event.type == "response.output_text.delta":  # noqa: SIM114 - each type has its own class
+                write(event.delta)
+            elif event.type == "response.refusal.delta":
+                write(event.delta)
+            elif event.type == "response.failed":
+                error = event.response.error
+                raise UpstreamError(error.message if error else "The response failed.")

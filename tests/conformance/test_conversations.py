@@ -200,7 +200,7 @@ class ConversationPromises:
         self, store: KVStore, conversations: StoredConversations, made: str
     ) -> None:
         await conversations.add_items(made, items("a"), tenant=TENANT)
-        await store.put(f"{TENANT}/conversation/{made}", b'{"created_at":1,"metadata":{},"gone":true}')
+        await store.put(f"{TENANT}/conversation/{made}", b'{"created_at":1,"metadata":{},"is_deleted":true}')
         for ask in (conversations.get(made, tenant=TENANT), conversations.add_items(made, items("b"), tenant=TENANT)):
             with pytest.raises(NotFound):
                 await ask

@@ -134,7 +134,7 @@ def normalize_chunk(value: object, *, is_whole: bool = False) -> dict[str, Any]:
         "usage": fields.get("usage") or _counts(fields),
         "error": None
         if choices and not fields.get("error")
-        else read_error(fields, has_answer=bool(choices) or bool(fields.get("usage"))),
+        else read_error(fields, has_answer=bool(cast(object, choices)) or bool(fields.get("usage"))),
     }
 
 
@@ -307,7 +307,7 @@ _CALL_MARKS: Final = re.compile(
     re.IGNORECASE,
 )
 _JSON_CALL: Final = re.compile(
-    r'\s*(?:```(?:json)?\s*)?\[?\s*\{\s*"(?:name|function|tool|tool_name|type)"\s*:.*"(?:arguments|parameters|args|input)"\s*:',
+    r'(?:```(?:json)?\s*)?(?:\[\s*)?\{\s*"(?:name|function|tool|tool_name|type)"\s*:.*"(?:arguments|parameters|args|input)"\s*:',
     re.DOTALL,
 )
 
@@ -315,7 +315,7 @@ _JSON_CALL: Final = re.compile(
 def holds_call(text: str) -> bool:
     """Return true for a text with the marks of a call that its server did not take out of it, or that is one in
     JSON."""
-    return _CALL_MARKS.search(text) is not None or _JSON_CALL.match(text) is not None
+    return _CALL_MARKS.search(text) is not None or _JSON_CALL.match(text.lstrip()) is not None
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 from mcp_types import JSONRPCRequest, JSONRPCResponse
 
-from apis.chat import ChatRequest, Message
+from apis.chat import Message
 from apis.errors import InvalidRequest
 from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.endpoint import MAX_ORDERED_MODELS, ChatCompletions
 from providers.inference.chat_completions.strict_templates import ArrangedChat
 from providers.inference.http.client import HttpClient
 from providers.tool_servers.mcp.answers import AnswerMender
+from tests.providers.inference.remote import chat_request
 
 
 def test_the_oldest_entry_is_forgotten_first() -> None:
@@ -37,9 +38,9 @@ async def test_orders_of_messages_are_remembered_for_the_newest_models() -> None
     orders = endpoint._message_orders  # pyright: ignore[reportPrivateUsage]  # its size is seen nowhere else
     said = [Message(role=role, content="a") for role in ("user", "system", "user")]
     for number in range(MAX_ORDERED_MODELS + 5):
-        chat = ArrangedChat(ChatRequest(model=f"m{number}", messages=said), orders)
+        chat = ArrangedChat(chat_request(model=f"m{number}", messages=said), orders)
         assert chat.adapt(InvalidRequest("System message must be first."))
         chat.remember()
     assert len(orders) == MAX_ORDERED_MODELS
-    newest = ArrangedChat(ChatRequest(model=f"m{MAX_ORDERED_MODELS}", messages=said), orders)
+    newest = ArrangedChat(chat_request(model=f"m{MAX_ORDERED_MODELS}", messages=said), orders)
     assert [message.role for message in newest.request.messages] == ["system", "user", "user"]

@@ -1,19 +1,18 @@
 """Leases of limits: few requests need a write, no limit is passed, and what a process does not use is given back."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from apis.accounts.charges import Amounts, ChargeRecord, Demand, OpenCharge, Use, build_end
+from apis.accounts.charges import Demand, Use
 from apis.accounts.limits import RateLimit
 from apis.accounts.usage import UsageCounts
 from apis.errors import RateLimited
-from apis.storage.kv_store import Delete, Entry, Op, Put
-from apis.storage.records import decode_record, encode_record
+from apis.storage.kv_store import Delete, Entry, Op
+from apis.storage.records import decode_record
 from providers.accounts.ledger import project_ledger, stored_ledger
-from providers.accounts.ledger.counters import UseCounter, Windows
+from providers.accounts.ledger.counters import UseCounter
 from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.prices import Prices
 from providers.accounts.records import heartbeat_key
@@ -169,30 +168,3 @@ async def test_a_lease_that_is_released_while_it_is_read_counts_all_the_same() -
     counter = await read_counter(store)
     assert (counter.day_requests, counter.month_tokens, counter.concurrent_responses) == (84, 84 * 30, 0)
     await other.close()
-
-
-async def test_charges_and_leases_of_an_earlier_version_are_released_and_counted() -> None:
-    """B3: they name the subject of a limit, not the key of its counter."""
-    async with asyncio.timeout(10):
-        store = Memory(Memory.Config())
-        now = Windows.at(time.time())
-        reserved = UseCounter.reserve(now, Amounts(100), is_background=True)
-        leased = UseCounter.reserve(now, Amounts(30), is_background=False)
-        ended, lost = (ChargeRecord(name, *CALLER, (reserved.to_part("*"),), True) for name in ("ended", "lost"))
-        total = reserved.plus(reserved).plus(leased)
-        await store.write(
-            [
-                Put("/accounts/counters/p/*", encode_record(total)),
-                OpenCharge(ended, "/run/p/gone").to_put(),
-                build_end(ended, USE).to_put(),
-                OpenCharge(lost, "/run/p/gone").to_put(),
-                Put(f"{LEASES}old/lease", encode_record({"guard_key": "gone", "amounts": {"*": leased}})),
-            ]
-        )
-        ledger = new_ledger(store)
-        await ledger.settle_all()
-        await wait_until_given_back(store)
-        counter = await read_counter(store)
-        await ledger.close()
-        assert (counter.amounts, counter.background_responses, counter.concurrent_responses) == (Amounts(30), 0, 0)
-        assert [key for key, _ in await store.scan("", limit=100) if "*" in key] == ["/accounts/counters/p/*"]

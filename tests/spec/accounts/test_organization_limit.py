@@ -71,7 +71,8 @@ async def test_a_hundred_projects_cost_no_more_writes_than_one_and_none_is_refus
     """D4, B6: the projects of one process share the writes of the organization's counter."""
     one, hundred = await count_writes(1, 1000), await count_writes(100, 1000)
     assert (one.refused, hundred.refused) == (0, 0)
-    assert hundred.writes <= 2 * one.writes
+    # A heartbeat may fall into either.
+    assert hundred.writes <= 2 * one.writes + 2
 
 
 async def test_the_limit_of_all_projects_is_exact_over_processes() -> None:

@@ -228,7 +228,7 @@ async def test_a_failed_response_has_the_usage_of_what_it_gave() -> None:
 
 async def test_an_answer_that_was_delayed_for_a_check_and_failed_it_has_usage() -> None:
     """S7: both answers of three deltas count, although nothing of them was sent."""
-    async with serving(scripted([{"text": ["Hello", " there", "."]}])) as served:
+    async with serving(scripted([{"wait_s": 0.1}, {"text": ["Hello", " there", "."]}])) as served:
         failed = (await stream(served, text={"format": {"type": "json_object"}}))[-1].response
     assert failed.status == "failed"
     assert failed.output == []
