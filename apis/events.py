@@ -91,4 +91,5 @@ def flat_event_to_json(event: ResponseStreamEvent) -> bytes:
 
 def response_event_to_json(event: ResponseStatusEvent, response: bytes) -> bytes:
     """Return an event that holds a response object whose JSON is known."""
-    return b'{"response":%b,"sequence_number":%d,"type":"%b"}' % (response, event.sequence_number, event.type.encode())
+    end = b',"sequence_number":%d,"type":"%b"}' % (event.sequence_number, event.type.encode())
+    return b"".join((b'{"response":', response, end))

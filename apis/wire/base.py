@@ -68,6 +68,8 @@ def value_to_kept_json(value: Any) -> bytes:
 
 def sdk_model_to_json(model: BaseModel) -> bytes:
     """Return a model of the SDK as the API writes it: without the fields that were never set."""
+    if model.__pydantic_private__ is not None and (data := remembered_json(model)) is not None:
+        return data
     try:
         # pydantic's serializers would make a request that is not streamed about a tenth dearer
         return orjson.dumps(model, fields_to_write)

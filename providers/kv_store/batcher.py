@@ -23,6 +23,9 @@ class Batcher(Generic[_RequestT, _ResultT]):
     `begin_batch` begins the work on up to `max_batch` requests and returns; it must not raise. Its second argument
     takes the results later. A caller that is cancelled or out of time leaves the queue; a batch that has begun is
     finished without it, so no connection is abandoned in the middle of a result.
+
+    A request that `is_large` is a batch of its own. One batch of the others goes before it, and so does one between two
+    of them: each waits for one large request at most.
     """
 
     def __init__(
@@ -31,8 +34,11 @@ class Batcher(Generic[_RequestT, _ResultT]):
         *,
         timeout_s: float,
         max_batch: int = 256,
+        is_large: Callable[[_RequestT], bool] | None = None,
     ) -> None:
         self._begin_batch = begin_batch
+        self._is_large = is_large
+        self._large_is_next = False
         self._timeout = SharedTimeout(timeout_s)
         self._max_batch = max_batch
         self._pending_requests: dict[asyncio.Future[_ResultT | StackError], _RequestT] = {}
@@ -73,11 +79,21 @@ class Batcher(Generic[_RequestT, _ResultT]):
                 await self._idle_event.wait()
 
     def _begin_next(self) -> None:
-        self._batch = [*islice(self._pending_requests, self._max_batch)]
+        self._batch = self._choose_batch()
         if self._batch:
             self._begin_batch([self._pending_requests.pop(future) for future in self._batch], self._deliver)
         else:
             self._idle_event.set()
+
+    def _choose_batch(self) -> Sequence[asyncio.Future[_ResultT | StackError]]:
+        waiting = [*islice(self._pending_requests, self._max_batch)]
+        if self._is_large is None:
+            return waiting
+        large = [future for future in waiting if self._is_large(self._pending_requests[future])]
+        small = [future for future in waiting if future not in large] if large else waiting
+        takes_large = bool(large) and (self._large_is_next or not small)
+        self._large_is_next = bool(large) and not takes_large
+        return large[:1] if takes_large else small
 
     def _deliver(self, results: Sequence[_ResultT | StackError]) -> None:
         try:

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import aiosqlite
@@ -51,7 +52,9 @@ class SQLite(KVStore):
         self._database: Database
         # one at a time: all else waits in the connection's thread for one scan at most, which may read many megabytes
         self._scans = FairShare("scans of the store", 1, by_time=True)
-        self._write_batcher = Batcher(partial(self._begin, Database.write), timeout_s=self._timeout_s)
+        self._write_batcher = Batcher(
+            partial(self._begin, Database.write), timeout_s=self._timeout_s, is_large=attrgetter("is_large")
+        )
         self._read_batcher = Batcher(partial(self._begin, Database.get), timeout_s=self._timeout_s)
 
     async def start(self) -> None:

@@ -28,6 +28,7 @@ SCHEMA_VERSION = 3
 """The version of the table, the checksums and the stored records together."""
 DAMAGE_CHECK_S = 1.0
 WAL_SIZE_LIMIT_BYTES = 64 * 1024 * 1024
+LARGE_WRITE_BYTES = 1024 * 1024
 MAX_SELECT_KEYS = 256
 MAX_PUT_ROWS = 64
 SWEEP_ROWS = 500
@@ -55,6 +56,11 @@ class SqliteWrite(msgspec.Struct, frozen=True):
 
     ops: dict[bytes, Op]
     durable: bool
+
+    @property
+    def is_large(self) -> bool:
+        """True if the disk takes so long to write the values that other calls notice it."""
+        return sum(len(op.value) for op in self.ops.values() if isinstance(op, Put)) > LARGE_WRITE_BYTES
 
 
 class Database:

@@ -38,6 +38,7 @@ from apis.responses import (
     WebhookEndpoints,
 )
 from apis.storage.kv_store import Delete, Eviction, KVStore
+from apis.storage.records import reading_stored
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from providers.common.supervision import supervise
@@ -246,7 +247,8 @@ class Loop(Responses):
         items = await self._background.load_input_items(response_id, tenant=tenant)
         if items is None:
             items = await self._history.load_input_items(response_id, tenant=tenant)
-        page = page_input_items(items, params)
+        with reading_stored(response_id):
+            page = await page_input_items(items, params)
         return page.model_copy(update={"data": await self._views.show_items(page.data, params.include or (), tenant)})
 
     async def count_input_tokens(

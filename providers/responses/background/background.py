@@ -9,7 +9,7 @@ from contextlib import ExitStack, aclosing, suppress
 from operator import itemgetter
 from typing import Any, Final
 
-import orjson
+import msgspec
 from openai.types.responses import Response
 
 from apis.accounts.accounts import Accounts
@@ -20,7 +20,6 @@ from apis.observation.details import DeliverySummary
 from apis.responses import ResponseListParams, SpareCapacity
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
-from apis.storage.records import reading_stored
 from providers.common.state.scan import skipping_damaged
 from providers.common.supervision import supervise
 from providers.responses.background.deployment import BackgroundDeployment
@@ -198,13 +197,10 @@ class BackgroundResponses:
                     responses.append(summarize_response(fields, ""))
         return sorted(responses, key=itemgetter("created_at"), reverse=params.order == "desc")
 
-    async def load_input_items(self, response_id: str, *, tenant: str) -> list[dict[str, Any]] | None:
-        """Return the input items of a response that has not ended; None for any other."""
+    async def load_input_items(self, response_id: str, *, tenant: str) -> msgspec.Raw | None:
+        """Return the input items of a response that has not ended, as a JSON array; None for any other."""
         stored_run = await self._runs.get(ResponseRef(tenant, response_id))
-        if stored_run is None:
-            return None
-        with reading_stored(response_id):
-            return orjson.loads(bytes(stored_run[1].input_items))
+        return None if stored_run is None else stored_run[1].input_items
 
     async def cancel(self, response_id: str, *, tenant: str) -> bool:
         """End a response that has not ended, and return whether it was so; its worker can write nothing any more."""

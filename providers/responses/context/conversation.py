@@ -363,7 +363,8 @@ def _assign_id(item: Item, ids: ResponseIds) -> Item:
 def stored_item(item: Item, ids: ResponseIds) -> dict[str, Any]:
     """Return an item as it is stored and listed: as the client sent it, with an id, a type and, where its type has one,
     a status."""
-    fields: dict[str, Any] = orjson.loads(item.model_dump_json(exclude_none=True, by_alias=True))
+    serializer: Any = item.__pydantic_serializer__  # model_dump_json() would decode the bytes to text
+    fields: dict[str, Any] = orjson.loads(serializer.to_json(item, exclude_none=True, by_alias=True))
     fields.setdefault("type", "message")
     if "id" not in fields:
         fields["id"] = ids.new_item_id(id_prefix(fields["type"]))

@@ -3,10 +3,9 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 
-import orjson
+import msgspec
 from openai.types.conversations import Conversation
 from pydantic import SecretStr
 
@@ -49,13 +48,12 @@ from providers.responses.store.conversation_items import (
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import History
 from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.store.item_lookup import decode_item_ids
+from providers.responses.store.large_items import LARGE_BYTES, decode_item, decode_raw_items
 from providers.responses.store.listing import Listing
 
 _DELETE_BATCH_SIZE = 500
 """Items that are deleted in one write."""
-
-_LARGE_BYTES: Final = 256 * 1024
-"""Bytes of a stored item that is read in the tenant's turn."""
 
 
 class StoredConversations(Conversations):
@@ -82,7 +80,8 @@ class StoredConversations(Conversations):
         ref = ConversationKeys(tenant, f"conv_{new_id_key()}")
         items, tool_results = await self._resolve_items(request.items or (), tenant)
         record = ConversationRecord(int(time.time()), request.metadata or {})
-        _, ops = build_append_ops(ref, None, _items_to_stored(items, ref, 0), tool_results)
+        stored = await run_long(_items_to_stored, items, ref, 0)
+        _, ops = await run_long(build_append_ops, ref, None, stored, tool_results)
         await self._kv.write([Put(ref.record_key("conversation"), encode_record(record), None, ABSENT), *ops])
         return _record_to_conversation(ref, record)
 
@@ -151,7 +150,8 @@ class StoredConversations(Conversations):
             if state.lock_entry is not None:
                 raise ConversationLocked(ref.id)
             start = decode_position(state.end_entry) if state.end_entry is not None else 0
-            added, ops = build_append_ops(ref, state.end_entry, _items_to_stored(items, ref, start), tool_results)
+            stored = await run_long(_items_to_stored, items, ref, start)
+            added, ops = await run_long(build_append_ops, ref, state.end_entry, stored, tool_results)
             keys = [ref.record_key("conversation_end"), *(ref.position_key(fields["id"]) for fields in added)]
             end, *positions = await self._kv.get_many(keys)
             if end != state.end_entry:
@@ -177,10 +177,12 @@ class StoredConversations(Conversations):
                     f"The conversation has no item '{params.after}'.", param="after", code="invalid_value"
                 )
             cursor = ref.item_key(decode_position(position))
-        page = await self._read_items(ref.item_prefix, params.limit, cursor, reverse=reverse)
+        page = await self._read_items(ref, params.limit, cursor, reverse=reverse)
         return replace(page, data=await self.views.show_items(page.data, params.include or (), tenant))
 
-    async def _read_items(self, prefix: str, limit: int, cursor: str, *, reverse: bool) -> Page[dict[str, Any]]:
+    async def _read_items(
+        self, ref: ConversationKeys, limit: int, cursor: str, *, reverse: bool
+    ) -> Page[dict[str, Any]]:
         """Return a page of the readable items after a key, of up to PAGE_BYTES: an item that is too large by itself is
         a page of its own."""
         items: list[dict[str, Any]] = []
@@ -189,7 +191,7 @@ class StoredConversations(Conversations):
             after, before = ("", cursor) if reverse else (cursor, "")
             count = limit + 1 - len(items)
             rows = await self._kv.scan(
-                prefix, after=after, before=before, limit=count, reverse=reverse, max_bytes=PAGE_BYTES
+                ref.item_prefix, after=after, before=before, limit=count, reverse=reverse, max_bytes=PAGE_BYTES
             )
             readable = 0
             for key, entry in rows:
@@ -199,9 +201,22 @@ class StoredConversations(Conversations):
                         return Page(items, has_more=True)
                     items.append(await _decode_item(entry))
                     readable += 1
-            if not rows or (readable == len(rows) < count and size <= PAGE_BYTES):
+            if items and size > PAGE_BYTES:  # the next one may be as large: it is not read to know that it is there
+                return Page(items, has_more=await self._has_items_beyond(ref, rows[-1][0], reverse=reverse))
+            if not rows or readable == len(rows) < count:
                 return Page(items)
             cursor = rows[-1][0]
+
+    async def _has_items_beyond(self, ref: ConversationKeys, key: str, *, reverse: bool) -> bool:
+        """Return whether the conversation has items after the one with this key, or before it with `reverse`."""
+        if not reverse:
+            _, last_key = await self._kv.measure(ref.item_prefix, after=key)
+            return bool(last_key)
+        position = int(key.removeprefix(ref.item_prefix))
+        if position == 0:
+            return False
+        from_there = await self._kv.measure(ref.item_prefix, after=ref.item_key(position - 1))
+        return from_there != await self._kv.measure(ref.item_prefix)
 
     async def get_item(
         self, conversation_id: str, item_id: str, *, include: Sequence[str] = (), tenant: str
@@ -272,24 +287,28 @@ class StoredConversations(Conversations):
         return resolved, tool_results
 
 
-def page_input_items(items: Sequence[dict[str, Any]], params: InputItemListParams) -> ItemList:
-    """Return a page of a response's input items, given oldest first."""
-    ordered = [*items] if params.order == "asc" else [*reversed(items)]
-    page = page_after(ordered, params, itemgetter("id"), f"No input item has the id '{params.after}'.")
-    data = [*_first_page_bytes(page.data)]
-    has_more = page.has_more or len(data) < len(page.data)
+async def page_input_items(input_items: msgspec.Raw, params: InputItemListParams) -> ItemList:
+    """Return a page of a response's input items, given as a JSON array, oldest first. Raises a ValueError for bytes
+    that are none."""
+    chosen, has_more = await run_long(_choose_input_items, input_items, params)
+    data = [await decode_item(item) for item in chosen]
     first_id, last_id = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return ItemList(data=data, first_id=first_id, last_id=last_id, has_more=has_more)
 
 
-def _first_page_bytes(items: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return the first items that are no larger than PAGE_BYTES together, at least one."""
+def _choose_input_items(input_items: msgspec.Raw, params: InputItemListParams) -> tuple[Sequence[msgspec.Raw], bool]:
+    """Return the items of a page, and whether more follow: of PAGE_BYTES together, or one that is larger."""
+    items = [*zip(decode_item_ids(input_items), decode_raw_items(input_items), strict=True)]
+    ordered = items if params.order == "asc" else items[::-1]
+    page = page_after(ordered, params, lambda item: item[0].id or "", f"No input item has the id '{params.after}'.")
+    chosen: list[msgspec.Raw] = []
     size = 0
-    for index, item in enumerate(items):
-        size += len(orjson.dumps(item))
-        if index and size > PAGE_BYTES:
-            return items[:index]
-    return items
+    for _, item in page.data:
+        size += len(item)
+        if chosen and size > PAGE_BYTES:
+            return chosen, True
+        chosen.append(item)
+    return chosen, page.has_more
 
 
 def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -> list[dict[str, Any]]:
@@ -298,12 +317,11 @@ def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -
 
 
 async def _decode_item(entry: Entry) -> dict[str, Any]:
-    """Return a stored item, which may be so large that it is read in the tenant's turn."""
-    return await run_long(_decode, entry) if len(entry.value) > _LARGE_BYTES else _decode(entry)
-
-
-def _decode(entry: Entry) -> dict[str, Any]:
-    return orjson.loads(bytes(decode_record(entry, StoredItem).item))
+    """Return a stored item, which may be so large that it is read in the tenant's turns."""
+    if len(entry.value) <= LARGE_BYTES:
+        return await decode_item(decode_record(entry, StoredItem).item)
+    stored = await run_long(decode_record, entry, StoredItem)
+    return await decode_item(stored.item)
 
 
 def _item_not_found(ref: ConversationKeys, item_id: str) -> NotFound:

@@ -37,6 +37,8 @@ ResultT = TypeVar("ResultT")
 _build_created_event = unvalidated(ResponseCreatedEvent)
 _build_in_progress_event = unvalidated(ResponseInProgressEvent)
 _build_completed_event = unvalidated(ResponseCompletedEvent)
+_build_incomplete_event = unvalidated(ResponseIncompleteEvent)
+_build_failed_event = unvalidated(ResponseFailedEvent)
 
 _CLOSE_TIMEOUT_S: Final = 10
 """Seconds that `close` waits for writes that began after their streams ended."""
@@ -206,9 +208,9 @@ def terminal_event(response: Response) -> ResponseStreamEvent:
         case "completed":
             return _build_completed_event(type="response.completed", response=response, sequence_number=0)
         case "incomplete":
-            return ResponseIncompleteEvent(type="response.incomplete", response=response, sequence_number=0)
+            return _build_incomplete_event(type="response.incomplete", response=response, sequence_number=0)
         case _:
-            return ResponseFailedEvent(type="response.failed", response=response, sequence_number=0)
+            return _build_failed_event(type="response.failed", response=response, sequence_number=0)
 
 
 class LiveEventView:

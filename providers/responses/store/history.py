@@ -210,11 +210,11 @@ class History:
         """Return up to `limit` responses of the tree that a stored response is in. Raises NotFound."""
         return await load_chain_tree(self._kv, response_id, tenant=tenant, limit=limit)
 
-    async def load_input_items(self, response_id: str, *, tenant: str) -> list[dict[str, Any]]:
-        """Return the input items of a stored response itself, without those of earlier turns. Raises NotFound."""
+    async def load_input_items(self, response_id: str, *, tenant: str) -> msgspec.Raw:
+        """Return the input items of a stored response itself, without those of earlier turns, as a JSON array. Raises
+        NotFound."""
         _, turn = await self._load_response_record(response_id, tenant)
-        with reading_stored(response_id):
-            return orjson.loads(bytes(turn.input_items))
+        return turn.input_items
 
     async def find_items(
         self, params_by_id: Mapping[str, str], *, tenant: str, allowance: LoadAllowance

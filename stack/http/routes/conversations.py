@@ -47,21 +47,21 @@ async def add_items(http: Request, context: HttpContext, services: Services) -> 
     added = await _conversations(services).add_items(
         _conversation_id(http), request, include=include, tenant=context.tenant
     )
-    return list_response(added, has_more=False)
+    return await run_long(partial(list_response, added, has_more=False))  # items may be large
 
 
 async def list_items(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, ItemListParams)
     items = await _conversations(services).list_items(_conversation_id(http), params, tenant=context.tenant)
-    return await run_long(partial(list_response, items.data, has_more=items.has_more))  # items may be large
+    return await run_long(partial(list_response, items.data, has_more=items.has_more))
 
 
 async def get_item(http: Request, context: HttpContext, services: Services) -> Response:
     include = read_query(http, ItemInclude).include or ()
     item_id = http.path_params["item_id"]
-    return value_response(
-        await _conversations(services).get_item(_conversation_id(http), item_id, include=include, tenant=context.tenant)
-    )
+    conversations, conversation_id = _conversations(services), _conversation_id(http)
+    item = await conversations.get_item(conversation_id, item_id, include=include, tenant=context.tenant)
+    return await run_long(value_response, item)
 
 
 async def delete_item(http: Request, context: HttpContext, services: Services) -> Response:

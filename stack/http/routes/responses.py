@@ -16,7 +16,7 @@ from apis.responses import CompactConversation, CreateResponse, InputItemListPar
 from apis.storage.keys import new_response_id
 from apis.wire.base import remembered_json
 from providers.common.fair_turns import end_pass, run_long
-from stack.http.answers import deleted_response, json_response, value_response
+from stack.http.answers import deleted_response, json_response, list_response, value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.request_record import RequestRecord
 from stack.http.sse import ApiDialect, encode_frames, read_dialect, response_to_json
@@ -131,7 +131,7 @@ async def cancel_response(http: Request, context: HttpContext, services: Service
 async def list_input_items(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, InputItemListParams)
     items = await services.stack.responses.list_input_items(parse_response_id(http), params, tenant=context.tenant)
-    return value_response(items.model_dump())
+    return await run_long(partial(list_response, items.data, has_more=items.has_more))
 
 
 RESPONSE_PATH: Final = "/responses/{response_id}"

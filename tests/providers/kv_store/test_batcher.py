@@ -36,6 +36,31 @@ async def test_calls_that_arrive_meanwhile_make_one_batch() -> None:
     assert gate.batches == [[0], [2, 4, 6], [8]]
 
 
+async def test_small_requests_wait_for_one_large_request_at_most() -> None:
+    """Neighbours: large writes of one tenant do not join, and the writes of others go before and between them."""
+    gate = Gate()
+    batcher = Batcher(BatchTasks(gate.run), timeout_s=5, is_large=lambda number: number >= 100)
+    first = asyncio.create_task(batcher.submit(100))
+    await gate.begun.wait()
+    others = [asyncio.create_task(batcher.submit(number)) for number in (102, 104, 2, 106, 4)]
+    await asyncio.sleep(0)
+    gate.open.set()
+    assert await asyncio.gather(first, *others) == [200, 204, 208, 4, 212, 8]
+    assert gate.batches == [[100], [2, 4], [102], [104], [106]]
+
+
+async def test_large_requests_wait_for_one_batch_of_small_ones_at_most() -> None:
+    gate = Gate()
+    batcher = Batcher(BatchTasks(gate.run), timeout_s=5, max_batch=3, is_large=lambda number: number >= 100)
+    first = asyncio.create_task(batcher.submit(0))
+    await gate.begun.wait()
+    others = [asyncio.create_task(batcher.submit(number)) for number in (100, 2, 4, 6, 8)]
+    await asyncio.sleep(0)
+    gate.open.set()
+    assert await asyncio.gather(first, *others) == [0, 200, 4, 8, 12, 16]
+    assert gate.batches == [[0], [2, 4], [100], [6, 8]]
+
+
 async def test_an_error_is_the_answer_to_its_own_call() -> None:
     gate = Gate()
     gate.open.set()

@@ -86,13 +86,13 @@ async def test_all_pages_are_all_items(order: str, limit: int) -> None:
 
 async def test_items_that_fill_a_page_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neighbours: the item after the page is not decoded to learn that it is there."""
-    decoded, decode = list[int](), stored_conversations._decode  # pyright: ignore[reportPrivateUsage] - it is counted
+    decoded, decode = list[int](), stored_conversations._decode_item  # pyright: ignore[reportPrivateUsage] - it is counted
 
-    def count(entry: Entry) -> dict[str, Any]:
+    async def count(entry: Entry) -> dict[str, Any]:
         decoded.append(len(entry.value))
-        return decode(entry)
+        return await decode(entry)
 
-    monkeypatch.setattr(stored_conversations, "_decode", count)
+    monkeypatch.setattr(stored_conversations, "_decode_item", count)
     monkeypatch.setattr(stored_conversations, "PAGE_BYTES", 1000)
     async with serving() as served:
         made = await conversations(served).create(items=[user("x" * 900), user("y" * 900), user("z")])
@@ -100,6 +100,33 @@ async def test_items_that_fill_a_page_are_read_once(monkeypatch: pytest.MonkeyPa
             decoded.clear()
             assert [text[0] for text in await texts(served, made.id, order=order, limit=100)] == letters
             assert len(decoded) == 3
+
+
+async def test_an_item_that_is_a_page_of_its_own_is_all_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours: `has_more` is right in both orders, also where the items on both sides were deleted."""
+    monkeypatch.setattr(stored_conversations, "PAGE_BYTES", 1000)
+    letters = "vwxyz"
+    async with serving() as served:
+        kv, read = served.stack.kv_store, list[int]()
+        made = await conversations(served).create(items=[user(letter * 2000, id=f"msg_{letter}") for letter in letters])
+        scan = kv.scan
+
+        async def count(*arguments: Any, **named: Any) -> list[tuple[str, Entry]]:
+            rows = await scan(*arguments, **named)
+            read.append(sum(len(entry.value) for _, entry in rows))
+            return rows
+
+        monkeypatch.setattr(kv, "scan", count)
+        for order, expected in (("asc", letters), ("desc", letters[::-1])):
+            read.clear()
+            assert [text[0] for text in await texts(served, made.id, order=order, limit=100)] == [*expected]
+            assert (len(read), max(read) < 3000) == (5, True)
+        for letter in "vz":
+            await conversations(served).items.delete(f"msg_{letter}", conversation_id=made.id)
+        for order, expected in (("asc", "wxy"), ("desc", "yxw")):
+            read.clear()
+            assert [text[0] for text in await texts(served, made.id, order=order, limit=100)] == [*expected]
+            assert len(read) == 3
 
 
 async def test_what_an_earlier_response_made_can_be_added_by_reference_or_whole() -> None:

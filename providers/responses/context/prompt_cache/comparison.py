@@ -100,7 +100,8 @@ class PromptComparer:
         if compared.conversation is not None:
             if compared.conversation.id != request.conversation_id:
                 return None
-            return ITEM_LIST_ADAPTER.validate_python(await self._history.load_input_items(compared.id, tenant=tenant))
+            input_items = await self._history.load_input_items(compared.id, tenant=tenant)
+            return ITEM_LIST_ADAPTER.validate_json(bytes(input_items))
         try:
             history = await self._history.load_history(compared.id, tenant=tenant)
         except InvalidRequest:  # too long for this request to load, or deleted meanwhile
