@@ -34,15 +34,17 @@ def run_batch(input_path: str, output_path: str | None, url: str, window: str, s
     """
     source = Path(input_path)
     output = Path(output_path) if output_path else source.with_suffix(".output.jsonl")
-    client = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none")
+    api_key = os.environ.get("OPENAI_API_KEY") or "none"
     try:
         endpoint = cast("Any", _read_endpoint(source))
-        file_id = _upload(client, source)
-        batch = client.batches.create(input_file_id=file_id, endpoint=endpoint, completion_window=cast("Any", window))
-        batch = _follow(client, batch, show)
-        _raise_for_faults(batch)
-        files = [(batch.output_file_id, output), (batch.error_file_id, output.with_suffix(".errors.jsonl"))]
-        written = [str(path) for result_id, path in files if result_id and _download(client, result_id, path)]
+        with OpenAI(base_url=url, api_key=api_key) as client:
+            file_id = _upload(client, source)
+            window_name = cast("Any", window)
+            batch = client.batches.create(input_file_id=file_id, endpoint=endpoint, completion_window=window_name)
+            batch = _follow(client, batch, show)
+            _raise_for_faults(batch)
+            files = [(batch.output_file_id, output), (batch.error_file_id, output.with_suffix(".errors.jsonl"))]
+            written = [str(path) for result_id, path in files if result_id and _download(client, result_id, path)]
     except APIConnectionError as exc:
         raise UpstreamError(
             f"No server answers at {url}. Start one: stack run FILE, or name one: --config FILE"
