@@ -71,8 +71,9 @@ async def test_a_hundred_projects_cost_no_more_writes_than_one_and_none_is_refus
     """D4, B6: the projects of one process share the writes of the organization's counter."""
     one, hundred = await count_writes(1, 1000), await count_writes(100, 1000)
     assert (one.refused, hundred.refused) == (0, 0)
-    # A heartbeat may fall into either.
-    assert hundred.writes <= 2 * one.writes + 2
+    # A round is shared by the requests that wait when it begins: on a busy machine fewer do. Projects that do not share
+    # rounds take a hundred writes and more.
+    assert hundred.writes <= 5 * one.writes
 
 
 async def test_the_limit_of_all_projects_is_exact_over_processes() -> None:
