@@ -113,7 +113,8 @@ async def test_an_item_that_is_a_page_of_its_own_is_all_that_is_read(monkeypatch
 
         async def count(*arguments: Any, **named: Any) -> list[tuple[str, Entry]]:
             rows = await scan(*arguments, **named)
-            read.append(sum(len(entry.value) for _, entry in rows))
+            if "/conversation_item/" in arguments[0]:  # the stack's watchers scan, too
+                read.append(sum(len(entry.value) for _, entry in rows))
             return rows
 
         monkeypatch.setattr(kv, "scan", count)
