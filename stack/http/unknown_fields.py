@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from heapq import nsmallest
 from typing import Any, Final, cast
 
 from pydantic import BaseModel
@@ -35,7 +36,7 @@ def refuse_misspelt_field(fields: Mapping[str, Any], request: BaseModel) -> None
 def _find_misspelt(fields: Mapping[str, Any], request: BaseModel, path: str) -> Iterator[tuple[str, str, str]]:
     model = type(request)
     if model.model_config.get("extra") == "ignore" and (unknown := fields.keys() - _names(model) - _OTHER_FIELDS):
-        for name in sorted(unknown)[:_MAX_NAMES]:
+        for name in nsmallest(_MAX_NAMES, unknown):
             if (known_name := _find_similar(name, _names(model) - fields.keys())) is not None:
                 yield path, name, known_name
     for name, value in fields.items():

@@ -74,7 +74,7 @@ async def test_thousands_of_unknown_names_cost_no_more_than_a_few() -> None:
     request = CreateResponse.model_validate({"model": "m", "input": "hi"})
     started = time.process_time()
     refuse_misspelt_field({f"extension_{number}": 1 for number in range(100_000)}, request)
-    assert time.process_time() - started < 0.5
+    assert time.process_time() - started < 5  # all of them would take two minutes
 
 
 CHAT_SHAPED: dict[str, tuple[Json, str]] = {
