@@ -1,7 +1,7 @@
 """Bytes that requests in progress hold in one process: their bodies, their messages and the answers of models to them.
 
 All count in one share, of which one tenant has at most half where there are several. A request holds places of it in a
-list, and whoever runs the request releases them when it is over.
+list. The code that runs the request releases them when it is over.
 """
 
 import asyncio

@@ -28,6 +28,7 @@ from providers.common.grammars.schema_values import (
     check_strict_values,
     check_values,
 )
+from providers.common.recent import RecentEntries
 
 MAX_SCHEMA_BYTES: Final = 256 * 1024
 """Maximum bytes of one schema, and a quarter of the maximum of all tools together."""
@@ -43,7 +44,7 @@ _MAX_CACHED_SCHEMAS: Final = 4_096
 _MAX_BYTES_AT_ONCE: Final = 32 * 1024
 """Bytes of schemas that are checked on the event loop: more would take it for over 50 ms."""
 _Key = tuple[bytes, bool]
-_problems: dict[_Key, str] = {}
+_problems = RecentEntries[_Key, str](_MAX_CACHED_SCHEMAS)
 """What is wrong with a schema, empty for a valid one, by its hash and strictness: agents send the same tools with every
 turn."""
 _short_schemas: dict[bytes, None] = {}
@@ -87,7 +88,7 @@ async def check_large_schemas(schemas: Iterable[tuple[SchemaObject, bool]]) -> N
             unknown_bytes += len(text)
     if unknown_bytes > _MAX_BYTES_AT_ONCE:
         for key, (schema, strict) in unknown.items():
-            _store_problem(key, await calculate(_find_problem, schema, strict))
+            _problems[key] = await calculate(_find_problem, schema, strict)
 
 
 def check_format(schema: SchemaObject) -> None:
@@ -121,10 +122,9 @@ def _check_schema(schema: SchemaObject, *, strict: bool) -> int:
     if size > MAX_SCHEMA_BYTES:
         raise InvalidSchema(f"it is larger than {MAX_SCHEMA_BYTES} bytes.")
     key = _schema_key(text, strict=strict)
-    problem = _problems.get(key)
+    problem = _problems.find(key)
     if problem is None:
-        problem = _find_problem(schema, strict)
-        _store_problem(key, problem)
+        problem = _problems[key] = _find_problem(schema, strict)
     if problem:
         raise InvalidSchema(problem)
     return size
@@ -132,12 +132,6 @@ def _check_schema(schema: SchemaObject, *, strict: bool) -> int:
 
 def _schema_key(text: bytes, *, strict: bool) -> _Key:
     return hashlib.sha256(text).digest(), strict
-
-
-def _store_problem(key: _Key, problem: str) -> None:
-    _problems[key] = problem
-    if len(_problems) > _MAX_CACHED_SCHEMAS:
-        del _problems[next(iter(_problems))]
 
 
 def _find_problem(schema: SchemaObject, strict: bool) -> str:  # noqa: FBT001 - `calculate` passes it by position

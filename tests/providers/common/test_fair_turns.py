@@ -64,7 +64,7 @@ async def test_a_request_waits_only_while_its_tenant_has_spent_its_turn() -> Non
 
 
 async def test_work_within_the_turns_of_many_iterations_is_never_queued() -> None:
-    """Neighbours: nobody waits for what a tenant has done before, however much it was."""
+    """Neighbours: a tenant does not wait for work of earlier iterations, however much it was."""
     turn = turn_of("a")
     taken = list[bool]()
     for _ in range(100):

@@ -97,7 +97,7 @@ async def test_a_store_that_stays_full_keeps_its_number_of_responses() -> None:
 async def test_runs_and_conversations_are_not_evicted() -> None:
     """G-A6: a background response goes on, the one before it is kept for it, and a conversation keeps its items."""
     async with evicting() as served:
-        conversation = await conversations(served).create(items=[{"role": "user", "content": "told"}])
+        conversation = await conversations(served).create(items=[{"role": "user", "content": "first"}])
         await create(served, input="turn", conversation=conversation.id)
         first = await create(served, input="first")
         running = await create(served, input="hold", previous_response_id=first.id, background=True)
@@ -111,9 +111,9 @@ async def test_runs_and_conversations_are_not_evicted() -> None:
         assert (await ended(served, running.id)).output_text == "hold"
         await create(served, input="on", previous_response_id=running.id)
         assert last_messages(served) == ["first", "first", "hold", "hold", "on"]
-        assert await texts(served, conversation.id) == ["told", "turn", "turn"]
+        assert await texts(served, conversation.id) == ["first", "turn", "turn"]
         await create(served, input="on", conversation=conversation.id)
-        assert last_messages(served) == ["told", "turn", "turn", "on"]
+        assert last_messages(served) == ["first", "turn", "turn", "on"]
 
 
 async def test_a_chain_is_whole_while_its_newest_response_is_stored() -> None:
