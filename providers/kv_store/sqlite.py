@@ -19,6 +19,7 @@ from apis.storage.kv_store import MEASURE_ROWS, Entry, KVStore, Op
 from providers.kv_store.batcher import Batcher, Deliver
 from providers.kv_store.checks import build_quota, encode_key, encode_ops, scan_range
 from providers.kv_store.clock import StoreClock
+from providers.kv_store.sqlite_checkpoints import WalCheckpoints
 from providers.kv_store.sqlite_file import SWEEP_ROWS, Database, SqliteWrite, sqlite_error_to_stack_error
 
 P = ParamSpec("P")
@@ -50,6 +51,7 @@ class SQLite(KVStore):
         self._timeout_s = 2 * config.busy_timeout_s
         self._connection: aiosqlite.Connection | None = None
         self._database: Database
+        self._checkpoints = WalCheckpoints(config.path)
         # one at a time: all else waits in the connection's thread for one scan at most, which may read many megabytes
         self._scans = FairShare("scans of the store", 1, by_time=True)
         self._write_batcher = Batcher(
@@ -67,7 +69,12 @@ class SQLite(KVStore):
             # if this fails, so would aiosqlite, whose thread would then call into a loop that may be closed
             await asyncio.to_thread(lambda: sqlite3.connect(config.path).close())
             self._connection = await connection
-            self._database = Database(connection._conn, self.now, self._file)  # pyright: ignore[reportPrivateUsage] - see _run
+            self._database = Database(
+                connection._conn,  # pyright: ignore[reportPrivateUsage] - see _run
+                self.now,
+                self._file,
+                self._checkpoints,
+            )
             await self._run(Database.prepare, config.max_bytes, config.busy_timeout_s)
         except (sqlite3.Error, ConfigError) as exc:
             await self.close()
@@ -85,6 +92,7 @@ class SQLite(KVStore):
         if connection is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout_s):
+                    await asyncio.to_thread(self._checkpoints.close)
                     await connection.close()
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:

@@ -20,6 +20,7 @@ from apis.storage.database_file import DatabaseFile
 from apis.storage.kv_store import ABSENT, MEASURE_ROWS, Entry, Op, Put
 from providers.kv_store.checksum import EntryDecoder, add_checksum
 from providers.kv_store.clock import StoreClock
+from providers.kv_store.sqlite_checkpoints import WAL_SIZE_LIMIT_BYTES, WalCheckpoints
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ SCHEMA_VERSION = 3
 DAMAGE_CHECK_S = 1.0
 PAGE_BYTES = 8192
 """Of a new file: SQLite writes a value of many megabytes in half of the time that pages of 4096 bytes need."""
-WAL_SIZE_LIMIT_BYTES = 64 * 1024 * 1024
+WAL_PAGES = 500
+"""A small write that leaves more pages in the log copies them into the file."""
 LARGE_WRITE_BYTES = 1024 * 1024
 MAX_SELECT_KEYS = 256
 MAX_PUT_ROWS = 64
@@ -68,10 +70,17 @@ class SqliteWrite(msgspec.Struct, frozen=True):
 class Database:
     """The open file. All methods block, run on one thread, and raise sqlite3.Error."""
 
-    def __init__(self, connection: sqlite3.Connection, now: Callable[[], float], file: DatabaseFile) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        now: Callable[[], float],
+        file: DatabaseFile,
+        checkpoints: WalCheckpoints,
+    ) -> None:
         self._db = connection
         self._now = now
         self._file = file
+        self._checkpoints = checkpoints
         self._synchronous = ""
         self._decoder = EntryDecoder()
 
@@ -156,6 +165,7 @@ class Database:
         self._db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA journal_size_limit = {WAL_SIZE_LIMIT_BYTES}")
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
         if max_bytes is not None:
             self._db.execute(f"PRAGMA max_page_count = {max_bytes // self._select_int('PRAGMA page_size')}")
         if not schema:
@@ -222,10 +232,21 @@ class Database:
             if any(answers):
                 self._delete(changes.deletes)
                 self._put([*changes.puts.values(), (COUNTER_KEY, self._clock_state(), changes.version, None)])
-                self._db.execute("COMMIT")
+                self._commit(sum(len(stored) for _, stored, _, _ in changes.puts.values()))
         finally:
             self._end_transaction()
         return answers
+
+    def _commit(self, value_bytes: int) -> None:
+        if value_bytes <= LARGE_WRITE_BYTES or self._checkpoints.is_late():
+            self._db.execute("COMMIT")
+            return
+        self._db.execute("PRAGMA wal_autocheckpoint = 0")
+        try:
+            self._db.execute("COMMIT")
+        finally:
+            self._db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+        self._checkpoints.begin()
 
     def _select_state(self, keys: Sequence[bytes], now: float) -> dict[bytes, int]:
         """Return the versions of the keys and of COUNTER_KEY, and adopt the state of the clock."""

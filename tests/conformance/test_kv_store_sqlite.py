@@ -18,6 +18,7 @@ from apis.errors import ConfigError, StoreUnavailable
 from apis.storage.kv_store import ABSENT, Delete, Entry, Put
 from providers.kv_store.clock import StoreClock
 from providers.kv_store.sqlite import SQLite
+from providers.kv_store.sqlite_checkpoints import WalCheckpoints
 from providers.kv_store.sqlite_file import Database
 
 BOUND_S = 30
@@ -408,3 +409,38 @@ async def test_scans_that_wait_fail_together_with_the_one_that_the_store_does_no
     go_on.set()
     assert {type(outcome) for outcome in outcomes} == {StoreUnavailable}
     assert time.monotonic() - began < 2
+
+
+async def test_a_large_value_is_copied_from_the_log_while_other_calls_go_on(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbours: a write that takes long is not followed by a copy that takes as long."""
+    store, go_on = await stores.open(), threading.Event()
+    copy = WalCheckpoints._copy  # pyright: ignore[reportPrivateUsage] - what runs in the other thread
+
+    def copy_later(checkpoints: WalCheckpoints) -> int:
+        go_on.wait(10)
+        return copy(checkpoints)
+
+    monkeypatch.setattr(WalCheckpoints, "_copy", copy_later)
+    await store.put("large", b"x" * (9 << 20))
+    await store.get("large")
+    assert stores.path.stat().st_size < 1 << 20
+    go_on.set()
+    await store.close()  # waits for the copy
+    assert stores.path.stat().st_size > 9 << 20
+
+
+async def test_large_values_without_pause_do_not_let_the_log_grow_for_ever(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the copies do not follow, a write copies the log itself."""
+
+    def always(_: WalCheckpoints) -> bool:
+        return True
+
+    monkeypatch.setattr(WalCheckpoints, "is_late", always)
+    store = await stores.open()
+    for number in range(10):
+        await store.put("large", bytes([number]) * (9 << 20))
+    assert Path(f"{stores.path}-wal").stat().st_size < 30 << 20
