@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,27 @@ MODEL = PackagedModel(
     size_bytes=len(WEIGHTS),
     sha256=hashlib.sha256(WEIGHTS).hexdigest(),
 )
+ROOT = Path(__file__).resolve().parents[3]
+CANCELLED_LOCKS = """
+import asyncio, sys
+from contextlib import suppress
+from pathlib import Path
+from providers.inference.llama_cpp.models.packages import hold_file_lock
+
+async def hold():
+    async with hold_file_lock(Path(sys.argv[1])):
+        pass
+
+async def main():
+    for number in range(200):
+        holding = asyncio.create_task(hold())
+        await asyncio.sleep(0.0001 * (number % 7))
+        holding.cancel()
+        with suppress(asyncio.CancelledError):
+            await holding
+
+asyncio.run(main())
+"""
 LEFT = ["tiny.LICENSE", "tiny.gguf", "tiny.gguf.lock"]
 
 
@@ -123,6 +146,13 @@ async def test_a_fetch_has_a_timeout(index: Path, folder: Path) -> None:
     publish(index)
     with pytest.raises(ConfigError, match="fetch_timeout_s"):
         await fetch_model(replace(MODEL, sha256=""), folder, 0.001)
+
+
+def test_a_process_survives_fetches_that_are_cancelled_while_they_take_the_lock(tmp_path: Path) -> None:
+    """SQLite crashes a process that closes a connection which another thread uses."""
+    command = [sys.executable, "-c", CANCELLED_LOCKS, str(tmp_path / "lock")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_cache_directory_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

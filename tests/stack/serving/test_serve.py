@@ -34,9 +34,10 @@ SOON_S = 10.0
 ENDED = (0, 1)
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
-import sys
+import signal, sys
 from stack.serving.exit_codes import exit_on_error
 from stack.serving.launch import LaunchOptions, run
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored where `nohup` runs the tests
 with exit_on_error():
     sys.exit(run(LaunchOptions(sys.argv[1], {"port": 0}, "tests.stack.tiny:create_app"), **eval(sys.argv[2])))
 """

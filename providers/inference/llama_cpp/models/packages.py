@@ -15,6 +15,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
@@ -106,13 +107,19 @@ def remove_model(model: PackagedModel, folder: Path) -> int:
 async def hold_file_lock(path: Path) -> AsyncGenerator[None]:
     """Hold the lock at `path`, waiting for other processes. SQLite's is the only lock in the standard library that
     works on every system and ends with its process."""
+    loop = asyncio.get_running_loop()
     lock = await asyncio.to_thread(_open_lock, path)
+    # A cancelled task leaves its call running in the thread. SQLite crashes the process if the connection is closed
+    # during the call, so one thread makes them one after another.
+    thread = ThreadPoolExecutor(1)
     try:
-        while not await asyncio.to_thread(_try_lock, lock):  # noqa: ASYNC110 - another process may hold the lock
+        while not await loop.run_in_executor(thread, _try_lock, lock):  # noqa: ASYNC110 - another process may hold it
             await asyncio.sleep(LOCK_POLL_S)
         yield
     finally:
-        lock.close()
+        closed = thread.submit(lock.close)
+        thread.shutdown(wait=False)
+        await asyncio.shield(asyncio.wrap_future(closed))
 
 
 def _open_lock(path: Path) -> sqlite3.Connection:
