@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Final, get_args
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -15,8 +15,6 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 from starlette.applications import Starlette
-from starlette.routing import Route as StarletteRoute
-from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from apis.batches.spare_capacity import SpareCapacity
@@ -26,19 +24,20 @@ from providers.common.supervision import supervise
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
 from stack.console.files import Console
-from stack.http.access.admission_queue import AdmissionQueue
+from stack.http.admission_queue import AdmissionQueue
 from stack.http.cache_salts import CacheSalts
-from stack.http.context import Endpoint, FixedRoutes, Route, Services
+from stack.http.context import Services
+from stack.http.dispatch import dispatch
 from stack.http.edge import Edge
 from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
+from stack.http.route_table import RouteTable
 from stack.http.routes.batch_lines import RouteLineExecutor
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES, STORED_COMPLETION_ROUTES
 from stack.http.shares import RequestShares, read_free_disk_bytes
 from stack.http.streams import StreamMonitor
-from stack.http.websocket import WebSocketEndpoint
 from stack.retention.sweeper import RetentionSweeper
 from stack.telemetry.setup import observe_inference, running_telemetry
 
@@ -48,11 +47,9 @@ _DEFERRED_PLACES: Final = 32
 
 def create_app(config: StackConfig) -> Starlette:
     """Return the app of one run config; its lifespan opens the stack and closes it."""
-    metrics, routes = Metrics(), _collect_routes(config)
-    undescribed = (*STORED_COMPLETION_ROUTES, *REFUSED_ROUTES)
-    described = tuple(
-        (path, route) for path, template, route in routes if path == template and route not in undescribed
-    )
+    metrics, api_routes = Metrics(), (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES, *REFUSED_ROUTES)
+    server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
+    table = RouteTable(api_routes, server_routes)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -61,8 +58,8 @@ def create_app(config: StackConfig) -> Starlette:
             open_stack(config, observe_inference(recorder)) as stack,
         ):
             free_disk_bytes = await asyncio.to_thread(read_free_disk_bytes)
-            services = app.state.services = _build_services(stack, metrics, described, free_disk_bytes)
-            stack.responses.execute_deferred_with(_execute_lines(stack, RouteLineExecutor(services, app)))
+            services = app.state.services = _build_services(stack, metrics, free_disk_bytes)
+            stack.responses.execute_deferred_with(_execute_lines(stack, RouteLineExecutor(services, app, api_routes)))
             app.state.drain = partial(_drain, stack)
             app.state.count_background = stack.responses.count_running
             app.state.end_running = services.end_running
@@ -79,19 +76,16 @@ def create_app(config: StackConfig) -> Starlette:
                 for task in tasks:
                     task.cancel()
 
-    # Starlette itself and not FastAPI: requests are validated by our own models, and the import alone would be a tenth
-    # of a cold start. FastAPI's models describe the API in /openapi.json, which imports them when it is first read.
     app = _App(lifespan=lifespan)
-    app.router.redirect_slashes = False
     app.state.draining = False
     app.state.services = None
-    app.router.routes += [
-        *(_build_route(path, template, route) for path, template, route in routes),
-        WebSocketRoute("/{path:path}", WebSocketEndpoint()),
-    ]
-    fixed_paths = {path: template for path, template, _ in routes if "{" not in path}
-    # the only layers around the routes: Starlette's own ones would cost more than all else a request does here
-    edge = Edge(Idempotency(FixedRoutes(app.router)), config, metrics, fixed_paths)
+    described = (*API_ROUTES, *EXTENSION_ROUTES)
+    app.state.routes = (
+        *((f"/v1{route.path}", route) for route in described),
+        *((route.path, route) for route in server_routes),
+    )
+    # the only layers around the handlers: Starlette's own ones would cost more than all else a request does here
+    edge = Edge(Idempotency(dispatch, table), config, metrics, table)
     app.middleware_stack = Console(edge) if config.serves_console else edge
     return app
 
@@ -102,23 +96,9 @@ class _App(Starlette):
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]  # see above
         assert self.middleware_stack is not None
         scope["app"] = self
+        if scope["type"] == "lifespan":
+            return self.router(scope, receive, send)
         return self.middleware_stack(scope, receive, send)
-
-
-@cache
-def _build_route(path: str, template: str, route: Route) -> StarletteRoute:
-    """Return the route for Starlette. The apps of one process share it, because compiling its pattern is expensive."""
-    return StarletteRoute(path, Endpoint(route, template), methods=[route.method])
-
-
-def _collect_routes(config: StackConfig) -> list[tuple[str, str, Route]]:
-    """Return the path, the template for the metrics, and the route, of all routes."""
-    server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
-    api_routes = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES, *REFUSED_ROUTES)
-    return [
-        *((f"{prefix}{route.path}", f"/v1{route.path}", route) for prefix in ("/v1", "") for route in api_routes),
-        *((route.path, route.path, route) for route in server_routes),
-    ]
 
 
 def _execute_lines(stack: Stack, executor: RouteLineExecutor) -> SpareCapacity:
@@ -137,9 +117,7 @@ async def _drain(stack: Stack, *, at_once: bool) -> None:
     await asyncio.gather(*drains)
 
 
-def _build_services(
-    stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Route], ...], free_disk_bytes: int
-) -> Services:
+def _build_services(stack: Stack, metrics: Metrics, free_disk_bytes: int) -> Services:
     config = stack.config.server
     shares = RequestShares(config, free_disk_bytes, several_tenants=stack.config.has_several_tenants)
     count_answers_in(shares.bytes)
@@ -148,7 +126,6 @@ def _build_services(
         StreamMonitor(config.keep_alive_s),
         metrics,
         CacheSalts(config, stack.accounts.cache_salt_secret()),
-        routes,
         shares,
         AdmissionQueue(config, several_tenants=stack.config.has_several_tenants),
         StoreProbe(stack.kv_store),

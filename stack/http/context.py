@@ -1,42 +1,39 @@
-"""HttpContext, the facts of one request; Services, the open stack that handlers use; Route, which joins them."""
+"""HttpContext, the facts of one request and its end; Services, the open stack that handlers use."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
-from pydantic import BaseModel
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route as StarletteRoute
-from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from apis.accounts.accounts import NO_CALLER, Caller
 from apis.accounts.charges import Charge
-from apis.accounts.project_settings import HostedTool
-from apis.errors import PermissionDenied, Unsupported
+from apis.errors import StackError, Unsupported, internal_error
 from apis.fair_share import Place
 from stack.build import Stack
-from stack.http.access.admission_queue import AdmissionQueue
-from stack.http.answers import client_disconnected_response
+from stack.http.admission_queue import AdmissionQueue
 from stack.http.cache_salts import CacheSalts
+from stack.http.metering import end_charge
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
-from stack.http.request_record import RequestRecord
+from stack.http.request_record import DISCONNECTED_STATUS, RequestRecord
 from stack.http.shares import RequestShares
-from stack.http.streams import ClientDisconnected, EventStream, StreamMonitor
+from stack.http.streams import StreamMonitor
 
+_log = logging.getLogger(__name__)
 ProviderT = TypeVar("ProviderT")
 _CONTEXT_KEY: Final = "stack.http_context"
 _METRICS_REFRESH_S: Final = 1.0
 
 
 class HttpContext(msgspec.Struct):
-    """The facts of one HTTP request or WebSocket, created by the edge and shared by all layers within it.
+    """The facts of one request, shared by all layers within it: an HTTP request or a WebSocket, which the edge creates,
+    one response on a WebSocket, or one line of a batch.
 
-    `finish_request` counts and logs one record; the edge calls it for `request_record`, a WebSocket for each response.
+    `finish_request` counts and logs its record when it is over.
     """
 
     request_record: RequestRecord
@@ -55,10 +52,27 @@ class HttpContext(msgspec.Struct):
     """True for a request of a batch, which has no connection."""
     response_id: str | None = None
     """The id that a create of a response has to use; None lets the route choose one."""
-    body_places: list[Place] = []
+    places: list[Place] = []
     """Places that the request, or its body, holds until the request is over."""
     created_id: str = ""
     """The id of the conversation, vector store or container that the request has created."""
+
+    def fail(self, error: Exception) -> StackError:
+        """Record the error with which the request ends, and return it as its client is to see it: a bug is logged, and
+        shown as an internal error with the id of the request."""
+        if not isinstance(error, StackError):
+            _log.error("request %s failed on a bug", self.request_id, exc_info=error)
+            error = internal_error(self.request_id)
+        self.request_record.record_error(error)
+        return error
+
+    def end(self) -> None:
+        """Release what the request holds, count and log it, and end its charge."""
+        for place in self.places:
+            place.release()
+        self.request_record.status = self.request_record.status or DISCONNECTED_STATUS
+        self.finish_request(self.request_record)
+        end_charge(self.charge, self.request_record)
 
     @property
     def is_over_limit(self) -> bool:
@@ -94,8 +108,6 @@ class Services:
     monitor: StreamMonitor
     metrics: Metrics
     cache_salts: CacheSalts
-    routes: tuple[tuple[str, "Route"], ...]
-    """The routes by their full paths, those with and without /v1 once."""
     shares: RequestShares
     admission: AdmissionQueue
     store_probe: StoreProbe
@@ -132,86 +144,3 @@ def require_section(provider: ProviderT | None, lack: str, section: str) -> Prov
 def get_services(scope: Scope) -> Services:
     """Return the services of the app that a request reached; they exist while its lifespan lasts."""
     return scope["app"].state.services
-
-
-Handler = Callable[[Request, HttpContext, Services], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One method of one path, its handler, and the models of the body and the query that the handler reads.
-
-    A handler returns an ASGI response or raises a StackError. A route with `form` takes a file as
-    `multipart/form-data`, in the field `file_field`; the model describes the other fields of the form, and BaseModel
-    itself has none.
-
-    Every POST declares whether it `stores` content of its tenant, whichever fields it has: it is then closed to
-    projects that store nothing. `tool` is the hosted tool whose work the route does, without which it is closed.
-    """
-
-    method: str
-    path: str
-    handler: Handler
-    body: type[BaseModel] | None = None
-    query: type[BaseModel] | None = None
-    form: type[BaseModel] | None = None
-    file_field: str = "file"
-    stores: bool | None = None
-    tool: HostedTool | None = None
-
-    def __post_init__(self) -> None:
-        if self.method == "POST" and self.stores is None:
-            raise TypeError(f"POST {self.path} has to declare whether it stores content")
-
-    def require_access(self, caller: Caller) -> None:
-        """Raise PermissionDenied if the caller's project may not store what the route stores, or the caller may not use
-        the tool whose work it does."""
-        if self.stores and caller.settings.stores_nothing:
-            raise PermissionDenied(
-                f"This project stores nothing: {self.method} /v1{self.path} is closed to it.", code="zero_retention"
-            )
-        if self.tool is not None:
-            caller.require_tool(self.tool, None)
-            caller.settings.require_tool(self.tool, None, None)
-
-
-class Endpoint:
-    """ASGI app over the handler of one route. Starlette puts three more layers around a plain function, and every token
-    of a stream would pass through them."""
-
-    def __init__(self, route: Route, path: str) -> None:
-        self._route = route
-        self._path = path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = get_context(scope)
-        context.request_record.route = self._path
-        services = get_services(scope)
-        self._route.require_access(context.caller)
-        try:
-            response = await self._route.handler(Request(scope, receive, send), context, services)
-        except ClientDisconnected:
-            response = client_disconnected_response()
-        if isinstance(response, EventStream):
-            with services.shares.open_stream(context.tenant):
-                await response(scope, receive, send)
-        else:
-            await response(scope, receive, send)
-
-
-class FixedRoutes:
-    """ASGI layer around a router that has all its routes. It finds the endpoint of a path without parameters by one
-    look-up. The router, which tries each route, gets every other request: with parameters, of another method, or of no
-    route."""
-
-    def __init__(self, router: Router) -> None:
-        self._router = router
-        self._endpoints: dict[tuple[str, str], ASGIApp] = {}
-        for route in router.routes:
-            if isinstance(route, StarletteRoute) and "{" not in route.path:
-                for method in route.methods or ():
-                    self._endpoints.setdefault((method, route.path), route.app)
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        endpoint = self._endpoints.get((scope.get("method", ""), scope.get("path", "")), self._router)
-        return endpoint(scope, receive, send)

@@ -1,63 +1,33 @@
-"""Edge, the outermost layer: it authenticates requests, gives them ids, renders their errors, counts and logs them."""
+"""Edge, the outermost layer: it gives requests their ids, routes and gates, renders their errors, and ends them."""
 
 import asyncio
 import hashlib
-import hmac
 import itertools
 import logging
 import secrets
-from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Final
 
 import orjson
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apis.accounts.accounts import OPEN_CALLER, Caller, digest_key
-from apis.errors import (
-    Overloaded,
-    PermissionDenied,
-    StackError,
-    internal_error,
-)
+from apis.errors import Overloaded, StackError
 from apis.telemetry import NO_SPAN, REQUEST_ID, TRACE_HEADERS, current_span
-from providers.common.fair_turns import CURRENT_TURN, turn_of
-from providers.common.held_bytes import HELD_PLACES
 from providers.common.tracebacks import without_traceback
 from stack.config import StackConfig
-from stack.http.access.metering import end_charge
-from stack.http.access.privileges import require_privilege
-from stack.http.admission import (
-    CorsPolicy,
-    HeadChecks,
-    authenticate,
-    check_body_type,
-    read_bearer_key,
-    routing_error,
-    unauthorized_error,
-)
 from stack.http.answers import error_response
 from stack.http.context import HttpContext, get_context, set_context
-from stack.http.metrics import METRICS_PATH, Metrics
+from stack.http.gates import CorsPolicy, Gates, HeadAnswered
+from stack.http.metrics import Metrics
 from stack.http.peer import get_peer
-from stack.http.request_record import (
-    DISCONNECTED_STATUS,
-    OTHER,
-    WEBSOCKET,
-    RequestRecord,
-    read_client_request_id,
-    read_trace,
-)
+from stack.http.request_record import WEBSOCKET, RequestRecord, read_client_request_id, read_trace
+from stack.http.route_table import RouteTable, get_match, set_match
 from stack.http.streams import EVENT_STREAM_HEADER, SHUTTING_DOWN_MESSAGE
 from stack.telemetry.http_spans import end_request_span, open_request_span
 
 _log = logging.getLogger(__name__)
 _access_log = logging.getLogger("stack.access")
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
-PROBE_PATHS: Final = OPEN_PATHS | {METRICS_PATH}
-"""Paths that are requested all the time, also while the server drains: successful requests of them are not logged."""
 _SAFETY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -67,40 +37,30 @@ _START_MESSAGE_TYPES: Final = frozenset({"http.response.start", "websocket.http.
 
 
 class Edge:
-    """ASGI middleware that creates the HttpContext of each request.
+    """ASGI middleware that finds the route of each request, creates its HttpContext, has it pass the gates, and ends
+    it. `app` gets what passed."""
 
-    It denies by default, on the path that routing uses. `fixed_routes` are the templates of the routes without
-    parameters, by path. Without API keys the server has one tenant; with keys, the accounts decide who it is. Figures
-    of several tenants are only for the key of the metrics and for administrators.
-    """
-
-    def __init__(
-        self, app: ASGIApp, stack_config: StackConfig, metrics: Metrics, fixed_routes: Mapping[str, str]
-    ) -> None:
+    def __init__(self, app: ASGIApp, stack_config: StackConfig, metrics: Metrics, table: RouteTable) -> None:
         config = stack_config.server
-        self._requires_keys = stack_config.requires_keys
+        self._names_callers = stack_config.requires_keys
         self._app = app
         self._metrics = metrics
-        self._fixed_routes = fixed_routes
+        self._table = table
         self._logs_access = config.access_log
         self._names_tenants = config.access_log_tenants == "named"
-        self._metrics_access = config.metrics
-        self._metrics_key = digest_key(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
-        has_no_key = config.metrics == "keyed" and self._metrics_key is None
-        self._hides_metrics = has_no_key and stack_config.has_several_tenants
         self._cors = CorsPolicy(config.cors_origins) if config.cors_origins else None
-        self._head_checks = HeadChecks(config, self._cors, requires_keys=self._requires_keys)
+        self._gates = Gates(stack_config, self._cors)
         self._request_id_prefix = secrets.token_hex(10)
         self._request_numbers = itertools.count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
+        # a WebSocket is opened where a POST would create the response
+        match = self._table.find(scope.get("method", "POST"), scope["path"])
+        set_match(scope, match)
         record = RequestRecord(
             f"req_{self._request_id_prefix}{next(self._request_numbers):012x}",
             scope.get("method", WEBSOCKET),
-            self._fixed_routes.get(scope["path"], OTHER),
+            match.template,
         )
         context = HttpContext(record, partial(self._finish_request, scope), read_trace(scope["headers"]))
         set_context(scope, context)
@@ -129,7 +89,8 @@ class Edge:
                 record.sent_bytes += len(text)
             await send(message)
 
-        span = NO_SPAN if scope["path"] in PROBE_PATHS else open_request_span(scope, record, context.trace)
+        is_probe = match.route is not None and match.route.probe
+        span = NO_SPAN if is_probe else open_request_span(scope, record, context.trace)
         websocket = record.method == WEBSOCKET
         self._metrics.open_websockets += websocket
         self._metrics.requests_in_flight += not websocket
@@ -138,11 +99,8 @@ class Edge:
         finally:
             self._metrics.open_websockets -= websocket
             self._metrics.requests_in_flight -= not websocket
-            for place in context.body_places:
-                place.release()
             end_request_span(span, scope, record)
-            self._finish_request(scope, record)
-            end_charge(context.charge, record)
+            context.end()
 
     async def _respond(self, context: HttpContext, scope: Scope, receive: Receive, send: Send) -> None:
         record = context.request_record
@@ -150,91 +108,38 @@ class Edge:
             # for every request, because one may start in the context of the one before it on its connection
             TRACE_HEADERS.set(current_span().headers or context.trace)
             REQUEST_ID.set(context.request_id)
-            self._head_checks.check(scope)
-            if self._cors is not None and record.method == "OPTIONS":
-                preflight = self._cors.build_preflight_response(Headers(scope=scope))
-                if preflight is not None:
-                    await preflight(scope, receive, send)
-                    return
-            await self._admit(context, scope)
+            await self._gates.pass_through(scope, context)
             await self._app(scope, receive, send)
+        except HeadAnswered as exc:
+            await exc.response(scope, receive, send)
+        except asyncio.CancelledError:
+            if record.status or not scope["app"].state.draining:
+                raise
+            await error_response(context.fail(Overloaded(SHUTTING_DOWN_MESSAGE)))(scope, receive, send)
         except StackError as exc:
             without_traceback(exc)
-            record.record_error(exc)
+            context.fail(exc)
             if record.status:
                 await _cut_off(scope, receive, exc)
                 return
             await error_response(exc)(scope, receive, send)
-        except HTTPException as exc:
-            error, error_headers = routing_error(exc, scope, scope["app"].router.routes)
-            response = error_response(error)
-            response.headers.update(error_headers)
-            await response(scope, receive, send)
-        except asyncio.CancelledError:
-            if record.status or not scope["app"].state.draining:
-                raise
-            error = Overloaded(SHUTTING_DOWN_MESSAGE)
-            record.record_error(error)
-            await error_response(error)(scope, receive, send)
-        except Exception:
-            _log.exception("request %s failed on a bug", record.id)
-            error = internal_error(record.id)
-            record.record_error(error)
+        except Exception as exc:
+            error = context.fail(exc)
             if record.status:
                 raise
             await error_response(error)(scope, receive, send)
 
     def _finish_request(self, scope: Scope, request_record: RequestRecord) -> None:
         """Count and log a request that is over."""
-        request_record.status = request_record.status or DISCONNECTED_STATUS
         self._metrics.count_request(request_record)
-        if not self._logs_access or (request_record.status < 400 and scope["path"] in PROBE_PATHS):
+        route = get_match(scope).route
+        if not self._logs_access or (request_record.status < 400 and route is not None and route.probe):
             return
         if _access_log.isEnabledFor(logging.INFO):
             request_record.client_request_id = read_client_request_id(scope["headers"])
-            if self._requires_keys and (tenant := get_context(scope).tenant):
+            if self._names_callers and (tenant := get_context(scope).tenant):
                 request_record.tenant = tenant if self._names_tenants else _hash_tenant(tenant)
             _access_log.info("%s", orjson.dumps(request_record.log_fields()).decode())
-
-    async def _admit(self, context: HttpContext, scope: Scope) -> None:
-        """Set the request's tenant. Raises a StackError for a request that is refused before it is routed."""
-        path = scope["path"]
-        if path in OPEN_PATHS:
-            return
-        if path == METRICS_PATH and self._may_read_metrics(scope):
-            return
-        context.caller = await self._authenticate(scope)
-        context.tenant = context.caller.tenant
-        turn = turn_of(context.tenant)
-        CURRENT_TURN.set(turn)
-        HELD_PLACES.set(context.body_places)
-        if self._requires_keys and scope["type"] == "websocket":
-            context.authenticate_again = partial(self._authenticate, scope)
-        peer = get_peer(scope)
-        if peer is not None and peer.turn is not turn:
-            peer.admit(turn)
-        if self._requires_keys:
-            require_privilege(context.caller, context.request_record.method, path)
-        if path == METRICS_PATH and self._hides_metrics and not context.is_administrator:
-            raise PermissionDenied("The figures are those of all tenants: set `server.metrics_key`, and send that key.")
-        if scope.get("method") == "POST":
-            check_body_type(path, scope["headers"])
-
-    async def _authenticate(self, scope: Scope) -> Caller:
-        if not self._requires_keys:
-            return OPEN_CALLER
-        services = scope["app"].state.services
-        if services is None:
-            raise Overloaded(SHUTTING_DOWN_MESSAGE)
-        return await authenticate(services.stack.accounts, scope["headers"])
-
-    def _may_read_metrics(self, scope: Scope) -> bool:
-        """Return true if the metrics are open to the request without an API key. Raises Unauthorized."""
-        if self._metrics_access != "keyed" or self._metrics_key is None:
-            return self._metrics_access == "open"
-        if not hmac.compare_digest(digest_key(read_bearer_key(scope["headers"])), self._metrics_key):
-            raise unauthorized_error()
-        return True
 
 
 async def _cut_off(scope: Scope, receive: Receive, error: StackError) -> None:

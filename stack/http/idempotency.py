@@ -14,7 +14,6 @@ of a process that died, unless the response that it generated is stored.
 import asyncio
 import hashlib
 import logging
-import re
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from stack.http.answers import client_disconnected_response
 from stack.http.context import get_context, get_services
 from stack.http.parsing import find_header, is_large, read_object
 from stack.http.peer import scope_without_peer
+from stack.http.route_table import RouteTable, get_match, set_match
 from stack.http.sse import DIALECT_HEADER, DONE_FRAME, KEEP_ALIVE_FRAME
 from stack.http.streams import ClientDisconnected, run_while_connected
 from stack.http.uploads import read_body
@@ -46,8 +46,6 @@ _log = logging.getLogger(__name__)
 IDEMPOTENCY_KEY_HEADER: Final = "Idempotency-Key"
 _RAW_HEADER: Final = IDEMPOTENCY_KEY_HEADER.lower().encode()
 REPLAYED_HEADER: Final = (b"idempotent-replayed", b"true")
-_CREATE_PATH: Final = re.compile(r"(?:/v1)?(/(?:responses|conversations|vector_stores|containers))")
-_OBJECT_PATH: Final = re.compile(rf"{_CREATE_PATH.pattern}/([^/]+)")
 _RESPONSES_PATH: Final = "/responses"
 _RETENTION_S: Final = 86_400.0
 _LEASE_S: Final = 10.0
@@ -103,17 +101,18 @@ class _KeyedRequest:
 class Idempotency:
     """ASGI middleware inside the edge. A request without the header passes unchanged."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, table: RouteTable) -> None:
         self._app = app
+        self._table = table
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        method = scope.get("method")
-        if method == "POST" and (route := _CREATE_PATH.fullmatch(scope["path"])):
+        match = get_match(scope)
+        if match.route is not None and match.route.keyed:
+            if match.route.method == "DELETE":
+                return self._delete(next(iter(match.params.values())), (scope, receive, send))
             keys = [value for name, value in scope["headers"] if name == _RAW_HEADER]
             if keys:
-                return self._create(route[1], _parse_key(keys), (scope, receive, send))
-        elif method == "DELETE" and (match := _OBJECT_PATH.fullmatch(scope["path"])):
-            return self._delete(match[2], (scope, receive, send))
+                return self._create(match.route.path, _parse_key(keys), (scope, receive, send))
         return self._app(scope, receive, send)
 
     async def _delete(self, object_id: str, asgi: tuple[Scope, Receive, Send]) -> None:
@@ -156,6 +155,7 @@ class Idempotency:
         path = f"{_RESPONSES_PATH}/{response_id}"
         query = b"stream=true" if request.stream else b""
         get_scope: Scope = {**scope, "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query}
+        set_match(get_scope, self._table.find("GET", path))
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":

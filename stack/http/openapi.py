@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.warnings import UnsupportedFieldAttributeWarning
 
 from stack import __version__
-from stack.http.context import Route
+from stack.http.route import Route
 
 _PATH_PARAMETER: Final = re.compile(r"{(\w+)(?::\w+)?}")
 

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from apis.accounts.charges import RELEASED_USE
 from apis.errors import InvalidRequest, Overloaded, PayloadTooLarge, PermissionDenied
 from apis.wire.field_rows import refused_fields
-from stack.http.access.admission_queue import AdmissionQueue
-from stack.http.access.metering import GrantedRequest, count_request, grant_request, open_charge
+from stack.http.admission_queue import AdmissionQueue
 from stack.http.context import HttpContext, Services, get_context, get_services
+from stack.http.metering import GrantedRequest, count_request, grant_request, open_charge
 from stack.http.parsing import ModelT, find_header, read_request, to_invalid_request
 from stack.http.streams import run_while_connected
 
@@ -59,7 +59,7 @@ async def _read_body(http: Request, context: HttpContext, services: Services, ma
     body = _IncomingBody(http, max_bytes, "server.max_body_bytes")
     while not body.is_whole:
         chunks.append(await body.receive())
-        services.shares.cover_body(context.body_places, body.size_bytes, context.tenant)
+        services.shares.cover_body(context.places, body.size_bytes, context.tenant)
     return b"".join(chunks)
 
 
@@ -145,7 +145,7 @@ async def _admit(http: Request, context: HttpContext, admission: AdmissionQueue,
     place = admission.try_enter(context.tenant)
     if place is None:
         place = await run_while_connected(http.scope, http.receive, admission.enter(context.tenant, request))
-    context.body_places.append(place)
+    context.places.append(place)
 
 
 async def _parse_granted(
@@ -240,7 +240,7 @@ async def _stream_upload(http: Request, max_bytes: int, setting: str | None) -> 
     async with aclosing(stream_body(http, max_bytes, setting)) as chunks:
         async for chunk in chunks:
             size_bytes += len(chunk)
-            shares.cover_upload(context.body_places, size_bytes, context.tenant, max_bytes=max_bytes)
+            shares.cover_upload(context.places, size_bytes, context.tenant, max_bytes=max_bytes)
             yield chunk
 
 

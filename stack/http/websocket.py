@@ -14,26 +14,23 @@ import orjson
 from openai.types.responses import ResponseStreamEvent
 from starlette.types import Receive, Scope, Send
 
-from apis.accounts.charges import Charge
 from apis.errors import (
     InvalidRequest,
-    NotFound,
     Overloaded,
     RateLimited,
     StackError,
     Unauthorized,
     Unsupported,
     error_to_body,
-    internal_error,
 )
 from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
 from providers.common.fair_turns import REQUEST_WORK, calculate, current_turn
 from providers.common.held_bytes import HELD_PLACES
-from stack.http.access.metering import GrantedRequest, end_charge, grant_request, open_charge
-from stack.http.admission import unauthorized_error
 from stack.http.context import HttpContext, Services, get_context, get_services
+from stack.http.gates import unauthorized_error
+from stack.http.metering import GrantedRequest, grant_request, open_charge
 from stack.http.parsing import is_large, read_object, validate_request
 from stack.http.peer import get_peer
 from stack.http.request_record import WEBSOCKET, RequestRecord
@@ -43,7 +40,10 @@ from stack.serving.socket_connection import DRAIN_MESSAGE_TYPE
 
 _log = logging.getLogger(__name__)
 
-_PATHS: Final = ("/v1/responses", "/responses")
+WEBSOCKET_HINT: Final = (
+    " Its WebSocket is opened with the headers `Upgrade: websocket` and `Connection: upgrade`, which a proxy in "
+    "front has to pass on."
+)
 _MAX_RUNNING: Final = 16
 _MAX_STREAMS: Final = 32
 _MAX_QUEUED: Final = 64
@@ -53,28 +53,24 @@ _CLOSE_POLICY: Final = 1008
 _CLOSE_SERVICE_RESTART: Final = 1012
 
 
-class WebSocketEndpoint:
-    """ASGI app for the WebSockets of all paths; only /responses has one."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] not in _PATHS:
-            raise NotFound(f"There is no WebSocket at {scope['path'][:256]}.")
-        context, services = get_context(scope), get_services(scope)
-        stack, tenant = services.stack, context.tenant
-        dialect = read_dialect(scope, stack.config.server.dialect)
-        await receive()
-        with services.shares.open_websocket(tenant):
-            session = stack.responses.open_session(tenant=tenant)
-            try:
-                await send({"type": "websocket.accept", "headers": []})
-                handler = _SocketHandler(send, session, services, dialect, context)
-                if (peer := get_peer(scope)) is not None:
-                    peer.cover_message = handler.cover_message
-                await handler.run(receive)
-            except OSError:
-                _log.info("a client left before its WebSocket was open")
-            finally:
-                session.close()
+async def serve_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    """Open the WebSocket of a request that has passed the gates, and serve it until it is closed."""
+    context, services = get_context(scope), get_services(scope)
+    stack, tenant = services.stack, context.tenant
+    dialect = read_dialect(scope, stack.config.server.dialect)
+    await receive()
+    with services.shares.open_websocket(tenant):
+        session = stack.responses.open_session(tenant=tenant)
+        try:
+            await send({"type": "websocket.accept", "headers": []})
+            handler = _SocketHandler(send, session, services, dialect, context)
+            if (peer := get_peer(scope)) is not None:
+                peer.cover_message = handler.cover_message
+            await handler.run(receive)
+        except OSError:
+            _log.info("a client left before its WebSocket was open")
+        finally:
+            session.close()
 
 
 class _ConnectionClosed(Exception):
@@ -118,6 +114,7 @@ class _SocketHandler:
         self._max_bytes = config.max_body_bytes
         self._max_age_s = config.max_websocket_age_s
         self._request_id = context.request_id
+        self._route = context.request_record.route
         self._stream_ids: set[str] = set()
         self._arriving_places: list[Place] = []
         self._queue: list[_CreateMessage] = []
@@ -239,22 +236,24 @@ class _SocketHandler:
                 )
 
     async def _respond_in_own_trace(self, create_message: _CreateMessage) -> None:
-        links, attributes = [self._trace], {"http.route": _PATHS[0]}
+        links, attributes = [self._trace], {"http.route": self._route}
         with telemetry().open_span(SpanType.WEBSOCKET_CREATE, "", attributes, parent=NO_TRACE, links=links):
             await self._respond(create_message)
 
     async def _respond(self, create_message: _CreateMessage) -> None:
         started = False
-        record = RequestRecord(self._request_id, WEBSOCKET, _PATHS[0])
+        record = RequestRecord(self._request_id, WEBSOCKET, self._route)
         record.status = 200
+        context = HttpContext(record, self._finish_response, {}, self._tenant, self._caller)
+        context.places = create_message.places
         events: Sequence[ResponseStreamEvent] = ()
-        charge: Charge | None = None
-        HELD_PLACES.set(create_message.places)
+        HELD_PLACES.set(context.places)
         try:
             granted, generate = await self._parse_granted(create_message)
             request = granted.sent
             charge = await open_charge(self._stack.accounts, self._caller, granted, create_message.size_bytes)
-            create_message.places.append(await self._admission.enter(self._tenant, request))
+            context.charge = charge
+            context.places.append(await self._admission.enter(self._tenant, request))
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
             salted, stream_id = self._add_salt(request, self._tenant), create_message.stream_id
             created = self._session.create(
@@ -274,9 +273,8 @@ class _SocketHandler:
             before = create_message.fields.get("previous_response_id")
             if isinstance(before, str):
                 self._session.forget(before, stream_id=create_message.stream_id)
-            error = exc if isinstance(exc, StackError) else self._log_bug(exc)
+            error = context.fail(exc)
             current_span().fail(error_type_of(error))
-            record.record_error(error)
             if started:
                 # the stream has already sent its own error event
                 _log.info("a stream failed: %s", error.message)
@@ -286,19 +284,13 @@ class _SocketHandler:
         finally:
             if events:
                 record.observe(events[-1])
-            _release(create_message.places)
             del self._running_tasks[create_message.stream_id]
-            self._finish_response(record)
-            end_charge(charge, record)
+            context.end()
             self._start_queued()
 
     async def _parse_granted(self, create_message: _CreateMessage) -> tuple[GrantedRequest[CreateResponse], bool]:
         request, generate = await _parse_create(create_message)
         return await grant_request(self._stack, self._caller, request), generate
-
-    def _log_bug(self, exc: Exception) -> StackError:
-        _log.error("a response on the WebSocket of request %s failed on a bug", self._request_id, exc_info=exc)
-        return internal_error(self._request_id)
 
     def _begin_close(self, reason: StackError, code: int, *, is_announced: bool = False) -> None:
         """Refuse new messages, and close the connection when the running responses have ended, after an error event

@@ -8,11 +8,11 @@ from time import monotonic
 from typing import Any, ClassVar, Final
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from providers.common.fair_turns import TURN_WORK, turn_of
 from stack.http.peer import peer_state
-from stack.serving.flow import HoldableFlow, LazyEvent
 from stack.serving.open_connections import OpenConnections, TrackedPeer
 from stack.serving.refusals import BAD_REQUEST, HEAD_TOO_LARGE, OVERLOADED, TOO_SLOW
 from stack.serving.response_transport import CONTINUE, ResponseTransport
@@ -37,13 +37,24 @@ class _RefusedError(Exception):
     """Ends the parser inside a callback."""
 
 
-class _Pipeline(list[tuple[Any, Any]]):
-    """The requests that wait, the newest first; nearly always none, for which a deque would take 700 bytes."""
+class HoldableFlow(FlowControl):
+    """uvicorn's flow control, which does not resume reading while `held`."""
 
-    __slots__ = ()
+    held = False
 
-    def appendleft(self, request: tuple[Any, Any]) -> None:
-        self.insert(0, request)
+    def hold(self) -> None:
+        """Pause reading until `release`."""
+        self.held = True
+        self.pause_reading()
+
+    def release(self) -> None:
+        """Resume reading."""
+        self.held = False
+        self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
 
 
 class HttpServerConnection(HttpToolsProtocol):
@@ -58,24 +69,6 @@ class HttpServerConnection(HttpToolsProtocol):
     Pipelined requests are parsed a few at a time. A client that has closed only its half of the connection is served.
     """
 
-    # slots, because with more than thirty attributes an instance no longer shares its keys: 1 KiB per connection
-    __slots__ = (
-        "_active_cycle",
-        "_body_bytes",
-        "_deadline",
-        "_drain_idle_s",
-        "_flow",
-        "_head_bytes",
-        "_in_head",
-        "_is_lingering",
-        "_is_queued",
-        "_stall_timer",
-        "_timer",
-        "_trailer_bytes",
-        "_trailer_count",
-        "_unparsed",
-        "peer",
-    )
     peer: TrackedPeer
 
     silent_s: ClassVar[float] = 30.0
@@ -91,7 +84,6 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.pipeline = _Pipeline()  # type: ignore[assignment]  # as much of a deque as is used
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -187,13 +179,11 @@ class HttpServerConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             self._unparsed.clear()
             return
-        if self.parser is None:  # type: ignore[unreachable]  # see body_writer
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         if self._in_head:
             self._head_bytes += len(data)
         else:
             self._trailer_bytes += len(data)  # unless it is of the body
+        assert self.parser is not None  # uvicorn drops it when the connection is lost
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -294,7 +284,6 @@ class HttpServerConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._active_cycle = cycle
         cycle.transport = ResponseTransport(self.transport, self.loop, self.close_after_response)
-        cycle.message_event = LazyEvent(is_set=cycle.message_event.is_set())
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -311,10 +300,7 @@ class HttpServerConnection(HttpToolsProtocol):
             self._parse_held()
 
     def body_writer(self) -> Callable[[bytes], bool]:
-        """Return the function of `Peer.body_writer`. Between two requests the parser, which takes 1 KiB, is dropped for
-        as long as the stream is open; the next request gets a new one."""
-        if not (self._in_head or self.cycle.more_body):
-            self.parser = None  # type: ignore[assignment]  # as uvicorn itself sets it when the connection is lost
+        """Return the function of `Peer.body_writer`."""
         return _drop_body if self._active_cycle.scope["method"] == "HEAD" else self._write_body
 
     def _write_body(self, body: bytes) -> bool:

@@ -24,8 +24,8 @@ from uvicorn.server import Server
 from apis.errors import Overloaded
 from apis.ticks import wait_for_tick
 from stack.http.answers import error_response
-from stack.http.edge import PROBE_PATHS
 from stack.http.peer import get_peer
+from stack.http.routes.server import PROBE_PATHS
 from stack.server_config import HttpServerConfig
 from stack.serving.connection import HttpServerConnection
 from stack.serving.listener import Listener

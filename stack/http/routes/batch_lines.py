@@ -1,9 +1,8 @@
 """RouteLineExecutor: executes the requests of batches by the handlers that answer the same requests over HTTP."""
 
 import asyncio
-import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Final
 
 import orjson
@@ -22,28 +21,16 @@ from apis.errors import (
     StoreUnavailable,
     Unauthorized,
     error_to_body,
-    internal_error,
 )
 from apis.telemetry import REQUEST_ID, TRACE_HEADERS
 from providers.common.fair_turns import CURRENT_TURN, turn_of
 from providers.common.held_bytes import HELD_PLACES
-from stack.http.access.metering import end_charge
-from stack.http.context import Handler, HttpContext, Services, set_context
-from stack.http.request_record import DISCONNECTED_STATUS, RequestRecord
-from stack.http.routes.chat import create_chat_completion
-from stack.http.routes.completions import create_completion
-from stack.http.routes.embeddings import create_embeddings
-from stack.http.routes.responses import create_response
+from stack.http.context import HttpContext, Services, set_context
+from stack.http.request_record import RequestRecord
+from stack.http.route import Route
 from stack.http.sse import response_to_json
 
-_log = logging.getLogger(__name__)
 _RESPONSES: Final = "/v1/responses"
-_HANDLERS: Final[Mapping[str, Handler]] = {
-    _RESPONSES: create_response,
-    "/v1/chat/completions": create_chat_completion,
-    "/v1/completions": create_completion,
-    "/v1/embeddings": create_embeddings,
-}
 _ROUTE: Final = "batch"
 """The route of these requests in the metrics."""
 _TRANSIENT_STATUSES: Final = frozenset({429, 502, 503, 504})
@@ -53,9 +40,10 @@ _REUSED_STATUSES: Final = frozenset({"completed", "incomplete"})
 class RouteLineExecutor:
     """Executes lines in this process. Each is counted and validated as a request of its endpoint is."""
 
-    def __init__(self, services: Services, app: Starlette) -> None:
+    def __init__(self, services: Services, app: Starlette, routes: Iterable[Route]) -> None:
         self._services = services
         self._app = app
+        self._handlers = {f"/v1{route.path}": route.handler for route in routes if route.batched}
 
     def interactive_requests(self) -> int:
         return self._services.metrics.requests_in_flight
@@ -72,7 +60,7 @@ class RouteLineExecutor:
         context = HttpContext(
             record, count_request, {}, tenant=owner.tenant, response_id=response_id, is_batch_line=True
         )
-        HELD_PLACES.set(context.body_places)
+        HELD_PLACES.set(context.places)
         try:
             caller = await self._find_caller(owner)
             if caller is None:
@@ -82,28 +70,14 @@ class RouteLineExecutor:
             if answer is None:
                 answer = await self._handle(endpoint, body, context)
             record.status = answer.status
-        except StoreUnavailable as exc:
-            record.record_error(exc)
-            record.status = exc.status
-            raise
-        except StackError as exc:
-            record.record_error(exc)
-            record.status = exc.status
-            is_busy = exc.status in _TRANSIENT_STATUSES or isinstance(exc, ConversationLocked)
-            is_transient = is_busy and not exc.repeats_work and not isinstance(exc, QuotaExceeded)
-            is_limited = is_transient and isinstance(exc, RateLimited) and context.is_over_limit
-            error_body = orjson.dumps(error_to_body(exc))
-            answer = LineAnswer(exc.status, record.id, error_body, is_transient, exc.retry_after_s, is_limited)
-        except Exception:  # noqa: BLE001 - the outer edge of a request without a connection: the line says that it failed
-            _log.exception("a request of a batch, %s, failed on a bug", record.id)
-            record.status = 500
-            answer = LineAnswer(500, record.id, orjson.dumps(error_to_body(internal_error(record.id))))
+        except Exception as exc:  # the outer edge of a request without a connection: the line says that it failed
+            error = context.fail(exc)
+            record.status = error.status
+            if isinstance(exc, StoreUnavailable):
+                raise
+            answer = _refused_line(error, context)
         finally:
-            for place in context.body_places:
-                place.release()
-            record.status = record.status or DISCONNECTED_STATUS
-            context.finish_request(record)
-            end_charge(context.charge, record)
+            context.end()
         return answer
 
     async def _find_caller(self, owner: BatchOwner) -> Caller | None:
@@ -138,5 +112,13 @@ class RouteLineExecutor:
             # this client never leaves
             return messages.pop() if messages else await asyncio.get_running_loop().create_future()
 
-        response = await _HANDLERS[endpoint](Request(scope, receive), context, self._services)
+        response = await self._handlers[endpoint](Request(scope, receive), context, self._services)
         return LineAnswer(response.status_code, context.request_id, bytes(response.body))
+
+
+def _refused_line(error: StackError, context: HttpContext) -> LineAnswer:
+    is_busy = error.status in _TRANSIENT_STATUSES or isinstance(error, ConversationLocked)
+    is_transient = is_busy and not error.repeats_work and not isinstance(error, QuotaExceeded)
+    is_limited = is_transient and isinstance(error, RateLimited) and context.is_over_limit
+    error_body = orjson.dumps(error_to_body(error))
+    return LineAnswer(error.status, context.request_id, error_body, is_transient, error.retry_after_s, is_limited)

@@ -8,8 +8,9 @@ from starlette.responses import Response
 from apis.batches.batches import Batches, BatchListParams, CreateBatch
 from apis.errors import PermissionDenied
 from stack.http.answers import model_response, page_response
-from stack.http.context import HttpContext, Route, Services, require_section
+from stack.http.context import HttpContext, Services, require_section
 from stack.http.parsing import read_request
+from stack.http.route import RESPONSES, Route
 from stack.http.uploads import read_body, read_query
 
 
@@ -40,10 +41,10 @@ async def cancel_batch(http: Request, context: HttpContext, services: Services) 
 
 
 BATCH_ROUTES: Final = (
-    Route("POST", "/batches", create_batch, body=CreateBatch, stores=True),
-    Route("GET", "/batches", list_batches, query=BatchListParams),
-    Route("GET", "/batches/{batch_id}", get_batch),
-    Route("POST", "/batches/{batch_id}/cancel", cancel_batch, stores=False),
+    Route("POST", "/batches", RESPONSES, create_batch, body=CreateBatch, stores=True),
+    Route("GET", "/batches", RESPONSES, list_batches, query=BatchListParams),
+    Route("GET", "/batches/{batch_id}", RESPONSES, get_batch),
+    Route("POST", "/batches/{batch_id}/cancel", RESPONSES, cancel_batch, stores=False),
 )
 
 

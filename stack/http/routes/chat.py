@@ -37,9 +37,10 @@ from apis.wire.base import Wire, sdk_model_to_json
 from providers.common.grammars.chat import check_chat
 from stack.http.answers import json_response
 from stack.http.chat_files import read_files
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
 from stack.http.images import inline_images
 from stack.http.request_record import RequestRecord
+from stack.http.route import RESPONSES, Route
 from stack.http.streams import EventStream, run_while_connected
 from stack.http.uploads import read_metered
 
@@ -103,14 +104,22 @@ async def refuse_stored_completion(_http: Request, _context: HttpContext, _servi
 
 _COMPLETION_PATH: Final = "/chat/completions/{completion_id}"
 CHAT_ROUTES: Final = (
-    Route("POST", "/chat/completions", create_chat_completion, body=CreateChatCompletion, stores=False),
+    Route(
+        "POST",
+        "/chat/completions",
+        RESPONSES,
+        create_chat_completion,
+        body=CreateChatCompletion,
+        stores=False,
+        batched=True,
+    ),
 )
 STORED_COMPLETION_ROUTES: Final = (
-    Route("GET", "/chat/completions", refuse_stored_completion),
-    Route("GET", _COMPLETION_PATH, refuse_stored_completion),
-    Route("POST", _COMPLETION_PATH, refuse_stored_completion, stores=False),
-    Route("DELETE", _COMPLETION_PATH, refuse_stored_completion),
-    Route("GET", f"{_COMPLETION_PATH}/messages", refuse_stored_completion),
+    Route("GET", "/chat/completions", RESPONSES, refuse_stored_completion),
+    Route("GET", _COMPLETION_PATH, RESPONSES, refuse_stored_completion),
+    Route("POST", _COMPLETION_PATH, RESPONSES, refuse_stored_completion, stores=False),
+    Route("DELETE", _COMPLETION_PATH, RESPONSES, refuse_stored_completion),
+    Route("GET", f"{_COMPLETION_PATH}/messages", RESPONSES, refuse_stored_completion),
 )
 """Routes of OpenAI's API that only say that they are not offered; no document describes them."""
 

@@ -22,8 +22,9 @@ from apis.completions.completion import (
 from apis.deltas import Usage
 from apis.errors import InvalidRequest, UpstreamError
 from stack.http.answers import json_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
 from stack.http.request_record import RequestRecord
+from stack.http.route import RESPONSES, Route
 from stack.http.routes.chat import ChatStreamOptions, encode_chunks, encode_stream_error
 from stack.http.streams import EventStream, run_while_connected
 from stack.http.uploads import read_metered
@@ -55,7 +56,9 @@ async def create_completion(http: Request, context: HttpContext, services: Servi
     return json_response(orjson.dumps(completion))
 
 
-COMPLETION_ROUTES: Final = (Route("POST", "/completions", create_completion, body=CreateCompletion, stores=False),)
+COMPLETION_ROUTES: Final = (
+    Route("POST", "/completions", RESPONSES, create_completion, body=CreateCompletion, stores=False, batched=True),
+)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from apis.containers import ContainerListParams, Containers, CopyFile, CreateContainer
 from apis.errors import Unsupported
 from stack.http.answers import deleted_response, model_response, page_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import RESPONSES, Route
 from stack.http.uploads import open_upload, read_model, read_query
 
 _DOWNLOAD_HEADERS: Final = {"content-disposition": "attachment"}
@@ -75,23 +76,33 @@ async def get_container_file_content(http: Request, context: HttpContext, servic
 
 
 CONTAINER_ROUTES: Final = (
-    Route("POST", "/containers", create_container, body=CreateContainer, stores=True, tool="code_interpreter"),
-    Route("GET", "/containers", list_containers, query=ContainerListParams),
-    Route("GET", "/containers/{container_id}", get_container),
-    Route("DELETE", "/containers/{container_id}", delete_container),
+    Route(
+        "POST",
+        "/containers",
+        RESPONSES,
+        create_container,
+        body=CreateContainer,
+        stores=True,
+        keyed=True,
+        tool="code_interpreter",
+    ),
+    Route("GET", "/containers", RESPONSES, list_containers, query=ContainerListParams),
+    Route("GET", "/containers/{container_id}", RESPONSES, get_container),
+    Route("DELETE", "/containers/{container_id}", RESPONSES, delete_container, keyed=True),
     Route(
         "POST",
         "/containers/{container_id}/files",
+        RESPONSES,
         add_container_file,
         body=CopyFile,
         form=BaseModel,
         stores=True,
         tool="code_interpreter",
     ),
-    Route("GET", "/containers/{container_id}/files", list_container_files, query=ContainerListParams),
-    Route("GET", "/containers/{container_id}/files/{file_id}", get_container_file),
-    Route("DELETE", "/containers/{container_id}/files/{file_id}", delete_container_file),
-    Route("GET", "/containers/{container_id}/files/{file_id}/content", get_container_file_content),
+    Route("GET", "/containers/{container_id}/files", RESPONSES, list_container_files, query=ContainerListParams),
+    Route("GET", "/containers/{container_id}/files/{file_id}", RESPONSES, get_container_file),
+    Route("DELETE", "/containers/{container_id}/files/{file_id}", RESPONSES, delete_container_file),
+    Route("GET", "/containers/{container_id}/files/{file_id}/content", RESPONSES, get_container_file_content),
 )
 
 

@@ -16,7 +16,8 @@ from apis.conversations import (
 )
 from providers.common.fair_turns import run_long
 from stack.http.answers import deleted_response, list_response, model_response, value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import RESPONSES, Route
 from stack.http.uploads import read_model, read_query
 
 
@@ -73,14 +74,14 @@ async def delete_item(http: Request, context: HttpContext, services: Services) -
 _CONVERSATION_PATH: Final = "/conversations/{conversation_id}"
 
 CONVERSATION_ROUTES: Final = (
-    Route("POST", "/conversations", create_conversation, body=CreateConversation, stores=True),
-    Route("GET", _CONVERSATION_PATH, get_conversation),
-    Route("POST", _CONVERSATION_PATH, update_conversation, body=UpdateConversation, stores=True),
-    Route("DELETE", _CONVERSATION_PATH, delete_conversation),
-    Route("POST", f"{_CONVERSATION_PATH}/items", add_items, body=AddItems, query=ItemInclude, stores=True),
-    Route("GET", f"{_CONVERSATION_PATH}/items", list_items, query=ItemListParams),
-    Route("GET", f"{_CONVERSATION_PATH}/items/{{item_id}}", get_item, query=ItemInclude),
-    Route("DELETE", f"{_CONVERSATION_PATH}/items/{{item_id}}", delete_item),
+    Route("POST", "/conversations", RESPONSES, create_conversation, body=CreateConversation, stores=True, keyed=True),
+    Route("GET", _CONVERSATION_PATH, RESPONSES, get_conversation),
+    Route("POST", _CONVERSATION_PATH, RESPONSES, update_conversation, body=UpdateConversation, stores=True),
+    Route("DELETE", _CONVERSATION_PATH, RESPONSES, delete_conversation, keyed=True),
+    Route("POST", f"{_CONVERSATION_PATH}/items", RESPONSES, add_items, body=AddItems, query=ItemInclude, stores=True),
+    Route("GET", f"{_CONVERSATION_PATH}/items", RESPONSES, list_items, query=ItemListParams),
+    Route("GET", f"{_CONVERSATION_PATH}/items/{{item_id}}", RESPONSES, get_item, query=ItemInclude),
+    Route("DELETE", f"{_CONVERSATION_PATH}/items/{{item_id}}", RESPONSES, delete_item),
 )
 
 

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from apis.deltas import Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from stack.http.answers import json_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import RESPONSES, Route
 from stack.http.streams import run_while_connected
 from stack.http.uploads import read_metered
 
@@ -31,7 +32,9 @@ async def create_embeddings(http: Request, context: HttpContext, services: Servi
     return json_response(_embeddings_to_json(request, embeddings))
 
 
-EMBEDDING_ROUTES: Final = (Route("POST", "/embeddings", create_embeddings, body=EmbeddingRequest, stores=False),)
+EMBEDDING_ROUTES: Final = (
+    Route("POST", "/embeddings", RESPONSES, create_embeddings, body=EmbeddingRequest, stores=False, batched=True),
+)
 
 
 def _embeddings_to_json(request: EmbeddingRequest, embeddings: Embeddings) -> bytes:

@@ -12,8 +12,9 @@ from starlette.responses import Response, StreamingResponse
 
 from apis.documents.files import CreateFile, FileListParams, Files
 from stack.http.answers import deleted_response, model_response, page_response
-from stack.http.context import HttpContext, Route, Services, require_section
+from stack.http.context import HttpContext, Services, require_section
 from stack.http.parsing import to_invalid_request
+from stack.http.route import FILES, Route
 from stack.http.uploads import Upload, open_upload, read_query
 
 _NESTED_FIELD: Final = re.compile(r"(\w{1,32})\[(\w{1,32})\]")
@@ -57,11 +58,11 @@ async def get_file_content(http: Request, context: HttpContext, services: Servic
 
 
 FILE_ROUTES: Final = (
-    Route("POST", "/files", create_file, form=CreateFile, stores=True),
-    Route("GET", "/files", list_files, query=FileListParams),
-    Route("GET", "/files/{file_id}", get_file),
-    Route("DELETE", "/files/{file_id}", delete_file),
-    Route("GET", "/files/{file_id}/content", get_file_content),
+    Route("POST", "/files", FILES, create_file, form=CreateFile, stores=True),
+    Route("GET", "/files", FILES, list_files, query=FileListParams),
+    Route("GET", "/files/{file_id}", FILES, get_file),
+    Route("DELETE", "/files/{file_id}", FILES, delete_file),
+    Route("GET", "/files/{file_id}/content", FILES, get_file_content),
 )
 
 

@@ -11,12 +11,13 @@ from apis.conversations import ConversationListParams
 from apis.errors import MethodNotAllowed
 from apis.observation.background import EventListParams
 from apis.responses import ResponseListParams
-from stack.http.admission import WEBSOCKET_HINT
 from stack.http.answers import json_response, page_response, value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import RESPONSES, Route
 from stack.http.routes.responses import RESPONSE_PATH, parse_response_id
 from stack.http.sse import events_to_json, read_dialect
 from stack.http.uploads import read_query
+from stack.http.websocket import WEBSOCKET_HINT
 
 
 async def list_responses(http: Request, context: HttpContext, services: Services) -> Response:
@@ -44,7 +45,7 @@ async def list_conversations(http: Request, context: HttpContext, services: Serv
 
 
 LISTING_ROUTES: Final = (
-    Route("GET", "/responses", list_responses, query=ResponseListParams),
-    Route("GET", f"{RESPONSE_PATH}/events", list_events, query=EventListParams),
-    Route("GET", "/conversations", list_conversations, query=ConversationListParams),
+    Route("GET", "/responses", RESPONSES, list_responses, query=ResponseListParams),
+    Route("GET", f"{RESPONSE_PATH}/events", RESPONSES, list_events, query=EventListParams),
+    Route("GET", "/conversations", RESPONSES, list_conversations, query=ConversationListParams),
 )

@@ -8,7 +8,8 @@ from starlette.responses import Response
 from apis.errors import ModelNotFound
 from apis.inference import Model
 from stack.http.answers import value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import ANY_PROJECT_KEY, Route
 
 
 async def list_models(_http: Request, _context: HttpContext, services: Services) -> Response:
@@ -28,8 +29,8 @@ async def get_model(http: Request, _context: HttpContext, services: Services) ->
 
 
 MODEL_ROUTES: Final = (
-    Route("GET", "/models", list_models),
-    Route("GET", "/models/{model_id:path}", get_model),
+    Route("GET", "/models", ANY_PROJECT_KEY, list_models),
+    Route("GET", "/models/{model_id:path}", ANY_PROJECT_KEY, get_model),
 )
 
 

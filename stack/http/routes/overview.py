@@ -18,7 +18,8 @@ from apis.observation.background import BackgroundOverview
 from apis.provider import Provider
 from stack import __version__
 from stack.http.answers import value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import RESPONSES, Route
 
 _GAUGES: Final = {
     "stack_requests_in_flight": "requests_in_flight",
@@ -54,7 +55,7 @@ async def get_overview(_http: Request, context: HttpContext, services: Services)
     )
 
 
-OVERVIEW_ROUTES: Final = (Route("GET", "/stack/overview", get_overview),)
+OVERVIEW_ROUTES: Final = (Route("GET", "/stack/overview", RESPONSES, get_overview),)
 
 
 def _hide_workers(background: BackgroundOverview) -> BackgroundOverview:

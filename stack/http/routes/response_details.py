@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from apis.observation.details import ResponseTreeParams
 from stack.http.answers import list_response, value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import RESPONSES, Route
 from stack.http.uploads import read_query
 
 
@@ -26,6 +27,6 @@ async def list_webhook_deliveries(http: Request, context: HttpContext, services:
 
 
 RESPONSE_DETAIL_ROUTES: Final = (
-    Route("GET", "/responses/{response_id}/tree", list_tree, query=ResponseTreeParams),
-    Route("GET", "/responses/{response_id}/webhook_deliveries", list_webhook_deliveries),
+    Route("GET", "/responses/{response_id}/tree", RESPONSES, list_tree, query=ResponseTreeParams),
+    Route("GET", "/responses/{response_id}/webhook_deliveries", RESPONSES, list_webhook_deliveries),
 )

@@ -17,8 +17,9 @@ from apis.storage.keys import new_response_id
 from apis.wire.base import remembered_json
 from providers.common.fair_turns import end_pass, run_long
 from stack.http.answers import deleted_response, json_response, list_response, value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
 from stack.http.request_record import RequestRecord
+from stack.http.route import RESPONSES, Route
 from stack.http.sse import ApiDialect, encode_frames, read_dialect, response_to_json
 from stack.http.streams import EventStream, run_while_connected
 from stack.http.uploads import read_counted, read_metered, read_query
@@ -137,13 +138,23 @@ async def list_input_items(http: Request, context: HttpContext, services: Servic
 RESPONSE_PATH: Final = "/responses/{response_id}"
 
 RESPONSE_ROUTES: Final = (
-    Route("POST", "/responses", create_response, body=CreateResponse, stores=False),
-    Route("POST", "/responses/input_tokens", count_input_tokens, body=CountInputTokens, stores=False),
-    Route("POST", "/responses/compact", compact_conversation, body=CompactConversation, stores=False),
-    Route("GET", RESPONSE_PATH, get_response, query=ResponseParams),
-    Route("DELETE", RESPONSE_PATH, delete_response),
-    Route("POST", f"{RESPONSE_PATH}/cancel", cancel_response, stores=False),
-    Route("GET", f"{RESPONSE_PATH}/input_items", list_input_items, query=InputItemListParams),
+    Route(
+        "POST",
+        "/responses",
+        RESPONSES,
+        create_response,
+        body=CreateResponse,
+        stores=False,
+        keyed=True,
+        batched=True,
+        websocket=True,
+    ),
+    Route("POST", "/responses/input_tokens", RESPONSES, count_input_tokens, body=CountInputTokens, stores=False),
+    Route("POST", "/responses/compact", RESPONSES, compact_conversation, body=CompactConversation, stores=False),
+    Route("GET", RESPONSE_PATH, RESPONSES, get_response, query=ResponseParams),
+    Route("DELETE", RESPONSE_PATH, RESPONSES, delete_response, keyed=True),
+    Route("POST", f"{RESPONSE_PATH}/cancel", RESPONSES, cancel_response, stores=False),
+    Route("GET", f"{RESPONSE_PATH}/input_items", RESPONSES, list_input_items, query=InputItemListParams),
 )
 
 

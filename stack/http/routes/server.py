@@ -10,8 +10,9 @@ from starlette.responses import Response
 from apis.imports import import_from_string
 from stack import __version__
 from stack.http.answers import json_response, value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
 from stack.http.metrics import CONTENT_TYPE, METRICS_PATH
+from stack.http.route import ANY_KEY, NO_KEY, Route
 from stack.http.sse import ApiDialect
 
 
@@ -38,17 +39,19 @@ async def get_metrics(_http: Request, _context: HttpContext, services: Services)
     return Response(await services.metrics.render_text(), headers={"content-type": CONTENT_TYPE})
 
 
-async def get_openapi(_http: Request, _context: HttpContext, services: Services) -> Response:
-    return json_response(await asyncio.to_thread(_render_openapi, services.routes))
+async def get_openapi(http: Request, _context: HttpContext, _services: Services) -> Response:
+    return json_response(await asyncio.to_thread(_render_openapi, http.app.state.routes))
 
 
 SERVER_ROUTES: Final = (
-    Route("GET", "/healthz", get_liveness),
-    Route("GET", "/readyz", get_readiness),
-    Route("GET", "/version", get_version),
-    Route("GET", "/openapi.json", get_openapi),
+    Route("GET", "/healthz", NO_KEY, get_liveness, probe=True),
+    Route("GET", "/readyz", NO_KEY, get_readiness, probe=True),
+    Route("GET", "/version", ANY_KEY, get_version),
+    Route("GET", "/openapi.json", ANY_KEY, get_openapi),
 )
-METRICS_ROUTE: Final = Route("GET", METRICS_PATH, get_metrics)
+METRICS_ROUTE: Final = Route("GET", METRICS_PATH, ANY_KEY, get_metrics, probe=True)
+PROBE_PATHS: Final = frozenset(route.path for route in (*SERVER_ROUTES, METRICS_ROUTE) if route.probe)
+"""Paths that are requested all the time, also while the server has no room for others."""
 
 
 def _render_openapi(routes: tuple[tuple[str, Route], ...]) -> bytes:

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from apis.skills.bundle import SkillFile
 from apis.skills.skills import CreateSkillVersion, SkillListParams, Skills, UpdateSkill
 from stack.http.answers import deleted_response, model_response, page_response, value_response
-from stack.http.context import HttpContext, Route, Services, require_section
+from stack.http.context import HttpContext, Services, require_section
 from stack.http.parsing import to_invalid_request
+from stack.http.route import FILES, Route
 from stack.http.uploads import open_uploads, read_model, read_query
 
 _BOOLEANS: Final = {"true": True, "false": False}
@@ -86,24 +87,25 @@ async def delete_skill_version(http: Request, context: HttpContext, services: Se
 
 
 SKILL_ROUTES: Final = (
-    Route("POST", "/skills", create_skill, form=BaseModel, file_field="files", stores=True),
-    Route("GET", "/skills", list_skills, query=SkillListParams),
-    Route("GET", "/skills/{skill_id}", get_skill),
-    Route("POST", "/skills/{skill_id}", update_skill, body=UpdateSkill, stores=True),
-    Route("DELETE", "/skills/{skill_id}", delete_skill),
-    Route("GET", "/skills/{skill_id}/content", get_skill_content),
+    Route("POST", "/skills", FILES, create_skill, form=BaseModel, file_field="files", stores=True),
+    Route("GET", "/skills", FILES, list_skills, query=SkillListParams),
+    Route("GET", "/skills/{skill_id}", FILES, get_skill),
+    Route("POST", "/skills/{skill_id}", FILES, update_skill, body=UpdateSkill, stores=True),
+    Route("DELETE", "/skills/{skill_id}", FILES, delete_skill),
+    Route("GET", "/skills/{skill_id}/content", FILES, get_skill_content),
     Route(
         "POST",
         "/skills/{skill_id}/versions",
+        FILES,
         create_skill_version,
         form=CreateSkillVersion,
         file_field="files",
         stores=True,
     ),
-    Route("GET", "/skills/{skill_id}/versions", list_skill_versions, query=SkillListParams),
-    Route("GET", "/skills/{skill_id}/versions/{version}", get_skill_version),
-    Route("DELETE", "/skills/{skill_id}/versions/{version}", delete_skill_version),
-    Route("GET", "/skills/{skill_id}/versions/{version}/content", get_skill_content),
+    Route("GET", "/skills/{skill_id}/versions", FILES, list_skill_versions, query=SkillListParams),
+    Route("GET", "/skills/{skill_id}/versions/{version}", FILES, get_skill_version),
+    Route("DELETE", "/skills/{skill_id}/versions/{version}", FILES, delete_skill_version),
+    Route("GET", "/skills/{skill_id}/versions/{version}/content", FILES, get_skill_content),
 )
 
 
@@ -118,5 +120,5 @@ async def _read_files(
     skills = _require_skills(services)
     async with open_uploads(http, skills.max_bundle_bytes, skills.max_files + 1, field="files") as (uploads, fields):
         size_bytes = sum(upload.size or 0 for upload in uploads)
-        services.shares.cover_body(context.body_places, size_bytes, context.tenant)
+        services.shares.cover_body(context.places, size_bytes, context.tenant)
         return [SkillFile(upload.filename or "", await upload.read()) for upload in uploads], fields

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from apis.errors import InvalidRequest
 from apis.observation.traces import IngestTraces, TraceListParams, Traces
 from stack.http.answers import deleted_response, json_response, list_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import RESPONSES, Route
 from stack.http.uploads import read_model, read_query
 
 
@@ -43,8 +44,8 @@ def _get_traces(services: Services) -> Traces:
 
 
 TRACE_ROUTES: Final = (
-    Route("POST", "/traces/ingest", ingest_traces, body=IngestTraces, stores=True),
-    Route("GET", "/traces", list_traces, query=TraceListParams),
-    Route("GET", "/traces/{trace_id}", get_trace),
-    Route("DELETE", "/traces/{trace_id}", delete_trace),
+    Route("POST", "/traces/ingest", RESPONSES, ingest_traces, body=IngestTraces, stores=True),
+    Route("GET", "/traces", RESPONSES, list_traces, query=TraceListParams),
+    Route("GET", "/traces/{trace_id}", RESPONSES, get_trace),
+    Route("DELETE", "/traces/{trace_id}", RESPONSES, delete_trace),
 )

@@ -8,7 +8,8 @@ from starlette.responses import Response
 
 from apis.uploads.parts import CompleteUpload, CreateUpload, Uploads
 from stack.http.answers import model_response
-from stack.http.context import HttpContext, Route, Services, require_section
+from stack.http.context import HttpContext, Services, require_section
+from stack.http.route import FILES, Route
 from stack.http.uploads import open_upload, read_model
 
 
@@ -35,10 +36,10 @@ async def cancel_upload(http: Request, context: HttpContext, services: Services)
 
 
 UPLOAD_ROUTES: Final = (
-    Route("POST", "/uploads", create_upload, body=CreateUpload, stores=True),
-    Route("POST", "/uploads/{upload_id}/parts", add_upload_part, form=BaseModel, file_field="data", stores=True),
-    Route("POST", "/uploads/{upload_id}/complete", complete_upload, body=CompleteUpload, stores=True),
-    Route("POST", "/uploads/{upload_id}/cancel", cancel_upload, stores=False),
+    Route("POST", "/uploads", FILES, create_upload, body=CreateUpload, stores=True),
+    Route("POST", "/uploads/{upload_id}/parts", FILES, add_upload_part, form=BaseModel, file_field="data", stores=True),
+    Route("POST", "/uploads/{upload_id}/complete", FILES, complete_upload, body=CompleteUpload, stores=True),
+    Route("POST", "/uploads/{upload_id}/cancel", FILES, cancel_upload, stores=False),
 )
 
 

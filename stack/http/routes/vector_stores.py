@@ -17,7 +17,8 @@ from apis.documents.vector_stores import (
     VectorStores,
 )
 from stack.http.answers import deleted_response, model_response, page_response, single_page_response
-from stack.http.context import HttpContext, Route, Services, require_section
+from stack.http.context import HttpContext, Services, require_section
+from stack.http.route import FILES, Route
 from stack.http.streams import run_while_connected
 from stack.http.uploads import read_counted, read_model, read_query
 
@@ -117,22 +118,28 @@ async def cancel_batch(http: Request, context: HttpContext, services: Services) 
 
 _STORE_PATH: Final = "/vector_stores/{store_id}"
 VECTOR_STORE_ROUTES: Final = (
-    Route("POST", "/vector_stores", create_store, body=CreateVectorStore, stores=True),
-    Route("GET", "/vector_stores", list_stores, query=VectorStoreListParams),
-    Route("GET", _STORE_PATH, get_store),
-    Route("POST", _STORE_PATH, update_store, body=UpdateVectorStore, stores=True),
-    Route("DELETE", _STORE_PATH, delete_store),
-    Route("POST", f"{_STORE_PATH}/search", search_store, body=SearchStores, stores=False, tool="file_search"),
-    Route("POST", f"{_STORE_PATH}/files", add_store_file, body=AddFile, stores=True),
-    Route("GET", f"{_STORE_PATH}/files", list_store_files, query=VectorStoreFileListParams),
-    Route("GET", f"{_STORE_PATH}/files/{{file_id}}", get_store_file),
-    Route("POST", f"{_STORE_PATH}/files/{{file_id}}", update_store_file, body=UpdateFile, stores=True),
-    Route("DELETE", f"{_STORE_PATH}/files/{{file_id}}", delete_store_file),
-    Route("GET", f"{_STORE_PATH}/files/{{file_id}}/content", get_store_file_content),
-    Route("POST", f"{_STORE_PATH}/file_batches", add_batch, body=AddFiles, stores=True),
-    Route("GET", f"{_STORE_PATH}/file_batches/{{batch_id}}", get_batch),
-    Route("POST", f"{_STORE_PATH}/file_batches/{{batch_id}}/cancel", cancel_batch, stores=False),
-    Route("GET", f"{_STORE_PATH}/file_batches/{{batch_id}}/files", list_store_files, query=VectorStoreFileListParams),
+    Route("POST", "/vector_stores", FILES, create_store, body=CreateVectorStore, stores=True, keyed=True),
+    Route("GET", "/vector_stores", FILES, list_stores, query=VectorStoreListParams),
+    Route("GET", _STORE_PATH, FILES, get_store),
+    Route("POST", _STORE_PATH, FILES, update_store, body=UpdateVectorStore, stores=True),
+    Route("DELETE", _STORE_PATH, FILES, delete_store, keyed=True),
+    Route("POST", f"{_STORE_PATH}/search", FILES, search_store, body=SearchStores, stores=False, tool="file_search"),
+    Route("POST", f"{_STORE_PATH}/files", FILES, add_store_file, body=AddFile, stores=True),
+    Route("GET", f"{_STORE_PATH}/files", FILES, list_store_files, query=VectorStoreFileListParams),
+    Route("GET", f"{_STORE_PATH}/files/{{file_id}}", FILES, get_store_file),
+    Route("POST", f"{_STORE_PATH}/files/{{file_id}}", FILES, update_store_file, body=UpdateFile, stores=True),
+    Route("DELETE", f"{_STORE_PATH}/files/{{file_id}}", FILES, delete_store_file),
+    Route("GET", f"{_STORE_PATH}/files/{{file_id}}/content", FILES, get_store_file_content),
+    Route("POST", f"{_STORE_PATH}/file_batches", FILES, add_batch, body=AddFiles, stores=True),
+    Route("GET", f"{_STORE_PATH}/file_batches/{{batch_id}}", FILES, get_batch),
+    Route("POST", f"{_STORE_PATH}/file_batches/{{batch_id}}/cancel", FILES, cancel_batch, stores=False),
+    Route(
+        "GET",
+        f"{_STORE_PATH}/file_batches/{{batch_id}}/files",
+        FILES,
+        list_store_files,
+        query=VectorStoreFileListParams,
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from apis.accounts.accounts import Caller
 from apis.accounts.project_settings import HOSTED_TOOLS, ProjectSettings, find_hosted_tool
 from apis.errors import PermissionDenied
 from apis.wire.tools import Tool
-from stack.http.context import Route
+from stack.http.route import RESPONSES, Route
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES
 from tests.spec.accounts.test_stored_keys import new_key
 from tests.support.sdk.client import sdk_client
@@ -151,7 +151,7 @@ async def test_the_routes_of_a_tool_are_closed_with_it(served: Served) -> None:
 async def test_every_post_declares_whether_it_stores_content() -> None:
     """S17: a new route cannot forget it, and skills and webhooks store as files do."""
     with pytest.raises(TypeError, match="declare"):
-        Route("POST", "/new", API_ROUTES[0].handler)
+        Route("POST", "/new", RESPONSES, API_ROUTES[0].handler)
     storing = {route.path.split("/")[1] for route in (*API_ROUTES, *EXTENSION_ROUTES) if route.stores}
     assert storing == {
         *("batches", "containers", "conversations", "files", "skills", "traces", "uploads", "vector_stores"),

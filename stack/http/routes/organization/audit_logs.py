@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from apis.accounts.audit import CURRENT_ACTOR, AuditActor, AuditLogQuery, AuditRecord
 from stack.http.answers import list_response
-from stack.http.context import Handler, HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import ADMINISTRATION, Handler, Route
 from stack.http.routes.organization.objects import JsonObject, require_administration
 from stack.http.uploads import read_query
 
@@ -22,7 +23,9 @@ async def list_audit_logs(http: Request, _context: HttpContext, services: Servic
     return list_response([_record_to_json(record) for record in page.data], has_more=page.has_more)
 
 
-AUDIT_LOG_ROUTES: Final = (Route("GET", "/organization/audit_logs", list_audit_logs, query=AuditLogQuery),)
+AUDIT_LOG_ROUTES: Final = (
+    Route("GET", "/organization/audit_logs", ADMINISTRATION, list_audit_logs, query=AuditLogQuery),
+)
 
 
 def with_actor(routes: Iterable[Route]) -> tuple[Route, ...]:

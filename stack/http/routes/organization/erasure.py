@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from apis.errors import InvalidRequest
 from stack.http.answers import value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import require_administration, require_directory
 from stack.retention.erasure import ProjectEraser
 
@@ -26,4 +27,4 @@ async def delete_project(http: Request, _context: HttpContext, services: Service
     return value_response({"id": project.id, "object": "organization.project.deleted", "deleted": True, **fields})
 
 
-ERASURE_ROUTES: Final = (Route("DELETE", "/organization/projects/{project_id}", delete_project),)
+ERASURE_ROUTES: Final = (Route("DELETE", "/organization/projects/{project_id}", ADMINISTRATION, delete_project),)

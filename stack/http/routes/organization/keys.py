@@ -19,7 +19,8 @@ from apis.accounts.directory import (
 )
 from apis.errors import NotFound
 from stack.http.answers import deleted_response, list_response, value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import JsonObject, admin_key_to_json, key_to_json, require_directory
 from stack.http.uploads import read_model, read_query
 
@@ -90,14 +91,14 @@ async def revoke_admin_key(http: Request, _context: HttpContext, services: Servi
 
 
 KEY_ROUTES: Final = (
-    Route("GET", _KEYS, list_keys, query=KeyPage),
-    Route("GET", f"{_KEYS}/{{api_key_id}}", get_key),
-    Route("POST", f"{_KEYS}/{{api_key_id}}", update_key, body=UpdateKey, stores=False),
-    Route("DELETE", f"{_KEYS}/{{api_key_id}}", revoke_key),
-    Route("POST", _ADMIN_KEYS, create_admin_key, body=CreateAdminKey, stores=False),
-    Route("GET", _ADMIN_KEYS, list_admin_keys, query=AdminKeyPage),
-    Route("GET", f"{_ADMIN_KEYS}/{{key_id}}", get_admin_key),
-    Route("DELETE", f"{_ADMIN_KEYS}/{{key_id}}", revoke_admin_key),
+    Route("GET", _KEYS, ADMINISTRATION, list_keys, query=KeyPage),
+    Route("GET", f"{_KEYS}/{{api_key_id}}", ADMINISTRATION, get_key),
+    Route("POST", f"{_KEYS}/{{api_key_id}}", ADMINISTRATION, update_key, body=UpdateKey, stores=False),
+    Route("DELETE", f"{_KEYS}/{{api_key_id}}", ADMINISTRATION, revoke_key),
+    Route("POST", _ADMIN_KEYS, ADMINISTRATION, create_admin_key, body=CreateAdminKey, stores=False),
+    Route("GET", _ADMIN_KEYS, ADMINISTRATION, list_admin_keys, query=AdminKeyPage),
+    Route("GET", f"{_ADMIN_KEYS}/{{key_id}}", ADMINISTRATION, get_admin_key),
+    Route("DELETE", f"{_ADMIN_KEYS}/{{key_id}}", ADMINISTRATION, revoke_admin_key),
 )
 
 

@@ -11,7 +11,8 @@ from apis.accounts.scopes import PROJECT_SCOPES
 from apis.accounts.usage import UsageQuery
 from apis.errors import Unsupported
 from stack.http.answers import value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import ANY_KEY, Route
 from stack.http.routes.organization.rate_limits import limit_to_json
 from stack.http.routes.organization.usage import read_completions_usage
 from stack.http.uploads import read_query
@@ -50,8 +51,8 @@ async def list_own_usage(http: Request, context: HttpContext, services: Services
 
 
 OWN_KEY_ROUTES: Final = (
-    Route("GET", "/stack/key", get_own_key),
-    Route("GET", "/stack/usage", list_own_usage, query=UsageQuery),
+    Route("GET", "/stack/key", ANY_KEY, get_own_key),
+    Route("GET", "/stack/usage", ANY_KEY, list_own_usage, query=UsageQuery),
 )
 
 

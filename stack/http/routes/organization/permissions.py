@@ -16,7 +16,8 @@ from apis.accounts.project_settings import (
     UpdateServiceTierSettings,
 )
 from stack.http.answers import value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import JsonObject, require_administration
 from stack.http.uploads import read_model
 
@@ -91,15 +92,17 @@ async def update_data_retention(http: Request, _context: HttpContext, services: 
 
 
 PERMISSION_ROUTES: Final = (
-    Route("GET", _MODELS, get_model_permissions),
-    Route("POST", _MODELS, update_model_permissions, body=UpdateModelPermissions, stores=False),
-    Route("DELETE", _MODELS, delete_model_permissions),
-    Route("GET", _TOOLS, get_hosted_tool_permissions),
-    Route("POST", _TOOLS, update_hosted_tool_permissions, body=UpdateHostedToolPermissions, stores=False),
-    Route("GET", _TIERS, get_service_tier_settings),
-    Route("POST", _TIERS, update_service_tier_settings, body=UpdateServiceTierSettings, stores=False),
-    Route("GET", _RETENTION, get_data_retention),
-    Route("POST", _RETENTION, update_data_retention, body=UpdateDataRetention, stores=False),
+    Route("GET", _MODELS, ADMINISTRATION, get_model_permissions),
+    Route("POST", _MODELS, ADMINISTRATION, update_model_permissions, body=UpdateModelPermissions, stores=False),
+    Route("DELETE", _MODELS, ADMINISTRATION, delete_model_permissions),
+    Route("GET", _TOOLS, ADMINISTRATION, get_hosted_tool_permissions),
+    Route(
+        "POST", _TOOLS, ADMINISTRATION, update_hosted_tool_permissions, body=UpdateHostedToolPermissions, stores=False
+    ),
+    Route("GET", _TIERS, ADMINISTRATION, get_service_tier_settings),
+    Route("POST", _TIERS, ADMINISTRATION, update_service_tier_settings, body=UpdateServiceTierSettings, stores=False),
+    Route("GET", _RETENTION, ADMINISTRATION, get_data_retention),
+    Route("POST", _RETENTION, ADMINISTRATION, update_data_retention, body=UpdateDataRetention, stores=False),
 )
 
 

@@ -17,7 +17,8 @@ from apis.accounts.directory import (
 )
 from apis.errors import InvalidRequest
 from stack.http.answers import deleted_response, list_response, value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import (
     new_key_to_json,
     project_to_json,
@@ -100,17 +101,31 @@ async def create_service_account_key(http: Request, _context: HttpContext, servi
 
 
 PROJECT_ROUTES: Final = (
-    Route("POST", "/organization/projects", create_project, body=CreateProject, stores=False),
-    Route("GET", "/organization/projects", list_projects, query=ProjectPage),
-    Route("GET", _PROJECT, get_project),
-    Route("POST", _PROJECT, update_project, body=UpdateProject, stores=False),
-    Route("POST", f"{_PROJECT}/archive", archive_project, stores=False),
-    Route("POST", f"{_PROJECT}/service_accounts", create_service_account, body=CreateServiceAccount, stores=False),
-    Route("GET", f"{_PROJECT}/service_accounts", list_service_accounts, query=AccountPage),
-    Route("GET", _ACCOUNT, get_service_account),
-    Route("POST", _ACCOUNT, update_service_account, body=UpdateServiceAccount, stores=False),
-    Route("DELETE", _ACCOUNT, delete_service_account),
-    Route("POST", f"{_ACCOUNT}/api_keys", create_service_account_key, body=CreateServiceAccountKey, stores=False),
+    Route("POST", "/organization/projects", ADMINISTRATION, create_project, body=CreateProject, stores=False),
+    Route("GET", "/organization/projects", ADMINISTRATION, list_projects, query=ProjectPage),
+    Route("GET", _PROJECT, ADMINISTRATION, get_project),
+    Route("POST", _PROJECT, ADMINISTRATION, update_project, body=UpdateProject, stores=False),
+    Route("POST", f"{_PROJECT}/archive", ADMINISTRATION, archive_project, stores=False),
+    Route(
+        "POST",
+        f"{_PROJECT}/service_accounts",
+        ADMINISTRATION,
+        create_service_account,
+        body=CreateServiceAccount,
+        stores=False,
+    ),
+    Route("GET", f"{_PROJECT}/service_accounts", ADMINISTRATION, list_service_accounts, query=AccountPage),
+    Route("GET", _ACCOUNT, ADMINISTRATION, get_service_account),
+    Route("POST", _ACCOUNT, ADMINISTRATION, update_service_account, body=UpdateServiceAccount, stores=False),
+    Route("DELETE", _ACCOUNT, ADMINISTRATION, delete_service_account),
+    Route(
+        "POST",
+        f"{_ACCOUNT}/api_keys",
+        ADMINISTRATION,
+        create_service_account_key,
+        body=CreateServiceAccountKey,
+        stores=False,
+    ),
 )
 
 

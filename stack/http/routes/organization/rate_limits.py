@@ -17,7 +17,8 @@ from apis.accounts.limits import (
 from apis.errors import InvalidRequest
 from apis.storage.pages import page_between
 from stack.http.answers import list_response, value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import JsonObject, require_directory
 from stack.http.uploads import read_model, read_query
 
@@ -51,8 +52,15 @@ async def update_rate_limit(http: Request, _context: HttpContext, services: Serv
 
 
 RATE_LIMIT_ROUTES: Final = (
-    Route("GET", _LIMITS, list_rate_limits, query=RateLimitPage),
-    Route("POST", f"{_LIMITS}/{{rate_limit_id:path}}", update_rate_limit, body=UpdateRateLimit, stores=False),
+    Route("GET", _LIMITS, ADMINISTRATION, list_rate_limits, query=RateLimitPage),
+    Route(
+        "POST",
+        f"{_LIMITS}/{{rate_limit_id:path}}",
+        ADMINISTRATION,
+        update_rate_limit,
+        body=UpdateRateLimit,
+        stores=False,
+    ),
 )
 
 

@@ -8,7 +8,8 @@ from starlette.responses import Response
 from apis.accounts.spend_alerts import SaveSpendAlert, SpendAlert, SpendAlertPage, SpendAlerts
 from apis.storage.pages import page_between
 from stack.http.answers import deleted_response, list_response, value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import JsonObject, require_directory
 from stack.http.routes.organization.spending import find_project_id, require_currency
 from stack.http.uploads import read_model, read_query
@@ -49,11 +50,14 @@ async def delete_spend_alert(http: Request, _context: HttpContext, services: Ser
 
 
 SPEND_ALERT_ROUTES: Final = (
-    *(Route("POST", path, create_spend_alert, body=SaveSpendAlert, stores=False) for path in _PATHS),
-    *(Route("GET", path, list_spend_alerts, query=SpendAlertPage) for path in _PATHS),
-    *(Route("GET", f"{path}/{{alert_id}}", get_spend_alert) for path in _PATHS),
-    *(Route("POST", f"{path}/{{alert_id}}", update_spend_alert, body=SaveSpendAlert, stores=False) for path in _PATHS),
-    *(Route("DELETE", f"{path}/{{alert_id}}", delete_spend_alert) for path in _PATHS),
+    *(Route("POST", path, ADMINISTRATION, create_spend_alert, body=SaveSpendAlert, stores=False) for path in _PATHS),
+    *(Route("GET", path, ADMINISTRATION, list_spend_alerts, query=SpendAlertPage) for path in _PATHS),
+    *(Route("GET", f"{path}/{{alert_id}}", ADMINISTRATION, get_spend_alert) for path in _PATHS),
+    *(
+        Route("POST", f"{path}/{{alert_id}}", ADMINISTRATION, update_spend_alert, body=SaveSpendAlert, stores=False)
+        for path in _PATHS
+    ),
+    *(Route("DELETE", f"{path}/{{alert_id}}", ADMINISTRATION, delete_spend_alert) for path in _PATHS),
 )
 
 

@@ -9,7 +9,8 @@ from apis.accounts.limits import NANOS_PER_CENT
 from apis.accounts.spending import SpendLimit, SpendLimits, UpdateSpendLimit
 from apis.errors import InvalidRequest
 from stack.http.answers import value_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import JsonObject, require_directory
 from stack.http.uploads import read_model
 
@@ -35,9 +36,9 @@ async def delete_spend_limit(http: Request, _context: HttpContext, services: Ser
 
 
 SPENDING_ROUTES: Final = (
-    *(Route("GET", path, get_spend_limit) for path in _PATHS),
-    *(Route("POST", path, set_spend_limit, body=UpdateSpendLimit, stores=False) for path in _PATHS),
-    *(Route("DELETE", path, delete_spend_limit) for path in _PATHS),
+    *(Route("GET", path, ADMINISTRATION, get_spend_limit) for path in _PATHS),
+    *(Route("POST", path, ADMINISTRATION, set_spend_limit, body=UpdateSpendLimit, stores=False) for path in _PATHS),
+    *(Route("DELETE", path, ADMINISTRATION, delete_spend_limit) for path in _PATHS),
 )
 
 

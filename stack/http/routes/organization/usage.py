@@ -26,7 +26,8 @@ from apis.accounts.usage import (
 )
 from apis.errors import InvalidRequest, Unsupported
 from stack.http.answers import value_response
-from stack.http.context import Handler, HttpContext, Route, Services
+from stack.http.context import HttpContext, Services
+from stack.http.route import ADMINISTRATION, Handler, Route
 from stack.http.routes.organization.objects import JsonObject, require_directory
 from stack.http.uploads import read_query
 
@@ -192,13 +193,14 @@ _KINDS: Final = {
 }
 USAGE_ROUTES: Final = (
     *(
-        Route("GET", f"/organization/usage/{name}", _list_usage(kind), query=kind.query)
+        Route("GET", f"/organization/usage/{name}", ADMINISTRATION, _list_usage(kind), query=kind.query)
         for name, kind in _KINDS.items()
     ),
-    Route("GET", "/organization/costs", list_costs, query=CostsQuery),
+    Route("GET", "/organization/costs", ADMINISTRATION, list_costs, query=CostsQuery),
 )
 REFUSED_USAGE_ROUTES: Final = tuple(
-    Route("GET", f"/organization/usage/{name}", _refuse(name, reason)) for name, reason in _UNCOUNTED.items()
+    Route("GET", f"/organization/usage/{name}", ADMINISTRATION, _refuse(name, reason))
+    for name, reason in _UNCOUNTED.items()
 )
 
 

@@ -16,7 +16,8 @@ from apis.webhooks.endpoints import (
     WebhookEndpoints,
 )
 from stack.http.answers import deleted_response, list_response, value_response
-from stack.http.context import HttpContext, Route, Services, require_section
+from stack.http.context import HttpContext, Services, require_section
+from stack.http.route import RESPONSES, Route
 from stack.http.uploads import read_model, read_query
 
 _ENDPOINTS: Final = "/webhook_endpoints"
@@ -73,14 +74,16 @@ async def list_webhook_event_types(_http: Request, _context: HttpContext, servic
 
 
 WEBHOOK_ENDPOINT_ROUTES: Final = (
-    Route("POST", _ENDPOINTS, create_webhook_endpoint, body=CreateWebhookEndpoint, stores=True),
-    Route("GET", _ENDPOINTS, list_webhook_endpoints, query=WebhookEndpointPage),
-    Route("GET", _ENDPOINT, get_webhook_endpoint),
-    Route("POST", _ENDPOINT, update_webhook_endpoint, body=UpdateWebhookEndpoint, stores=True),
-    Route("DELETE", _ENDPOINT, delete_webhook_endpoint),
-    Route("POST", f"{_ENDPOINT}/rotate_secret", rotate_webhook_secret, body=RotateWebhookSecret, stores=False),
-    Route("POST", f"{_ENDPOINT}/test", send_test_event, body=SendTestEvent, stores=True),
-    Route("GET", "/webhook_event_types", list_webhook_event_types),
+    Route("POST", _ENDPOINTS, RESPONSES, create_webhook_endpoint, body=CreateWebhookEndpoint, stores=True),
+    Route("GET", _ENDPOINTS, RESPONSES, list_webhook_endpoints, query=WebhookEndpointPage),
+    Route("GET", _ENDPOINT, RESPONSES, get_webhook_endpoint),
+    Route("POST", _ENDPOINT, RESPONSES, update_webhook_endpoint, body=UpdateWebhookEndpoint, stores=True),
+    Route("DELETE", _ENDPOINT, RESPONSES, delete_webhook_endpoint),
+    Route(
+        "POST", f"{_ENDPOINT}/rotate_secret", RESPONSES, rotate_webhook_secret, body=RotateWebhookSecret, stores=False
+    ),
+    Route("POST", f"{_ENDPOINT}/test", RESPONSES, send_test_event, body=SendTestEvent, stores=True),
+    Route("GET", "/webhook_event_types", RESPONSES, list_webhook_event_types),
 )
 
 

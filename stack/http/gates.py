@@ -1,38 +1,34 @@
-"""Checks of a request's head before it is routed: HTTP itself, Host, Origin and CORS, the body's type."""
+"""Gates: what a request passes before its handler, in order: its head, CORS, its key, its rights, the body's type.
 
+A gate lets a request pass, or raises a StackError. What has to be read to be judged, the body's size, the model and
+tools that it names, limits and the queue, is checked where a handler reads its body (`request_body.py`)."""
+
+import hmac
 import re
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from apis.accounts.accounts import Accounts, Caller
-from apis.errors import (
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    PermissionDenied,
-    StackError,
-    Unauthorized,
-    UnsupportedMediaType,
-)
+from apis.accounts.accounts import OPEN_CALLER, Accounts, Caller, digest_key
+from apis.accounts.scopes import PROJECT_SCOPES
+from apis.errors import InvalidRequest, Overloaded, PermissionDenied, Unauthorized, UnsupportedMediaType
+from providers.common.fair_turns import CURRENT_TURN, turn_of
+from providers.common.held_bytes import HELD_PLACES
+from stack.config import StackConfig
+from stack.http.context import HttpContext
+from stack.http.metrics import METRICS_PATH
 from stack.http.parsing import find_header
-from stack.http.routes.absences import absence_message
+from stack.http.peer import get_peer
+from stack.http.route import Route
+from stack.http.route_table import get_match
+from stack.http.streams import SHUTTING_DOWN_MESSAGE
 from stack.server_config import HttpServerConfig
 
-UPLOAD_PATHS: Final = re.compile(r"(?:/v1)?/(?:files|uploads/[^/]+/parts|skills|skills/[^/]+/versions)")
-FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")
-WEBSOCKET_HINT: Final = (
-    " Its WebSocket is opened with the headers `Upgrade: websocket` and `Connection: upgrade`, which a proxy in "
-    "front has to pass on."
-)
-_WEBSOCKET_PATHS: Final = frozenset({"/v1/responses", "/responses"})
 _HTTP_VERSIONS: Final = frozenset({"1.1", "1.0"})
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 """A Host header: a name or an address, and a port. `user@name` or a list of names are none."""
@@ -87,6 +83,133 @@ class CorsPolicy:
         if origin is not None and self.allows(origin):
             response_headers["access-control-allow-origin"] = "*" if self.allows_all else origin
             response_headers["access-control-expose-headers"] = _EXPOSED_HEADERS
+
+
+class HeadAnswered(Exception):
+    """The head of a request has an answer of its own, and its route none: a preflight."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__()
+        self.response = response
+
+
+Gate = Callable[[Scope, HttpContext], Awaitable[None] | None]
+
+
+class Gates:
+    """The gates of an app. Without API keys the server has one tenant; with keys, the accounts decide who it is.
+
+    The figures of several tenants are only for the key of the metrics and for administrators.
+    """
+
+    def __init__(self, stack_config: StackConfig, cors: CorsPolicy | None) -> None:
+        config = stack_config.server
+        self._requires_keys = stack_config.requires_keys
+        self._cors = cors
+        self._head_checks = HeadChecks(config, cors, requires_keys=self._requires_keys)
+        self._metrics_access = config.metrics
+        self._metrics_key = digest_key(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
+        has_no_key = config.metrics == "keyed" and self._metrics_key is None
+        self._hides_metrics = has_no_key and stack_config.has_several_tenants
+        self.of_all: tuple[Gate, ...] = (self.check_head, self.answer_preflight)
+        self.of_callers: tuple[Gate, ...] = (
+            self.authenticate,
+            self.take_turn,
+            self.check_scope,
+            self.check_metrics,
+            self.check_project,
+            self.check_body_type,
+        )
+
+    async def pass_through(self, scope: Scope, context: HttpContext) -> None:
+        """Have a request pass its gates; only those of all, where it needs no key. Raises a StackError, and
+        HeadAnswered."""
+        for gate in self.of_all:
+            gate(scope, context)
+        if self._is_open(scope):
+            return
+        for gate in self.of_callers:
+            waiting = gate(scope, context)
+            if waiting is not None:
+                await waiting
+
+    def check_head(self, scope: Scope, _context: HttpContext) -> None:
+        """Refuse a head that cannot be right, a foreign Host, and a foreign Origin."""
+        self._head_checks.check(scope)
+
+    def answer_preflight(self, scope: Scope, _context: HttpContext) -> None:
+        """Answer the preflights of listed origins."""
+        if self._cors is not None and scope.get("method") == "OPTIONS":
+            response = self._cors.build_preflight_response(Headers(scope=scope))
+            if response is not None:
+                raise HeadAnswered(response)
+
+    async def authenticate(self, scope: Scope, context: HttpContext) -> None:
+        """Set the caller and the tenant. Refuse an unknown key."""
+        context.caller = await self._find_caller(scope)
+        context.tenant = context.caller.tenant
+        if self._requires_keys and scope["type"] == "websocket":
+            context.authenticate_again = partial(self._find_caller, scope)
+
+    def take_turn(self, scope: Scope, context: HttpContext) -> None:
+        """Count the work of the request, and what it holds, for its tenant."""
+        turn = turn_of(context.tenant)
+        CURRENT_TURN.set(turn)
+        HELD_PLACES.set(context.places)
+        peer = get_peer(scope)
+        if peer is not None and peer.turn is not turn:
+            peer.admit(turn)
+
+    def check_scope(self, scope: Scope, context: HttpContext) -> None:
+        """Refuse a route that is beyond the scopes of the key. What is unknown needs all rights of a project."""
+        if not self._requires_keys:
+            return
+        access, method = get_match(scope).access, context.request_record.method
+        if access is not None:
+            resource = scope["path"].removeprefix("/v1").split("/")[1]
+            context.caller.require_any(access.find_scopes(method), f"{method} /v1/{resource[:64]}")
+        elif not context.caller.grant.scopes >= PROJECT_SCOPES:
+            raise PermissionDenied(
+                "This API key may not use this path: its scopes are for others.", code="missing_scope"
+            )
+
+    def check_metrics(self, scope: Scope, context: HttpContext) -> None:
+        """Refuse the figures of other tenants."""
+        if self._hides_metrics and scope["path"] == METRICS_PATH and not context.is_administrator:
+            raise PermissionDenied("The figures are those of all tenants: set `server.metrics_key`, and send that key.")
+
+    def check_project(self, scope: Scope, context: HttpContext) -> None:
+        """Refuse a route that stores in a project that stores nothing, and the work of a tool that is not allowed."""
+        if (route := get_match(scope).route) is not None:
+            route.require_access(context.caller)
+
+    def check_body_type(self, scope: Scope, _context: HttpContext) -> None:
+        """Refuse a body of another type or encoding than the route takes."""
+        route = get_match(scope).route
+        if route is not None and route.method == "POST" and scope["type"] == "http":
+            check_body_type(route, scope["headers"])
+
+    async def _find_caller(self, scope: Scope) -> Caller:
+        if not self._requires_keys:
+            return OPEN_CALLER
+        services = scope["app"].state.services
+        if services is None:
+            raise Overloaded(SHUTTING_DOWN_MESSAGE)
+        return await authenticate(services.stack.accounts, scope["headers"])
+
+    def _is_open(self, scope: Scope) -> bool:
+        """Return true if the route is open to requests without an API key. Raises Unauthorized for a wrong key of the
+        metrics."""
+        route = get_match(scope).route
+        if route is not None and not route.access.needs_key:
+            return True
+        if scope["path"] != METRICS_PATH:
+            return False
+        if self._metrics_access != "keyed" or self._metrics_key is None:
+            return self._metrics_access == "open"
+        if not hmac.compare_digest(digest_key(read_bearer_key(scope["headers"])), self._metrics_key):
+            raise unauthorized_error()
+        return True
 
 
 class HeadChecks:
@@ -152,8 +275,8 @@ def unauthorized_error() -> Unauthorized:
     return Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
 
 
-def check_body_type(path: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raise UnsupportedMediaType for a body of another type or encoding than the path takes."""
+def check_body_type(route: Route, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise UnsupportedMediaType for a body of another type or encoding than the route takes."""
     encoding = find_header(headers, b"content-encoding")
     if encoding is not None and encoding.strip().lower() != "identity":
         raise UnsupportedMediaType(
@@ -162,31 +285,16 @@ def check_body_type(path: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
         )
     kind, _, parameters = (find_header(headers, b"content-type") or "").partition(";")
     kind, charset = kind.strip().lower(), parameters.strip().lower()
-    if UPLOAD_PATHS.fullmatch(path):
+    if route.form is not None and not route.form_or_json:
         if kind != "multipart/form-data":
             raise UnsupportedMediaType("A file is sent as a form: `Content-Type: multipart/form-data`.")
         return
     if not kind and _has_no_body(headers):
         return
-    if kind == "multipart/form-data" and FORM_OR_JSON_PATHS.fullmatch(path):
+    if kind == "multipart/form-data" and route.form is not None:
         return
     if kind != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
         raise UnsupportedMediaType("The body must be JSON: send `Content-Type: application/json`.")
-
-
-def routing_error(exc: HTTPException, scope: Scope, routes: Iterable[BaseRoute]) -> tuple[StackError, dict[str, str]]:
-    """Return the API's own error for an exception of the router, and the headers that belong to it."""
-    method, path = scope.get("method", "WebSocket"), scope["path"][:256]
-    if exc.status_code != 405:
-        return NotFound(absence_message(path) or f"Unknown request URL: {method} {path}."), {}
-    methods: set[str] = set()
-    for route in routes:
-        if route.matches(scope)[0] != Match.NONE:
-            methods |= getattr(route, "methods", None) or set()
-    message = f"{path} does not take {method}."
-    if method == "GET" and scope["path"] in _WEBSOCKET_PATHS:
-        message += WEBSOCKET_HINT
-    return MethodNotAllowed(message), {"allow": ", ".join(sorted(methods))}
 
 
 def _has_no_body(headers: Sequence[tuple[bytes, bytes]]) -> bool:

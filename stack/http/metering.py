@@ -7,14 +7,15 @@ from pydantic import BaseModel
 
 from apis.accounts.accounts import CLIENT_TOOLS, Accounts, Caller
 from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Meter, Use
+from apis.accounts.project_settings import OPEN_SETTINGS
 from apis.accounts.usage import UsageCounts, count_one_request
 from apis.completions.completion import CompletionRequest
 from apis.documents.embeddings import EmbeddingRequest
+from apis.errors import PermissionDenied
 from apis.inference import ModelNames
 from apis.responses import CreateResponse
 from providers.common.permissions import find_model, require_request
 from stack.build import Stack
-from stack.http.access.privileges import apply_settings
 from stack.http.request_record import DISCONNECTED_STATUS, RequestRecord
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -45,7 +46,7 @@ async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> Gran
     needs_names = name and (caller.is_restricted or stack.accounts.meter() is not None)
     model = await find_model(caller, name, stack.inference) if needs_names else None
     require_request(caller, resolved, model)
-    return GrantedRequest(apply_settings(caller, request), resolved, model)
+    return GrantedRequest(_apply_settings(caller, request), resolved, model)
 
 
 async def open_charge(
@@ -120,3 +121,22 @@ def _estimate_output(request: BaseModel) -> int:
     bounds = [bound for name in _OUTPUT_BOUNDS if (bound := getattr(request, name, None)) is not None]
     count = request.completion_count if isinstance(request, CompletionRequest) else getattr(request, "n", None) or 1
     return (bounds[0] if bounds else _DEFAULT_OUTPUT_TOKENS) * count
+
+
+def _apply_settings(caller: Caller, request: RequestT) -> RequestT:
+    """Return the request as the settings of its project have it: with their default tier where it names none, and
+    without storing where nothing may be stored. Raises PermissionDenied if it cannot do without."""
+    settings = caller.settings
+    if settings is OPEN_SETTINGS:
+        return request
+    fields = type(request).model_fields
+    changes: dict[str, object] = {}
+    if settings.default_tier != "standard" and getattr(request, "service_tier", None) in (None, "auto"):
+        changes["service_tier"] = settings.default_tier
+    if settings.stores_nothing:
+        for name in ("background", "conversation"):
+            if getattr(request, name, None):
+                raise PermissionDenied(f"This project stores nothing: '{name}' needs that.", param=name)
+        changes["store"] = False
+    changes = {name: value for name, value in changes.items() if name in fields}
+    return request.model_copy(update=changes) if changes else request
