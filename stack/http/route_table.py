@@ -78,18 +78,18 @@ class RouteTable:
 
     def _search(self, method: str, path: str) -> Match:
         inner = path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/") else path
-        found = [*_walk(self._root, _parts(inner))] if inner.startswith("/") else []
+        nodes = [*_walk(self._root, _parts(inner))] if inner.startswith("/") else []
         if path in self._server_paths:
-            found.append((self._server_paths[path], ()))
+            nodes.append((self._server_paths[path], ()))
         wanted = "GET" if method == "HEAD" else method
-        for node, values in found:
+        for node, values in nodes:
             if route := node.routes.get(wanted):
                 params = dict(zip(_parameter_names(route.path), values, strict=True))
                 return Match(route, node.routes, node.template, params, route.access)
-        routes = {name: route for node, _ in reversed(found) for name, route in node.routes.items()}
-        if found:
-            access = next(iter(found[0][0].routes.values())).access
-            return Match(None, routes, found[0][0].template, {}, access)
+        routes = {name: route for node, _ in reversed(nodes) for name, route in node.routes.items()}
+        if nodes:
+            access = next(iter(nodes[0][0].routes.values())).access
+            return Match(None, routes, nodes[0][0].template, {}, access)
         return Match(None, routes, OTHER, {}, self._resources.get(_parts(inner)[0]))
 
 
@@ -111,7 +111,7 @@ def _walk(node: _Node, parts: Sequence[str]) -> Iterator[tuple[_Node, tuple[str,
     if (following := node.following.get(part)) is not None:
         yield from _walk(following, rest)
     if part and (following := node.following.get(_ONE_PART)) is not None:
-        for found, values in _walk(following, rest):
-            yield found, (part, *values)
+        for end, values in _walk(following, rest):
+            yield end, (part, *values)
     if (following := node.following.get(_REST)) is not None:
         yield following, ("/".join(parts),)
