@@ -81,9 +81,9 @@ class RouteTable:
         nodes = [*_walk(self._root, _parts(inner))] if inner.startswith("/") else []
         if path in self._server_paths:
             nodes.append((self._server_paths[path], ()))
-        wanted = "GET" if method == "HEAD" else method
+        served_method = "GET" if method == "HEAD" else method
         for node, values in nodes:
-            if route := node.routes.get(wanted):
+            if route := node.routes.get(served_method):
                 params = dict(zip(_parameter_names(route.path), values, strict=True))
                 return Match(route, node.routes, node.template, params, route.access)
         routes = {name: route for node, _ in reversed(nodes) for name, route in node.routes.items()}

@@ -86,8 +86,8 @@ def encode_frames(
 ) -> bytes:
     """Return the frames of `events` as one chunk of the stream."""
     if obfuscate or dialect != "openai":
-        shown = select_events(events, dialect)
-        return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in shown])
+        visible_events = select_events(events, dialect)
+        return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in visible_events])
     if len(events) == 1 and (event := events[0]).type in FLAT_EVENTS and not isinstance(event, LoggedEvent):
         return b"%b%b\n\n" % (_frame_head(event.type), flat_event_to_json(event))  # nearly every batch: one token
     # joined at once, so that a large event is not copied twice

@@ -60,7 +60,7 @@ def _find_similar(name: str, known_names: frozenset[str]) -> str | None:
     if len(name) > _LONGEST_NAME:
         return None
     plain = _plain(name)
-    return next((known for known in sorted(known_names) if _is_similar(plain, _plain(known))), None)
+    return next((known_name for known_name in sorted(known_names) if _is_similar(plain, _plain(known_name))), None)
 
 
 def _plain(name: str) -> str:
@@ -68,11 +68,15 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-def _is_similar(name: str, known: str) -> bool:
-    if name == known:
+def _is_similar(name: str, known_name: str) -> bool:
+    if name == known_name:
         return True
-    most = 2 if len(known) >= _LONG_NAME and name[:_COMMON_START] == known[:_COMMON_START] else 1
-    return len(known) > _COMMON_START and abs(len(name) - len(known)) <= most and _count_edits(name, known) <= most
+    most = 2 if len(known_name) >= _LONG_NAME and name[:_COMMON_START] == known_name[:_COMMON_START] else 1
+    return (
+        len(known_name) > _COMMON_START
+        and abs(len(name) - len(known_name)) <= most
+        and _count_edits(name, known_name) <= most
+    )
 
 
 def _count_edits(first: str, second: str) -> int:

@@ -235,12 +235,12 @@ class WebhookQueue:
             place = None if is_full else self._places.try_acquire(queue.webhook.tenant)
             if place is None:
                 return
-            with ExitStack() as held:
-                held.enter_context(place)
+            with ExitStack() as places:
+                places.enter_context(place)
                 claimed = await self._claim(queue, key, entry)
                 if claimed is not None:
                     self._start_delivery(claimed, place)
-                    held.pop_all()
+                    places.pop_all()
 
     def _start_delivery(self, claim: _ClaimedDelivery, place: Place) -> None:
         task = asyncio.create_task(self._send(claim))
