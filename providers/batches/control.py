@@ -6,7 +6,6 @@ in the batch, so none is ever created twice.
 """
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -32,6 +31,7 @@ from providers.batches.records import (
 from providers.batches.results import load_all_counts, read_results
 from providers.batches.validation import BatchValidator
 from providers.common.state.change import change
+from providers.common.state.worker_signs import WorkerSign
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +48,17 @@ class BatchControl:
     """Changes batches of all tenants in one store."""
 
     def __init__(
-        self, kv: KVStore, files: Files, inference: Inference, events: EventQueue, lease_s: float, max_line_bytes: int
+        self,
+        kv: KVStore,
+        files: Files,
+        inference: Inference,
+        events: EventQueue,
+        sign: WorkerSign,
+        *,
+        lease_s: float,
+        max_line_bytes: int,
     ) -> None:
-        self._worker = secrets.token_hex(8)
+        self._sign = sign
         self._kv = kv
         self._files = files
         self._inference = inference
@@ -121,7 +129,7 @@ class BatchControl:
             await self._kv.write([Delete(ref.active_key)])
             return
         try:
-            if record.lost_controllers >= _MAX_LOSSES:
+            if await self._has_lost_too_many(record):
                 await self._give_up(ref)
             elif record.status == "validating":
                 await self._validate(ref, record, lease)
@@ -133,15 +141,19 @@ class BatchControl:
     def _begin_control(self, record: BatchState) -> bool:
         if record.status in ENDED:
             return False
-        if record.controller not in ("", self._worker):
-            record.lost_controllers += 1
-        record.controller = self._worker
+        if record.controller not in ("", self._sign.name):
+            record.lost_controllers.append(record.controller)
+        record.controller = self._sign.name
         return True
 
+    async def _has_lost_too_many(self, record: BatchState) -> bool:
+        lost = record.lost_controllers
+        return len(lost) >= _MAX_LOSSES and len(await self._sign.list_ended(lost)) >= _MAX_LOSSES
+
     def _end_control(self, record: BatchState) -> bool:
-        if record.controller != self._worker:
+        if record.controller != self._sign.name:
             return False
-        record.controller, record.lost_controllers = "", 0
+        record.controller, record.lost_controllers = "", []
         return True
 
     async def _give_up(self, ref: BatchRef) -> None:

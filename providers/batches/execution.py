@@ -5,7 +5,7 @@ early leaves the results that it has, and another worker goes on with the other 
 
 A line may end its process. So each is stored as begun before it is executed. The lines that were running when a worker
 ended are executed one at a time by those that follow: a second worker that ends shows which line is to blame, and that
-line fails alone.
+line fails alone. A worker that lost its lease and lives has not been ended by its lines.
 """
 
 import asyncio
@@ -37,6 +37,7 @@ from providers.batches.records import (
 from providers.batches.results import LineUsage, add_result, build_result, load_counts, read_usage
 from providers.batches.validation import decode_body, decode_line, splice_fields
 from providers.common.state.scan import skipping_damaged
+from providers.common.state.worker_signs import WorkerSign
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class ClaimedBlock:
     name: str
     block: BlockRecord
     lease: Lease
+    sign: WorkerSign
 
     @property
     def key(self) -> str:
@@ -107,25 +109,25 @@ class LineGate:
 
 
 async def claim_block(
-    kv: KVStore, ref: BatchRef, batch: BatchState, row: tuple[str, Entry], lease_s: float, worker: str
+    kv: KVStore, ref: BatchRef, batch: BatchState, row: tuple[str, Entry], lease_s: float, sign: WorkerSign
 ) -> ClaimedBlock | None:
-    """Claim a block that no worker holds; None if one does, or the block is done. The lines that another worker has
-    begun and not ended count as lost; those of this `worker` do not, which has lost its lease in an outage."""
+    """Claim a block that no worker holds; None if one does, or the block is done. Each line that another worker has
+    begun and not ended may have ended it. `sign` is that of this worker, which may have lost its lease in an outage."""
     key, entry = row
     name, block = key.removeprefix(ref.block_prefix), BlockRecord()
     with skipping_damaged(kv, key, "BlockRecord"):
         block = decode_record(entry, BlockRecord)
-    if block.begun and block.worker != worker:
+    if block.begun and block.worker != sign.name:
         done = (await load_counts(kv, ref, name)).done
         for number in set(block.begun).difference(done):
-            block.losses[number] = block.losses.get(number, 0) + 1
-    block.begun, block.worker = [], worker
+            block.losses.setdefault(number, []).append(block.worker)
+    block.begun, block.worker = [], sign.name
     lease = Lease(kv, f"{ref.lease_prefix}{name}", lease_s)
     put_block = Put(key, encode_record(block), _block_ttl_s(batch), entry.version)
     # durable, so that no store that fails over forgets who executes it
     if await lease.acquire([put_block], durable=True) is None:
         return None
-    return ClaimedBlock(ref, batch, name, block, lease)
+    return ClaimedBlock(ref, batch, name, block, lease, sign)
 
 
 class BlockExecution:
@@ -216,7 +218,7 @@ class BlockExecution:
         """Execute a line until it has a result, and store that. Raises StoreUnavailable: an outage of the store fails
         no line."""
         claim = self._claim
-        losses = claim.block.losses.get(number, 0)
+        losses = await self._count_losses(number)
         if losses >= _MAX_LOSSES:
             await self._store_error(number, line, _WORKER_LOST)
             return
@@ -241,6 +243,15 @@ class BlockExecution:
             await self._store_begun()  # no worker that ends while it waits is lost to it
             delay_s = min(_MAX_RETRY_DELAY_S, self._limits.retry_s * 2 ** max(0, attempt - 1))
             await asyncio.sleep(max(answer.retry_after_s or 0, delay_s) * random.uniform(0.5, 1))  # noqa: S311 - spreads attempts, not a secret
+
+    async def _count_losses(self, number: int) -> int:
+        """Return the number of workers that the line may have ended. Before it fails for them, those that live are
+        found out, and do not count. Raises StoreUnavailable."""
+        block = self._claim.block
+        workers = block.losses.get(number, [])
+        if len(workers) >= _MAX_LOSSES:
+            workers = block.losses[number] = await self._claim.sign.list_ended(workers)
+        return len(workers)
 
     async def _execute_line(self, number: int, line: bytes, attempt: int) -> LineAnswer:
         batch, body = self._claim.batch, bytes(decode_line(line).body)

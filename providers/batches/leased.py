@@ -38,6 +38,7 @@ from providers.batches.records import (
 from providers.batches.validation import BLOCK_LINES
 from providers.batches.workers import BatchWorkers, WorkerShares
 from providers.common.state.scan import list_records
+from providers.common.state.worker_signs import WorkerSign
 
 _CONTROL_PLACES: Final = 2
 _BLOCK_TENANTS: Final = 4
@@ -79,8 +80,15 @@ class LeasedBatches(Batches):
         self._kv = kv_store
         self._files = files
         self._tenants = tenants
+        self._sign = WorkerSign(kv_store, config.lease_s)
         self._control = BatchControl(
-            kv_store, files, inference, responses.event_queue(), config.lease_s, config.max_line_bytes
+            kv_store,
+            files,
+            inference,
+            responses.event_queue(),
+            self._sign,
+            lease_s=config.lease_s,
+            max_line_bytes=config.max_line_bytes,
         )
         self._workers: BatchWorkers | None = None
 
@@ -109,7 +117,7 @@ class LeasedBatches(Batches):
             config.max_active,
         )
         gate = LineGate(capacity, executor)
-        self._workers = BatchWorkers(self._kv, self._control, gate, limits, shares)
+        self._workers = BatchWorkers(self._kv, self._control, gate, limits, shares, self._sign)
         self._workers.start(config.poll_s, config.lease_s)
         return capacity
 

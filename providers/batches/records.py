@@ -75,17 +75,17 @@ class BlockCounts(msgspec.Struct, array_like=True):
 
 class BlockRecord(msgspec.Struct, omit_defaults=True):
     """What workers have made of a block: `begun` are the lines that its last `worker` began, each stored before it is
-    executed; `losses` counts by line the workers that ended meanwhile."""
+    executed; `losses` names by line the workers that left it without an end."""
 
     worker: str = ""
     begun: list[int] = msgspec.field(default_factory=list[int])
-    losses: dict[int, int] = msgspec.field(default_factory=dict[int, int])
+    losses: dict[int, list[str]] = msgspec.field(default_factory=dict[int, list[str]])
 
 
 class BatchState(msgspec.Struct, omit_defaults=True):
     """The state of a batch. Times are seconds since the epoch. `counts` are final once the batch is finalizing;
     `is_expiring` says that its window has passed; `key_id` is the key that created it. `controller` is the worker that
-    validates or finishes the batch, and `lost_controllers` the number of those that ended meanwhile."""
+    validates or finishes the batch, and `lost_controllers` are those that left it without an end."""
 
     input_file_id: str
     endpoint: str
@@ -105,7 +105,7 @@ class BatchState(msgspec.Struct, omit_defaults=True):
     is_expiring: bool = False
     key_id: str = ""
     controller: str = ""
-    lost_controllers: int = 0
+    lost_controllers: list[str] = msgspec.field(default_factory=list[str])
 
     def enter(self, status: BatchStatus) -> None:
         """Change the status and set the time of it."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from providers.batches.execution import (
 )
 from providers.batches.records import ACTIVE_PREFIX, BatchRef, BatchState, decode_active_key
 from providers.common.state.scan import skipping_damaged
+from providers.common.state.worker_signs import WorkerSign
 from providers.common.supervision import supervise
 
 _log = logging.getLogger(__name__)
@@ -64,14 +64,20 @@ class BatchWorkers:
     """Claims blocks of all tenants' batches, and executes each in a task of its own."""
 
     def __init__(
-        self, kv: KVStore, control: BatchControl, gate: LineGate, limits: LineLimits, shares: WorkerShares
+        self,
+        kv: KVStore,
+        control: BatchControl,
+        gate: LineGate,
+        limits: LineLimits,
+        shares: WorkerShares,
+        sign: WorkerSign,
     ) -> None:
         self._kv = kv
         self._control = control
         self._gate = gate
         self._limits = limits
         self._shares = shares
-        self._worker = secrets.token_hex(8)
+        self._sign = sign
         self._wakeup = asyncio.Event()
         self._executions: dict[asyncio.Task[None], BlockExecution] = {}
         self._controls: dict[BatchRef, asyncio.Task[None]] = {}
@@ -81,6 +87,7 @@ class BatchWorkers:
         self._claiming = asyncio.Lock()
 
     def start(self, poll_s: float, lease_s: float) -> None:
+        self._sign.start()
         self._watcher = supervise("the watcher of batches", lambda: self._watch(poll_s, lease_s))
 
     def wake(self) -> None:
@@ -110,6 +117,7 @@ class BatchWorkers:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
+        await self._sign.close()
 
     async def _watch(self, poll_s: float, lease_s: float) -> None:
         while not self._is_draining:
@@ -206,7 +214,7 @@ class BatchWorkers:
                 ref, record, row = waiting[tenant].pop(0)
                 claim = None
                 with skipping_damaged(self._kv, row[0], "BlockRecord"):
-                    claim = await claim_block(self._kv, ref, record, row, lease_s, self._worker)
+                    claim = await claim_block(self._kv, ref, record, row, lease_s, self._sign)
                 if claim is not None:
                     self._start_execution(BlockExecution(self._kv, claim, self._gate, self._limits), place)
                     claim_stack.pop_all()

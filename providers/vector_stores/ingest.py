@@ -22,6 +22,7 @@ from apis.storage.records import decode_record, encode_record, scan_groups
 from apis.ticks import wait_for_tick
 from providers.common.state.change import repeat_until_true
 from providers.common.state.scan import decode_or_skip
+from providers.common.state.worker_signs import WorkerSign
 from providers.common.supervision import supervise
 from providers.vector_stores import records
 from providers.vector_stores.embedding_charges import charging_embeddings
@@ -31,8 +32,11 @@ log = logging.getLogger(__name__)
 
 _EMBED_BATCH_SIZE: Final = 32
 _MAX_LOST_WORKERS: Final = 3
-"""Workers that may be lost over one file. An attempt is stored before it begins and taken back where it ends in order:
-those that remain have ended with their process."""
+"""Workers that may be lost over one file. Each is stored before it begins and removed where it ends in order: the
+others have ended with their process, or were too slow for their lease."""
+_MAX_ATTEMPTS: Final = 10
+"""Attempts at one file that may end out of order, though their workers live."""
+_DAMAGED_JOB: Final = JobRecord(1, ["unknown"])
 _MAX_PARALLEL_JOBS: Final = 2
 _JOBS_PER_LOOK: Final = 64
 """Jobs of each tenant that one look at the store reads. More than other processes can have claimed of it."""
@@ -71,6 +75,7 @@ class IngestWorker:
         self._inference = inference
         self._accounts = accounts
         self._lease_s = settings.lease_s
+        self._sign = WorkerSign(kv, settings.lease_s)
         self._max_chars = settings.max_chars
         self._places = FairShare(
             "files to be made searchable", _MAX_PARALLEL_JOBS, several_tenants=settings.several_tenants
@@ -83,11 +88,13 @@ class IngestWorker:
 
     def start(self) -> None:
         """Begin to look for jobs."""
+        self._sign.start()
         self._poll_task = supervise("the watcher of files to be made searchable", self._poll_jobs)
 
     async def close(self) -> None:
         """Stop, and release unfinished jobs so that another process can claim them at once."""
         await _cancel_tasks([*self._running_tasks.values(), *([self._poll_task] if self._poll_task else [])])
+        await self._sign.close()
 
     def wake(self) -> None:
         """Look for new jobs now."""
@@ -131,7 +138,7 @@ class IngestWorker:
                 name = key.removeprefix(JOB_PREFIX)
                 if name in self._running_tasks or not await self._can_run(FileRef(*name.split("/"))):
                     continue
-                job = JobRecord(self._read_attempts(key, entry) + 1)
+                job = self._read_job(key, entry).next_attempt(self._sign.name)
                 lease = Lease(self._kv, LEASE_PREFIX + name, self._lease_s)
                 claim = [Put(key, encode_record(job), expect=entry.version)]
                 if await lease.acquire(claim, durable=True) is not None:
@@ -143,10 +150,9 @@ class IngestWorker:
         place.release()
         return False
 
-    def _read_attempts(self, key: str, entry: Entry) -> int:
-        """Return the attempts so far; a damaged record counts as one, and is replaced by the claim."""
-        job = decode_or_skip(self._kv, key, entry, JobRecord)
-        return 1 if job is None else job.attempts
+    def _read_job(self, key: str, entry: Entry) -> JobRecord:
+        """Return the job; a damaged record counts as one lost worker, and is replaced by the claim."""
+        return decode_or_skip(self._kv, key, entry, JobRecord) or _DAMAGED_JOB
 
     async def _can_run(self, file_ref: FileRef) -> bool:
         """Return True unless the chunks of the file's store are in the index of another machine, or a record that the
@@ -184,23 +190,23 @@ class IngestWorker:
         except LeaseLost:
             log.warning("Another worker makes the file %s searchable now", file_ref.file_id)
         except asyncio.CancelledError:
-            # This process stops, or the file was removed: neither counts as a failed attempt.
-            await self._refund_attempt(file_ref, job, lease, release=True)
+            # This process stops, or the file was removed: neither counts as a lost worker.
+            await self._leave_job(file_ref, job, lease, release=True)
             raise
         except StackError as exc:
             # The store or the index is in trouble, or a limit of the tenant is reached, which says nothing of the file.
             # The lease delays the next attempt.
             if isinstance(exc, RateLimited):
                 self._limited_until[file_ref.tenant] = monotonic() + self._lease_s
-            await self._refund_attempt(file_ref, job, lease, release=False)
+            await self._leave_job(file_ref, job, lease, release=False)
             raise
 
-    async def _refund_attempt(self, file_ref: FileRef, job: JobRecord, lease: Lease, *, release: bool) -> None:
+    async def _leave_job(self, file_ref: FileRef, job: JobRecord, lease: Lease, *, release: bool) -> None:
         with suppress(StackError, LeaseLost, TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S / 2):
                 entry = await self._kv.get(file_ref.job_key)
-                refunded = encode_record(JobRecord(job.attempts - 1))
-                ops = [] if entry is None else [Put(file_ref.job_key, refunded, expect=entry.version)]
+                left = encode_record(job.undo_attempt())
+                ops = [] if entry is None else [Put(file_ref.job_key, left, expect=entry.version)]
                 if not release:
                     await lease.write(ops)
                 elif not await lease.release(ops):
@@ -216,9 +222,7 @@ class IngestWorker:
             await lease.release([Delete(file_ref.job_key)])
             return None
         try:
-            if job.attempts > _MAX_LOST_WORKERS + 1:
-                message = f"{job.attempts - 1} servers stopped while they processed the file. It is not tried again."
-                raise UnreadableFile("server_error", message)
+            await self._refuse_poison(job)
             usage_bytes = await self._index_file(file_ref, decode_record(store, StoreRecord), record, lease)
             outcome = records.build_outcome(record, "completed", usage_bytes=usage_bytes)
         except UnreadableFile as exc:
@@ -226,6 +230,19 @@ class IngestWorker:
             await self._index.delete(file_ref.index_namespace, file_ref.file_id)
             outcome = records.build_outcome(record, "failed", error=(exc.reason, exc.message))
         return await self._write_outcome(file_ref, record, outcome, lease)
+
+    async def _refuse_poison(self, job: JobRecord) -> None:
+        """Raise UnreadableFile for a file that has cost too many workers; those that live are found out first."""
+        *lost, present = job.workers
+        if len(lost) > _MAX_LOST_WORKERS:
+            lost = await self._sign.list_ended(lost)
+            job.workers = [*lost, present]
+        if len(lost) > _MAX_LOST_WORKERS:
+            message = f"{len(lost)} servers stopped while they processed the file. It is not tried again."
+            raise UnreadableFile("server_error", message)
+        if job.attempts > _MAX_ATTEMPTS:
+            message = f"{_MAX_ATTEMPTS} attempts to process the file have failed. It is not tried again."
+            raise UnreadableFile("server_error", message)
 
     async def _index_file(self, file_ref: FileRef, store: StoreRecord, record: FileRecord, lease: Lease) -> int:
         """Read, chunk, embed and index the file. Returns the size of the text and vectors in bytes. Raises

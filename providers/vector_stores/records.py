@@ -95,9 +95,19 @@ class BatchRecord(
 
 
 class JobRecord(msgspec.Struct):
-    """A file that is to be made searchable, and the number of attempts so far."""
+    """A file that is to be made searchable. `attempts` did not end in order, the present one included. `workers` are
+    those that made them, the present one last; one that has begun it twice is named once."""
 
     attempts: int = 0
+    workers: list[str] = []
+
+    def next_attempt(self, worker: str) -> "JobRecord":
+        """Return the record of a job that this worker claims."""
+        return JobRecord(self.attempts + 1, [*(each for each in self.workers if each != worker), worker])
+
+    def undo_attempt(self) -> "JobRecord":
+        """Return the record of a job whose worker leaves it in order."""
+        return JobRecord(self.attempts - 1, self.workers[:-1])
 
 
 class FileRef(msgspec.Struct, frozen=True):

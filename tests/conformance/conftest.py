@@ -158,16 +158,20 @@ async def postgres_backend(postgres_server: PostgresServer) -> AsyncIterator[Bac
         yield Backend(open_store, elapse, overwrite)
 
 
+PATIENT: Final = {"timeout_s": 10, "connect_timeout_s": 10}
+"""No test of `shared_store` is about a store that is slow: on a busy machine each is."""
+
+
 @pytest.fixture(params=["sqlite", "redis", "postgres"])
 def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """The run config's section of a store that processes can share."""
     if request.param == "sqlite":
-        return {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+        return {"provider": "sqlite", "path": str(tmp_path / "store.db"), "busy_timeout_s": 10}
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
-        return {"provider": "redis", "url": server.url, "prefix": f"shared{next(numbers)}:", "connect_timeout_s": 5}
+        return {"provider": "redis", "url": server.url, "prefix": f"shared{next(numbers)}:", **PATIENT}
     postgres: PostgresServer = request.getfixturevalue("postgres_server")
-    return {"provider": "postgres", "url": postgres.url, "namespace": f"shared{next(numbers)}", "connect_timeout_s": 5}
+    return {"provider": "postgres", "url": postgres.url, "namespace": f"shared{next(numbers)}", **PATIENT}
 
 
 KILLS: Final = ("test_kills", "test_batch_kills", "test_poison_work", "test_promises_kept", "test_steps")

@@ -1,6 +1,7 @@
 """Runs on each store: one holder at a time, and nobody else can write."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
@@ -8,12 +9,17 @@ import pytest
 from apis.errors import RateLimited
 from apis.storage.kv_store import KVStore, Put
 from apis.storage.lease import LeaseLost
+from apis.storage.records import decode_record, encode_record
+from providers.common.state.worker_signs import WorkerSign
 from providers.responses.background.ranks import QueueLimits, Rank
-from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs, StoredRequest
+from providers.responses.background.runs import ClaimedRun, ResponseRef, RunRecord, Runs, StoredRequest
 from providers.responses.events.ids import ResponseIds
 from tests.conformance.kv_store import Backend
 
-LEASE_S = 0.4
+LEASE_S = 60
+"""Longer than a test takes on any machine."""
+SHORT_LEASE_S = 2
+SIGN_INTERVAL_S = 0.5
 MAX_WAITING = 12
 ASKED = StoredRequest(msgspec.Raw(b"{}"), msgspec.Raw(b"[]"), 0, 1)
 
@@ -21,13 +27,13 @@ ASKED = StoredRequest(msgspec.Raw(b"{}"), msgspec.Raw(b"[]"), 0, 1)
 class Two:
     """Two workers' views of one store, and its clock."""
 
-    def __init__(self, one: KVStore, other: KVStore, backend: Backend) -> None:
+    def __init__(self, one: KVStore, other: KVStore, backend: Backend, lease_s: float = LEASE_S) -> None:
         self.store = one
         self.one, self.other = (
-            Runs(each, QueueLimits(MAX_WAITING, 3 * LEASE_S), lease_s=LEASE_S, retention_s=1000)
-            for each in (one, other)
+            Runs(each, QueueLimits(MAX_WAITING, lease_s), lease_s=lease_s, retention_s=1000) for each in (one, other)
         )
         self.backend = backend
+        self.lease_s = lease_s
 
     async def add(
         self,
@@ -51,8 +57,8 @@ class Two:
         assert claimed is not None
         return claimed
 
-    async def elapse(self) -> None:
-        await self.backend.elapse(LEASE_S * 1.1)
+    async def elapse(self, leases: float = 1.1) -> None:
+        await self.backend.elapse(leases * self.lease_s)
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
@@ -63,6 +69,12 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 @pytest.fixture
 async def two(backend: Backend) -> Two:
     return Two(await backend.open(), await backend.open(), backend)
+
+
+@pytest.fixture
+async def short(backend: Backend) -> Two:
+    """Two views whose leases, and places in the queue, expire within the test."""
+    return Two(await backend.open(), await backend.open(), backend, SHORT_LEASE_S)
 
 
 async def test_of_two_that_claim_one_gets_it(two: Two) -> None:
@@ -135,31 +147,31 @@ async def test_a_run_whose_other_writes_do_not_hold_is_not_there(two: Two) -> No
     assert await two.store.scan("") == []
 
 
-async def test_who_writes_keeps_its_lease(two: Two) -> None:
-    ref = await two.add()
-    claimed = await two.claimed(two.one, ref)
+async def test_who_writes_keeps_its_lease(short: Two) -> None:
+    ref = await short.add()
+    claimed = await short.claimed(short.one, ref)
     for number in range(4):
-        await two.backend.elapse(LEASE_S * 0.6)
+        await short.elapse(0.4)
         await claimed.lease.write([Put(f"x{number}", b"")])
-    assert await two.other.list_orphaned() == []
-    assert len(await two.store.scan("x")) == 4
+    assert await short.other.list_orphaned() == []
+    assert len(await short.store.scan("x")) == 4
 
 
-async def test_who_was_silent_for_too_long_can_write_nothing(two: Two) -> None:
-    ref = await two.add()
-    late = await two.claimed(two.one, ref)
-    await two.elapse()
+async def test_who_was_silent_for_too_long_can_write_nothing(short: Two) -> None:
+    ref = await short.add()
+    late = await short.claimed(short.one, ref)
+    await short.elapse()
     with pytest.raises(LeaseLost):
         await late.lease.write([Put("x", b"late")])
-    assert await two.other.list_orphaned() == [ref]
-    taken = await two.other.claim(ref)
+    assert await short.other.list_orphaned() == [ref]
+    taken = await short.other.claim(ref)
     assert taken is not None
     assert (taken.run.attempts, taken.is_late) == (2, False)
     with pytest.raises(LeaseLost):
         await late.lease.write([Put("x", b"late")])
-    assert await two.store.write([Put("x", b"late"), *late.lease.end_ops()]) is None
+    assert await short.store.write([Put("x", b"late"), *late.lease.end_ops()]) is None
     await taken.lease.write([Put("x", b"new")])
-    entry = await two.store.get("x")
+    entry = await short.store.get("x")
     assert entry is not None
     assert entry.value == b"new"
 
@@ -188,12 +200,12 @@ async def test_what_is_given_back_is_claimed_again(two: Two) -> None:
     assert await two.one.list_waiting(10) == []
 
 
-async def test_what_waited_for_too_long_is_claimed_as_late(two: Two) -> None:
-    ref = await two.add()
-    await two.backend.elapse(LEASE_S * 3.3)
-    assert await two.one.list_waiting(10) == []
-    assert await two.one.list_orphaned() == [ref]
-    claimed = await two.one.claim(ref)
+async def test_what_waited_for_too_long_is_claimed_as_late(short: Two) -> None:
+    ref = await short.add()
+    await short.elapse()
+    assert await short.one.list_waiting(10) == []
+    assert await short.one.list_orphaned() == [ref]
+    claimed = await short.one.claim(ref)
     assert claimed is not None
     assert claimed.is_late
 
@@ -216,3 +228,25 @@ async def test_another_tenants_run_is_not_found(two: Two) -> None:
         assert await two.other.get(stranger) is None
         assert await two.other.take_over(stranger) is None
     assert await two.other.get(ref) is not None
+
+
+async def test_workers_that_live_are_not_lost_over_a_run(two: Two) -> None:
+    """S1: a worker that did not renew its lease in time, and lives, has not been ended by the run."""
+    ref = await two.add()
+    stored = await two.store.get(ref.run_key)
+    assert stored is not None
+    record = decode_record(stored, RunRecord)
+    record.attempts, record.workers = 4, ["ended", "slow", "slow too", "ended too"]
+    await two.store.put(ref.run_key, encode_record(record))
+    async with AsyncExitStack() as living:
+        for name in ("slow", "slow too"):
+            sign = WorkerSign(two.store, SIGN_INTERVAL_S, name=name)
+            sign.start()
+            living.push_async_callback(sign.close)
+        asking = WorkerSign(two.store, SIGN_INTERVAL_S, name="asking")
+        runs = Runs(two.store, QueueLimits(1, LEASE_S), lease_s=LEASE_S, retention_s=1000, sign=asking)
+        claimed = await two.claimed(runs, ref)
+        assert await claimed.lease.count_lost_workers(claimed.run) == 2
+    kept = await two.other.get(ref)
+    assert kept is not None
+    assert (kept[0].attempts, kept[0].workers) == (5, ["ended", "ended too", "asking"])

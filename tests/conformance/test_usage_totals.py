@@ -65,6 +65,12 @@ async def send_requests(url: str, keys: list[str]) -> None:
         await asyncio.gather(*(send() for _ in range(AT_ONCE)))
 
 
+async def read_usage(organization: Any) -> dict[str, int]:
+    page = await organization.usage.completions(start_time=int(time.time()) - 86_400, bucket_width="1d")
+    requests, input_tokens, output_tokens = sum_usage(page)
+    return {"answers": requests, "input_tokens": input_tokens, "output_tokens": output_tokens}
+
+
 async def test_usage_equals_what_the_inference_server_generated(
     shared_store: dict[str, Any], tmp_path: Path, unused_tcp_port: int
 ) -> None:
@@ -80,10 +86,11 @@ async def test_usage_equals_what_the_inference_server_generated(
         began_at = time.monotonic()
         await send_requests(workers.url, keys)
         duration_s = time.monotonic() - began_at
-        await asyncio.sleep(5)
-        page = await organization.usage.completions(start_time=int(time.time()) - 86_400, bucket_width="1d")
-        requests, input_tokens, output_tokens = sum_usage(page)
-        usage = {"answers": requests, "input_tokens": input_tokens, "output_tokens": output_tokens}
+        async with asyncio.timeout(120):  # each worker stores its counts when it can
+            while (await read_usage(organization))["answers"] < REQUESTS:  # noqa: ASYNC110 - another process sets no event
+                await asyncio.sleep(1)
+        await asyncio.sleep(5)  # what is counted twice would follow
+        usage = await read_usage(organization)
         async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/counts") as answer:
             generated = await answer.json()
     print(

@@ -21,6 +21,7 @@ from apis.responses import ResponseListParams, SpareCapacity
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from providers.common.state.scan import skipping_damaged
+from providers.common.state.worker_signs import WorkerSign
 from providers.common.supervision import supervise
 from providers.responses.background.deployment import BackgroundDeployment
 from providers.responses.background.event_log import EventLog, LogWakeups
@@ -65,17 +66,20 @@ class BackgroundResponses:
         config, tenants = options.config, options.tenants
         self._kv = kv
         self._history = history
-        self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants, options.webhook_endpoints)
         self._webhook_delivery: asyncio.Task[None] | None = None
         self._wakeups = LogWakeups()
         self.event_log = EventLog(kv, self._wakeups, ttl_s=config.event_ttl_s)
         self.registry = WorkerRegistry(kv, config.lease_s, config.max_running)
+        self._sign = WorkerSign(kv, config.lease_s, name=self.registry.worker_id)
+        self._webhook_queue = WebhookQueue(
+            kv, options.webhooks, fetcher, self._sign, tenants, options.webhook_endpoints
+        )
         self._runs = Runs(
             kv,
             config.queue_limits,
             lease_s=config.lease_s,
             retention_s=history.retention_s,
-            worker=self.registry.worker_id,
+            sign=self._sign,
         )
         self._executor = RunExecutor(kv, history, prepare, config, self.event_log, self._webhook_queue, accounts)
         self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants, self.registry)
@@ -86,6 +90,7 @@ class BackgroundResponses:
         return self._webhook_queue
 
     def start(self) -> None:
+        self._sign.start()
         self._workers.start()
         self._webhook_delivery = supervise("the delivery of webhooks", self._webhook_queue.run)
 
@@ -122,6 +127,7 @@ class BackgroundResponses:
         if self._webhook_delivery is not None:
             self._webhook_delivery.cancel()
             await asyncio.wait({self._webhook_delivery})
+        await self._sign.close()
 
     async def create(self, pending: PendingResponse) -> AsyncGenerator[ResponseEventBatch]:
         """Queue a response or start it; yield the queued event, or with `stream` all events."""

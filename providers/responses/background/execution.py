@@ -34,7 +34,7 @@ from providers.common.held_bytes import HELD_PLACES
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
 from providers.responses.background.kept_history import KeptHistory
-from providers.responses.background.runs import MAX_LOST_WORKERS, ClaimedRun, ResponseRef
+from providers.responses.background.runs import MAX_LOST_WORKERS, MAX_UNRETURNED, ClaimedRun, ResponseRef
 from providers.responses.background.stored_run import (
     build_charge_ops,
     build_final_response,
@@ -82,6 +82,10 @@ _RETRY_INTERVAL_S: Final = 0.2
 """Seconds between attempts to store a final response during an outage of the store."""
 _WORKERS_LOST_MESSAGE: Final = (
     f"{MAX_LOST_WORKERS} servers that made this response stopped before it was done. It is not tried again."
+)
+_WORKERS_SILENT_MESSAGE: Final = (
+    f"{MAX_UNRETURNED} times, the server that made this response was too slow or could not reach its store. It is not "
+    "tried again."
 )
 _WORKER_STOPPED_MESSAGE: Final = "The server that made this response stopped before it was done."
 _WINDOW_EXPIRED_MESSAGE: Final = (
@@ -263,8 +267,10 @@ class RunExecutor:
         checkpoints = await load_checkpoints(self._kv, ref.tenant, ref.id)
         resume_point = find_resume_point(log, checkpoints)
         has_output = any(event.type not in INITIAL_EVENTS for event in log)
-        if run.lost_count > MAX_LOST_WORKERS:
+        if await claimed_run.lease.count_lost_workers(run) >= MAX_LOST_WORKERS:
             return StackError(_WORKERS_LOST_MESSAGE)
+        if run.unreturned_count > MAX_UNRETURNED:
+            return StackError(_WORKERS_SILENT_MESSAGE)
         if not run.is_portable:
             return StackError(_WORKER_STOPPED_MESSAGE)
         if has_output and resume_point is None:

@@ -32,6 +32,7 @@ from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record, scan_groups
 from apis.telemetry import TRACE_HEADERS, telemetry
 from providers.common.state.scan import report_damaged, scan_records
+from providers.common.state.worker_signs import WorkerSign
 from providers.responses.background.ranks import (
     DEFERRED_PREFIX,
     QUEUE_PREFIX,
@@ -49,14 +50,17 @@ _BATCH_SIZE = 1000
 _CLAIM_PAGE = 16
 MAX_LOST_WORKERS: Final = 3
 """Workers that one run may cost before it fails: the next one only stores its end."""
-_MAX_LOST_CLAIMS: Final = 10
-"""Workers that may lose one run until no more claim it: its request is damaged, or its end cannot be stored."""
+MAX_UNRETURNED: Final = 10
+"""Workers that may leave one run without a word, though they live, before it fails."""
+_MAX_END_CLAIMS: Final = 6
+"""Workers that may fail to store the end of such a run, until no more claim it: its records are damaged."""
 
 
 class RunRecord(msgspec.Struct):
     """The state of a run. `queue_key` is absent from the store when the run has waited for too long. A run that is not
     `is_portable` can only be executed by the process that took the request, because the request holds secrets that are
-    not stored. `handover_count` of the `attempts` ended because their worker had to stop."""
+    not stored. `handover_count` of the `attempts` ended because their worker had to stop. `workers` are those that have
+    claimed it and not returned it, the last one claimed last."""
 
     status: Literal["queued", "in_progress"]
     queue_key: str
@@ -64,6 +68,7 @@ class RunRecord(msgspec.Struct):
     attempts: int = 0
     slot_key: str = ""
     handover_count: int = 0
+    workers: list[str] = []
 
     @property
     def is_deferred(self) -> bool:
@@ -71,9 +76,15 @@ class RunRecord(msgspec.Struct):
         return is_deferred_key(self.queue_key)
 
     @property
-    def lost_count(self) -> int:
-        """The workers that have ended while they executed it; of a claimed run, with the one that does so now."""
+    def unreturned_count(self) -> int:
+        """The claims of workers that have neither ended nor returned it; of a claimed run, with the present one."""
         return self.attempts - self.handover_count
+
+    def begin_attempt(self, worker: str) -> None:
+        """Note that the worker executes it now. A worker that claims it again lives, and has not been lost."""
+        self.status = "in_progress"
+        self.attempts += 1
+        self.workers = [*(each for each in self.workers if each != worker), worker]
 
 
 class StoredRequest(msgspec.Struct):
@@ -114,19 +125,32 @@ class ResponseRef:
 class RunLease(Lease):
     """The right to execute one run."""
 
-    def __init__(self, kv: KVStore, ref: ResponseRef, lease_s: float, retention_s: float, worker: str = "") -> None:
-        super().__init__(kv, ref.lease_key, lease_s, holder=worker)
+    def __init__(self, kv: KVStore, ref: ResponseRef, lease_s: float, retention_s: float, sign: WorkerSign) -> None:
+        super().__init__(kv, ref.lease_key, lease_s, holder=sign.name)
         self.ref = ref
+        self._sign = sign
         self._retention_s = retention_s
 
     def end_ops(self) -> list[Op]:
         """Return the operations that end the run if the lease is still held: to be written with the final response."""
         return [self.release_op, Delete(self.ref.run_key), Delete(self.ref.request_key)]
 
+    async def count_lost_workers(self, run: RunRecord) -> int:
+        """Return the number of earlier workers that the run may have ended. Before it fails for them, those that live
+        are found out, and forgotten. Raises LeaseLost."""
+        *earlier, present = run.workers
+        if len(earlier) >= MAX_LOST_WORKERS:
+            async with self.renew_in_background():
+                earlier = await self._sign.list_ended(earlier)
+            run.workers = [*earlier, present]
+            await self.write([Put(self.ref.run_key, encode_record(run), self._retention_s)])
+        return len(earlier)
+
     async def hand_back(self, run: RunRecord, extra_ops: Sequence[Op] = ()) -> None:
         """Return the run to the queue, so that another worker can resume it at once, and apply `extra_ops` with it.
         Nothing is written when the lease is lost."""
         run.handover_count += 1
+        run.workers = run.workers[:-1]
         put_run = Put(self.ref.run_key, encode_record(run), self._retention_s)
         put_queue = Put(run.queue_key, b"", 60 * self.lease_s)
         with suppress(LeaseLost):
@@ -162,11 +186,11 @@ class Runs:
         *,
         lease_s: float,
         retention_s: float,
-        worker: str = "",
+        sign: WorkerSign | None = None,
     ) -> None:
-        """`worker` is the name of this process in its leases."""
+        """`sign` names this process in its leases."""
         self._kv = kv
-        self._worker = worker
+        self._sign = sign or WorkerSign(kv, lease_s)
         self._lease_s = lease_s
         self._limits = limits
         self.retention_s = retention_s
@@ -186,7 +210,9 @@ class Runs:
         LeaseLost if a condition in `extra_ops` does not hold, RateLimited if too many runs of the tenant wait."""
         stored_request.trace = dict(TRACE_HEADERS.get())
         queue_key, retention_s = rank.build_key(ref.tenant, ref.id), self.retention_s + rank.window_s
-        run = RunRecord("in_progress" if start_now else "queued", queue_key, is_portable, int(start_now))
+        run = RunRecord("queued", queue_key, is_portable)
+        if start_now:
+            run.begin_attempt(self._sign.name)
         put_request = Put(ref.request_key, encode_record(stored_request), retention_s)
         if start_now:
             lease = self._new_lease(ref)
@@ -284,9 +310,9 @@ class Runs:
             return None
         try:
             record = decode_record(run, RunRecord)
-            if record.lost_count >= _MAX_LOST_CLAIMS:
+            if record.unreturned_count >= MAX_UNRETURNED + _MAX_END_CLAIMS:
                 return None
-            if record.lost_count == MAX_LOST_WORKERS - 1 and not may_be_last:
+            if len(record.workers) == MAX_LOST_WORKERS - 1 and not may_be_last:
                 return None
             is_late = not queue_key and record.status == "queued"
             claimed = await self._acquire(ref, run, request, ABSENT)
@@ -315,8 +341,7 @@ class Runs:
     ) -> ClaimedRun | None:
         run, stored_request = decode_record(run_entry, RunRecord), decode_record(request_entry, StoredRequest)
         slot_key, run.slot_key = run.slot_key, ""
-        run.status = "in_progress"
-        run.attempts += 1
+        run.begin_attempt(self._sign.name)
         ops: list[Op] = [
             Put(ref.run_key, encode_record(run), self.retention_s, run_entry.version),
             *(Delete(key) for key in (run.queue_key, slot_key) if key),
@@ -328,7 +353,7 @@ class Runs:
         return ClaimedRun(run, stored_request, lease)
 
     def _new_lease(self, ref: ResponseRef) -> RunLease:
-        return RunLease(self._kv, ref, self._lease_s, self.retention_s, self._worker)
+        return RunLease(self._kv, ref, self._lease_s, self.retention_s, self._sign)
 
     async def list_orphaned(self) -> list[ResponseRef]:
         """Return the runs that no worker will claim from the queue: in progress without a lease, or queued for too

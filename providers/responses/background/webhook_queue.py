@@ -33,6 +33,7 @@ from apis.telemetry import continued_trace, current_span
 from apis.ticks import wait_for_tick
 from apis.webhooks.endpoints import WEBHOOK_EVENTS
 from providers.common.state.scan import report_damaged
+from providers.common.state.worker_signs import WorkerSign
 from providers.responses.background.webhook_endpoints import (
     DEFAULT_OPTIONS,
     EndpointQueue,
@@ -63,7 +64,7 @@ _HTTP_GONE: Final = 410
 
 class WebhookDelivery(msgspec.Struct):
     """An event that is to be sent to one webhook. `trace` holds the trace headers of the response that ended; `worker`
-    is the process that sends it now, and `lost_count` the number of those that ended meanwhile."""
+    is the process that sends it now, and `lost_workers` are those that left it without an end."""
 
     id: str
     body: str
@@ -72,7 +73,7 @@ class WebhookDelivery(msgspec.Struct):
     attempts: int = 0
     trace: dict[str, str] = {}
     worker: str = ""
-    lost_count: int = 0
+    lost_workers: list[str] = []
 
 
 @dataclass(slots=True, eq=False)
@@ -111,12 +112,13 @@ class WebhookQueue:
         kv: KVStore,
         webhooks: Sequence[Webhook],
         fetcher: Fetcher,
+        sign: WorkerSign,
         tenants: Tenants = ONE_TENANT,
         endpoint_options: WebhookEndpointOptions = DEFAULT_OPTIONS,
     ) -> None:
         self._kv = kv
         self._fetcher = fetcher
-        self._worker = secrets.token_hex(8)
+        self._sign = sign
         self.log = WebhookLog(kv)
         self._places = FairShare("deliveries", _MAX_DELIVERIES, several_tenants=tenants.are_several)
         self.endpoints = StoredWebhookEndpoints(kv, fetcher, self._places, endpoint_options)
@@ -264,20 +266,26 @@ class WebhookQueue:
             _log.error("the record %s cannot be read, and is deleted", key)
             await self._kv.write([Delete(key, entry.version)])
             return None
-        if delivery.worker not in ("", self._worker):
-            delivery.lost_count += 1
-        delivery.worker = self._worker
+        if delivery.worker not in ("", self._sign.name):
+            delivery.lost_workers.append(delivery.worker)
+        delivery.worker = self._sign.name
         delivery.attempts += 1
         hold = Lease(self._kv, _hold_key(delivery.id), queue.webhook.timeout_s + _HOLD_MARGIN_S)
         record = Put(key, encode_record(delivery), _remaining_s(queue, delivery), entry.version)
         versions = await hold.acquire([record])
         if versions is None:
             return None
-        claim = _ClaimedDelivery(queue, key, versions[0], delivery, hold)
-        if delivery.lost_count >= _MAX_LOST_WORKERS:
-            await self._give_up(claim)
-            return None
-        return claim
+        return _ClaimedDelivery(queue, key, versions[0], delivery, hold)
+
+    async def _has_lost_too_many(self, claim: _ClaimedDelivery) -> bool:
+        """Return True if the delivery has cost so many workers that it fails; those that live are found out first."""
+        lost = claim.delivery.lost_workers
+        if len(lost) < _MAX_LOST_WORKERS:
+            return False
+        async with claim.hold.renew_in_background():
+            claim.delivery.lost_workers = await self._sign.list_ended(lost)
+        await claim.hold.write()  # as long a life as after the claim
+        return len(claim.delivery.lost_workers) >= _MAX_LOST_WORKERS
 
     async def _give_up(self, claim: _ClaimedDelivery) -> None:
         """End a delivery that has cost too many workers, without another attempt."""
@@ -290,6 +298,9 @@ class WebhookQueue:
 
     async def _send(self, claim: _ClaimedDelivery) -> None:
         try:
+            if await self._has_lost_too_many(claim):
+                await self._give_up(claim)
+                return
             with continued_trace(claim.delivery.trace):
                 delivery = claim.delivery
                 attempt = await post_event(
@@ -299,6 +310,8 @@ class WebhookQueue:
             await self._record(claim, attempt)
         except StackError as exc:
             _log.warning("an event for the webhook at %s will be sent again: %s", claim.queue.webhook, exc.message)
+        except LeaseLost:
+            _log.info("another worker sends %s to the webhook at %s", claim.delivery.id, claim.queue.webhook)
         except asyncio.CancelledError:
             with suppress(StackError, LeaseLost):
                 await claim.release()

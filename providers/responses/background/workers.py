@@ -262,7 +262,7 @@ class BackgroundWorkers:
         """Claim a run, unless it has one worker left to lose and another such run is executed here: were both, and one
         of them ended this process, they would fail together."""
         claimed = await self._runs.claim(ref, key, may_be_last=self._last_try not in self._tasks)
-        if claimed is not None and claimed.run.lost_count == MAX_LOST_WORKERS:
+        if claimed is not None and len(claimed.run.workers) == MAX_LOST_WORKERS:
             self._last_try = ref
         return claimed
 

@@ -20,10 +20,12 @@ from apis.storage.records import decode_record, delete_all, encode_record, scan_
 from providers.batches.execution import BlockExecution, ClaimedBlock, LineGate, LineLimits, claim_block
 from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord, build_block_name, new_batch_ref
 from providers.batches.validation import MAX_ERRORS, BatchValidator, splice_fields
+from providers.common.state.worker_signs import WorkerSign
 from providers.kv_store.memory import Memory
 from tests.support.sdk.batch_files import batch_line
 
 LIMITS = LineLimits(max_attempts=3, retry_s=0.01)
+SIGN_INTERVAL_S = 0.02
 
 
 @dataclass
@@ -99,7 +101,8 @@ async def claim(
     kv: KVStore, ref: BatchRef, batch: BatchState, lease_s: float = 5, worker: str = "one"
 ) -> ClaimedBlock | None:
     rows = await kv.scan(ref.block_prefix)
-    return await claim_block(kv, ref, batch, rows[0], lease_s, worker) if rows else None
+    sign = WorkerSign(kv, SIGN_INTERVAL_S, name=worker)
+    return await claim_block(kv, ref, batch, rows[0], lease_s, sign) if rows else None
 
 
 async def results(kv: KVStore, ref: BatchRef) -> tuple[list[str], list[str]]:
@@ -244,7 +247,7 @@ async def test_a_line_that_has_cost_two_workers_fails_alone(kv: Memory) -> None:
     ref, batch = await store_block(kv, "t", 6, begun=[1, 2, 3], worker="ended")
     first = await claim(kv, ref, batch, lease_s=0.05)
     assert first is not None
-    assert first.block.losses == {1: 1, 2: 1, 3: 1}
+    assert first.block.losses == {1: ["ended"], 2: ["ended"], 3: ["ended"]}
     executor = Executor(wait_s=60)
     execution = BlockExecution(kv, first, line_gate(executor, 8), LIMITS)
     running = asyncio.create_task(execution._run_lines())  # pyright: ignore[reportPrivateUsage]  # `run` would release the lease
@@ -264,12 +267,23 @@ async def test_a_line_that_has_cost_two_workers_fails_alone(kv: Memory) -> None:
 
 async def test_lines_that_lost_their_lease_in_an_outage_are_not_to_blame(kv: Memory) -> None:
     """S1: a worker that goes on has not been ended by its lines."""
-    ref, batch = await store_block(kv, "t", 3, begun=[1, 2], losses={1: 1}, worker="one")
+    ref, batch = await store_block(kv, "t", 3, begun=[1, 2], losses={1: ["ended"]}, worker="one")
     claimed = await claim(kv, ref, batch, worker="one")
     assert claimed is not None
-    assert claimed.block.losses == {1: 1}
+    assert claimed.block.losses == {1: ["ended"]}
     await execute(kv, claimed, Executor())
     assert await results(kv, ref) == (["1", "2", "3"], [])
+
+
+async def test_lines_whose_slow_workers_live_are_not_to_blame(kv: Memory) -> None:
+    """S1: a worker that did not renew its lease in time, and lives, has not been ended by its lines."""
+    slow = WorkerSign(kv, SIGN_INTERVAL_S, name="slow")
+    losses = {1: ["ended", "slow"], 2: ["slow", "slow"], 3: ["ended", "ended too"]}
+    ref, batch = await store_block(kv, "t", 3, losses=losses, worker="ended")
+    slow.start()
+    await execute(kv, await claim(kv, ref, batch), Executor())
+    await slow.close()
+    assert await results(kv, ref) == (["1", "2"], ["worker_lost"])
 
 
 async def test_a_line_that_waits_for_its_next_attempt_is_not_to_blame(kv: Memory) -> None:

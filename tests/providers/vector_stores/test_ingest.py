@@ -14,6 +14,7 @@ from apis.errors import StoreUnavailable
 from apis.provider import Provider
 from apis.storage.kv_store import Op, Put
 from apis.storage.records import encode_record
+from providers.common.state.worker_signs import WorkerSign
 from providers.fetcher.safe import Safe
 from providers.files.kv import KV
 from providers.kv_store.memory import Memory
@@ -113,9 +114,8 @@ async def test_what_a_dead_process_had_claimed_is_taken_up_when_its_lease_is_ove
     file_id = await setting.upload("left behind")
     await first.add_file(store.id, AddFile(file_id=file_id), tenant=T)
     place = file_records.FileRef(T, store.id, file_id)
-    await setting.kv.write(
-        [Put(f"{LEASE_PREFIX}{place}", b"", LEASE_S), Put(f"{JOB_PREFIX}{place}", encode_record(JobRecord(1)))]
-    )
+    job = Put(f"{JOB_PREFIX}{place}", encode_record(JobRecord(1, ["ended"])))
+    await setting.kv.write([Put(f"{LEASE_PREFIX}{place}", b"", LEASE_S), job])
     second = await setting.open()
     await settled(setting, store.id)
     assert (await second.get_file(store.id, file_id, tenant=T)).status == "completed"
@@ -183,21 +183,44 @@ async def test_attributes_given_while_it_is_worked_on_are_those_it_has(setting: 
     assert hit.attributes == {"new": True}
 
 
-@pytest.mark.parametrize(("lost_workers", "status"), [(2, "completed"), (3, "completed"), (4, "failed")])
-async def test_a_file_survives_three_lost_workers(setting: Setting, lost_workers: int, status: str) -> None:
-    """S1, D11: an attempt counts before it begins; a fourth worker is not lost over one file."""
+async def end_of(setting: Setting, job: JobRecord) -> tuple[str, str | None]:
+    """Return the status of a file that workers have left with this job, and the code of its error."""
     first = await setting.open()
     store = await first.create(CreateVectorStore(), tenant=T)
     await first.close()
     file_id = await setting.upload("poison")
     await first.add_file(store.id, AddFile(file_id=file_id), tenant=T)
     place = file_records.FileRef(T, store.id, file_id)
-    await setting.kv.write([Put(f"{JOB_PREFIX}{place}", encode_record(JobRecord(lost_workers)))])
+    await setting.kv.write([Put(f"{JOB_PREFIX}{place}", encode_record(job))])
     second = await setting.open()
     await settled(setting, store.id)
     file = await second.get_file(store.id, file_id, tenant=T)
-    assert file.status == status
-    assert (file.last_error and file.last_error.code) == ("server_error" if status == "failed" else None)
+    return file.status, file.last_error and file.last_error.code
+
+
+@pytest.mark.parametrize(
+    ("lost_workers", "end"), [(2, ("completed", None)), (3, ("completed", None)), (4, ("failed", "server_error"))]
+)
+async def test_a_file_survives_three_lost_workers(
+    setting: Setting, lost_workers: int, end: tuple[str, str | None]
+) -> None:
+    """S1, D11: an attempt counts before it begins; a fourth worker is not lost over one file."""
+    workers = [f"worker {number}" for number in range(lost_workers)]
+    assert await end_of(setting, JobRecord(lost_workers, workers)) == end
+
+
+@pytest.mark.parametrize(("attempts", "end"), [(9, ("completed", None)), (10, ("failed", "server_error"))])
+async def test_slow_workers_that_live_are_not_lost_over_a_file(
+    setting: Setting, attempts: int, end: tuple[str, str | None]
+) -> None:
+    """S1, D11: a worker that did not renew its lease in time, and lives, has not been ended by the file."""
+    async with AsyncExitStack() as living:
+        for name in ("slow", "slow too"):
+            sign = WorkerSign(setting.kv, LEASE_S, name=name)
+            sign.start()
+            living.push_async_callback(sign.close)
+        workers = ["ended", "ended too", "ended as well", "slow", "slow too"]
+        assert await end_of(setting, JobRecord(attempts, workers)) == end
 
 
 async def test_an_outage_of_the_index_is_no_attempt_at_the_file(setting: Setting, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from openai.types.responses import ResponseTextDeltaEvent
 
 from apis.storage.kv_store import Put
+from providers.common.state.worker_signs import WorkerSign
 from providers.kv_store.memory import Memory
 from providers.responses.background import journal as journal_module
 from providers.responses.background.event_log import EventLog, LogWakeups
@@ -27,7 +28,8 @@ async def log(monkeypatch: pytest.MonkeyPatch) -> EventLog:
 @pytest.fixture
 async def journal(log: EventLog) -> AsyncGenerator[Journal]:
     """A journal that has written the initial events."""
-    lease = RunLease(log._kv, REF, LONG_S, LONG_S)  # pyright: ignore[reportPrivateUsage] - the log's own store
+    kv = log._kv  # pyright: ignore[reportPrivateUsage] - the log's own store
+    lease = RunLease(kv, REF, LONG_S, LONG_S, WorkerSign(kv, LONG_S))
     assert await lease.acquire() is not None
     journal = Journal(lease, 2, log)
     writing = asyncio.create_task(journal.run())

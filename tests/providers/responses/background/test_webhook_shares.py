@@ -12,6 +12,7 @@ from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse, FetchSt
 from apis.fair_share import Tenants
 from apis.provider import Provider
 from apis.storage.records import decode_record, encode_record
+from providers.common.state.worker_signs import WorkerSign
 from providers.kv_store.memory import Memory
 from providers.responses.background.webhook_queue import WebhookDelivery, WebhookQueue
 from providers.responses.background.webhooks import Webhook
@@ -51,7 +52,7 @@ async def test_webhooks_of_one_tenant_that_hang_do_not_delay_anothers() -> None:
             delivery = WebhookDelivery(f"wh_{hook.queue_name}{number}", "{}", time.time(), "resp_1")
             key = f"/webhook/{hook.queue_name}/{int(time.time() * 1000) - 1000:015d}/{delivery.id}"
             await kv.put(key, encode_record(delivery))
-    queue = WebhookQueue(kv, hooks, network, Tenants(frozenset({"loud", "quiet"})))
+    queue = WebhookQueue(kv, hooks, network, WorkerSign(kv, 0.1), Tenants(frozenset({"loud", "quiet"})))
     running = asyncio.create_task(queue.run())
     try:
         async with asyncio.timeout(5):
@@ -76,9 +77,9 @@ async def test_a_delivery_that_has_cost_three_workers_fails() -> None:
     """S1: attempts are counted in the store before they begin, and one that a worker leaves as it ends is none."""
     hook = Webhook.model_validate({"url": "https://quiet.example", "secret": SECRET})
     kv, network = Memory(Memory.Config()), Hanging(Provider.Config())
-    poison = await store_delivery(kv, hook, worker="ended", lost_count=2)
-    other = await store_delivery(kv, hook, worker="ended", lost_count=1)
-    queue = WebhookQueue(kv, [hook], network)
+    poison = await store_delivery(kv, hook, worker="ended", lost_workers=["first", "second"])
+    other = await store_delivery(kv, hook, worker="ended", lost_workers=["first"])
+    queue = WebhookQueue(kv, [hook], network, WorkerSign(kv, 0.02))
     running = asyncio.create_task(queue.run())
     async with asyncio.timeout(5):
         await network.quiet_came.wait()
@@ -87,7 +88,7 @@ async def test_a_delivery_that_has_cost_three_workers_fails() -> None:
     entry = await kv.get(other)
     assert entry is not None
     sent = decode_record(entry, WebhookDelivery)
-    assert (bool(sent.worker), sent.lost_count, len(network.opened)) == (True, 2, 1)
+    assert (bool(sent.worker), sent.lost_workers, len(network.opened)) == (True, ["first", "ended"], 1)
     running.cancel()
     await asyncio.wait([running])
     entry = await kv.get(other)
@@ -106,7 +107,7 @@ async def test_a_damaged_delivery_stops_no_other_webhook(damaged: bytes) -> None
     for hook in hooks:
         await kv.put(await store_delivery(kv, hook), damaged)
         await store_delivery(kv, hook)
-    running = asyncio.create_task(WebhookQueue(kv, hooks, network).run())
+    running = asyncio.create_task(WebhookQueue(kv, hooks, network, WorkerSign(kv, 0.1)).run())
     async with asyncio.timeout(5):
         while len(network.opened) < 2:  # noqa: ASYNC110 - the network sets no event
             await asyncio.sleep(0.01)
