@@ -101,10 +101,13 @@ def _find_processes(host: str, port: int) -> list[psutil.Process]:
 
 
 def _climb_to_parent(process: psutil.Process) -> psutil.Process:
-    """Return the process of `stack run` for one of its workers: of all who share a socket psutil names one."""
-    if any("multiprocessing" in argument for argument in process.cmdline()):
-        return process.parent() or process
-    return process
+    """Return the process of `stack run` for one of its workers: of all who share a socket psutil names one. A forked
+    worker has the command line of its parent."""
+    parent, arguments = process.parent(), process.cmdline()
+    if parent is None:
+        return process
+    is_worker = any("multiprocessing" in argument for argument in arguments) or arguments == parent.cmdline()
+    return parent if is_worker else process
 
 
 def _sample_processes(listening: list[psutil.Process]) -> LoadSample | None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import sys
+from asyncio.subprocess import PIPE
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from providers.inference.scripted import Scripted
 from stack.bench.connection import LoadClient, LoadTarget
 from stack.bench.plan import BenchPlan, Mode
 from stack.bench.runner import run_load
+from stack.bench.server_load import ServerLoad
 from stack.cli import app
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.stack_process import running_stack
@@ -192,6 +194,31 @@ def test_wrong_usage_is_named(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["bench", *arguments])
     assert result.exit_code == 2
     assert "error: " in result.stderr
+
+
+FORKING_SERVER = """
+import os, socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+if os.fork():
+    listener.close()
+sys.stdin.read()
+"""
+
+
+async def test_the_parent_of_a_forked_worker_is_found() -> None:
+    """Of the processes that share a socket psutil names any: here the worker is the only one."""
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKING_SERVER, stdin=PIPE, stdout=PIPE)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    load = ServerLoad(f"http://127.0.0.1:{int(await server.stdout.readline())}", "none")
+    async with asyncio.timeout(30):
+        while load.first is None or load.first.process_count != 2:
+            await load.start()
+    assert load.source == "processes"
+    server.stdin.close()
+    await server.wait()
+    await load.stop()
 
 
 @pytest.mark.long
