@@ -205,8 +205,8 @@ class IngestWorker:
         with suppress(StackError, LeaseLost, TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S / 2):
                 entry = await self._kv.get(file_ref.job_key)
-                left = encode_record(job.undo_attempt())
-                ops = [] if entry is None else [Put(file_ref.job_key, left, expect=entry.version)]
+                job_json = encode_record(job.undo_attempt())
+                ops = [] if entry is None else [Put(file_ref.job_key, job_json, expect=entry.version)]
                 if not release:
                     await lease.write(ops)
                 elif not await lease.release(ops):

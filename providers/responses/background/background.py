@@ -134,9 +134,9 @@ class BackgroundResponses:
         run, request = build_new_run(pending, self.event_log), pending.request
         ref, window_s = run.ref, run.rank.window_s
         place = None if window_s else await self._workers.try_reserve_place(ref.tenant)
-        with ExitStack() as held:
+        with ExitStack() as claim_stack:
             if place is not None:
-                held.enter_context(place)
+                claim_stack.enter_context(place)
             elif not run.is_portable and window_s:
                 raise InvalidRequest(_NO_WINDOW_MESSAGE, param="background_options.completion_window")
             elif not run.is_portable:
@@ -147,7 +147,7 @@ class BackgroundResponses:
             if claimed_run is not None:
                 self._executor.add_local(ref, pending)
                 self._workers.start_run(claimed_run, place)
-                held.pop_all()
+                claim_stack.pop_all()
         if claimed_run is None:
             self._workers.wake()
         if not request.stream:

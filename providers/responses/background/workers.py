@@ -244,12 +244,12 @@ class BackgroundWorkers:
 
     async def _claim_waiting(self, key: str, ref: ResponseRef, place: Place) -> bool:
         """Start a waiting run; return False, and release the place, if another worker has it."""
-        with ExitStack() as held:
-            held.enter_context(place)
+        with ExitStack() as claim_stack:
+            claim_stack.enter_context(place)
             claimed = await self._claim(ref, key)
             if claimed is not None:
                 self.start_run(claimed, place)
-                held.pop_all()
+                claim_stack.pop_all()
         return claimed is not None
 
     async def _claim_orphaned(self) -> None:
