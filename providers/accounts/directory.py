@@ -3,7 +3,7 @@
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -20,9 +20,9 @@ from apis.accounts.directory import (
     UpdateKey,
 )
 from apis.accounts.scopes import parse_project_scopes
-from apis.errors import InvalidRequest, NotFound, Overloaded, StorageCorrupt
+from apis.errors import InvalidRequest, NotFound, StorageCorrupt
 from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key, record_id
-from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.audit_log import StoredAuditLog
@@ -31,13 +31,15 @@ from providers.accounts.records import (
     last_use_key,
     load_project,
     project_key,
+    require_active,
+    require_project,
     service_account_key,
     stored_key_key,
 )
+from providers.common.state.change import change, write_prepared
 from providers.common.state.scan import list_records, scan_records, skipping_damaged
 
 _PROJECT_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
-_ATTEMPTS: Final = 8
 _SECRET_BYTES: Final = 32
 _SHOWN_CHARS: Final = 4
 RecordT = TypeVar("RecordT", Project, ServiceAccount, StoredKey)
@@ -79,31 +81,32 @@ class StoredDirectory(AccountDirectory):
         return first_page(projects, page.limit)
 
     async def rename_project(self, project_id: str, name: str | None) -> Project:
-        for _ in range(_ATTEMPTS):
-            entry = await load_project(self._kv, project_id)
-            project = _require_active(decode_record(entry, Project))
-            if name is None:
-                return project
-            renamed = replace(project, name=name)
-            record = self._audit.put("project.updated", project.id, renamed, {"changes_requested": {"title": name}})
-            if await self._replace(project_key(project_id), renamed, entry, record):
-                return renamed
-        raise _busy_error()
+        def rename(project: Project | None) -> Project:
+            active = require_active(require_project(project, project_id))
+            return active if name is None else replace(active, name=name)
+
+        def audit(project: Project) -> list[Put]:
+            requested = {"changes_requested": {"title": name}}
+            return [] if name is None else [self._audit.put("project.updated", project.id, project, requested)]
+
+        return await self._change(project_key(record_id(project_id)), Project, rename, audit)
 
     async def archive_project(self, project_id: str) -> Project:
-        for _ in range(_ATTEMPTS):
-            entry = await load_project(self._kv, project_id)
-            project = decode_record(entry, Project)
-            if project.archived_at is not None:
-                return project
-            archived = replace(project, archived_at=int(time.time()))
-            record = self._audit.put("project.archived", project.id, project, {})
-            if await self._replace(project_key(project_id), archived, entry, record):
-                return archived
-        raise _busy_error()
+        has_changed = True
+
+        def archive(project: Project | None) -> Project:
+            nonlocal has_changed
+            present = require_project(project, project_id)
+            has_changed = present.archived_at is None
+            return replace(present, archived_at=int(time.time())) if has_changed else present
+
+        def audit(project: Project) -> list[Put]:
+            return [self._audit.put("project.archived", project.id, project, {})] if has_changed else []
+
+        return await self._change(project_key(record_id(project_id)), Project, archive, audit)
 
     async def create_service_account(self, project_id: str, name: str, *, role: str = "member") -> ServiceAccount:
-        project = _require_active(await self.get_project(project_id))
+        project = require_active(await self.get_project(project_id))
         account = ServiceAccount(f"svc_acct_{new_id_key()}", project_id, name, int(time.time()), role)
         record = self._audit.put("service_account.created", account.id, project, {"data": {"role": role}})
         await self._kv.write([Put(service_account_key(project_id, account.id), encode_record(account)), record])
@@ -117,17 +120,19 @@ class StoredDirectory(AccountDirectory):
         return await self._list(service_account_key(project_id, ""), page, ServiceAccount)
 
     async def rename_service_account(self, project_id: str, account_id: str, name: str | None) -> ServiceAccount:
-        for _ in range(_ATTEMPTS):
-            entry = await self._load_account(project_id, account_id)
-            account = decode_record(entry, ServiceAccount)
-            if name is None:
-                return account
-            renamed = replace(account, name=name)
-            changes = {"changes_requested": {"name": name}}
-            record = self._audit.put("service_account.updated", account_id, project_id, changes)
-            if await self._replace(service_account_key(project_id, account_id), renamed, entry, record):
-                return renamed
-        raise _busy_error()
+        def rename(account: ServiceAccount | None) -> ServiceAccount:
+            if account is None:
+                raise _no_account_error(account_id)
+            return account if name is None else replace(account, name=name)
+
+        def audit(_: ServiceAccount) -> list[Put]:
+            requested = {"changes_requested": {"name": name}}
+            return (
+                [] if name is None else [self._audit.put("service_account.updated", account_id, project_id, requested)]
+            )
+
+        key = service_account_key(record_id(project_id), record_id(account_id))
+        return await self._change(key, ServiceAccount, rename, audit)
 
     async def delete_service_account(self, project_id: str, account_id: str) -> None:
         await self._load_account(project_id, account_id)
@@ -144,15 +149,17 @@ class StoredDirectory(AccountDirectory):
             await self._kv.write(self._key_ops(new_key.key))
             return new_key
         parse_project_scopes(options.scopes)
-        _require_active(await self.get_project(account.project_id))
+        require_active(await self.get_project(account.project_id))
         new_key = _generate_key(account.project_id, account.id, options)
-        for _ in range(_ATTEMPTS):
+
+        async def prepare() -> list[Op]:
             owner = await self._load_account(account.project_id, account.id)
             # In one atomic step with the owner, so that no key outlives the deletion of its account.
             condition = Put(service_account_key(account.project_id, account.id), owner.value, expect=owner.version)
-            if await self._kv.write([condition, *self._key_ops(new_key.key)]) is not None:
-                return new_key
-        raise _busy_error()
+            return [condition, *self._key_ops(new_key.key)]
+
+        await write_prepared(self._kv, prepare)
+        return new_key
 
     async def get_key(self, project_id: str, key_id: str) -> StoredKey:
         return decode_record(await self._load_key(project_id, key_id), StoredKey)
@@ -164,19 +171,22 @@ class StoredDirectory(AccountDirectory):
 
     async def update_key(self, project_id: str, key_id: str, update: UpdateKey) -> StoredKey:
         parse_project_scopes(update.scopes or ())
-        for _ in range(_ATTEMPTS):
-            entry, now = await self._load_key(project_id, key_id), int(time.time())
-            key = decode_record(entry, StoredKey)
+
+        def apply(key: StoredKey | None) -> StoredKey:
+            if key is None:
+                raise _no_key_error(key_id)
+            now = int(time.time())
             if key.expires_at is not None and key.expires_at <= now:
                 raise InvalidRequest("The API key has expired: create another one.", param="api_key_id")
             scopes = key.scopes if update.scopes is None else tuple(update.scopes)
             life_s = update.expires_in_seconds
-            updated = replace(key, scopes=scopes, expires_at=key.expires_at if life_s is None else now + life_s)
-            changes = {"changes_requested": update.model_dump(exclude_none=True)}
-            record = self._audit.put("api_key.updated", key.id, project_id, changes)
-            if await self._replace(stored_key_key(project_id, key_id), updated, entry, record):
-                return updated
-        raise _busy_error()
+            return replace(key, scopes=scopes, expires_at=key.expires_at if life_s is None else now + life_s)
+
+        def audit(key: StoredKey) -> list[Put]:
+            requested = {"changes_requested": update.model_dump(exclude_none=True)}
+            return [self._audit.put("api_key.updated", key.id, project_id, requested)]
+
+        return await self._change(stored_key_key(record_id(project_id), record_id(key_id)), StoredKey, apply, audit)
 
     async def revoke_key(self, project_id: str, key_id: str) -> None:
         entry = await self._load_key(project_id, key_id)
@@ -217,18 +227,26 @@ class StoredDirectory(AccountDirectory):
     async def _load_key(self, project_id: str, key_id: str) -> Entry:
         entry = await self._kv.get(stored_key_key(record_id(project_id), record_id(key_id)))
         if entry is None:
-            raise NotFound(f"No API key found with id '{key_id[:MAX_RECORD_ID_CHARS]}'.")
+            raise _no_key_error(key_id)
         return entry
 
     async def _load_account(self, project_id: str, account_id: str) -> Entry:
         entry = await self._kv.get(service_account_key(record_id(project_id), record_id(account_id)))
         if entry is None:
-            raise NotFound(f"No service account found with id '{account_id[:MAX_RECORD_ID_CHARS]}'.")
+            raise _no_account_error(account_id)
         return entry
 
-    async def _replace(self, key: str, value: Project | ServiceAccount | StoredKey, entry: Entry, record: Put) -> bool:
-        """Replace what is stored if it is still `entry`, together with the record of the audit log."""
-        return await self._kv.write([Put(key, encode_record(value), expect=entry.version), record]) is not None
+    async def _change(
+        self,
+        key: str,
+        record_type: type[RecordT],
+        edit: Callable[[RecordT | None], RecordT],
+        audit: Callable[[RecordT], Sequence[Put]],
+    ) -> RecordT:
+        """Change a record together with the audit log, and return it as it is then."""
+        record = await change(self._kv, key, record_type, edit, also=audit)
+        assert record is not None  # no edit here returns None
+        return record
 
     async def _list(
         self, prefix: str, page: AccountPage, record_type: type[RecordT], *, reverse: bool = False
@@ -263,11 +281,9 @@ def _project_of(key: StoredKey) -> str | None:
     return None if key.project_id == ADMIN_TENANT else key.project_id
 
 
-def _require_active(project: Project) -> Project:
-    if project.archived_at is not None:
-        raise InvalidRequest(f"The project '{project.id}' is archived.", param="project_id", code="project_archived")
-    return project
+def _no_account_error(account_id: str) -> NotFound:
+    return NotFound(f"No service account found with id '{account_id[:MAX_RECORD_ID_CHARS]}'.")
 
 
-def _busy_error() -> Overloaded:
-    return Overloaded("Others are changing the same project or account. Try again.", retry_after_s=1)
+def _no_key_error(key_id: str) -> NotFound:
+    return NotFound(f"No API key found with id '{key_id[:MAX_RECORD_ID_CHARS]}'.")

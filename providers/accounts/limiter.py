@@ -13,14 +13,14 @@ from apis.accounts.limits import (
     UpdateRateLimit,
     unbounded_value,
 )
-from apis.errors import InvalidRequest, Overloaded
+from apis.errors import InvalidRequest
 from apis.storage.keys import is_safe_id
-from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
+from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.records import ORGANIZATION_ID, limits_key, load_project_with
+from providers.common.state.change import write_prepared
 
-_ATTEMPTS: Final = 200
 _MAX_LIMITS: Final = 1000
 LimitTable = dict[str, RateLimit]
 
@@ -59,16 +59,19 @@ class StoredLimiter(Limiter):
     ) -> RateLimit:
         """Store the limits of a project, or of all projects together, as `change` leaves them, and return what it
         returns. The audit log records what was requested of the resource. Raises NotFound and Overloaded."""
-        for _ in range(_ATTEMPTS):
+        limit = RateLimit()
+
+        async def prepare() -> list[Op]:
+            nonlocal limit
             entry, key = await self._load(project_id)
             limits = read_limits(entry)
             limit = change(limits)
             put = Put(key, encode_record(limits), expect=ABSENT if entry is None else entry.version)
             changes = {"changes_requested": {**requested}}
-            record = self._audit.put("rate_limit.updated", resource_id, project_id, changes)
-            if await self._kv.write([put, record]) is not None:
-                return limit
-        raise Overloaded("Others are changing the same limits. Try again.", retry_after_s=1)
+            return [put, self._audit.put("rate_limit.updated", resource_id, project_id, changes)]
+
+        await write_prepared(self._kv, prepare)
+        return limit
 
     async def _load(self, project_id: str | None) -> tuple[Entry | None, str]:
         if project_id is None:

@@ -1,17 +1,15 @@
 """StoredProjectSettings: one record for each project that has settings, in the KVStore."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from apis.accounts.directory import Project
 from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, ProjectSettingsStore
-from apis.errors import InvalidRequest, Overloaded
-from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
+from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.audit_log import StoredAuditLog
-from providers.accounts.records import load_project_with, settings_key
-
-_ATTEMPTS: Final = 8
+from providers.accounts.records import load_project_with, require_active, settings_key
+from providers.common.state.change import write_prepared
 
 
 class StoredProjectSettings(ProjectSettingsStore):
@@ -27,19 +25,19 @@ class StoredProjectSettings(ProjectSettingsStore):
     async def change_settings(
         self, project_id: str, change: Callable[[ProjectSettings], ProjectSettings], requested: Mapping[str, Any]
     ) -> ProjectSettings:
-        for _ in range(_ATTEMPTS):
+        changed = OPEN_SETTINGS
+
+        async def prepare() -> list[Op]:
+            nonlocal changed
             project, entry = await self._load(project_id)
-            if project.archived_at is not None:
-                raise InvalidRequest(
-                    f"The project '{project.id}' is archived.", param="project_id", code="project_archived"
-                )
+            require_active(project)
             changed = change(read_settings(entry))
             version = ABSENT if entry is None else entry.version
             put = Put(settings_key(project.id), encode_record(changed), expect=version)
-            record = self._audit.put("project.updated", project.id, project, {"changes_requested": {**requested}})
-            if await self._kv.write([put, record]) is not None:
-                return changed
-        raise Overloaded("Others are changing the same settings. Try again.", retry_after_s=1)
+            return [put, self._audit.put("project.updated", project.id, project, {"changes_requested": {**requested}})]
+
+        await write_prepared(self._kv, prepare)
+        return changed
 
     async def _load(self, project_id: str) -> tuple[Project, Entry | None]:
         project, settings = await load_project_with(self._kv, project_id, settings_key)

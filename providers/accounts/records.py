@@ -2,13 +2,15 @@
 they count for no quota."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
+from apis.accounts.directory import Project
 from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT
-from apis.errors import NotFound
+from apis.errors import InvalidRequest, NotFound
 from apis.storage.keys import MAX_RECORD_ID_CHARS, id_to_key_part, record_id
 from apis.storage.kv_store import Entry, KVStore
 
+ProjectT = TypeVar("ProjectT", Project, Entry)
 ROOT: Final = "/accounts"
 ORGANIZATION_ID: Final = ".organization"
 """Stands for a project in the keys of the limits of all projects together. No project has its name."""
@@ -106,7 +108,7 @@ def alert_notices_prefix(project_id: str, alert_id: str) -> str:
 
 async def load_project(kv: KVStore, project_id: str) -> Entry:
     """Return the record of a project. Raises NotFound."""
-    return _require_found(await kv.get(project_key(record_id(project_id))), project_id)
+    return require_project(await kv.get(project_key(record_id(project_id))), project_id)
 
 
 async def load_project_with(
@@ -115,10 +117,18 @@ async def load_project_with(
     """Return the record of a project, and the one that has `related_key` of its id. Raises NotFound."""
     name = record_id(project_id)
     project, related = await kv.get_many((project_key(name), related_key(name)))
-    return _require_found(project, project_id), related
+    return require_project(project, project_id), related
 
 
-def _require_found(project: Entry | None, project_id: str) -> Entry:
+def require_active(project: Project) -> Project:
+    """Return the project. Raises InvalidRequest for one that is archived."""
+    if project.archived_at is not None:
+        raise InvalidRequest(f"The project '{project.id}' is archived.", param="project_id", code="project_archived")
+    return project
+
+
+def require_project(project: ProjectT | None, project_id: str) -> ProjectT:
+    """Return the project, or its entry. Raises NotFound where there is none."""
     if project is None:
         raise NotFound(f"No project found with id '{project_id[:MAX_RECORD_ID_CHARS]}'.")
     return project

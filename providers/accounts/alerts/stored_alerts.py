@@ -4,18 +4,24 @@ import builtins
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from apis.accounts.directory import Project
 from apis.accounts.spend_alerts import MAX_SPEND_ALERTS, SaveSpendAlert, SpendAlert, SpendAlerts
-from apis.errors import InvalidRequest, NotFound, Overloaded, Unsupported
+from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key
-from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record
 from providers.accounts.audit_log import StoredAuditLog
-from providers.accounts.records import ORGANIZATION_ID, alert_notices_prefix, alerts_key, load_project_with
+from providers.accounts.records import (
+    ORGANIZATION_ID,
+    alert_notices_prefix,
+    alerts_key,
+    load_project_with,
+    require_active,
+)
+from providers.common.state.change import write_prepared
 
-_ATTEMPTS: Final = 20
 AlertList = list[SpendAlert]
 
 
@@ -91,20 +97,18 @@ class StoredSpendAlerts(SpendAlerts):
         Raises NotFound, InvalidRequest and Overloaded."""
         key = alerts_key(project_id or ORGANIZATION_ID)
         event = "organization.updated" if project_id is None else "project.updated"
-        for _ in range(_ATTEMPTS):
+
+        async def prepare() -> list[Op]:
             project, entry = await self._load(project_id)
-            if requested is not None and project is not None and project.archived_at is not None:
-                raise InvalidRequest(
-                    f"The project '{project.id}' is archived.", param="project_id", code="project_archived"
-                )
+            if requested is not None and project is not None:
+                require_active(project)
             alerts = read_alerts(entry)
             change(alerts)
             version = ABSENT if entry is None else entry.version
             op = Put(key, encode_record(alerts), expect=version) if alerts else Delete(key, version)
-            record = self._audit.put(event, alert_id, project, {"changes_requested": {"spend_alert": requested}})
-            if await self._kv.write([op, record]) is not None:
-                return
-        raise Overloaded("Others are changing the same alerts. Try again.", retry_after_s=1)
+            return [op, self._audit.put(event, alert_id, project, {"changes_requested": {"spend_alert": requested}})]
+
+        await write_prepared(self._kv, prepare)
 
     async def _load(self, project_id: str | None) -> tuple[Project | None, Entry | None]:
         if project_id is None:
