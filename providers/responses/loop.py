@@ -167,14 +167,10 @@ class Loop(Responses):
         live_view = LiveEventView(view)
         show = live_view.show if request.stream else live_view.show_end
         stream = self._streams.stream_input_only(pending) if request.is_prewarm else self._streams.stream(pending)
-        try:
+        async with aclosing(stream):
             async for events in stream:
-                if shown := show(events):
-                    yield shown
-                # as in every generator on this way: it would be held until the next one, if that is pushed
-                del events, shown
-        finally:  # not `aclosing`, which takes three calls, and 120 bytes of each open stream
-            await stream.aclose()
+                if visible_events := show(events):
+                    yield visible_events
 
     def open_session(self, *, tenant: str) -> Session:
         return self._sessions.open(tenant)

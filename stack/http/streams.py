@@ -287,7 +287,6 @@ class EventStream(Response):
                 await self._write(batch, stream, at_once=is_first_output, in_turns=is_large)
                 if not waits:
                     self._request_pushes(batch, stream)
-                del batch
         except StackError as exc:
             without_traceback(exc)
             if not stream.is_open:

@@ -87,7 +87,6 @@ class AnswerStream:
             if not self._record_progress(batch) and monotonic() > self._deadline:
                 # while there is always data, no wait ends at the deadline
                 raise token_timeout_error(self._limits, has_started=self._has_started)
-            del batch
 
     def _is_too_large(self) -> bool:
         size_bytes = self._reader.answer_bytes

@@ -194,15 +194,12 @@ class ChatCompletions:
             try:
                 reader.keeps_head = span is not NO_SPAN
                 batches = await self._open_answer(connection, reader, model, unsupported_feature, deadline)
-                try:
+                async with aclosing(batches):
                     async for batch in batches:
                         if not has_output and chat is not None:
                             chat.remember()
                         has_output = True
                         yield batch
-                        del batch
-                finally:
-                    await batches.aclose()
                 if not (reader.was_cut or connection.is_complete):
                     await _drain_body(connection)
                 return

@@ -144,16 +144,12 @@ class Upstreams:
             is_probe = upstream.breaker.begin_request()
             upstream.in_flight += 1
             try:
-                batches = open_stream(upstream.endpoint)
-                try:
+                async with aclosing(open_stream(upstream.endpoint)) as batches:
                     async for batch in batches:
                         if not has_output:
                             has_output = True
                             upstream.breaker.record_success()
                         yield batch
-                        del batch
-                finally:
-                    await batches.aclose()
                 return
             except StackError as exc:
                 if exc.is_of_receiver:

@@ -132,7 +132,6 @@ class AgentLoop:
                     events = convert_batch(deltas, turn.feed if has_readers else turn.feed_joined)
                     if events or not has_readers:  # an empty one, too, asks for pushes
                         yield events
-                    del deltas, events
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
             if events := await self._place_matched_calls(turn):

@@ -100,9 +100,7 @@ class ResponseStreams:
                             async for events in first_batches:
                                 deadline.end_wait()
                                 yield events
-                                del events
                                 deadline.begin_wait()
-                        del first_batches
                     async for events in run:
                         deadline.end_wait()
                         begun = True
