@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.servers.worker_processes import Workers, check_log, worker_processes
+from tests.support.servers.worker_processes import UNLOSABLE_LEASE_S, Workers, check_log, worker_processes
 
 TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "1"))
 SEED = int(os.environ.get("STACK_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)
@@ -174,8 +174,8 @@ async def stop_one(workers: Workers, dice: random.Random, figures: Figures, stor
 
 async def test_another_worker_goes_on_when_one_is_drained(shared_store: dict[str, Any], tmp_path: Path) -> None:
     async with (
-        worker_processes(tmp_path, shared_store, workers=1) as other,
-        worker_processes(tmp_path, shared_store, workers=1) as leaving,
+        worker_processes(tmp_path, shared_store, workers=1, lease_s=UNLOSABLE_LEASE_S) as other,
+        worker_processes(tmp_path, shared_store, workers=1, lease_s=UNLOSABLE_LEASE_S) as leaving,
     ):
         words = ("input",) * 6 + ("search", "meet", "wait", "tell")
         asked = [Asked(f"{word} {n}") for n, word in enumerate(words)]

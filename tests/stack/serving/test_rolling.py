@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.laws.stream_laws import check_frames, check_stream
 from tests.support.sdk.client import TLS, sdk_client
-from tests.support.servers.worker_processes import Workers, worker_processes
+from tests.support.servers.worker_processes import UNLOSABLE_LEASE_S, Workers, worker_processes
 
 ROLLS = int(os.environ.get("STACK_ROLLS", "1"))
 GRACE_S = 10.0
@@ -53,8 +53,8 @@ async def test_a_drained_stack_finishes_what_is_asked_and_hands_over_the_rest(tm
     store = sqlite(tmp_path)
     grace = {"server": {"grace_period_s": GRACE_S}}
     async with (
-        worker_processes(tmp_path, store, workers=1) as other,
-        worker_processes(tmp_path, store, workers=1, more=grace) as leaving,
+        worker_processes(tmp_path, store, workers=1, lease_s=UNLOSABLE_LEASE_S) as other,
+        worker_processes(tmp_path, store, workers=1, lease_s=UNLOSABLE_LEASE_S, more=grace) as leaving,
     ):
         body = {"model": "scripted", "input": "a stream", "stream": True}
         async with (

@@ -20,6 +20,8 @@ from tests.support.sdk.client import TLS
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 100.0
 STEPPING = "tests.support.servers.stepping_provider"
+UNLOSABLE_LEASE_S = 30
+"""No worker that lives loses such a lease, however busy the machine is."""
 TERMINAL = ("completed", "incomplete", "failed", "cancelled")
 TURNS: list[list[dict[str, Any]]] = [
     [{"text": ["a "] * 30}, {"wait_s": 0.3}, {"text": ["b "] * 30}, {"wait_s": 0.6}, {"text": ["c "] * 30}],
@@ -115,16 +117,18 @@ async def worker_processes(
     *,
     workers: int = 2,
     slow_s: float = 0.5,
+    lease_s: float = 1.5,
     more: Mapping[str, Any] | None = None,
 ) -> AsyncGenerator[Workers]:
-    """A scripted model and a search, which may take `slow_s`, behind some workers on one store, with leases of 1.5 s;
-    `more` sections take the place of these."""
+    """A scripted model and a search, which may take `slow_s`, behind some workers on one store; `more` sections take
+    the place of these. Work of a worker that is killed goes on after `lease_s`: where none is killed, let it be
+    UNLOSABLE_LEASE_S."""
     config = {
         "server": {"log_level": "info"},
         "inference": {"provider": f"{STEPPING}:Stepping", "turns": TURNS},
         "tool_runtime": {"provider": f"{STEPPING}:Search", "slow_s": slow_s},
         "kv_store": dict(kv_store),
-        "responses": {"provider": "loop", "background": {"lease_s": 1.5, "poll_s": 0.1}},
+        "responses": {"provider": "loop", "background": {"lease_s": lease_s, "poll_s": 0.1}},
         **(more or {}),
     }
     file = folder / f"run{random.getrandbits(32):x}.yaml"
