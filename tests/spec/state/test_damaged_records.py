@@ -111,6 +111,7 @@ TRANSIENT: Final = (
 """Keys of records that are there only for a while."""
 NOT_LISTED: Final = (
     "/worker/",
+    "/worker_sign/",
     "TENANT/event/",
     "TENANT/webhook",
     "/run/",

@@ -138,4 +138,8 @@ async def test_nothing_of_a_step_is_kept_after_the_end(tmp_path: Path) -> None:
         await whole(one, queued.id)
         kinds = {key.split("/")[1] for key, _ in await one.stack.kv_store.scan("default/")}
         assert "step" not in kinds
-        assert {key.split("/")[1] for key, _ in await one.stack.kv_store.scan("/")} <= {"sealing", "worker"}
+        assert {key.split("/")[1] for key, _ in await one.stack.kv_store.scan("/")} <= {
+            "sealing",
+            "worker",
+            "worker_sign",
+        }
