@@ -127,8 +127,9 @@ def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status
     closing_events += open_item.commands.close(item, index)
     if item["type"] == "mcp_list_tools" and last not in ("in_progress", "completed", "failed"):
         closing_events.append({"type": "response.mcp_list_tools.in_progress", **place})
-    if row.has_failed_event and last not in ("completed", "failed") and (status == "failed" or not row.has_status):
-        closing_events.append({"type": f"response.{row.name}.failed", **place})
+    phase = row.closing_phase(status)
+    if phase is not None and last not in ("completed", "failed"):
+        closing_events.append({"type": f"response.{row.name}.{phase}", **place})
     if "status" in item or row.has_status:
         item["status"] = row.interrupted_status or status
     closing_events.append({"type": "response.output_item.done", "output_index": index, "item": item})

@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, Literal, cast
 
 import orjson
-from openai.types.responses import ResponseOutputItem
+from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 
 from apis.chat import ChatFunctionTool, ChatTool, NativeTool, NativeToolName
 from apis.deltas import ToolCallStart
@@ -26,10 +26,11 @@ from apis.wire.base import Wire
 from apis.wire.item_parts import ItemWire
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
 from providers.responses.events.growing_text import GrowingText
+from providers.responses.events.lifecycle import item_event
 from providers.responses.events.open_items import EMPTY_ARGUMENTS, item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
-from providers.responses.tools.item_types import id_prefix
+from providers.responses.tools.item_types import ITEM_TYPES, ItemType
 from providers.responses.tools.tool_context import ToolContext
 
 RESULT_UNAVAILABLE: Final = "[What this gave is not known any more.]"
@@ -56,8 +57,21 @@ class TypedCall(ABC):
         self._argument_text = GrowingText()
 
     @property
+    def row(self) -> ItemType:
+        """The facts of the type of its item."""
+        return ITEM_TYPES[self.item_type]
+
+    @property
     def id_prefix(self) -> str:
-        return id_prefix(self.item_type)
+        return self.row.id_prefix
+
+    def phase_event(self, phase: str, **fields: Any) -> ResponseStreamEvent:
+        """Return the event `response.ITEM_TYPE.PHASE` with these fields."""
+        return item_event(f"response.{self.item_type}.{phase}", self.id, self.index, **fields)
+
+    def text_event(self, suffix: Literal["delta", "done"], **fields: str) -> ResponseStreamEvent:
+        """Return the event of the text that the type streams, `response.ITEM_TYPE_FIELD.SUFFIX`."""
+        return item_event(f"{self.row.text_event}.{suffix}", self.id, self.index, **fields)
 
     @property
     def text(self) -> str:
@@ -72,7 +86,8 @@ class TypedCall(ABC):
 
     def open(self) -> EventList:
         """Return the events that add the placed item to the output."""
-        return [item_added_event(self.index, self.item("in_progress"))]
+        added = item_added_event(self.index, self.item("in_progress"))
+        return [added, self.phase_event("in_progress")] if self.row.has_phases else [added]
 
     def append(self, text: str, events: EventList) -> None:
         """Take more of the arguments, and add the events that show them, if any, to `events`."""
@@ -154,7 +169,8 @@ class HostedCall(TypedCall):
         if self.tool_result is not None and self.output is not None and status in ("completed", "failed"):
             sealed = self.output.seal_tool_result(self.tool_result)
             item = item if sealed is None else item.model_copy(update={"encrypted_content": sealed})
-        return [item_done_event(self.index, item)]
+        phase = self.row.closing_phase(status)
+        return [*([] if phase is None else [self.phase_event(phase)]), item_done_event(self.index, item)]
 
     def fail(self, error: ToolFailed) -> EventList:
         """End a call that failed, timed out or may not run; the model receives the error's message."""

@@ -8,9 +8,6 @@ from typing import Any, Final, Literal, cast
 
 import orjson
 from openai.types.responses import (
-    ResponseFileSearchCallCompletedEvent,
-    ResponseFileSearchCallInProgressEvent,
-    ResponseFileSearchCallSearchingEvent,
     ResponseFileSearchToolCall,
 )
 from openai.types.responses.response_file_search_tool_call import Result
@@ -130,27 +127,14 @@ class FileSearchCall(HostedCall):
         self._error = error
         return super().fail(error)
 
-    def open(self) -> EventList:
-        in_progress = ResponseFileSearchCallInProgressEvent(
-            type="response.file_search_call.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
-        )
-        return [*super().open(), in_progress]
-
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        yield [
-            ResponseFileSearchCallSearchingEvent(
-                type="response.file_search_call.searching", item_id=self.id, output_index=self.index, sequence_number=0
-            )
-        ]
+        yield [self.phase_event("searching")]
         self._queries = self._parse_queries()
         self._search_results = await self._tool.search(self._queries)
         numbered = output.number_sources(results_to_passages(self._search_results))
         passages = [f"[{number}] {one_line(source.title)}\n{source.text}" for number, source in numbered.items()]
         self.record_result("\n\n".join(passages) or "Nothing was found.", sources=numbered)
-        completed = ResponseFileSearchCallCompletedEvent(
-            type="response.file_search_call.completed", item_id=self.id, output_index=self.index, sequence_number=0
-        )
-        yield [completed, *self.close("completed")]
+        yield self.close("completed")
 
     def _parse_queries(self) -> list[str]:
         arguments = self.parse_arguments()

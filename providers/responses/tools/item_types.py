@@ -20,10 +20,18 @@ class ItemType:
     """The field whose text is streamed, by events named `response.TYPE_FIELD.delta` and `.done`."""
     interrupted_status: Literal["incomplete", "failed"] | None = None
     """The status of an item whose worker died; None where that is the status of its response."""
+    has_phases: bool = False
+    """True for a type whose beginning and success are also events, `response.TYPE.in_progress` and `.completed`."""
     has_failed_event: bool = False
     """True for a type whose failure is also an event, `response.TYPE.failed`."""
     internal_field: str | None = None
     """A field that this server adds to stored items for itself, and that no client sees."""
+
+    def closing_phase(self, status: str) -> str | None:
+        """Return the phase whose event goes before the done event of an item that ends with this status, if any."""
+        if status == "completed":
+            return "completed" if self.has_phases else None
+        return "failed" if self.has_failed_event and (status == "failed" or not self.has_status) else None
 
     @property
     def text_event(self) -> str:
@@ -38,12 +46,14 @@ _ROWS: Final = (
     ItemType("function_call_output", "fco"),
     ItemType("custom_tool_call", "ctc", call="client", streamed_field="input"),
     ItemType("custom_tool_call_output", "ctco"),
-    ItemType("web_search_call", "ws", call="hosted", interrupted_status="failed"),
-    ItemType("code_interpreter_call", "ci", call="hosted", streamed_field="code"),
-    ItemType("file_search_call", "fs", call="hosted", interrupted_status="failed"),
-    ItemType("image_generation_call", "ig", call="hosted", interrupted_status="failed"),
-    ItemType("mcp_list_tools", "mcpl", has_status=False, has_failed_event=True, internal_field="declaration"),
-    ItemType("mcp_call", "mcp", call="hosted", streamed_field="arguments", has_failed_event=True),
+    ItemType("web_search_call", "ws", call="hosted", has_phases=True, interrupted_status="failed"),
+    ItemType("code_interpreter_call", "ci", call="hosted", has_phases=True, streamed_field="code"),
+    ItemType("file_search_call", "fs", call="hosted", has_phases=True, interrupted_status="failed"),
+    ItemType("image_generation_call", "ig", call="hosted", has_phases=True, interrupted_status="failed"),
+    ItemType(
+        "mcp_list_tools", "mcpl", has_status=False, has_phases=True, has_failed_event=True, internal_field="declaration"
+    ),
+    ItemType("mcp_call", "mcp", call="hosted", has_phases=True, streamed_field="arguments", has_failed_event=True),
     ItemType("mcp_approval_request", "mcpr", has_status=False, call="approval", internal_field="server"),
     ItemType("mcp_approval_response", "mcpa", has_status=False),
     ItemType("local_shell_call", "lsh", call="client"),

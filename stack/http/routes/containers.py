@@ -96,6 +96,7 @@ CONTAINER_ROUTES: Final = (
         add_container_file,
         body=CopyFile,
         form=BaseModel,
+        form_or_json=True,
         stores=True,
         tool="code_interpreter",
     ),

@@ -7,11 +7,6 @@ from typing import Any, Final, Literal, cast
 
 import orjson
 from openai.types.responses import (
-    ResponseCodeInterpreterCallCodeDeltaEvent,
-    ResponseCodeInterpreterCallCodeDoneEvent,
-    ResponseCodeInterpreterCallCompletedEvent,
-    ResponseCodeInterpreterCallInProgressEvent,
-    ResponseCodeInterpreterCallInterpretingEvent,
     ResponseCodeInterpreterToolCall,
 )
 from openai.types.responses.response_code_interpreter_tool_call import Output as CodeOutput
@@ -130,15 +125,6 @@ class _CodeInterpreterCall(HostedCall):
             outputs=self._outputs if has_ended else None,
         )
 
-    def open(self) -> EventList:
-        in_progress = ResponseCodeInterpreterCallInProgressEvent(
-            type="response.code_interpreter_call.in_progress",
-            item_id=self.id,
-            output_index=self.index,
-            sequence_number=0,
-        )
-        return [*super().open(), in_progress]
-
     def append(self, text: str, events: EventList) -> None:
         super().append(text, events)
         events += self._code_delta(self._code_parser.feed(text))
@@ -148,25 +134,13 @@ class _CodeInterpreterCall(HostedCall):
 
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         last_delta = self._code_delta(self._code_parser.finish(self.text))
-        interpreting = ResponseCodeInterpreterCallInterpretingEvent(
-            type="response.code_interpreter_call.interpreting",
-            item_id=self.id,
-            output_index=self.index,
-            sequence_number=0,
-        )
-        yield [*last_delta, *self._finish_code(), interpreting]
+        yield [*last_delta, *self._finish_code(), self.phase_event("interpreting")]
         result = await self._tool.run(self.call_id, self._code_parser.code)
         self._outputs = _build_outputs(result, output)
         files = _written_files(result, self._tool.container.id)
         output.files.update(files)
         self.record_result(result.text, state=self._tool.container.state, files=files)
-        completed = ResponseCodeInterpreterCallCompletedEvent(
-            type="response.code_interpreter_call.completed",
-            item_id=self.id,
-            output_index=self.index,
-            sequence_number=0,
-        )
-        yield [completed, *self.close("completed")]
+        yield self.close("completed")
 
     @property
     def text(self) -> str:
@@ -183,30 +157,14 @@ class _CodeInterpreterCall(HostedCall):
     def _code_delta(self, code: str) -> EventList:
         if not code:
             return []
-        return [
-            ResponseCodeInterpreterCallCodeDeltaEvent(
-                type="response.code_interpreter_call_code.delta",
-                item_id=self.id,
-                output_index=self.index,
-                delta=code,
-                sequence_number=0,
-            )
-        ]
+        return [self.text_event("delta", delta=code)]
 
     def _finish_code(self) -> EventList:
         """Return the event that ends the code; none after the first time."""
         if self._is_code_done:
             return []
         self._is_code_done = True
-        return [
-            ResponseCodeInterpreterCallCodeDoneEvent(
-                type="response.code_interpreter_call_code.done",
-                item_id=self.id,
-                output_index=self.index,
-                code=self._code_parser.code,
-                sequence_number=0,
-            )
-        ]
+        return [self.text_event("done", code=self._code_parser.code)]
 
 
 def _written_files(result: ToolResult, container_id: str) -> dict[str, ContainerFile]:

@@ -5,12 +5,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
-from openai.types.responses import (
-    ResponseImageGenCallCompletedEvent,
-    ResponseImageGenCallGeneratingEvent,
-    ResponseImageGenCallInProgressEvent,
-    ResponseImageGenCallPartialImageEvent,
-)
+from openai.types.responses import ResponseStreamEvent
 from openai.types.responses.response_output_item import ImageGenerationCall as ImageGenerationItem
 
 from apis.deltas import ToolCallStart
@@ -94,24 +89,8 @@ class ImageGenerationCall(HostedCall):
         }
         return {name: value for name, value in settings.items() if value is not None}
 
-    def open(self) -> EventList:
-        in_progress = ResponseImageGenCallInProgressEvent(
-            type="response.image_generation_call.in_progress",
-            item_id=self.id,
-            output_index=self.index,
-            sequence_number=0,
-        )
-        return [*super().open(), in_progress]
-
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        yield [
-            ResponseImageGenCallGeneratingEvent(
-                type="response.image_generation_call.generating",
-                item_id=self.id,
-                output_index=self.index,
-                sequence_number=0,
-            )
-        ]
+        yield [self.phase_event("generating")]
         arguments = self._read_arguments()
         self._prompt = arguments.prompt
         request = await self._tool.build_request(arguments)
@@ -126,13 +105,7 @@ class ImageGenerationCall(HostedCall):
             raise ToolFailed("The images server sent no image.")
         self._tool.sources.add_generated(self.id, self._image.base64_data)
         self.record_result(success_text(self.id), state=_usage_to_state(self._image.usage))
-        completed = ResponseImageGenCallCompletedEvent(
-            type="response.image_generation_call.completed",
-            item_id=self.id,
-            output_index=self.index,
-            sequence_number=0,
-        )
-        yield [completed, *self.close("completed")]
+        yield self.close("completed")
 
     def fail(self, error: ToolFailed) -> EventList:
         self._error = error
@@ -150,12 +123,9 @@ class ImageGenerationCall(HostedCall):
             raise ToolFailed(f"`images` of `{self.name}` is a list of names of images.")
         return GenerationArguments(prompt, names)
 
-    def _partial_event(self, image: PartialImage) -> ResponseImageGenCallPartialImageEvent:
-        return ResponseImageGenCallPartialImageEvent(
-            type="response.image_generation_call.partial_image",
-            item_id=self.id,
-            output_index=self.index,
-            sequence_number=0,
+    def _partial_event(self, image: PartialImage) -> ResponseStreamEvent:
+        return self.phase_event(
+            "partial_image",
             partial_image_b64=image.base64_data,
             partial_image_index=image.index,
             output_format=_output_format(image.media_type),

@@ -3,16 +3,6 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, cast
 
-from openai.types.responses import (
-    ResponseMcpCallArgumentsDeltaEvent,
-    ResponseMcpCallArgumentsDoneEvent,
-    ResponseMcpCallCompletedEvent,
-    ResponseMcpCallFailedEvent,
-    ResponseMcpCallInProgressEvent,
-    ResponseMcpListToolsCompletedEvent,
-    ResponseMcpListToolsFailedEvent,
-    ResponseMcpListToolsInProgressEvent,
-)
 from openai.types.responses.mcp_tool_call_error import McpProtocolError, McpToolCallError
 from openai.types.responses.response_output_item import McpCall, McpListTools, McpListToolsTool
 
@@ -78,12 +68,6 @@ class McpListToolsCall(HostedCall):
             item.error = self._error
         return item
 
-    def open(self) -> EventList:
-        in_progress = ResponseMcpListToolsInProgressEvent(
-            type="response.mcp_list_tools.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
-        )
-        return [*super().open(), in_progress]
-
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         self._tools = await self._server.list_tools()
         yield self.close("completed")
@@ -93,16 +77,9 @@ class McpListToolsCall(HostedCall):
         return self.close("failed")
 
     def close(self, status: str) -> EventList:
-        if status == "completed":
-            done = ResponseMcpListToolsCompletedEvent(
-                type="response.mcp_list_tools.completed", item_id=self.id, output_index=self.index, sequence_number=0
-            )
-        else:
+        if status != "completed":
             self._error = self._error or "The response ended before the tools were listed."
-            done = ResponseMcpListToolsFailedEvent(
-                type="response.mcp_list_tools.failed", item_id=self.id, output_index=self.index, sequence_number=0
-            )
-        return [done, *super().close(status)]
+        return super().close(status)
 
 
 class McpToolCall(HostedCall):
@@ -135,25 +112,14 @@ class McpToolCall(HostedCall):
         )
 
     def open(self) -> EventList:
-        in_progress = ResponseMcpCallInProgressEvent(
-            type="response.mcp_call.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
-        )
-        events = [*super().open(), in_progress]
+        events = super().open()
         if self._approval:
             self.append(self._approval[0], events)
         return events
 
     def append(self, text: str, events: EventList) -> None:
         super().append(text, events)
-        events.append(
-            ResponseMcpCallArgumentsDeltaEvent(
-                type="response.mcp_call_arguments.delta",
-                item_id=self.id,
-                output_index=self.index,
-                delta=text,
-                sequence_number=0,
-            )
-        )
+        events.append(self.text_event("delta", delta=text))
 
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         yield self._finish_arguments()
@@ -168,19 +134,8 @@ class McpToolCall(HostedCall):
 
     def close(self, status: str) -> EventList:
         events = [] if self._are_arguments_done else self._finish_arguments(are_complete=status != "incomplete")
-        if status == "completed":
-            events.append(
-                ResponseMcpCallCompletedEvent(
-                    type="response.mcp_call.completed", item_id=self.id, output_index=self.index, sequence_number=0
-                )
-            )
-        elif status == "failed":
+        if status == "failed":
             self._error = self._error or _protocol_error("Not made: the answer that asked for it was cut off.")
-            events.append(
-                ResponseMcpCallFailedEvent(
-                    type="response.mcp_call.failed", item_id=self.id, output_index=self.index, sequence_number=0
-                )
-            )
         return [*events, *super().close(status)]
 
     def _finish_arguments(self, *, are_complete: bool = True) -> EventList:
@@ -189,16 +144,7 @@ class McpToolCall(HostedCall):
         events: EventList = []
         if are_complete and not self.text.strip():
             self.append("{}", events)
-        return [
-            *events,
-            ResponseMcpCallArgumentsDoneEvent(
-                type="response.mcp_call_arguments.done",
-                item_id=self.id,
-                output_index=self.index,
-                arguments=self.text,
-                sequence_number=0,
-            ),
-        ]
+        return [*events, self.text_event("done", arguments=self.text)]
 
 
 class InterruptedMcpCall(McpToolCall):

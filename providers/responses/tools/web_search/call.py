@@ -8,9 +8,6 @@ from typing import Any, Literal, cast
 
 from openai.types.responses import (
     ResponseFunctionWebSearch,
-    ResponseWebSearchCallCompletedEvent,
-    ResponseWebSearchCallInProgressEvent,
-    ResponseWebSearchCallSearchingEvent,
 )
 from openai.types.responses.response_function_web_search import (
     Action,
@@ -89,23 +86,10 @@ class WebCall(HostedCall):
             id=self.id, type="web_search_call", status=cast(SearchStatus, status), action=action
         )
 
-    def open(self) -> EventList:
-        in_progress = ResponseWebSearchCallInProgressEvent(
-            type="response.web_search_call.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
-        )
-        return [*super().open(), in_progress]
-
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        yield [
-            ResponseWebSearchCallSearchingEvent(
-                type="response.web_search_call.searching", item_id=self.id, output_index=self.index, sequence_number=0
-            )
-        ]
+        yield [self.phase_event("searching")]
         await self.execute(output)
-        completed = ResponseWebSearchCallCompletedEvent(
-            type="response.web_search_call.completed", item_id=self.id, output_index=self.index, sequence_number=0
-        )
-        yield [completed, *self.close("completed")]
+        yield self.close("completed")
 
     def int_argument(self, name: str, default: int) -> int:
         """Return an integer argument, which models write as 3, 3.0 or "3". Raises ToolFailed."""

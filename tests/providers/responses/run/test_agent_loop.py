@@ -134,7 +134,8 @@ async def played(turns: AgentLoop, checkpoints: list[Checkpoint] | None = None) 
 async def test_tools_are_listed_before_the_model_is_asked_and_then_offered() -> None:
     turns, scripted, output = turns_of(Server(), [{"call": "add"}], [{"text": "3."}], parallel_tool_calls=False)
     events = await played(turns)
-    assert events[:2] == ["output_item.added", "output_item.done"]
+    listing = ["mcp_list_tools.in_progress", "mcp_list_tools.completed"]
+    assert events[:4] == ["output_item.added", *listing, "output_item.done"]
     assert [item.type for item in output.finished_items()] == ["mcp_list_tools", "mcp_call", "message"]
     assert [[tool.name for tool in chat.tools or ()] for chat in scripted.requests] == [["add"], ["add"]]
     assert scripted.requests[0].parallel_tool_calls is False
@@ -225,7 +226,7 @@ async def test_breaking_off_closes_a_listing_that_is_under_way() -> None:
     async with aclosing(turns.run()) as batches:
         await anext(batches)
     closing = turns.close_open_items()
-    assert [event.type for event in closing] == ["response.output_item.done"]
+    assert [event.type for event in closing] == ["response.mcp_list_tools.failed", "response.output_item.done"]
     assert len(output.finished_items()) == 1
 
 
