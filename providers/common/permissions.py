@@ -42,7 +42,7 @@ def require_request(caller: Caller, request: BaseModel, model: ModelNames | None
         caller.settings.require_model(model)
     if "service_tier" in fields:
         caller.settings.require_tier(getattr(request, "service_tier", None))
-    require_tools(caller, _declared_tools(request, ""))
+    require_tools(caller, _declared_tools(getattr(request, "tools", None), ""))
     for name in _ITEM_FIELDS:
         items: object = getattr(request, name, None)
         if isinstance(items, list):
@@ -71,9 +71,8 @@ def require_tools(caller: Caller, tools: Iterable[tuple[object, str]]) -> None:
             caller.settings.require_tool(tool_type, getattr(environment, "type", None), param)
 
 
-def _declared_tools(owner: object, prefix: str) -> Iterator[tuple[object, str]]:
+def _declared_tools(tools: object, prefix: str) -> Iterator[tuple[object, str]]:
     """Yield the tools of a request, or those that one of its items loads, with their places."""
-    tools: object = getattr(owner, "tools", None)
     if isinstance(tools, list):
         for index, tool in enumerate(cast("list[object]", tools)):
             yield tool, f"{prefix}tools[{index}]"
@@ -81,4 +80,6 @@ def _declared_tools(owner: object, prefix: str) -> Iterator[tuple[object, str]]:
 
 def _tools_of_items(items: Iterable[object], field: str) -> Iterator[tuple[object, str]]:
     for index, item in enumerate(items):
-        yield from _declared_tools(item, f"{field}[{index}].")
+        tools: object = vars(item).get("tools")  # getattr costs a microsecond for each of many items without it
+        if tools is not None:
+            yield from _declared_tools(tools, f"{field}[{index}].")

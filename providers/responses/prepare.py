@@ -8,6 +8,7 @@ Each stage takes the complete result of the one before and returns a complete va
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 from openai.types.responses.response import InputTransformation
@@ -26,16 +27,19 @@ from providers.responses.context.chat_request import (
     check_large_format,
 )
 from providers.responses.context.compaction import Compactor
-from providers.responses.context.conversation import (
-    Conversation,
+from providers.responses.context.conversation import Conversation
+from providers.responses.context.conversations import StoredConversations
+from providers.responses.context.input_items import (
     HistorySource,
     drop_repeated_outputs,
-    read_conversation,
+    ends_with_trigger,
+    read_items,
 )
-from providers.responses.context.conversations import StoredConversations
+from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.prompt_cache.comparison import PromptComparer
+from providers.responses.context.replay import rewrite_for_model
 from providers.responses.context.request_inference import RequestInferences
-from providers.responses.context.sealed_results import SealedToolResults
+from providers.responses.context.window import list_dropped_reasoning
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.run.agent_loop import AgentLoop, LoopPlan
@@ -43,6 +47,8 @@ from providers.responses.run.checkpoint import ResumePoint
 from providers.responses.run.hosted_calls import ToolCallLimits
 from providers.responses.run.pending_response import PendingResponse
 from providers.responses.store.conversation_lock import ConversationLock
+from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
+from providers.responses.tools.item_types import REPLAYED_TYPES
 from providers.responses.tools.request_tools import RequestTools
 
 
@@ -72,6 +78,16 @@ class _Origin(msgspec.Struct, frozen=True):
     caller: Caller | None = None
 
 
+class _Context(NamedTuple):
+    """Everything before a response: its request with the options that its items set, the conversation, all items, also
+    the output that is resumed, and those of the input that no model sees."""
+
+    request: CreateResponse
+    conversation: Conversation
+    items: ItemIndex
+    transformations: Sequence[InputTransformation]
+
+
 class ResponsePreparer:
     """Prepares responses over one stack. `compactor` also serves the compaction of whole conversations."""
 
@@ -97,11 +113,11 @@ class ResponsePreparer:
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
         self._prefill = self._inferences.prefill  # bound once for all responses
-        self._sealed_reasoning = conversations.views.sealed_reasoning
-        self._sealed_tool_results = SealedToolResults(self._sealed_reasoning, request_tools.model_catalog)
+        self._models = request_tools.model_catalog
+        self._sealed_content = conversations.views.sealed_content
         self.token_counters = self._inferences.token_counters
-        self._comparer = PromptComparer(conversations.history, self._sealed_reasoning, self.token_counters)
-        self.compactor = Compactor(inference, self._sealed_reasoning, self.token_counters)
+        self._comparer = PromptComparer(conversations.history, self._sealed_content, self.token_counters)
+        self.compactor = Compactor(inference, self._sealed_content, self.token_counters)
 
     @staticmethod
     def new_ids(response_id: str | None) -> ResponseIds:
@@ -142,14 +158,14 @@ class ResponsePreparer:
 
     async def _prepare(self, request: CreateResponse, origin: _Origin) -> PendingResponse:
         tenant, resume_point = origin.tenant, origin.resume_point
-        output_items = resume_point.input_items if resume_point is not None else ()
+        before = await self._read_context(request, origin)
+        request, conversation, index = before.request, before.conversation, before.items
         output_results = resume_point.checkpoint.tool_results if resume_point is not None else {}
-        request, conversation, transformations = await self._read_input(request, origin)
-        items, tool_results = [*conversation.items, *output_items], {**conversation.tool_results, **output_results}
+        tool_results = {**conversation.tool_results, **output_results}
         if origin.caller is not None:
-            await require_prepared(origin.caller, request, items, self._inference)
+            await require_prepared(origin.caller, request, index, self._inference)
         toolbox = await self._request_tools.build(
-            request, items, tool_results, tenant=tenant, response_id=origin.ids.response_id
+            request, index, tool_results, tenant=tenant, response_id=origin.ids.response_id
         )
         messages = await conversation.read_messages(supports_namespaces=toolbox.supports_namespaces)
         await check_large_format(request)
@@ -157,8 +173,8 @@ class ResponsePreparer:
         output = ResponseOutput(
             origin.ids,
             self._options.max_tool_output_chars,
-            reasoning_sealer=await self._sealed_reasoning.build_seal(request, tenant),
-            tool_result_sealer=await self._sealed_tool_results.build_seal(request, tenant),
+            reasoning_sealer=await self._sealed_content.build_reasoning_seal(request, tenant),
+            tool_result_sealer=await self._sealed_content.build_result_seal(request, tenant),
             is_json=chat.response_format is not None,
             hides_reasoning=self._conversations.views.hides_reasoning,
             items=resume_point.output_items if resume_point is not None else (),
@@ -183,7 +199,7 @@ class ResponsePreparer:
             output,
             AgentLoop(plan, output, resume_point.checkpoint if resume_point is not None else None),
             origin.created_at,
-            transformations,
+            before.transformations,
             origin.lock,
             await self._comparer.compare(request, chat, conversation, tenant=tenant),
             self._prefill,
@@ -194,29 +210,57 @@ class ResponsePreparer:
         max_calls = request.max_tool_calls or options.max_tool_calls
         return ToolCallLimits(max_calls, options.parallel_tool_calls, options.tool_timeout_s)
 
-    async def _read_input(
-        self, request: CreateResponse, origin: _Origin
-    ) -> tuple[CreateResponse, Conversation, Sequence[InputTransformation]]:
-        """Return the request with the options that its conversation sets, the conversation with everything that the
-        model reads, and the items that no model sees."""
-        tenant = origin.tenant
-        output_items = origin.resume_point.input_items if origin.resume_point is not None else ()
-        request, unreadable = await self._sealed_reasoning.unseal_request(request, tenant)
-        history = await self._conversations.load_history(request, tenant=tenant)
-        if history is not None:
-            history = await self._sealed_reasoning.unseal_history(history, request.model, tenant)
-        conversation = await read_conversation(
-            request, origin.history_source, origin.ids, tenant=tenant, conversation_history=history
+    async def _read_context(self, request: CreateResponse, origin: _Origin) -> _Context:
+        """Return everything before the response, as the model will read it, and the request with the options that its
+        items set."""
+        tenant, source = origin.tenant, origin.history_source
+        allowance = LoadAllowance(source.max_bytes)
+        history = await self._load_history(request, origin, allowance)
+        index, tool_results, unreadable = await read_items(
+            request, history, source, self._sealed_content, origin.ids, tenant=tenant, allowance=allowance
         )
-        is_continuable = request.store is not False or origin.history_source is not self._conversations.history
-        own_id = origin.ids.response_id if is_continuable else None
-        root = self._conversations.roots.choose(request, tenant, conversation.history.root, own_id)
-        conversation = msgspec.structs.replace(conversation, root=root)
-        if conversation.is_plain_text and not (request.tools or output_items):
-            return request, conversation, unreadable
-        request = apply_configuration_updates(request, conversation.items)
-        conversation = await self._sealed_tool_results.restore_tool_results(conversation, request.model, tenant)
-        conversation = await self.compactor.open_latest_compaction(conversation, output_items, tenant)
-        transformations = [*unreadable, *conversation.input_transformations()]
-        conversation = await self._attachments.read_files(conversation, request, tenant=tenant)
-        return request, drop_repeated_outputs(conversation), transformations
+        request = apply_configuration_updates(request, index)
+        tool_results = await self._sealed_content.unseal_tool_results(index, tool_results, tenant)
+        if calls := index.named(REPLAYED_TYPES):
+            native_tools = await self._models.native_tools(request.model)
+            tool_results = await rewrite_for_model([index.items[at] for at in calls], tool_results, native_tools)
+        output_items = origin.resume_point.input_items if origin.resume_point is not None else ()
+        compactions = await self.compactor.open_latest_compaction(index.followed_by(output_items), tenant)
+        current_turn_only = request.reasoning is not None and request.reasoning.context == "current_turn"
+        dropped = list_dropped_reasoning(index) if current_turn_only else ()
+        sees_images = await self._attachments.sees_generated_images(request, index)
+        attachments = await self._attachments.read_files(request, index, tenant=tenant)
+        index = drop_repeated_outputs(index)
+        is_continuable = request.store is not False or source is not self._conversations.history
+        conversation = Conversation(
+            history,
+            index.input_items,
+            tool_results,
+            request.instructions,
+            attachments,
+            compactions,
+            current_turn_only=current_turn_only,
+            sees_images=sees_images,
+            must_compact=ends_with_trigger(request),
+            root=self._conversations.roots.choose(
+                request, tenant, history.root, origin.ids.response_id if is_continuable else None
+            ),
+        )
+        return _Context(request, conversation, index.followed_by(output_items), [*unreadable, *dropped])
+
+    async def _load_history(self, request: CreateResponse, origin: _Origin, allowance: LoadAllowance) -> LoadedHistory:
+        """Return the history that the request follows: a conversation, a chain or none. Raises NotFound and
+        InvalidRequest."""
+        tenant = origin.tenant
+        if request.conversation_id is not None:
+            history = await self._conversations.load_history(
+                request.conversation_id, tenant=tenant, allowance=allowance
+            )
+            index = ItemIndex(history.items)
+            await self._sealed_content.unseal_reasoning(index, request.model, tenant)
+            return msgspec.structs.replace(history, items=index.items)
+        if request.previous_response_id is not None:
+            return await origin.history_source.load_history(
+                request.previous_response_id, tenant=tenant, allowance=allowance
+            )
+        return LoadedHistory()

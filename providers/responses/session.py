@@ -16,7 +16,7 @@ from apis.events import EventBatch
 from apis.responses import CreateResponse, Session
 from apis.telemetry import agent_traceparent
 from apis.wire.items import items_to_json
-from providers.responses.context.conversation import HistorySource
+from providers.responses.context.input_items import HistorySource
 from providers.responses.context.item_views import ItemViews
 from providers.responses.events.ids import ResponseIds
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
@@ -28,12 +28,13 @@ from providers.responses.store.history import (
 from providers.responses.store.history_cache import (
     CachedTurn,
     HistoryCache,
+    LoadAllowance,
     LoadedHistory,
     StoredTurn,
     TurnPosition,
     extend_history,
 )
-from providers.responses.store.item_lookup import FoundItem, LoadAllowance, decode_item_ids, find_in_turn
+from providers.responses.store.item_lookup import FoundItem, decode_item_ids, find_in_turn
 
 _MAX_RESPONSES: Final = 64
 """Unstored responses that one session can continue; the oldest is forgotten first."""
@@ -127,13 +128,14 @@ class _SessionHistory(HistorySource):
     def has_response(self, response_id: str) -> bool:
         return response_id in self._stream_ids
 
-    async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory:
+    async def load_history(self, response_id: str, *, tenant: str, allowance: LoadAllowance) -> LoadedHistory:
         cached = self._cache.get(self._tenant, self._key_prefix + response_id)
         if cached is None:
-            return await self._history.load_history(response_id, tenant=tenant)
-        history = extend_history(cached.previous_history, [cached.turn], _NO_POSITION)
+            return await self._history.load_history(response_id, tenant=tenant, allowance=allowance)
+        history = await extend_history(cached.previous_history, [cached.turn], _NO_POSITION)
         if history.turn_count > self._history.max_turns:
             raise chain_too_long_error(self._history.max_turns)
+        allowance.take_history(history.size_bytes, "previous_response_id")
         return history
 
     async def find_items(

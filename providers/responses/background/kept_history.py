@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from providers.responses.context.conversation import HistorySource
+from providers.responses.context.input_items import HistorySource
 from providers.responses.store.history import History
-from providers.responses.store.history_cache import LoadedHistory, TurnPosition
-from providers.responses.store.item_lookup import FoundItem, LoadAllowance
+from providers.responses.store.history_cache import LoadAllowance, LoadedHistory, TurnPosition
+from providers.responses.store.item_lookup import FoundItem
 
 
 class KeptHistory(HistorySource):
@@ -16,8 +16,10 @@ class KeptHistory(HistorySource):
         self._position = position
         self.max_bytes = history.max_bytes
 
-    async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory:
-        return await self._history.load_history(response_id, tenant=tenant, kept_position=self._position)
+    async def load_history(self, response_id: str, *, tenant: str, allowance: LoadAllowance) -> LoadedHistory:
+        return await self._history.load_history(
+            response_id, tenant=tenant, allowance=allowance, kept_position=self._position
+        )
 
     async def find_items(
         self, params_by_id: Mapping[str, str], *, tenant: str, allowance: LoadAllowance

@@ -14,8 +14,6 @@ from dataclasses import replace
 from mimetypes import guess_type
 from typing import Final
 
-import msgspec
-
 from apis.chat import ContentPart, FileData, FilePart, ImagePart, ImageUrl, TextPart
 from apis.documents.reader import (
     Document,
@@ -33,8 +31,7 @@ from apis.responses import CreateResponse
 from apis.wire.image_tools import ImageGenerationTool
 from apis.wire.item_parts import InputFile, InputImage
 from apis.wire.tool_items import ImageGenerationCallItem
-from providers.common.fair_turns import end_pass
-from providers.responses.context.conversation import Conversation
+from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.replay import image_data_url
 from providers.responses.context.url_files import (
     AttachedPart,
@@ -67,42 +64,27 @@ class Attachments:
         self._text_cache: OrderedDict[bytes, str] = OrderedDict()
         self._cached_chars = 0
 
-    async def read_files(self, conversation: Conversation, request: CreateResponse, *, tenant: str) -> Conversation:
-        """Return the conversation of a request with its files as attachments. Raises InvalidRequest, naming the part,
-        for a file of the request that cannot be read."""
-        await end_pass(conversation.items)
-        tools = (*(request.tools or ()), *collect_additional_tools(conversation.items))
-        has_images = ImageGenerationCallItem in map(type, conversation.items)
-        if has_images or any(isinstance(tool, ImageGenerationTool) for tool in tools):
-            conversation = await self._read_generated_images(conversation, request.model)
-        return await self._read_parts(conversation, request.model, tenant)
-
-    async def _read_generated_images(self, conversation: Conversation, model: str) -> Conversation:
-        """Return the conversation with the images that image models generated, for a model that takes images. Raises
-        InvalidRequest for an item of the request that holds none."""
-        if "image" not in (await self._model_catalog.modalities(model) or ()):
-            return conversation
-        for index, item in enumerate(conversation.input_items):
-            if isinstance(item, ImageGenerationCallItem) and item.result:
-                try:
-                    await asyncio.to_thread(validate_image_url, image_data_url(item.result))
-                except UnreadableFile as exc:
-                    raise InvalidRequest(exc.message, param=f"input[{index}].result", code=exc.code) from exc
-        return msgspec.structs.replace(conversation, sees_images=True)
-
-    async def _read_parts(self, conversation: Conversation, model: str, tenant: str) -> Conversation:
-        locations = _part_locations(conversation)
-        earlier = [part for item in conversation.history.items for part, _ in file_parts(item)]
+    async def read_files(
+        self, request: CreateResponse, index: ItemIndex, *, tenant: str
+    ) -> Mapping[AttachedPart, ContentPart]:
+        """Return the files and images of the items as the model reads them. Those that the input names by URL are put
+        into the parts that name them. Raises InvalidRequest, naming the part, for a file of the request that cannot be
+        read."""
+        positions = index.file_positions()
+        if not positions:
+            return {}
+        locations = _part_locations(index)
+        earlier = [part for at in positions if at < index.input_start for part, _ in file_parts(index.items[at])]
         if not locations and not earlier:
-            return conversation
+            return {}
         if sum(isinstance(part, InputFile) or not _is_inline(part) for part in locations) > MAX_FILES:
             raise InvalidRequest(f"A request brings {MAX_FILES} files at most.", param="input", code="invalid_value")
-        modalities = await self._model_catalog.modalities(model)
+        modalities = await self._model_catalog.modalities(request.model)
         for part, location in locations.items() if modalities is not None and "image" not in modalities else ():
             if isinstance(part, InputImage):
                 raise InvalidRequest("This model takes no images.", param=location, code="invalid_image")
-        conversation = await self._fetch_url_files(conversation, locations)
-        locations = _part_locations(conversation)
+        await self._fetch_url_files(index, locations)
+        locations = _part_locations(index)
         parts = [*dict.fromkeys((*locations, *earlier))]
         chat_parts = await asyncio.gather(
             *(self._part_to_chat(part, locations.get(part), modalities, tenant) for part in parts)
@@ -112,17 +94,35 @@ class Attachments:
                 f"The files have more than {MAX_TEXT_CHARS} characters of text: search in them with `file_search`."
             )
             raise InvalidRequest(message, param="input", code="context_length_exceeded")
-        return msgspec.structs.replace(conversation, attachments=dict(zip(parts, chat_parts, strict=True)))
+        return dict(zip(parts, chat_parts, strict=True))
 
-    async def _fetch_url_files(self, conversation: Conversation, locations: Mapping[AttachedPart, str]) -> Conversation:
-        """Return the conversation with the files that its request names by URL in the parts that name them."""
+    async def sees_generated_images(self, request: CreateResponse, index: ItemIndex) -> bool:
+        """Return whether the model sees the images that image models generate. Raises InvalidRequest for an item of the
+        request that should hold one and does not."""
+        tools = (*(request.tools or ()), *collect_additional_tools(index))
+        if not (index.has(ImageGenerationCallItem) or any(isinstance(tool, ImageGenerationTool) for tool in tools)):
+            return False
+        if "image" not in (await self._model_catalog.modalities(request.model) or ()):
+            return False
+        for position in index.positions(ImageGenerationCallItem):
+            item = index.items[position]
+            if position >= index.input_start and isinstance(item, ImageGenerationCallItem) and item.result:
+                try:
+                    await asyncio.to_thread(validate_image_url, image_data_url(item.result))
+                except UnreadableFile as exc:
+                    param = f"{index.param(position)}.result"
+                    raise InvalidRequest(exc.message, param=param, code=exc.code) from exc
+        return True
+
+    async def _fetch_url_files(self, index: ItemIndex, locations: Mapping[AttachedPart, str]) -> None:
+        """Put the files that the input names by URL into the parts that name them."""
         remote = {
             part: location
             for part, location in locations.items()
             if _remote_url(part) and decode_fetched_file(part) is None
         }
         if not remote:
-            return conversation
+            return
         fetched = await asyncio.gather(*(self._fetch_file(part, location) for part, location in remote.items()))
         documents = dict(zip(remote, fetched, strict=True))
         if sum(len(document.data) for document in fetched) > _MAX_FETCHED_BYTES:
@@ -131,8 +131,9 @@ class Attachments:
         replacements = await asyncio.to_thread(
             lambda: {part: attach_fetched_file(part, document) for part, document in documents.items()}
         )
-        input_items = [replace_parts(item, replacements) for item in conversation.input_items]
-        return msgspec.structs.replace(conversation, input_items=input_items)
+        for position in index.file_positions():
+            if position >= index.input_start:
+                index.replace(position, replace_parts(index.items[position], replacements))
 
     async def _fetch_file(self, part: AttachedPart, location: str) -> Document:
         try:
@@ -194,12 +195,13 @@ class Attachments:
         return text
 
 
-def _part_locations(conversation: Conversation) -> dict[AttachedPart, str]:
+def _part_locations(index: ItemIndex) -> dict[AttachedPart, str]:
     """Return the files and images of the request's own items, with their locations in the request."""
     return {
-        part: f"input[{index}].{location}"
-        for index, item in enumerate(conversation.input_items)
-        for part, location in file_parts(item)
+        part: f"{index.param(position)}.{location}"
+        for position in index.file_positions()
+        if position >= index.input_start
+        for part, location in file_parts(index.items[position])
     }
 
 

@@ -1,14 +1,14 @@
 """A Responses request -> the first ChatRequest that answers it: checks, configuration updates, tools and options."""
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from apis.chat import ChatJsonSchemaFormat, ChatRequest, Message, ResponseFormat, Sampling, refuse_unsafe_engine_options
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse, ReasoningOptions, TextOptions
-from apis.wire.items import ConfigurationUpdate, Item
+from apis.wire.items import ConfigurationUpdate
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
 from providers.common.grammars.schemas import check_format, check_large_schemas
+from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.sparse_request import without_unset
 from providers.responses.tools.offered import OfferedTools
 
@@ -51,9 +51,9 @@ def _check_window(request: CreateResponse) -> None:
     raise InvalidRequest(message, param="background_options.completion_window", code="invalid_value")
 
 
-def apply_configuration_updates(request: CreateResponse, items: Sequence[Item]) -> CreateResponse:
+def apply_configuration_updates(request: CreateResponse, index: ItemIndex) -> CreateResponse:
     """Return the request with the newest reasoning effort and text format that items of its conversation set."""
-    updates = [item for item in items if isinstance(item, ConfigurationUpdate)]
+    updates = index.of(ConfigurationUpdate)
     efforts = [item.reasoning.effort for item in updates if item.reasoning is not None]
     formats = [item.text.format for item in updates if item.text is not None]
     changes: dict[str, object] = {}

@@ -2,12 +2,11 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem
 
 from apis.chat import ChatRequest, Message
@@ -16,10 +15,11 @@ from apis.errors import ContextLengthExceeded, InvalidRequest, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
 from apis.responses import CompactedConversation, CreateResponse
-from apis.wire.items import CompactionItem, InputMessage, Item, output_to_input
+from apis.wire.items import CompactionItem, InputMessage, output_to_input
 from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.conversation import ITEM_WORK, Conversation, ResponseProgress, stored_item
-from providers.responses.context.sealed_reasoning import SealedReasoning
+from providers.responses.context.item_index import ItemIndex
+from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.sealing import UnsealError
 from providers.responses.context.token_estimate import TokenCounter, TokenCounters, measure_chat
 from providers.responses.context.truncation import with_truncation
@@ -59,43 +59,36 @@ nothing else, in the conversation's own language, with at most {words} words."""
 class Compactor:
     """Writes compactions with the models of one Inference, and opens sealed ones."""
 
-    def __init__(self, inference: Inference, sealed_reasoning: SealedReasoning, token_counters: TokenCounters) -> None:
+    def __init__(self, inference: Inference, sealed_content: SealedContent, token_counters: TokenCounters) -> None:
         self._inference = inference
         self._token_counters = token_counters
-        self._sealed_reasoning = sealed_reasoning
+        self._sealed_content = sealed_content
 
-    async def open_latest_compaction(
-        self, conversation: Conversation, output_items: Sequence[Item], tenant: str
-    ) -> Conversation:
-        """Return the conversation with the content of its newest compaction that can be opened. `output_items` are the
-        output of a response that is resumed. A newer one of the history that cannot be opened is passed over, because
-        the items before it are there. Raises InvalidRequest for one of the request's own input: the answer would be
-        about a conversation of which a part is not known."""
-        items = [*conversation.items, *output_items]
-        await end_pass(items)
-        sealed = [(index, item) for index, item in enumerate(items) if isinstance(item, CompactionItem)]
-        if not sealed:
-            return conversation
-        sealer = await self._sealed_reasoning.load_sealer()
-        input_start = len(conversation.history.items)
-        for position, item in reversed(sealed):
-            token = item.encrypted_content
+    async def open_latest_compaction(self, index: ItemIndex, tenant: str) -> Mapping[str, CompactionContent]:
+        """Return the content of the newest compaction that can be opened, by its sealed token. A newer one of the
+        history that cannot be opened is passed over, because the items before it are there. Raises InvalidRequest for
+        one of the request's own input: the answer would be about a conversation of which a part is not known."""
+        if not index.has(CompactionItem):
+            return {}
+        sealer = await self._sealed_content.load_sealer()
+        for position in reversed(index.positions(CompactionItem)):
+            item = index.items[position]
+            token = item.encrypted_content if isinstance(item, CompactionItem) else None
             if not token:
                 continue
             try:
                 text = sealer.unseal(token, tenant=tenant, model=_ANY_MODEL, purpose="compaction")
             except UnsealError as exc:
-                if input_start <= position < input_start + len(conversation.input_items):
+                if index.input_start <= position < index.input_end:
                     raise InvalidRequest(
                         f"The encrypted content of the item '{item.id or ''}' could not be decrypted: it is "
                         "from another server or tenant, or was changed.",
-                        param=f"input[{position - input_start}].encrypted_content",
+                        param=f"{index.param(position)}.encrypted_content",
                         code="invalid_encrypted_content",
                     ) from exc
             else:
-                content = CompactionContent.model_validate_json(text)
-                return msgspec.structs.replace(conversation, compactions={token: content})
-        return conversation
+                return {token: CompactionContent.model_validate_json(text)}
+        return {}
 
     async def create_response_compaction(
         self, request: CreateResponse, conversation: Conversation, output: ResponseOutput, tenant: str
@@ -151,7 +144,7 @@ class Compactor:
         return max(1, context * 4 // 5)
 
     async def _build_seal(self, tenant: str) -> Seal:
-        sealer = await self._sealed_reasoning.load_sealer()
+        sealer = await self._sealed_content.load_sealer()
         return lambda text: sealer.seal(text, tenant=tenant, model=_ANY_MODEL, purpose="compaction")
 
 

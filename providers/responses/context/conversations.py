@@ -27,11 +27,12 @@ from apis.wire.items import Item
 from providers.common.fair_turns import run_long
 from providers.common.state.change import repeat_until_true, write_prepared
 from providers.common.state.scan import skipping_damaged
-from providers.responses.context.conversation import resolve_items, stored_item
+from providers.responses.context.conversation import stored_item
+from providers.responses.context.input_items import check_items, resolve_items
+from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.item_views import ItemViews
-from providers.responses.context.messages import check_items
 from providers.responses.context.prompt_cache.chain_root import ChainRoots
-from providers.responses.context.sealed_reasoning import SealedReasoning
+from providers.responses.context.sealed_content import SealedContent
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.conversation_items import (
@@ -47,7 +48,7 @@ from providers.responses.store.conversation_items import (
 )
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import History
-from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
 from providers.responses.store.item_lookup import decode_item_ids
 from providers.responses.store.large_items import LARGE_BYTES, decode_item, decode_raw_items
 from providers.responses.store.listing import Listing
@@ -72,7 +73,7 @@ class StoredConversations(Conversations):
         self._kv = kv
         self.history = history
         self.roots = ChainRoots()
-        self.views = ItemViews(SealedReasoning(reasoning_keys, kv), history, hides_reasoning=hides_reasoning)
+        self.views = ItemViews(SealedContent(reasoning_keys, kv), history, hides_reasoning=hides_reasoning)
         self._background_s = background_s
 
     async def create(self, request: CreateConversation, *, tenant: str) -> Conversation:
@@ -270,19 +271,23 @@ class StoredConversations(Conversations):
         await lock.acquire()
         return lock
 
-    async def load_history(self, request: CreateResponse, *, tenant: str) -> LoadedHistory | None:
-        """Return the items of the request's conversation; None for a request without one. Raises NotFound."""
-        if request.conversation_id is None:
-            return None
-        ref = ConversationKeys(tenant, request.conversation_id)
+    async def load_history(self, conversation_id: str, *, tenant: str, allowance: LoadAllowance) -> LoadedHistory:
+        """Return the items of a conversation, which `allowance` counts. Raises NotFound."""
+        ref = ConversationKeys(tenant, conversation_id)
         await load_conversation_state(self._kv, ref)
-        return await load_conversation_history(self._kv, ref, self.history.max_bytes)
+        return await load_conversation_history(self._kv, ref, allowance)
 
     async def _resolve_items(
         self, items: Sequence[Item], tenant: str
     ) -> tuple[Sequence[Item], dict[str, ToolResultRecord]]:
         check_items(items, "items")
-        resolved, tool_results = await resolve_items(items, self.history, tenant=tenant, field="items")
+        resolved, tool_results = await resolve_items(
+            ItemIndex((), items),
+            self.history,
+            tenant=tenant,
+            allowance=LoadAllowance(self.history.max_bytes),
+            field="items",
+        )
         reject_repeated_items(resolved, "items")
         return resolved, tool_results
 

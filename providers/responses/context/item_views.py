@@ -21,7 +21,7 @@ from apis.events import (
 )
 from apis.responses import CreateResponse
 from apis.wire.base import sdk_model_to_json
-from providers.responses.context.sealed_reasoning import ENCRYPTED_CONTENT_INCLUDE, SealedReasoning
+from providers.responses.context.sealed_content import ENCRYPTED_CONTENT_INCLUDE, SealedContent
 from providers.responses.context.url_files import public_item
 from providers.responses.events.ids import response_id_of
 from providers.responses.store.history import History
@@ -153,8 +153,8 @@ class ItemViews:
     """Makes the views of requests that create items or read stored ones. With `hides_reasoning` none shows the text of
     reasoning."""
 
-    def __init__(self, sealed_reasoning: SealedReasoning, history: History, *, hides_reasoning: bool = False) -> None:
-        self.sealed_reasoning = sealed_reasoning
+    def __init__(self, sealed_content: SealedContent, history: History, *, hides_reasoning: bool = False) -> None:
+        self.sealed_content = sealed_content
         self.hides_reasoning = hides_reasoning
         self._history = history
         self._plain_view = self._build_view({ENCRYPTED_CONTENT_INCLUDE})  # of every create that includes nothing
@@ -191,7 +191,7 @@ class ItemViews:
         return [view.show_item(public_item(item)) for item in items]
 
     async def _build_seal(self, find_model: Callable[[str], str | None], tenant: str) -> Seal:
-        sealer = await self.sealed_reasoning.load_sealer()
+        sealer = await self.sealed_content.load_sealer()
         tokens: dict[str, str] = {}
 
         def seal(item_id: str, text: str) -> str | None:

@@ -5,9 +5,9 @@ answer, and the output of each call follows it. Items are finer: they are groupe
 fit together.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, get_args
+from typing import Final, cast, get_args
 
 from apis.chat import (
     CalledCustomTool,
@@ -64,44 +64,6 @@ _TYPES_WITH_ANOTHERS_ID: Final = frozenset({ItemReference, LocalShellCallOutput}
 _NO_ATTACHMENTS: Final[Mapping[InputFile | InputImage, ContentPart]] = {}
 
 
-def check_items(items: Sequence[Item], field: str = "input") -> None:
-    """Raise InvalidRequest, naming the index in `field`, for a repeated id, a misplaced trigger or a wrong part."""
-    seen_ids: set[str] = set()
-    for index, item in enumerate(items):
-        kind = type(item)  # for 25,000 items: an isinstance that is false costs pydantic a microsecond
-        if kind in _TYPES_WITH_ANOTHERS_ID:
-            continue
-        if kind is CompactionTrigger:
-            if field != "input" or index != len(items) - 1:
-                message = "The 'compaction_trigger' item must be the final input item of a response."
-                raise InvalidRequest(message, param=f"{field}[{index}]", code="invalid_value")
-            continue
-        if item.id is not None and item.id in seen_ids:
-            raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"{field}[{index}].id", code="invalid_value")
-        if item.id is not None:
-            seen_ids.add(item.id)
-        if kind in _TYPES_WITH_CONTENT:
-            _check_content(item, f"{field}[{index}]")
-
-
-def _check_content(item: Item, location: str) -> None:
-    match item:
-        case InputMessage(content=str()):
-            pass
-        case InputMessage(content=list() as parts):
-            _check_parts(parts, f"{location}.content")
-        case FunctionCallOutput(call_id=None, name=None):
-            param = f"{location}.call_id"
-            message = f"Missing required parameter: '{param}'. Send it, or the 'name' of the function."
-            raise InvalidRequest(message, param=param, code="missing_required_parameter")
-        case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
-            _check_parts(parts, f"{location}.output")
-        case ComputerCallOutput(output=screenshot):
-            _check_part(screenshot, f"{location}.output")
-        case _:
-            pass
-
-
 def items_to_messages(
     items: Iterable[Item | ToolResultRecord],
     tool_results: Mapping[str, ToolResultRecord],
@@ -125,7 +87,8 @@ def items_to_messages(
 
 
 class ItemReader:
-    """Reads the items of a conversation one by one, in order; the arguments are those of `items_to_messages`."""
+    """Reads the items of a conversation one by one, in order; the arguments are those of `items_to_messages`. It holds
+    the finished messages, and the assistant message that items are being added to."""
 
     def __init__(
         self,
@@ -135,95 +98,139 @@ class ItemReader:
         attachments: Mapping[InputFile | InputImage, ContentPart] = _NO_ATTACHMENTS,
         sees_images: bool = False,
     ) -> None:
-        self._builder = _MessageBuilder()
+        self._tool_results = tool_results
         self._attachments = attachments
         self._supports_namespaces = supports_namespaces
-        self._typed_items = _TypedItemReader(
-            self._builder, tool_results, supports_namespaces=supports_namespaces, sees_images=sees_images
-        )
+        self._sees_images = sees_images
+        self._messages: list[Message] = []
+        self._deferred_messages: list[Message] = []
+        self._unanswered_call_ids: dict[str, str] = {}
+        """The names of the functions that they call, by call id."""
+        self._unanswered_by_name: dict[str, dict[str, None]] = {}
+        self._answered_call_ids: set[str] = set()
+        self._client_call_ids: dict[str, str] = {}
+        """The ids of the calls of clients' typed tools, by item id."""
+        self._call_ids_run_here: set[str] = set()
+        """The ids of those whose results this server knows: outputs in items are left out."""
+        self._approval_requests: dict[str, McpApprovalRequest] = {}
+        self._begin_message()
+
+    def _begin_message(self) -> None:
+        self._reasoning: list[str] = []
+        self._text: list[str] = []
+        self._refusal: list[str] = []
+        self._phase: Phase | None = None
+        self._calls: list[ChatToolCall] = []
+        self._tool_messages: list[Message] = []
+        self._turn = 0
 
     def read(self, item: Item | ToolResultRecord) -> None:
         """Add the next item. Raises InvalidRequest for an output without its call."""
-        builder, attachments, supports_namespaces = self._builder, self._attachments, self._supports_namespaces
-        match item:
-            case ToolResultRecord():
-                builder.add_tool_result(
-                    item if supports_namespaces else replace(item, name=item.name.replace(".", "__"))
-                )
-            case InputMessage(role=role, content=content):
-                builder.add_message(_build_message(role=role, content=_content_to_chat(content, attachments)))
-            case AssistantMessage():
-                builder.add_assistant_message(item)
-            case ReasoningItem():
-                builder.add_reasoning(item)
-            case FunctionCallItem() | CustomToolCallItem():
-                if item.status != "incomplete":
-                    builder.add_call(_item_to_call(item, supports_namespaces=supports_namespaces))
-            case FunctionCallOutput() | CustomToolCallOutput():
-                call_id = builder.find_call_id(item, supports_namespaces=supports_namespaces)
-                builder.add_call_output(call_id, _content_to_chat(item.output, attachments))
-            case ComputerCallOutput(call_id=call_id, output=screenshot):
-                builder.add_call_output(call_id, _content_to_chat([screenshot], attachments))
-            case AdditionalTools() | ConfigurationUpdate() | CompactionTrigger():
-                pass
-            case ItemReference():
-                raise InvalidRequest(f"Item with id '{item.id}' not found.", param="input")
-            case _:
-                self._typed_items.read_item(item)
+        read = self.READERS.get(type(item))  # a `match` asks pydantic for one type after the other
+        if read is None:
+            self._read_typed_item(cast("Item", item))
+        else:
+            read(self, item)
 
     def finish(self) -> list[Message]:
         """Return the messages. Raises InvalidRequest for a call without an output."""
-        return self._builder.finish()
+        if self._unanswered_call_ids:
+            missing = next(iter(self._unanswered_call_ids))
+            raise InvalidRequest(f"No tool output found for function call {missing}.", param="input")
+        self._end_message()
+        return self._messages
 
+    def _end_message(self) -> None:
+        """Finish the assistant message; the results of its hosted calls follow it."""
+        if self._reasoning or self._text or self._refusal or self._calls:
+            self._messages.append(
+                _build_message(
+                    role="assistant",
+                    content="".join(self._text) if self._text else None,
+                    reasoning="\n".join(self._reasoning) or None,
+                    refusal="".join(self._refusal) or None,
+                    phase=self._phase,
+                    tool_calls=self._calls or None,
+                )
+            )
+            self._messages += self._tool_messages
+            self._begin_message()
 
-def _item_to_call(item: FunctionCallItem | CustomToolCallItem, *, supports_namespaces: bool) -> ChatToolCall:
-    if isinstance(item, FunctionCallItem):
-        name = qualified_name(item.namespace, item.name, supports_namespaces=supports_namespaces)
-        return FunctionCall(id=item.call_id, function=CalledFunction(name=name, arguments=item.arguments))
-    name = qualified_name(item.namespace, item.name, supports_namespaces=False)
-    return CustomCall(id=item.call_id, custom=CalledCustomTool(name=name, input=item.input))
+    def _read_message(self, item: InputMessage) -> None:
+        message = _build_message(role=item.role, content=_content_to_chat(item.content, self._attachments))
+        if self._unanswered_call_ids:
+            # it was sent while a tool ran: no message may stand between a call and its output
+            self._deferred_messages.append(message)
+        else:
+            self._end_message()
+            self._messages.append(message)
 
+    def _read_assistant_message(self, item: AssistantMessage) -> None:
+        if (self._text or self._refusal or self._calls) and not self._awaits_output():
+            self._end_message()
+        self._phase = item.phase
+        if isinstance(item.content, str):
+            self._text.append(item.content)
+            return
+        for part in item.content:
+            if isinstance(part, OutputRefusal):
+                self._refusal.append(part.refusal)
+            else:
+                self._text.append(part.text)
 
-class _TypedItemReader:
-    """Adds the items of typed tools to the messages."""
+    def _read_reasoning(self, item: ReasoningItem) -> None:
+        if (self._reasoning or self._text or self._refusal or self._calls) and not self._awaits_output():
+            self._end_message()  # each reasoning is a message by itself, as the model wrote it
+        text = "".join(part.text for part in item.content or item.summary or ())
+        if text:
+            self._reasoning.append(text)
 
-    def __init__(
-        self,
-        builder: "_MessageBuilder",
-        tool_results: Mapping[str, ToolResultRecord],
-        *,
-        supports_namespaces: bool,
-        sees_images: bool,
-    ) -> None:
-        self._sees_images = sees_images
-        self._builder = builder
-        self._tool_results = tool_results
-        self._supports_namespaces = supports_namespaces
-        self._call_ids: dict[str, str] = {}
-        self._answered_call_ids: set[str] = set()
-        self._approval_requests: dict[str, McpApprovalRequest] = {}
+    def _read_call(self, item: FunctionCallItem | CustomToolCallItem) -> None:
+        if item.status == "incomplete":
+            return
+        if isinstance(item, FunctionCallItem):
+            name = qualified_name(item.namespace, item.name, supports_namespaces=self._supports_namespaces)
+            self._add_call(_build_function_call(item.call_id, name, item.arguments))
+        else:
+            name = qualified_name(item.namespace, item.name, supports_namespaces=False)
+            self._add_call(CustomCall(id=item.call_id, custom=CalledCustomTool(name=name, input=item.input)))
 
-    def read_item(self, item: Item) -> None:
-        if isinstance(item, McpApprovalRequest):
-            self._approval_requests[item.id] = item
-        elif isinstance(item, McpApprovalResponse):
-            request = self._approval_requests.get(item.approval_request_id)
-            if request is not None and not item.approve:  # an approved call has an item of its own
-                self._builder.add_tool_result(self._refused_call_result(request, item.reason))
-        elif (call := item_to_client_call(item)) is not None:
-            self._call_ids[item.id or ""] = call.id
+    def _read_output(self, item: FunctionCallOutput | CustomToolCallOutput) -> None:
+        self._add_call_output(self._find_call_id(item), _content_to_chat(item.output, self._attachments))
+
+    def _read_computer_output(self, item: ComputerCallOutput) -> None:
+        self._add_call_output(item.call_id, _content_to_chat([item.output], self._attachments))
+
+    def _read_result(self, result: ToolResultRecord) -> None:
+        """Add a call without an item."""
+        self._add_tool_result(
+            result if self._supports_namespaces else replace(result, name=result.name.replace(".", "__"))
+        )
+
+    def _read_approval_request(self, item: McpApprovalRequest) -> None:
+        self._approval_requests[item.id] = item
+
+    def _read_approval_response(self, item: McpApprovalResponse) -> None:
+        request = self._approval_requests.get(item.approval_request_id)
+        if request is not None and not item.approve:  # an approved call has an item of its own
+            self._add_tool_result(self._refused_call_result(request, item.reason))
+
+    def _read_typed_item(self, item: Item) -> None:
+        """Add an item of a typed tool."""
+        if (call := item_to_client_call(item)) is not None:
+            self._client_call_ids[item.id or ""] = call.id
             result = self._tool_results.get(item.id or "")
             if result is not None and result.output:  # this server ran it: the text is known word for word
-                self._builder.add_tool_result(result)
-                self._answered_call_ids.add(call.id)
+                self._add_tool_result(result)
+                self._call_ids_run_here.add(call.id)
                 return
             function = CalledFunction(name=result.name, arguments=result.arguments) if result else call.function
-            self._builder.add_call(FunctionCall(id=call.id, function=function))
-        elif (output := item_to_client_output(item, self._call_ids)) is not None:
-            if output[0] not in self._answered_call_ids:
-                self._builder.add_call_output(*output)
+            self._add_call(FunctionCall(id=call.id, function=function))
+        elif (output := item_to_client_output(item, self._client_call_ids)) is not None:
+            if output[0] not in self._call_ids_run_here:
+                self._add_call_output(*output)
         else:
-            self._builder.add_tool_result(
+            self._add_tool_result(
                 self._tool_results.get(item.id or "")
                 or item_to_tool_result(item, _ALL_NATIVE_TOOLS if self._supports_namespaces else frozenset()),
                 find_generated_image(item) if self._sees_images else None,
@@ -242,74 +249,7 @@ class _TypedItemReader:
             call_id, name, request.arguments, f"Not run: the user did not approve this call.{words}"
         )
 
-
-class _MessageBuilder:
-    """Finished messages, and the assistant message that items are being added to."""
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self._unanswered_call_ids: dict[str, str] = {}
-        """The names of the functions that they call, by call id."""
-        self._unanswered_by_name: dict[str, dict[str, None]] = {}
-        self._answered_call_ids: set[str] = set()
-        self._deferred_messages: list[Message] = []
-        self._reset()
-
-    def _reset(self) -> None:
-        self._reasoning: list[str] = []
-        self._text: list[str] = []
-        self._refusal: list[str] = []
-        self._phase: Phase | None = None
-        self._calls: list[ChatToolCall] = []
-        self._tool_messages: list[Message] = []
-        self._turn = 0
-
-    def flush(self) -> None:
-        """Finish the assistant message; the results of its hosted calls follow it."""
-        if self._reasoning or self._text or self._refusal or self._calls:
-            self.messages.append(
-                _build_message(
-                    role="assistant",
-                    content="".join(self._text) if self._text else None,
-                    reasoning="\n".join(self._reasoning) or None,
-                    refusal="".join(self._refusal) or None,
-                    phase=self._phase,
-                    tool_calls=self._calls or None,
-                )
-            )
-            self.messages += self._tool_messages
-            self._reset()
-
-    def add_message(self, message: Message) -> None:
-        if self._unanswered_call_ids:
-            # it was sent while a tool ran: no message may stand between a call and its output
-            self._deferred_messages.append(message)
-        else:
-            self.flush()
-            self.messages.append(message)
-
-    def add_assistant_message(self, item: AssistantMessage) -> None:
-        if not self._awaits_output() and (self._text or self._refusal or self._calls):
-            self.flush()
-        self._phase = item.phase
-        if isinstance(item.content, str):
-            self._text.append(item.content)
-            return
-        for part in item.content:
-            if isinstance(part, OutputRefusal):
-                self._refusal.append(part.refusal)
-            else:
-                self._text.append(part.text)
-
-    def add_reasoning(self, item: ReasoningItem) -> None:
-        if not self._awaits_output() and (self._reasoning or self._text or self._refusal or self._calls):
-            self.flush()  # each reasoning is a message by itself, as the model wrote it
-        parts = item.content or item.summary or ()
-        text = "".join(part.text for part in parts)
-        if text:
-            self._reasoning.append(text)
-
-    def add_call(self, call: ChatToolCall) -> None:
+    def _add_call(self, call: ChatToolCall) -> None:
         self._calls.append(call)
         name = call.function.name if isinstance(call, FunctionCall) else ""
         former = self._unanswered_call_ids.get(call.id)
@@ -318,24 +258,23 @@ class _MessageBuilder:
         self._unanswered_call_ids[call.id] = name
         self._unanswered_by_name.setdefault(name, {})[call.id] = None
 
-    def add_tool_result(self, tool_result: ToolResultRecord | None, image: ImagePart | None = None) -> None:
+    def _add_tool_result(self, tool_result: ToolResultRecord | None, image: ImagePart | None = None) -> None:
         if tool_result is None:  # a client sent the item, and its result is not stored any more: no model reads it
             return
         if self._tool_messages and tool_result.turn != self._turn and not self._awaits_output():
-            self.flush()  # the model had read the earlier results when it made this call
+            self._end_message()  # the model had read the earlier results when it made this call
         self._turn = tool_result.turn
         if tool_result.custom:
             custom = CalledCustomTool(name=tool_result.name, input=tool_result.arguments)
             self._calls.append(CustomCall(id=tool_result.call_id, custom=custom))
         else:
-            function = CalledFunction(name=tool_result.name, arguments=tool_result.arguments)
-            self._calls.append(FunctionCall(id=tool_result.call_id, function=function))
+            self._calls.append(_build_function_call(tool_result.call_id, tool_result.name, tool_result.arguments))
         content: str | list[ContentPart] = tool_result.output
         if image is not None:
             content = [TextPart(text=tool_result.output), image]
         self._tool_messages.append(_build_message(role="tool", tool_call_id=tool_result.call_id, content=content))
 
-    def add_call_output(self, call_id: str, content: str | list[ContentPart]) -> None:
+    def _add_call_output(self, call_id: str, content: str | list[ContentPart]) -> None:
         if call_id not in self._unanswered_call_ids:
             if call_id in self._answered_call_ids:
                 message = f"The call with call_id {call_id} has an output already."
@@ -344,35 +283,57 @@ class _MessageBuilder:
         name = self._unanswered_call_ids.pop(call_id)
         self._unanswered_by_name[name].pop(call_id, None)
         self._answered_call_ids.add(call_id)
-        self.flush()
-        self.messages.append(_build_message(role="tool", tool_call_id=call_id, content=content))
+        self._end_message()
+        self._messages.append(_build_message(role="tool", tool_call_id=call_id, content=content))
         if not self._unanswered_call_ids:
-            self.messages += self._deferred_messages
+            self._messages += self._deferred_messages
             self._deferred_messages = []
 
-    def find_call_id(self, output: FunctionCallOutput | CustomToolCallOutput, *, supports_namespaces: bool) -> str:
+    def _find_call_id(self, output: FunctionCallOutput | CustomToolCallOutput) -> str:
         """Return the id of the call that an output belongs to: its own, or that of the oldest call without an output of
         the function that it names. Raises InvalidRequest."""
         call_id = output.call_id
         if call_id is not None:
             return call_id
         assert isinstance(output, FunctionCallOutput)  # only its `call_id` is optional
-        name = qualified_name(output.namespace, output.name or "", supports_namespaces=supports_namespaces)
+        name = qualified_name(output.namespace, output.name or "", supports_namespaces=self._supports_namespaces)
         for oldest in self._unanswered_by_name.get(name, ()):
             return oldest
         raise InvalidRequest(f"No tool call without an output found for the function '{name}'.", param="input")
-
-    def finish(self) -> list[Message]:
-        if self._unanswered_call_ids:
-            missing = next(iter(self._unanswered_call_ids))
-            raise InvalidRequest(f"No tool output found for function call {missing}.", param="input")
-        self.flush()
-        return self.messages
 
     def _awaits_output(self) -> bool:
         """Return whether a call of the assistant message has no output yet: then further items join this message,
         because no message may stand between a call and its output."""
         return any(call.id in self._unanswered_call_ids for call in self._calls)
+
+    def _skip(self, _: Item) -> None:
+        """Read an item that no model sees."""
+
+    def _refuse_reference(self, item: ItemReference) -> None:
+        raise InvalidRequest(f"Item with id '{item.id}' not found.", param="input")
+
+    READERS: Final[Mapping[type, Callable[..., None]]] = {
+        InputMessage: _read_message,
+        AssistantMessage: _read_assistant_message,
+        ReasoningItem: _read_reasoning,
+        FunctionCallItem: _read_call,
+        CustomToolCallItem: _read_call,
+        FunctionCallOutput: _read_output,
+        CustomToolCallOutput: _read_output,
+        ComputerCallOutput: _read_computer_output,
+        ToolResultRecord: _read_result,
+        McpApprovalRequest: _read_approval_request,
+        McpApprovalResponse: _read_approval_response,
+        AdditionalTools: _skip,
+        ConfigurationUpdate: _skip,
+        CompactionTrigger: _skip,
+        ItemReference: _refuse_reference,
+    }
+    """The reader of each type; the others are of typed tools."""
+
+
+def _build_function_call(call_id: str, name: str, arguments: str) -> FunctionCall:
+    return FunctionCall(id=call_id, function=CalledFunction(name=name, arguments=arguments))
 
 
 def _content_to_chat(
@@ -395,39 +356,3 @@ def _part_to_chat(part: InputContentPart, attachments: Mapping[InputFile | Input
         case InputFile():
             file = FilePart(file=FileData(file_data=part.file_data, filename=part.filename))
             return attachments.get(part, file)
-
-
-def _check_parts(parts: Sequence[InputContentPart], param: str) -> None:
-    for index, part in enumerate(parts):
-        _check_part(part, f"{param}[{index}]")
-
-
-def _check_part(part: InputContentPart, location: str) -> None:
-    if isinstance(part, InputText):
-        return
-    if isinstance(part, InputFile):
-        _check_one_of(part, ("file_data", "file_id", "file_url"), location)
-        return
-    _check_one_of(part, ("image_url", "file_id"), location)
-    if part.image_url:
-        _check_image_url(part.image_url, location)
-
-
-def _check_one_of(part: InputFile | InputImage, fields: Sequence[str], param: str) -> None:
-    present = [name for name in fields if getattr(part, name)]
-    if not present:
-        listed = ", ".join(f"`{name}`" for name in fields[:-1])
-        message = f"The part needs {listed} or `{fields[-1]}`."
-        raise InvalidRequest(message, param=f"{param}.{fields[0]}", code="missing_required_parameter")
-    if len(present) > 1:
-        message = f"The part has both `{present[0]}` and `{present[1]}`: give one of them."
-        raise InvalidRequest(message, param=f"{param}.{present[1]}", code="mutually_exclusive_parameters")
-
-
-def _check_image_url(url: str, param: str) -> None:
-    if url.startswith(("https://", "http://")):
-        return
-    head, comma, _ = url.partition(",")
-    if not (head.startswith("data:image/") and head.endswith(";base64") and comma):
-        message = "An image URL is https, or data:image/TYPE;base64,DATA."
-        raise InvalidRequest(message, param=f"{param}.image_url", code="invalid_image_url")

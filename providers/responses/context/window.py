@@ -10,6 +10,7 @@ from pydantic import Field
 from apis.chat import Message
 from apis.wire.base import Wire
 from apis.wire.items import CompactionItem, InputMessage, Item, ReasoningItem
+from providers.responses.context.item_index import ItemIndex
 from providers.responses.events.tool_result import ToolResultRecord
 
 ToMessages = Callable[[Sequence[Item | ToolResultRecord]], list[Message]]
@@ -46,13 +47,13 @@ class ContextWindow:
 
     def verbatim_messages(self, to_messages: ToMessages) -> list[Message]:
         """Return the messages of users and developers in the window, word for word, in order."""
-        recent = to_messages([item for item in self.recent_items if isinstance(item, InputMessage)])
+        recent = to_messages([item for item in self.recent_items if type(item) is InputMessage])
         pending = self.compaction.pending_messages if self.compaction is not None else ()
         return [*self._render_earlier_messages(to_messages), *pending, *recent]
 
     def verbatim_items(self) -> list[InputMessage]:
         """Return the items of `verbatim_messages`; those that the compaction holds have none."""
-        return [*self.earlier_messages, *(item for item in self.recent_items if isinstance(item, InputMessage))]
+        return [*self.earlier_messages, *(item for item in self.recent_items if type(item) is InputMessage)]
 
     def _render_earlier_messages(self, to_messages: ToMessages) -> list[Message]:
         earlier = to_messages(self.earlier_messages)
@@ -83,7 +84,7 @@ def find_window(
             content = compactions_by_token.get(item.encrypted_content) if isinstance(item, CompactionItem) else None
             if content is not None:
                 before = () if content.replaces_history else items[:index]
-                earlier = [message for message in before if isinstance(message, InputMessage)]
+                earlier = [item for item in before if type(item) is InputMessage]
                 return ContextWindow(items[index + 1 :], earlier, content)
     return ContextWindow(items)
 
@@ -91,14 +92,16 @@ def find_window(
 def drop_earlier_reasoning(items: Sequence[Item | ToolResultRecord]) -> list[Item | ToolResultRecord]:
     """Return the items without the reasoning of all turns before the last one."""
     start = _last_turn_start(items)
-    return [item for index, item in enumerate(items) if index >= start or not isinstance(item, ReasoningItem)]
+    return [item for index, item in enumerate(items) if index >= start or type(item) is not ReasoningItem]
 
 
-def list_dropped_reasoning(items: Sequence[Item]) -> list[InputTransformation]:
-    """Return the items that `drop_earlier_reasoning` leaves out, as the API lists them."""
+def list_dropped_reasoning(index: ItemIndex) -> list[InputTransformation]:
+    """Return the items of the input that `drop_earlier_reasoning` leaves out, as the API lists them."""
+    end = index.input_start + _last_turn_start(index.input_items)
+    dropped = (index.items[at] for at in index.positions(ReasoningItem) if index.input_start <= at < end)
     return [
         InputTransformation(id=item.id or "", action="removed", reason="turn_boundary", type="reasoning")
-        for item in items[: _last_turn_start(items)]
+        for item in dropped
         if isinstance(item, ReasoningItem) and (item.content or item.summary)
     ]
 
@@ -107,6 +110,6 @@ def _last_turn_start(items: Sequence[Item | ToolResultRecord]) -> int:
     """Return the index of the user's last message, with which the last turn begins."""
     for index in range(len(items) - 1, -1, -1):
         item = items[index]
-        if isinstance(item, InputMessage) and item.role == "user":
+        if type(item) is InputMessage and item.role == "user":
             return index
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from apis.accounts.accounts import Caller
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
-from providers.responses.context.conversation import HistorySource
+from providers.responses.context.input_items import HistorySource
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prompts.folder import load_folder
 from providers.responses.prompts.rendering import RenderedPrompt, render_prompt

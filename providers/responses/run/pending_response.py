@@ -18,7 +18,8 @@ from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from apis.wire.items import items_to_json
 from providers.common.tracebacks import without_traceback
-from providers.responses.context.conversation import Conversation, HistorySource
+from providers.responses.context.conversation import Conversation
+from providers.responses.context.input_items import HistorySource
 from providers.responses.context.prompt_cache.comparison import PromptComparison
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput

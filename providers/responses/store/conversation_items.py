@@ -20,11 +20,11 @@ from apis.errors import InvalidRequest, NotFound
 from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record, reading_stored, scan_all
-from apis.wire.items import ITEM_LIST_ADAPTER, Item, LocalShellCallOutput
+from apis.wire.items import Item, LocalShellCallOutput
 from providers.common.state.scan import decode_or_skip
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.store.history_cache import LoadAllowance, LoadedHistory, read_stored_items
 from providers.responses.tools.item_types import id_prefix
 
 MAX_CONVERSATION_ITEMS: Final = 10_000
@@ -113,23 +113,22 @@ async def load_conversation_state(
     raise conversation_not_found_error(ref.id)
 
 
-async def load_conversation_history(kv: KVStore, ref: ConversationKeys, max_bytes: int) -> LoadedHistory:
+async def load_conversation_history(kv: KVStore, ref: ConversationKeys, allowance: LoadAllowance) -> LoadedHistory:
     """Return all items as the history of a new turn. Raises InvalidRequest if there are too many, or they are larger
-    than `max_bytes`."""
+    than `allowance`."""
     stored_items: list[StoredItem] = []
     size = 0
     async with aclosing(scan_all(kv, ref.item_prefix)) as rows:
         async for _, entry in rows:
             size += len(entry.value)
-            if size > max_bytes:
-                raise history_too_large_error(max_bytes, "conversation")
+            allowance.take_history(len(entry.value), "conversation")
             stored_items.append(decode_record(entry, StoredItem))
             if len(stored_items) > MAX_CONVERSATION_ITEMS:
                 raise InvalidRequest(
                     f"The conversation holds more than {MAX_CONVERSATION_ITEMS} items.", param="conversation"
                 )
     with reading_stored(ref.id):
-        items = ITEM_LIST_ADAPTER.validate_json(b"[%b]" % b",".join(bytes(stored.item) for stored in stored_items))
+        items = await read_stored_items(b"[%b]" % b",".join(bytes(stored.item) for stored in stored_items))
     tool_results = {
         item.id: stored.tool_result
         for item, stored in zip(items, stored_items, strict=True)
@@ -174,7 +173,7 @@ def reject_repeated_items(input_items: Sequence[Item], field: str = "input") -> 
     """Raise InvalidRequest, naming the index in `field`, for an item that a request adds to a conversation twice."""
     seen_ids: set[str] = set()
     for index, item in enumerate(input_items):
-        if item.id is None or isinstance(item, LocalShellCallOutput):
+        if item.id is None or type(item) is LocalShellCallOutput:
             continue
         if item.id in seen_ids:
             raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"{field}[{index}].id", code="invalid_value")
@@ -183,23 +182,16 @@ def reject_repeated_items(input_items: Sequence[Item], field: str = "input") -> 
 
 def reject_existing_items(input_items: Sequence[Item], history: LoadedHistory) -> None:
     """Raise InvalidRequest for an item of a request that the conversation has already."""
+    if not history.items:
+        return
     positions = {
         item.id: position
         for position, item in enumerate(input_items)
-        if item.id and not isinstance(item, LocalShellCallOutput)
+        if item.id and type(item) is not LocalShellCallOutput
     }
     for item in history.items if positions else ():
         if item.id in positions:
             raise duplicate_item_error(item.id, f"input[{positions[item.id]}].id")
-
-
-def history_too_large_error(max_bytes: int, param: str) -> InvalidRequest:
-    """Return the error of a conversation or chain that is larger than one request may load."""
-    return InvalidRequest(
-        f"The items before this response are larger than {max_bytes} bytes (`responses.max_history_bytes`).",
-        param=param,
-        code="history_too_large",
-    )
 
 
 def duplicate_item_error(item_id: str, param: str) -> InvalidRequest:

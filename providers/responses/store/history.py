@@ -35,17 +35,17 @@ from providers.responses.events.response_object import response_from_json
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import copy_with
 from providers.responses.store.chain_tree import ChainTree, load_chain_tree
-from providers.responses.store.conversation_items import history_too_large_error
 from providers.responses.store.history_cache import (
     CachedTurn,
     HistoryCache,
+    LoadAllowance,
     LoadedHistory,
     StoredTurn,
     TurnPosition,
     extend_history,
 )
 from providers.responses.store.history_keys import branch_key, record_key, run_key, turn_key
-from providers.responses.store.item_lookup import FoundItem, ItemLookup, LoadAllowance
+from providers.responses.store.item_lookup import FoundItem, ItemLookup
 from providers.responses.store.listing import Listing
 from providers.responses.store.response_record import ResponseRecord, first_words, summarize_response
 from providers.responses.store.turn_writer import NewTurn, TurnWriter, client_item_ids
@@ -83,10 +83,17 @@ class History:
         self.max_bytes = max_bytes
 
     async def load_history(
-        self, response_id: str, *, tenant: str, kept_position: TurnPosition | None = None
+        self,
+        response_id: str,
+        *,
+        tenant: str,
+        allowance: LoadAllowance | None = None,
+        kept_position: TurnPosition | None = None,
     ) -> LoadedHistory:
         """Return the history of a request that follows `response_id`; where that was deleted, the one up to its turn at
-        `kept_position`. Raises InvalidRequest if it is not stored."""
+        `kept_position`. `allowance` counts its bytes, of which `max_bytes` are allowed without one. Raises
+        InvalidRequest if it is not stored, too long or too large."""
+        allowance = allowance or LoadAllowance(self.max_bytes)
         entry = await self._kv.get(record_key(tenant, "response", response_id))
         if entry is not None:
             with reading_stored(response_id):
@@ -101,15 +108,14 @@ class History:
         if cached is not None:
             position, previous, turns = cached.position, cached.previous_history, [cached.turn]
         else:
-            previous, turns = LoadedHistory(), await self._load_turns(position, tenant)
+            previous, turns = LoadedHistory(), await self._load_turns(position, tenant, allowance)
             if turns[-1].id != response_id:
                 raise _chain_gone_error()
         with reading_stored(response_id):
-            history = extend_history(previous, turns, position)
+            history = await extend_history(previous, turns, position)
         if history.turn_count > self.max_turns:
             raise chain_too_long_error(self.max_turns)
-        if history.size_bytes > self.max_bytes:
-            raise history_too_large_error(self.max_bytes, "previous_response_id")
+        allowance.take_history(history.size_bytes, "previous_response_id")
         return history
 
     async def _missing_response_error(self, response_id: str, tenant: str) -> InvalidRequest:
@@ -256,20 +262,23 @@ class History:
                     return record, decode_record(turn_entry, StoredTurn)
         raise NotFound(f"Response with id '{response_id}' not found.")
 
-    async def _load_turns(self, position: TurnPosition | None, tenant: str) -> list[StoredTurn]:
+    async def _load_turns(
+        self, position: TurnPosition | None, tenant: str, allowance: LoadAllowance
+    ) -> list[StoredTurn]:
         """Return the turns up to and including `position`, oldest first."""
         lines: list[list[StoredTurn]] = []
-        count, room_bytes = 0, self.max_bytes
+        count, loaded_bytes = 0, 0
         while position is not None:
             prefix = f"{tenant}/turn/{position.line}/"
             room = self.max_turns - count
             after = turn_key(tenant, TurnPosition(position.line, position.depth + 1))
+            room_bytes = allowance.left_bytes - loaded_bytes
             rows = await self._kv.scan(
                 prefix, before=after, limit=room + 1, max_bytes=room_bytes + room * STORED_OVERHEAD_BYTES
             )
-            room_bytes -= sum(len(entry.value) for _, entry in rows)
-            if room_bytes < 0:
-                raise history_too_large_error(self.max_bytes, "previous_response_id")
+            loaded_bytes += sum(len(entry.value) for _, entry in rows)
+            if loaded_bytes > allowance.left_bytes:
+                allowance.take_history(loaded_bytes, "previous_response_id")
             if len(rows) > room:
                 raise chain_too_long_error(self.max_turns)
             if len(rows) != position.depth + 1:

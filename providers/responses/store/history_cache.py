@@ -1,4 +1,5 @@
-"""A cache of the chains that were continued last, so that the next turn of a chain need not load all of it again."""
+"""The history that a request loads, and a cache of the chains that were continued last: the next turn of a chain need
+not load all of it again."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,11 +7,16 @@ from typing import Final
 
 import msgspec
 
+from apis.errors import InvalidRequest
 from apis.wire.items import ITEM_LIST_ADAPTER, Item
+from providers.common.fair_turns import calculate
 from providers.responses.events.tool_result import ToolResultRecord
 
 _TURN_OVERHEAD_BYTES: Final = 1536
 """Bytes that a turn takes besides the JSON of its items: its objects, keys and ids."""
+
+_LARGE_BYTES: Final = 256 * 1024
+"""Bytes of items from which they are read in a thread."""
 
 
 class TurnPosition(msgspec.Struct, frozen=True):
@@ -50,6 +56,33 @@ class LoadedHistory(msgspec.Struct, frozen=True):
     read_at: float = msgspec.field(default_factory=time.monotonic)
     traceparent: str = ""
     root: str = ""
+
+
+class LoadAllowance:
+    """Counts what one request loads of the stored items, its history and those that it refers to together, and refuses
+    more than `max_bytes`."""
+
+    def __init__(self, max_bytes: int, loaded_bytes: int = 0) -> None:
+        self.max_bytes = max_bytes
+        self.left_bytes = max_bytes - loaded_bytes
+
+    def take(self, size_bytes: int, param: str) -> None:
+        """Count bytes that are loaded for an item that the field `param` refers to. Raises InvalidRequest beyond the
+        limit."""
+        self.left_bytes -= size_bytes
+        if self.left_bytes < 0:
+            raise self._error("The items before this response, together with those that it refers to, are", param)
+
+    def take_history(self, size_bytes: int, param: str) -> None:
+        """Count bytes of the chain or conversation that the field `param` names. Raises InvalidRequest beyond the
+        limit."""
+        self.left_bytes -= size_bytes
+        if self.left_bytes < 0:
+            raise self._error("The items before this response are", param)
+
+    def _error(self, subject: str, param: str) -> InvalidRequest:
+        message = f"{subject} larger than {self.max_bytes} bytes (`responses.max_history_bytes`)."
+        return InvalidRequest(message, param=param, code="history_too_large")
 
 
 class CachedTurn(msgspec.Struct, frozen=True):
@@ -112,8 +145,16 @@ class _TenantTurns(msgspec.Struct):
     size_bytes: int = 0
 
 
-def extend_history(history: LoadedHistory, turns: Sequence[StoredTurn], position: TurnPosition) -> LoadedHistory:
-    """Return the history with more turns, the last of them at `position`."""
+async def extend_history(history: LoadedHistory, turns: Sequence[StoredTurn], position: TurnPosition) -> LoadedHistory:
+    """Return the history with more turns, the last of them at `position`; many items are read in a thread. Raises
+    ValueError for damaged ones."""
+    size_bytes = sum(len(turn.input_items) + len(turn.output_items) for turn in turns)
+    if size_bytes > _LARGE_BYTES:
+        return await calculate(_extend_history, history, turns, position)
+    return _extend_history(history, turns, position)
+
+
+def _extend_history(history: LoadedHistory, turns: Sequence[StoredTurn], position: TurnPosition) -> LoadedHistory:
     items, tool_results, size_bytes = [*history.items], {**history.tool_results}, history.size_bytes
     for turn in turns:
         input_json, output_json = bytes(turn.input_items), bytes(turn.output_items)
@@ -125,3 +166,9 @@ def extend_history(history: LoadedHistory, turns: Sequence[StoredTurn], position
     root = history.root or (turns[0].root or turns[0].id if turns else "")
     count = history.turn_count + len(turns)
     return LoadedHistory(items, tool_results, position, count, size_bytes, history.read_at, trace, root)
+
+
+async def read_stored_items(items_json: bytes) -> list[Item]:
+    """Return the items of a JSON array; many are read in a thread, as those of a request are. Raises ValueError."""
+    read = ITEM_LIST_ADAPTER.validate_json
+    return await calculate(read, items_json) if len(items_json) > _LARGE_BYTES else read(items_json)

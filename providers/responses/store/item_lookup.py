@@ -6,7 +6,6 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from apis.errors import InvalidRequest
 from apis.storage.kv_store import Entry, KVStore
 from apis.storage.records import PAGE_BYTES, decode_record, reading_stored
 from providers.common.fair_turns import end_pass
@@ -18,7 +17,7 @@ from providers.responses.store.conversation_items import (
     StoredItem,
     decode_position,
 )
-from providers.responses.store.history_cache import HistoryCache, StoredTurn, TurnPosition
+from providers.responses.store.history_cache import HistoryCache, LoadAllowance, StoredTurn, TurnPosition
 from providers.responses.store.history_keys import record_key, turn_key
 from providers.responses.store.response_record import ResponseRecord
 
@@ -40,25 +39,6 @@ class FoundItem(msgspec.Struct, frozen=True):
     tool_result: ToolResultRecord | None = None
 
 
-class LoadAllowance:
-    """Counts what one request loads of the stored items, its history included, and refuses more than `max_bytes`."""
-
-    def __init__(self, max_bytes: int, loaded_bytes: int = 0) -> None:
-        self._max_bytes = max_bytes
-        self._left_bytes = max_bytes - loaded_bytes
-
-    def take(self, size_bytes: int, param: str) -> None:
-        """Count bytes that are loaded for the field `param`. Raises InvalidRequest beyond the limit."""
-        self._left_bytes -= size_bytes
-        if self._left_bytes < 0:
-            raise InvalidRequest(
-                "The items before this response, together with those that it refers to, are larger than "
-                f"{self._max_bytes} bytes (`responses.max_history_bytes`).",
-                param=param,
-                code="history_too_large",
-            )
-
-
 class ItemLookup:
     """Looks up items in the stored responses and conversations of one store; `cache` has the turns in memory."""
 
@@ -72,7 +52,9 @@ class ItemLookup:
         """Return the stored ones of the items by id. `params_by_id` has the field of the request that names each id,
         for the error of `allowance`, which counts what is read."""
         found_items: dict[str, FoundItem] = {}
-        ids_by_response = await self._find_responses(params_by_id, tenant)
+        owners = {item_id: response_id_of(item_id) for item_id in params_by_id}
+        await end_pass(owners)
+        ids_by_response = await self._find_responses(owners, tenant)
         records = self._read_records(ids_by_response, params_by_id, tenant, allowance)
         async with aclosing(records), aclosing(self._read_turns(records, tenant)) as turns:
             async for turn in turns:
@@ -80,23 +62,26 @@ class ItemLookup:
                 allowance.take(len(turn.output_items) + len(turn.input_items), params_by_id[item_ids[0]])
                 with reading_stored(turn.id):
                     found_items |= find_in_turn(turn, {*item_ids})
-        missing = {item_id: param for item_id, param in params_by_id.items() if item_id not in found_items}
-        return found_items | await self._find_in_conversations(missing, tenant, allowance)
+        ids_by_conversation: dict[str, list[str]] = {}
+        for item_id, owner in owners.items():
+            if owner is not None and item_id not in found_items:
+                ids_by_conversation.setdefault(owner.replace("resp_", "conv_"), []).append(item_id)
+        await end_pass(owners)
+        await self._find_in_conversations(ids_by_conversation, params_by_id, tenant, allowance, found_items)
+        return found_items
 
-    async def _find_responses(self, item_ids: Collection[str], tenant: str) -> dict[str, list[str]]:
-        """Return the ids of the items by the ids of the responses that may hold them."""
+    async def _find_responses(self, owners: Mapping[str, str | None], tenant: str) -> dict[str, list[str]]:
+        """Return the ids of the items by the ids of the responses that may hold them. `owners` are the ids that the
+        ids of the items hold."""
         ids_by_response: dict[str, list[str]] = {}
-        client_ids: list[str] = []
-        for item_id in item_ids:
-            response_id = response_id_of(item_id)
-            if response_id is None:
-                client_ids.append(item_id)
-            else:
-                ids_by_response.setdefault(response_id, []).append(item_id)
+        for item_id, owner in owners.items():
+            if owner is not None:
+                ids_by_response.setdefault(owner, []).append(item_id)
+        client_ids = [item_id for item_id, owner in owners.items() if owner is None]
         entries = await self._load_pointers([record_key(tenant, "item", item_id) for item_id in client_ids])
-        for item_id, entry in zip(client_ids, entries, strict=True):
-            if entry is not None:
-                with reading_stored(item_id):
+        with reading_stored(f"{tenant}/item"):  # once for all: there may be very many
+            for item_id, entry in zip(client_ids, entries, strict=True):
+                if entry is not None:
                     ids_by_response.setdefault(entry.value.decode(), []).append(item_id)
         return ids_by_response
 
@@ -155,41 +140,45 @@ class ItemLookup:
         return turns
 
     async def _find_in_conversations(
-        self, params_by_id: Mapping[str, str], tenant: str, allowance: LoadAllowance
-    ) -> dict[str, FoundItem]:
-        """Return the items whose ids were made from the ids of conversations that hold them."""
-        owners = {item_id: owner for item_id in params_by_id if (owner := response_id_of(item_id)) is not None}
-        await end_pass(owners)
-        keys = {item_id: ConversationKeys(tenant, owner.replace("resp_", "conv_")) for item_id, owner in owners.items()}
-        await end_pass(keys)
-        entries = await self._load_pointers([keys[item_id].position_key(item_id) for item_id in keys])
-        positions = {
-            item_id: decode_position(entry) for item_id, entry in zip(keys, entries, strict=True) if entry is not None
+        self,
+        ids_by_conversation: Mapping[str, Sequence[str]],
+        params_by_id: Mapping[str, str],
+        tenant: str,
+        allowance: LoadAllowance,
+        found_items: dict[str, FoundItem],
+    ) -> None:
+        """Add the items that conversations hold to those found; their ids were made from the ids of these."""
+        refs: dict[str, ConversationKeys] = {}
+        for conversation_id in await self._find_existing([*ids_by_conversation], tenant):
+            ref = ConversationKeys(tenant, conversation_id)
+            refs |= dict.fromkeys(ids_by_conversation[conversation_id], ref)
+        entries = await self._load_pointers([ref.position_key(item_id) for item_id, ref in refs.items()])
+        keys = {
+            item_id: ref.item_key(decode_position(entry))
+            for (item_id, ref), entry in zip(refs.items(), entries, strict=True)
+            if entry is not None
         }
-        existing = await self._find_existing({keys[item_id].record_key("conversation") for item_id in positions})
-        found_items: dict[str, FoundItem] = {}
-        for item_ids in _split(
-            [each for each in positions if keys[each].record_key("conversation") in existing], _ITEMS_PER_READ
-        ):
-            entries = await self._kv.get_many([keys[item_id].item_key(positions[item_id]) for item_id in item_ids])
+        for item_ids in _split([*keys], _ITEMS_PER_READ):
+            entries = await self._kv.get_many([keys[item_id] for item_id in item_ids])
             for item_id, entry in zip(item_ids, entries, strict=True):
                 if entry is not None:
                     allowance.take(len(entry.value), params_by_id[item_id])
                     with reading_stored(item_id):
                         stored = decode_record(entry, StoredItem)
                     found_items[item_id] = FoundItem(bytes(stored.item), stored.tool_result)
-        return found_items
 
-    async def _find_existing(self, conversation_keys: Collection[str]) -> set[str]:
-        """Return the keys of those conversations that are stored and not deleted."""
-        existing: set[str] = set()
-        for keys in _split([*conversation_keys], _CONVERSATIONS_PER_READ):
-            entries = await self._kv.get_many(keys)
-            existing |= {
-                key
-                for key, entry in zip(keys, entries, strict=True)
+    async def _find_existing(self, conversation_ids: Sequence[str], tenant: str) -> list[str]:
+        """Return the ids of those conversations that are stored and not deleted."""
+        existing: list[str] = []
+        for ids in _split(conversation_ids, _CONVERSATIONS_PER_READ):
+            refs = [ConversationKeys(tenant, conversation_id) for conversation_id in ids]
+            entries = await self._kv.get_many([ref.record_key("conversation") for ref in refs])
+            existing += (
+                conversation_id
+                for conversation_id, entry in zip(ids, entries, strict=True)
                 if entry is not None and not decode_record(entry, ConversationRecord).is_deleted
-            }
+            )
+            await end_pass(ids)
         return existing
 
 

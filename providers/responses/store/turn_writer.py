@@ -207,8 +207,10 @@ class TurnWriter:
 
 def client_item_ids(turn: StoredTurn) -> list[str]:
     """Return the ids that clients chose, once each: a request may refer to one item more than once."""
-    ids = (item.id for item in decode_item_ids(turn.input_items))
-    return [*dict.fromkeys(item_id for item_id in ids if item_id and response_id_of(item_id) is None)]
+    ids, own_key = (item.id for item in decode_item_ids(turn.input_items)), _line_of(turn.id)
+    # nearly all are the response's own, which are found without the form of an id
+    foreign_ids = dict.fromkeys(item_id for item_id in ids if item_id and own_key not in item_id)
+    return [item_id for item_id in foreign_ids if response_id_of(item_id) is None]
 
 
 def _line_of(response_id: str) -> str:

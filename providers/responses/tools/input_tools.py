@@ -6,24 +6,16 @@ from contextlib import contextmanager
 
 from apis.errors import StackError
 from apis.responses import CreateResponse
-from apis.wire.items import Item
-from apis.wire.tool_items import AdditionalTools, ToolSearchOutput
+from apis.wire.tool_items import AdditionalTools
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool
+from providers.responses.context.item_index import ItemIndex
 
 _TOOLS_INDEX = re.compile(r"tools\[(\d+)\]")
-_TOOL_ITEMS = frozenset({AdditionalTools, ToolSearchOutput})
 
 
-def has_tools(items: Sequence[Item]) -> bool:
-    """Return true if any item adds tools, or holds those that a search found."""
-    return not _TOOL_ITEMS.isdisjoint(map(type, items))
-
-
-def collect_additional_tools(items: Sequence[Item]) -> list[Tool]:
+def collect_additional_tools(index: ItemIndex) -> list[Tool]:
     """Return the tools that items add. The last of several with one identity replaces the others."""
-    if AdditionalTools not in map(type, items):
-        return []
-    tools = (tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools)
+    tools = (tool for item in index.of(AdditionalTools) for tool in item.tools)
     return [*{_tool_identity(tool): tool for tool in tools}.values()]
 
 

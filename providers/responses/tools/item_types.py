@@ -75,6 +75,10 @@ _ROWS: Final = (
 ITEM_TYPES: Final[Mapping[str, ItemType]] = {row.name: row for row in _ROWS}
 HOSTED_CALL_TYPES: Final = frozenset(row.name for row in _ROWS if row.call == "hosted")
 """Types of the calls that this server runs. The store may know their output where the item itself does not show it."""
+CLIENT_CALL_TYPES: Final = frozenset(row.name for row in _ROWS if row.call == "client")
+"""Types of the calls that the client runs, unless this server does; each has a `call_id`."""
+OUTPUT_TYPES: Final = frozenset(row.name for row in _ROWS if row.name.endswith("_output"))
+"""Types of the outputs of such calls."""
 SEALED_TYPES: Final = HOSTED_CALL_TYPES | {"shell_call_output"}
 """Types of the items that hold the sealed result of a call that this server ran, where the client stores it."""
 REPLAYED_TYPES: Final = frozenset(row.name for row in _ROWS if row.call in ("hosted", "approval"))

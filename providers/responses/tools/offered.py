@@ -24,7 +24,6 @@ from apis.errors import InvalidRequest, UpstreamError
 from apis.responses import CreateResponse
 from apis.wire.base import Wire
 from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
-from apis.wire.items import Item
 from apis.wire.text_format import Grammar, TextFormatInput
 from apis.wire.tool_choice import AllowedTools, ChosenCustomTool, ChosenFunction, ChosenHostedTool, ChosenMcpTool
 from apis.wire.tool_items import ToolSearchOutput
@@ -40,6 +39,7 @@ from apis.wire.tools import (
 )
 from providers.common.grammars.schema_values import SchemaObject
 from providers.common.grammars.schemas import check_parameters
+from providers.responses.context.item_index import NO_ITEMS, ItemIndex
 from providers.responses.tools.call import TypedTool
 from providers.responses.tools.choice_policy import ToolChoicePolicy
 from providers.responses.tools.input_tools import collect_additional_tools
@@ -91,7 +91,7 @@ class OfferedTools:
         self,
         request: CreateResponse,
         bindings: Sequence[ToolBinding] = (),
-        items: Sequence[Item] = (),
+        items: ItemIndex = NO_ITEMS,
         *,
         supports_namespaces: bool = False,
         enforces_grammars: bool = True,
@@ -104,10 +104,10 @@ class OfferedTools:
         self._client_tools: list[ChatTool] = []
         self._deferred_tools: list[ChatTool] = []
         self._tools_by_name: dict[str, TypedTool | ClientToolName] = {}
-        if request.tools or bindings or items:
+        if request.tools or bindings or len(items):
             self._add_tools(items)
 
-    def _add_tools(self, items: Sequence[Item]) -> None:
+    def _add_tools(self, items: ItemIndex) -> None:
         """Add the tools of the request, of its typed tools and of the items. Raises InvalidRequest."""
         self.typed_tools = [binding.tool for binding in self._bindings]
         self.refresh_names()
@@ -333,9 +333,9 @@ def _request_declarations(request: CreateResponse) -> Iterator[_ClientToolDeclar
             )
 
 
-def _searched_declarations(items: Sequence[Item]) -> Iterator[_ClientToolDeclaration]:
+def _searched_declarations(items: ItemIndex) -> Iterator[_ClientToolDeclaration]:
     """Yield the client's tools that tool searches returned. MCP servers among them are bindings."""
-    return _client_declarations(tool for item in items if isinstance(item, ToolSearchOutput) for tool in item.tools)
+    return _client_declarations(tool for item in items.of(ToolSearchOutput) for tool in item.tools)
 
 
 def _client_declarations(tools: Iterable[Tool]) -> Iterator[_ClientToolDeclaration]:
@@ -369,7 +369,7 @@ def _to_grammar(form: GrammarFormat) -> Grammar:
     return Grammar(syntax=form.syntax, definition=form.definition)
 
 
-def declared_grammars(request: CreateResponse, items: Sequence[Item] = ()) -> list[tuple[str, Grammar]]:
+def declared_grammars(request: CreateResponse, items: ItemIndex = NO_ITEMS) -> list[tuple[str, Grammar]]:
     """Return the grammars of the custom tools that a request and its conversation declare, each with its field."""
     additional = _client_declarations(collect_additional_tools(items))
     return [
@@ -379,7 +379,7 @@ def declared_grammars(request: CreateResponse, items: Sequence[Item] = ()) -> li
     ]
 
 
-def declared_schemas(request: CreateResponse, items: Sequence[Item] = ()) -> list[tuple[SchemaObject, bool]]:
+def declared_schemas(request: CreateResponse, items: ItemIndex = NO_ITEMS) -> list[tuple[SchemaObject, bool]]:
     """Return the parameters of the functions that a request and its conversation declare, each with its strictness."""
     additional = _client_declarations(collect_additional_tools(items))
     return [

@@ -1,6 +1,6 @@
 """RequestTools: from the tools that a request and its conversation declare to the OfferedTools of the response."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
@@ -10,16 +10,16 @@ from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
-from apis.wire.items import Item
+from apis.wire.tool_items import AdditionalTools, ToolSearchOutput
 from apis.wire.tools import CustomTool, FunctionTool
 from providers.common.grammars.checks import check_grammars
 from providers.common.grammars.schemas import check_large_schemas
+from providers.responses.context.item_index import ItemIndex
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.input_tools import (
     add_typed_tools,
     attribute_errors_to_input,
     collect_additional_tools,
-    has_tools,
 )
 from providers.responses.tools.models import ModelCatalog
 from providers.responses.tools.offered import OfferedTools, declared_grammars, declared_schemas
@@ -50,7 +50,7 @@ class RequestTools:
     async def build(
         self,
         request: CreateResponse,
-        items: Sequence[Item],
+        items: ItemIndex,
         tool_results: Mapping[str, ToolResultRecord],
         *,
         tenant: str,
@@ -61,7 +61,7 @@ class RequestTools:
 
         Raises InvalidRequest, NotFound or Unsupported, naming the tool, for a declaration that cannot be served.
         """
-        if not request.tools and not has_tools(items):
+        if not request.tools and not items.has(AdditionalTools, ToolSearchOutput):
             return OfferedTools(request)
         additional = collect_additional_tools(items)
         declared = [*(request.tools or ()), *additional]

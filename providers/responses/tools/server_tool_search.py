@@ -154,8 +154,7 @@ def _build_output(
 def _list_deferred_tools(context: ToolContext) -> Sequence[_DeferredTool]:
     found_names = {
         name
-        for item in context.items
-        if isinstance(item, ToolSearchOutput)
+        for item in context.items.of(ToolSearchOutput)
         for name in _names_of(item.tools, supports_namespaces=context.supports_namespaces)
     }
     deferred: list[_DeferredTool] = []

@@ -1,6 +1,6 @@
 """ToolContext: the request and the conversation that a tool is declared in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from apis.chat import NativeToolName
@@ -12,7 +12,7 @@ from apis.media.image_generator import ImageGenerator
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime, ToolSpec
 from apis.tool_servers import ToolServers
-from apis.wire.items import Item
+from providers.responses.context.item_index import NO_ITEMS, ItemIndex
 from providers.responses.events.tool_result import ToolResultRecord
 
 
@@ -29,7 +29,7 @@ class ToolContext:
     response_id: str = ""
     runtime: ToolRuntime | None = None
     tool_results: Mapping[str, ToolResultRecord] = field(default_factory=dict[str, ToolResultRecord])
-    items: Sequence[Item] = ()
+    items: ItemIndex = NO_ITEMS
     native_tools: frozenset[NativeToolName] = frozenset()
     param: str = "tools"
     vector_stores: VectorStores | None = None

@@ -92,19 +92,25 @@ SCHEMAS: dict[str, tuple[Json, int]] = {
 PATHS = ("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact")
 
 
-def post(served: Served, path: str, body: bytes) -> int:
+def post(served: Served, path: str, body: bytes) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=60)
     connection.request("POST", path, body, {"content-type": "application/json"})
     response = connection.getresponse()
-    response.read()
+    answer = response.read()
     connection.close()
-    return response.status
+    return response.status, answer
+
+
+def send(served: Served, path: str, **fields: Any) -> bytes:
+    status, answer = post(served, path, orjson.dumps({"model": "scripted", **fields}))
+    assert status == 200
+    return answer
 
 
 async def longest_turn(served: Served, path: str, status: int = 200, **fields: Any) -> float:
     body = orjson.dumps({"model": "scripted", **fields})
     with measured_turns() as turns:
-        assert await asyncio.to_thread(post, served, path, body) == status
+        assert (await asyncio.to_thread(post, served, path, body))[0] == status
     return turns.longest_s
 
 
@@ -144,3 +150,12 @@ async def test_the_items_of_a_window_are_read_in_turns() -> None:
         window: Json = {"reasoning": {"context": "current_turn"}}
         await longest_turn(served, PATHS[0], input=[*talk(2), USER], **window)
         assert await longest_turn(served, PATHS[0], input=[*talk(MANY), USER], **window) < MAX_TURN_S
+
+
+async def test_a_chain_of_many_items_is_read_beside_the_requests_of_others() -> None:
+    """The table of crafted requests: the items that are stored, not those that are sent."""
+    async with serving(scripted([{"text": "ok"}])) as served:
+        first = orjson.loads(await asyncio.to_thread(send, served, PATHS[0], input=[*talk(2), USER]))["id"]
+        await longest_turn(served, PATHS[0], input="go", previous_response_id=first)
+        long = orjson.loads(await asyncio.to_thread(send, served, PATHS[0], input=[*talk(MANY), USER]))["id"]
+        assert await longest_turn(served, PATHS[0], input="go", previous_response_id=long) < MAX_TURN_S

@@ -19,7 +19,8 @@ from apis.errors import InvalidRequest, NotFound
 from apis.responses import CreateResponse
 from apis.wire.items import ITEM_LIST_ADAPTER, CompactionItem, Item
 from providers.responses.context.conversation import Conversation, stored_item
-from providers.responses.context.sealed_reasoning import SealedReasoning
+from providers.responses.context.item_index import ItemIndex
+from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.token_estimate import TokenCounter, TokenCounters
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.response_object import begin_response
@@ -58,9 +59,9 @@ class PromptComparison:
 class PromptComparer:
     """Compares requests with the stored responses that they name in `prompt_cache_options.comparison_response_id`."""
 
-    def __init__(self, history: History, sealed_reasoning: SealedReasoning, token_counters: TokenCounters) -> None:
+    def __init__(self, history: History, sealed_content: SealedContent, token_counters: TokenCounters) -> None:
         self._history = history
-        self._sealed_reasoning = sealed_reasoning
+        self._sealed_content = sealed_content
         self._token_counters = token_counters
 
     async def compare(
@@ -106,8 +107,9 @@ class PromptComparer:
             history = await self._history.load_history(compared.id, tenant=tenant)
         except InvalidRequest:  # too long for this request to load, or deleted meanwhile
             return None
-        history = await self._sealed_reasoning.unseal_history(history, request.model, tenant)
-        return history.items[: len(history.items) - len(compared.output)]
+        index = ItemIndex(history.items[: len(history.items) - len(compared.output)])
+        await self._sealed_content.unseal_reasoning(index, request.model, tenant)
+        return index.items
 
     def _miss(
         self, reason: MissReason, chat: ChatRequest, reusable_tokens: int, counter: TokenCounter

@@ -12,7 +12,8 @@ from typing import Final
 from apis.containers import Containers
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.wire.item_parts import InputFile
-from apis.wire.items import InputMessage, Item
+from apis.wire.items import InputMessage
+from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.url_files import decode_fetched_file
 
 _MAX_FILES: Final = 50
@@ -46,7 +47,7 @@ class MessageFile:
         return _clean_name(self.part.filename or ""), data
 
 
-def find_message_files(items: Sequence[Item]) -> list[MessageFile]:
+def find_message_files(items: ItemIndex) -> list[MessageFile]:
     """Return the files of the messages of users, oldest first, each once."""
     files: dict[str, MessageFile] = {}
     for part in _file_parts(items):
@@ -56,7 +57,7 @@ def find_message_files(items: Sequence[Item]) -> list[MessageFile]:
     return list(files.values())[-_MAX_FILES:]
 
 
-def has_message_files(items: Sequence[Item]) -> bool:
+def has_message_files(items: ItemIndex) -> bool:
     """Return whether the messages bring files."""
     return next(_file_parts(items), None) is not None
 
@@ -71,9 +72,9 @@ def _unused_name(name: str, used_names: set[str]) -> str:
     return free
 
 
-def _file_parts(items: Sequence[Item]) -> Iterator[InputFile]:
-    for item in items:
-        if isinstance(item, InputMessage) and not isinstance(item.content, str):
+def _file_parts(items: ItemIndex) -> Iterator[InputFile]:
+    for item in items.of(InputMessage):
+        if not isinstance(item.content, str):
             yield from (part for part in item.content if isinstance(part, InputFile))
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from apis.containers import Containers, CreateContainer
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.wire.items import Item
+from apis.wire.tool_items import CodeInterpreterCallItem, ShellCallItem
 from providers.responses.tools.container.message_files import (
     MessageFile,
     copy_message_files,
@@ -126,7 +127,9 @@ class RequestContainer:
                 exc.param = self._field
                 raise
             return _ContainerChoice(declared)
-        earlier = [call for item in reversed(self._context.items) if (call := self._read_call(item)) is not None]
+        items = self._context.items
+        positions = reversed(items.positions(CodeInterpreterCallItem, ShellCallItem))
+        earlier = [call for at in positions if (call := self._read_call(items.items[at])) is not None]
         container_ids = dict.fromkeys(call.container_id for call in earlier if call.container_id)
         fitting_ids = (container_id for container_id in container_ids if self._has_same_skills(container_id))
         for container_id in islice(fitting_ids, _MAX_CONTAINER_LOOKUPS):

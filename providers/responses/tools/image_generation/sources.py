@@ -10,8 +10,8 @@ from apis.documents.reader import Reader, image_media_type
 from apis.errors import StackError, ToolFailed
 from apis.media.image_generator import MAX_SOURCE_IMAGES, SourceImage
 from apis.wire.item_parts import InputImage
-from apis.wire.items import Item
 from apis.wire.tool_items import ImageGenerationCallItem
+from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.url_files import decode_fetched_file, file_parts
 
 NEWEST: Final = "newest"
@@ -26,13 +26,14 @@ class SourceImages:
     """The images of one conversation, by the names that the model has for them: the id of the call that generated one,
     and `input_1`, `input_2`, ... for the others in their order."""
 
-    def __init__(self, items: Sequence[Item], reader: Reader, *, max_bytes: int, tenant: str) -> None:
+    def __init__(self, items: ItemIndex, reader: Reader, *, max_bytes: int, tenant: str) -> None:
         self._reader = reader
         self._max_bytes = max_bytes
         self._tenant = tenant
         self._images: dict[str, InputImage | str] = {}
         input_count = 0
-        for item in items:
+        for position in sorted((*items.positions(ImageGenerationCallItem), *items.file_positions())):
+            item = items.items[position]
             if isinstance(item, ImageGenerationCallItem):
                 if item.id and item.result:
                     self._images[item.id] = item.result

@@ -12,9 +12,9 @@ from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
 from apis.tool_servers import ServerPolicy, ServerTool, matches_filter
-from apis.wire.items import Item
 from apis.wire.tool_items import McpApprovalRequest, McpApprovalResponse, McpCallItem
 from apis.wire.tools import Approvals, McpTool, ToolFilter
+from providers.responses.context.item_index import ItemIndex
 from providers.responses.tools.call import ClientCall
 
 
@@ -42,20 +42,22 @@ class ApprovedCall:
     was_started: bool
 
 
-def find_approved_calls(request: CreateResponse, items: Sequence[Item]) -> Sequence[ApprovedCall]:
+def find_approved_calls(request: CreateResponse, items: ItemIndex) -> Sequence[ApprovedCall]:
     """Return the calls that the request's input approves and that have no outcome yet. `items` are those of the whole
     conversation in their order. Raises InvalidRequest for an approval of an unknown request or an undeclared server,
     for one of a call to another server than is declared now under its label, and for one that contradicts an earlier
     approval."""
-    input_items = request.input if isinstance(request.input, list) else []
-    input_indexes = {id(item): index for index, item in enumerate(input_items) if isinstance(item, McpApprovalResponse)}
+    if not items.has(McpApprovalResponse) or not isinstance(request.input, list):
+        return ()
+    input_indexes = {id(item): index for index, item in enumerate(request.input) if type(item) is McpApprovalResponse}
     if not input_indexes:
         return ()
-    approval_requests = {item.id: item for item in items if isinstance(item, McpApprovalRequest)}
+    approval_requests = {item.id: item for item in items.of(McpApprovalRequest)}
     decisions: dict[str, bool] = {}
     calls: dict[str, McpCallItem] = {}
     open_approvals: dict[str, int] = {}
-    for item in items:
+    for position in items.positions(McpApprovalResponse, McpCallItem):
+        item = items.items[position]
         if isinstance(item, McpApprovalResponse):
             request_id, index = item.approval_request_id, input_indexes.get(id(item))
             if index is not None and request_id not in approval_requests:

@@ -214,8 +214,8 @@ class McpServerTools(TypedTool):
     def _load_previous_listing(self) -> Sequence[ServerTool] | None:
         """Return the server's last tool list in the conversation, or None where it is of another declaration."""
         allowed = allowed_tool_filter(self._declaration)
-        for item in reversed(self._context.items):
-            if not isinstance(item, McpListToolsItem) or item.server_label != self.label or item.error is not None:
+        for item in reversed(self._context.items.of(McpListToolsItem)):
+            if item.server_label != self.label or item.error is not None:
                 continue
             # a client may drop the field, which it does not know: then the list counts as one of this declaration
             if (item.model_extra or {}).get("declaration", self.declaration_hash) != self.declaration_hash:
@@ -250,7 +250,7 @@ def _has_client_tool_search(context: ToolContext) -> bool:
 
 
 def _is_search_result(label: str, context: ToolContext) -> bool:
-    results = (tool for item in context.items if isinstance(item, ToolSearchOutput) for tool in item.tools)
+    results = (tool for item in context.items.of(ToolSearchOutput) for tool in item.tools)
     return any(isinstance(tool, McpTool) and tool.server_label == label for tool in results)
 
 

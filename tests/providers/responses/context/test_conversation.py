@@ -9,11 +9,14 @@ from apis.deltas import Usage
 from apis.errors import InvalidRequest, NotFound
 from apis.responses import CreateResponse
 from providers.kv_store.memory import Memory
-from providers.responses.context.conversation import Conversation, read_conversation
+from providers.responses.context.conversation import Conversation
+from providers.responses.context.input_items import read_items
+from providers.responses.context.sealed_content import SealedContent
 from providers.responses.events.ids import ResponseIds, response_id_of
 from providers.responses.events.response_object import begin_response, end_response
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.history import FinishedResponse, History
+from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
 
 TENANT = "t"
 SEARCH: dict[str, Any] = {
@@ -30,7 +33,13 @@ def history() -> History:
 
 async def read(history: History, value: Any, *, tenant: str = TENANT, **fields: Any) -> Conversation:
     request = CreateResponse.model_validate({"model": "m", "input": value, **fields})
-    return await read_conversation(request, history, ResponseIds(), tenant=tenant)
+    allowance = LoadAllowance(history.max_bytes)
+    past = LoadedHistory()
+    if request.previous_response_id is not None:
+        past = await history.load_history(request.previous_response_id, tenant=tenant, allowance=allowance)
+    sealed = SealedContent((), Memory(Memory.Config()))
+    before = await read_items(request, past, history, sealed, ResponseIds(), tenant=tenant, allowance=allowance)
+    return Conversation(past, before.items.input_items, before.tool_results, request.instructions)
 
 
 async def save(

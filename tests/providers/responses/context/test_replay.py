@@ -8,7 +8,8 @@ from pydantic import TypeAdapter
 from apis.chat import Message
 from apis.errors import InvalidRequest
 from apis.wire.items import Item
-from providers.responses.context.messages import check_items, items_to_messages
+from providers.responses.context.input_items import check_items
+from providers.responses.context.messages import items_to_messages
 from providers.responses.events.tool_result import ToolResultRecord
 
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])

@@ -20,7 +20,8 @@ from providers.responses.events.response_object import begin_response, end_respo
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.turn import TurnStream
 from providers.responses.store.history import FinishedResponse, History, LoadedHistory
-from providers.responses.store.item_lookup import FoundItem, LoadAllowance
+from providers.responses.store.history_cache import LoadAllowance
+from providers.responses.store.item_lookup import FoundItem
 from providers.responses.tools.offered import OfferedTools
 
 DAY_S = 86_400.0

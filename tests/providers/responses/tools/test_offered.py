@@ -9,6 +9,7 @@ from apis.chat import ChatFunctionTool
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
 from apis.wire.items import Item
+from providers.responses.context.item_index import ItemIndex
 from providers.responses.events.response_object import begin_response
 from providers.responses.tools.names import qualified_name
 from providers.responses.tools.offered import ClientToolName, OfferedTools
@@ -89,7 +90,7 @@ def test_a_tool_that_two_searches_return_is_offered_once() -> None:
         "call_id": "c1",
         "tools": [{"type": "function", "name": "f", "defer_loading": True}],
     }
-    toolbox = OfferedTools(request_of(), items=ITEMS.validate_python([found, found]))
+    toolbox = OfferedTools(request_of(), items=ItemIndex(ITEMS.validate_python([found, found])))
     assert [tool.name for tool in toolbox.offered_tools()] == ["f"]
 
 
