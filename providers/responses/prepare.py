@@ -46,9 +46,7 @@ from providers.responses.run.agent_loop import AgentLoop, LoopPlan
 from providers.responses.run.checkpoint import ResumePoint
 from providers.responses.run.hosted_calls import ToolCallLimits
 from providers.responses.run.pending_response import PendingResponse
-from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
-from providers.responses.tools.item_types import REPLAYED_TYPES
 from providers.responses.tools.request_tools import RequestTools
 
 
@@ -74,7 +72,6 @@ class _Origin(msgspec.Struct, frozen=True):
     created_at: int
     history_source: HistorySource
     resume_point: ResumePoint | None = None
-    lock: ConversationLock | None = None
     caller: Caller | None = None
 
 
@@ -144,7 +141,8 @@ class ResponsePreparer:
         created_at = int(time.time()) if created_at is None else created_at
         source = history_source or self._conversations.history
         try:
-            return await self._prepare(request, _Origin(tenant, ids, created_at, source, resume_point, lock, caller))
+            pending = await self._prepare(request, _Origin(tenant, ids, created_at, source, resume_point, caller))
+            return pending if lock is None else msgspec.structs.replace(pending, lock=lock)
         except BaseException:
             if lock is not None:
                 await lock.release()
@@ -200,9 +198,8 @@ class ResponsePreparer:
             AgentLoop(plan, output, resume_point.checkpoint if resume_point is not None else None),
             origin.created_at,
             before.transformations,
-            origin.lock,
-            await self._comparer.compare(request, chat, conversation, tenant=tenant),
-            self._prefill,
+            comparison=await self._comparer.compare(request, chat, conversation, tenant=tenant),
+            prefill=self._prefill,
         )
 
     def _call_limits(self, request: CreateResponse) -> ToolCallLimits:
@@ -221,9 +218,7 @@ class ResponsePreparer:
         )
         request = apply_configuration_updates(request, index)
         tool_results = await self._sealed_content.unseal_tool_results(index, tool_results, tenant)
-        if calls := index.named(REPLAYED_TYPES):
-            native_tools = await self._models.native_tools(request.model)
-            tool_results = await rewrite_for_model([index.items[at] for at in calls], tool_results, native_tools)
+        tool_results = await rewrite_for_model(index, tool_results, self._models, request.model)
         output_items = origin.resume_point.input_items if origin.resume_point is not None else ()
         compactions = await self.compactor.open_latest_compaction(index.followed_by(output_items), tenant)
         current_turn_only = request.reasoning is not None and request.reasoning.context == "current_turn"

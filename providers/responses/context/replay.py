@@ -4,7 +4,7 @@ The registry knows how each tool reads its own items. A hosted call is read from
 result of it, because its client stores the conversation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from apis.chat import CalledFunction, FunctionCall, ImagePart, ImageUrl, NativeToolName
@@ -12,8 +12,10 @@ from apis.documents.reader import relabel_image_url
 from apis.wire.items import Item
 from apis.wire.tool_items import ImageGenerationCallItem
 from providers.common.fair_turns import do_in_turns
+from providers.responses.context.item_index import ItemIndex
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.item_types import HOSTED_CALL_TYPES, REPLAYED_TYPES
+from providers.responses.tools.models import ModelCatalog
 from providers.responses.tools.registry import TYPES_BY_CALL_ITEM, TYPES_BY_OUTPUT_ITEM
 
 _REWRITE_WORK: Final = 400
@@ -59,11 +61,15 @@ def find_generated_image(item: Item) -> ImagePart | None:
 
 
 async def rewrite_for_model(
-    items: Sequence[Item], tool_results: Mapping[str, ToolResultRecord], native_tools: frozenset[NativeToolName]
-) -> dict[str, ToolResultRecord]:
-    """Return the results of hosted calls, by item id, as a model with these native tools reads them: the model that
-    called may have used other names and arguments. Results that only the items themselves show are added. Many are
-    read at turns of the tenant."""
+    index: ItemIndex, tool_results: Mapping[str, ToolResultRecord], models: ModelCatalog, model: str
+) -> Mapping[str, ToolResultRecord]:
+    """Return the results of hosted calls, by item id, as the model reads them: the model that called may have used
+    other names and arguments. Results that only the items themselves show are added. Many are read at turns of the
+    tenant."""
+    calls = [index.items[at] for at in index.named(REPLAYED_TYPES)]
+    if not calls:
+        return tool_results
+    native_tools = await models.native_tools(model)
     rewritten = {**tool_results}
 
     def rewrite(item: Item) -> None:
@@ -77,5 +83,5 @@ async def rewrite_for_model(
         if stored is not None:
             rewritten[item.id] = stored
 
-    await do_in_turns(items, rewrite, _REWRITE_WORK)
+    await do_in_turns(calls, rewrite, _REWRITE_WORK)
     return rewritten
