@@ -28,13 +28,11 @@ from providers.common.fair_turns import run_long
 from providers.common.state.change import repeat_until_true, write_prepared
 from providers.common.state.scan import skipping_damaged
 from providers.responses.context.conversation import stored_item
-from providers.responses.context.input_items import check_items, resolve_items
-from providers.responses.context.item_index import ItemIndex
+from providers.responses.context.input_items import read_added_items
 from providers.responses.context.item_views import ItemViews
 from providers.responses.context.prompt_cache.chain_root import ChainRoots
 from providers.responses.context.sealed_content import SealedContent
 from providers.responses.events.ids import ResponseIds
-from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.conversation_items import (
     ConversationKeys,
     ConversationRecord,
@@ -44,7 +42,6 @@ from providers.responses.store.conversation_items import (
     duplicate_item_error,
     load_conversation_history,
     load_conversation_state,
-    reject_repeated_items,
 )
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import History
@@ -79,7 +76,7 @@ class StoredConversations(Conversations):
     async def create(self, request: CreateConversation, *, tenant: str) -> Conversation:
         await self._kv.require_room(tenant)
         ref = ConversationKeys(tenant, f"conv_{new_id_key()}")
-        items, tool_results = await self._resolve_items(request.items or (), tenant)
+        items, tool_results = await read_added_items(request.items or (), self.history, tenant=tenant)
         record = ConversationRecord(int(time.time()), request.metadata or {})
         stored = await run_long(_items_to_stored, items, ref, 0)
         _, ops = await run_long(build_append_ops, ref, None, stored, tool_results)
@@ -140,7 +137,7 @@ class StoredConversations(Conversations):
         ref = ConversationKeys(tenant, conversation_id)
         await load_conversation_state(self._kv, ref)
         await self._kv.require_room(tenant)
-        items, tool_results = await self._resolve_items(request.items, tenant)
+        items, tool_results = await read_added_items(request.items, self.history, tenant=tenant)
         if not items:
             return ()
         added: list[dict[str, Any]] = []
@@ -276,20 +273,6 @@ class StoredConversations(Conversations):
         ref = ConversationKeys(tenant, conversation_id)
         await load_conversation_state(self._kv, ref)
         return await load_conversation_history(self._kv, ref, allowance)
-
-    async def _resolve_items(
-        self, items: Sequence[Item], tenant: str
-    ) -> tuple[Sequence[Item], dict[str, ToolResultRecord]]:
-        check_items(items, "items")
-        resolved, tool_results = await resolve_items(
-            ItemIndex((), items),
-            self.history,
-            tenant=tenant,
-            allowance=LoadAllowance(self.history.max_bytes),
-            field="items",
-        )
-        reject_repeated_items(resolved, "items")
-        return resolved, tool_results
 
 
 async def page_input_items(input_items: msgspec.Raw, params: InputItemListParams) -> ItemList:

@@ -117,6 +117,20 @@ async def read_items(
     return ReadItems(index, tool_results, unreadable)
 
 
+async def read_added_items(
+    items: Sequence[Item], source: HistorySource, *, tenant: str
+) -> tuple[Sequence[Item], dict[str, ToolResultRecord]]:
+    """Return the items that a request adds to a conversation, with references resolved, and the results of the hosted
+    calls among them, by item id. Raises NotFound, and InvalidRequest where they are wrong or refer to too much."""
+    check_items(items, "items")
+    allowance = LoadAllowance(source.max_bytes)
+    resolved, tool_results = await resolve_items(
+        ItemIndex((), items), source, tenant=tenant, allowance=allowance, field="items"
+    )
+    reject_repeated_items(resolved, "items")
+    return resolved, tool_results
+
+
 def ends_with_trigger(request: CreateResponse) -> bool:
     """Return true if the response is to be a compaction instead of an answer. The items must have been checked."""
     return isinstance(request.input, list) and bool(request.input) and type(request.input[-1]) is CompactionTrigger
