@@ -32,7 +32,6 @@ from openai.types.responses.response_reasoning_summary_part_added_event import P
 from openai.types.responses.response_reasoning_summary_part_done_event import Part as DoneSummary
 
 from apis.events import EventList
-from providers.responses.events.growing_text import GrowingText
 from providers.responses.events.token_events import (
     arguments_delta_event,
     input_delta_event,
@@ -44,6 +43,23 @@ EMPTY_ARGUMENTS: Final = "{}"
 FinalItemStatus = Literal["completed", "incomplete"]
 _build_added_event = unvalidated(ResponseOutputItemAddedEvent)
 _build_done_event = unvalidated(ResponseOutputItemDoneEvent)
+
+
+class GrowingText:
+    """Text in UTF-8: a list of the deltas would take 70 bytes for each token, and this takes as many as its bytes."""
+
+    __slots__ = ("_utf8",)
+
+    def __init__(self) -> None:
+        self._utf8 = bytearray()
+
+    def append(self, text: str) -> None:
+        """Add `text`, which may hold half of a surrogate pair."""
+        self._utf8 += text.encode("utf-8", "surrogatepass")
+
+    def __str__(self) -> str:
+        """Return the whole text."""
+        return self._utf8.decode("utf-8", "surrogatepass")
 
 
 class OpenItem(Protocol):

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import aclosing, contextmanager
 from time import monotonic
 from typing import Final
 
@@ -12,14 +12,24 @@ from openai.types.responses import ResponseOutputItemDoneEvent
 
 from apis.errors import StackError, ToolFailed
 from apis.events import EventBatch
-from apis.telemetry import Span, error_type_of
+from apis.telemetry import (
+    NO_SPAN,
+    AttributeValue,
+    Span,
+    SpanType,
+    current_agent,
+    error_type_of,
+    open_span,
+    telemetry,
+)
 from providers.responses.events.citations import one_line
 from providers.responses.events.output import ResponseOutput
-from providers.responses.run.tool_span import tool_span
 from providers.responses.tools.call import HostedCall
 
 _log = logging.getLogger(__name__)
 
+_MAX_DESCRIPTION_CHARS: Final = 1024
+"""Length at which the description of a tool is cut: that of an MCP tool is its server's text."""
 _CANCEL_TIMEOUT_S: Final = 5
 """Seconds that cancelled calls have to stop; the stream ends without those that take longer."""
 
@@ -51,7 +61,7 @@ class HostedCallRunner:
 
         async def run_in_slot(call: HostedCall) -> None:
             async with slots:
-                with tool_span(call) as span:
+                with _open_tool_span(call) as span:
                     started_at, outcome = monotonic(), "cancelled"
                     try:
                         outcome = await self._run_call(call, queue.put_nowait, span)
@@ -110,6 +120,30 @@ class HostedCallRunner:
             self._record_result(call)
             emit(events)
         return outcome
+
+
+@contextmanager
+def _open_tool_span(call: HostedCall) -> Generator[Span]:
+    """Open the span of a hosted call, current within the context. The listing of an MCP server's tools is no tool."""
+    if call.row.call is None or not telemetry().is_on:
+        yield NO_SPAN
+        return
+    name = call.name or call.item_type
+    if (calls := current_agent()) is not None:
+        calls.tool_calls += 1
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": name,
+        "gen_ai.tool.type": "datastore" if call.row.is_datastore else "extension",
+    }
+    if call.tool is not None and (description := call.tool.find_description(call.name)):
+        attributes["gen_ai.tool.description"] = description[:_MAX_DESCRIPTION_CHARS]
+    if call.call_id:
+        attributes["gen_ai.tool.call.id"] = call.call_id
+    with open_span(SpanType.EXECUTE_TOOL, name, attributes) as span:
+        yield span
+        result = call.tool_result.output if call.tool_result is not None else None
+        span.set(telemetry().describe_tool(call.text, result))
 
 
 def _find_outcome(events: EventBatch, call: HostedCall) -> str:

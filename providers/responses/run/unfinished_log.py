@@ -10,7 +10,6 @@ from typing import Any, Final, Literal
 import orjson
 
 from apis.events import LoggedEvent
-from providers.responses.run.unfinished_shell import OpenCommands
 from providers.responses.tools.item_types import ITEM_TYPES
 
 JsonObject = dict[str, Any]
@@ -33,6 +32,52 @@ _PART_TEXT_EVENTS: Final = {
     "summary_text": "response.reasoning_summary_text",
 }
 _MCP_ERROR_CODE: Final = -32000
+_COMMAND: Final = "response.shell_call_command"
+_OUTPUT: Final = "response.shell_call_output_content"
+_KILLED: Final = {"type": "exit", "exit_code": 137}
+"""Outcome of commands whose worker stopped: their container ends all that ran for it."""
+
+
+class _OpenCommands:
+    """The commands of a logged item that have begun and not ended, by their index: each has its text, or its output."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, dict[str, str]] = {}
+
+    def apply(self, item: JsonObject, event_type: str, event: JsonObject) -> None:
+        """Take an event of the item; one of another kind does nothing. The item gets what has ended."""
+        stem, _, suffix = event_type.rpartition(".")
+        if stem not in (_COMMAND, _OUTPUT):
+            return
+        index: int = event["command_index"]
+        if suffix == "done":
+            self._texts.pop(index, None)
+            if stem == _COMMAND:
+                item["action"]["commands"].append(event["command"])
+            else:
+                item["output"] += event["output"]
+        else:
+            pieces: dict[str, str | None] = (
+                event["delta"] if stem == _OUTPUT else {"command": event.get("delta") or event.get("command")}
+            )
+            texts = self._texts.setdefault(index, {})
+            for name, text in pieces.items():
+                texts[name] = texts.get(name, "") + (text or "")
+
+    def close(self, item: JsonObject, output_index: int) -> list[JsonObject]:
+        """Return the events that end what is open, without their numbers, and put it into the item."""
+        events: list[JsonObject] = []
+        for index, texts in sorted(self._texts.items()):
+            place = {"output_index": output_index, "command_index": index}
+            if item["type"] == "shell_call":
+                event: JsonObject = {"type": f"{_COMMAND}.done", **place, "command": texts.get("command", "")}
+            else:
+                output = {"stdout": texts.get("stdout", ""), "stderr": texts.get("stderr", ""), "outcome": _KILLED}
+                event = {"type": f"{_OUTPUT}.done", "item_id": item["id"], **place, "output": [output]}
+            events.append(event)
+        for event in events:
+            self.apply(item, event["type"], event)
+        return events
 
 
 @dataclass
@@ -45,7 +90,7 @@ class _LoggedItem:
     text: str | None = None
     chunks: list[str] = field(default_factory=list[str])
     logprobs: list[Any] = field(default_factory=list[Any])
-    commands: OpenCommands = field(default_factory=OpenCommands)
+    commands: _OpenCommands = field(default_factory=_OpenCommands)
     last_event_suffix: str = ""
     is_done: bool = False
 

@@ -25,9 +25,8 @@ from apis.tool_runtime import Source
 from apis.wire.base import Wire
 from apis.wire.item_parts import ItemWire
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
-from providers.responses.events.growing_text import GrowingText
 from providers.responses.events.lifecycle import item_event
-from providers.responses.events.open_items import EMPTY_ARGUMENTS, item_added_event, item_done_event
+from providers.responses.events.open_items import EMPTY_ARGUMENTS, GrowingText, item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
 from providers.responses.tools.item_types import ITEM_TYPES, ItemType

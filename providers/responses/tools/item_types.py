@@ -24,6 +24,8 @@ class ItemType:
     """True for a type whose beginning and success are also events, `response.TYPE.in_progress` and `.completed`."""
     has_failed_event: bool = False
     """True for a type whose failure is also an event, `response.TYPE.failed`."""
+    is_datastore: bool = False
+    """True for the calls of a tool that reads data of the tenant, and no service."""
     internal_field: str | None = None
     """A field that this server adds to stored items for itself, and that no client sees."""
 
@@ -48,7 +50,7 @@ _ROWS: Final = (
     ItemType("custom_tool_call_output", "ctco"),
     ItemType("web_search_call", "ws", call="hosted", has_phases=True, interrupted_status="failed"),
     ItemType("code_interpreter_call", "ci", call="hosted", has_phases=True, streamed_field="code"),
-    ItemType("file_search_call", "fs", call="hosted", has_phases=True, interrupted_status="failed"),
+    ItemType("file_search_call", "fs", call="hosted", has_phases=True, interrupted_status="failed", is_datastore=True),
     ItemType("image_generation_call", "ig", call="hosted", has_phases=True, interrupted_status="failed"),
     ItemType(
         "mcp_list_tools", "mcpl", has_status=False, has_phases=True, has_failed_event=True, internal_field="declaration"

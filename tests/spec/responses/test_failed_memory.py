@@ -11,7 +11,7 @@ from openai import APIError
 from openai.types.responses import Response
 
 from apis.errors import StackError
-from providers.responses.events.growing_text import GrowingText
+from providers.responses.events.open_items import GrowingText
 from tests.providers.inference.remote import LIMITS, ROLE, sent
 from tests.support.sdk.requests import create, responses, stream
 from tests.support.servers.serving import Served, serving
