@@ -5,7 +5,7 @@ Lines of batches and background responses with a completion window are such work
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -46,14 +46,25 @@ class SpareCapacity:
         self._busy_places = busy_places
         self._running: Counter[str] = Counter()
         self._running_alone = False
+        self._other_suspects: Collection[object] = ()
         self._waiting: list[_Waiter] = []
         self._arrivals = 0
         self._last_turns: dict[str, int] = {}
 
+    @property
+    def is_running_alone(self) -> bool:
+        """True while work is executed which alone is to blame if the process ends."""
+        return self._running_alone
+
+    def isolate_from(self, suspects: Collection[object]) -> None:
+        """Execute no work alone while `suspects` has anything: other work of the process, which may end it too."""
+        self._other_suspects = suspects
+
     @asynccontextmanager
     async def admit(self, tenant: str, *, alone: bool = False) -> AsyncGenerator[None]:
         """Wait until it is the turn of the tenant's work, which is executed while the context is entered. With `alone`,
-        no other work of this queue is executed meanwhile, so that it alone is to blame if the process ends."""
+        no other work of this queue, and none of which it was isolated, is executed meanwhile: so it alone is to blame
+        if the process ends."""
         with await self._places.acquire(tenant):
             self._arrivals += 1
             waiter = _Waiter(tenant, self._arrivals, alone)
@@ -73,8 +84,10 @@ class SpareCapacity:
         if self._running_alone:
             return False
         if waiter.is_alone:
-            return not self._running and waiter is min(self._waiting, key=self._order)
-        first_alone = min((self._order(each) for each in self._waiting if each.is_alone), default=None)
+            is_first = waiter is min(self._waiting, key=self._order)
+            return is_first and not self._running and not self._other_suspects
+        may_be_alone = () if self._other_suspects else self._waiting
+        first_alone = min((self._order(each) for each in may_be_alone if each.is_alone), default=None)
         if first_alone is not None and self._order(waiter) > first_alone:
             return False
         if not self._interactive_requests():

@@ -18,6 +18,7 @@ from apis.inference import Inference
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import Lease
 from apis.storage.records import decode_record, delete_all
+from providers.batches.execution import LineGate
 from providers.batches.records import (
     ENDED,
     BatchRef,
@@ -108,18 +109,31 @@ class BatchControl:
             return record.counts
         return await load_all_counts(self._kv, ref) if record.total else BlockCounts()
 
-    async def advance(self, ref: BatchRef) -> bool:
+    async def advance(self, ref: BatchRef, gate: LineGate) -> bool:
         """Validate a new batch, or finish one whose blocks are all done. Returns False if another worker does that.
-        Raises LeaseLost."""
+        Raises LeaseLost. The last worker that this may cost does it alone, as `gate` admits it: so nothing else is to
+        blame if that worker ends."""
         lease = Lease(self._kv, ref.control_key, self._lease_s)
         if await lease.acquire() is None:
             return False
         async with lease.renew_in_background():
             try:
-                await self._advance(ref, lease)
+                if await self._is_last_try(ref):
+                    async with gate.admit(ref.tenant, alone=True):
+                        await self._advance(ref, lease)
+                else:
+                    await self._advance(ref, lease)
             finally:
                 await lease.release(even_if_lost=True)
         return True
+
+    async def _is_last_try(self, ref: BatchRef) -> bool:
+        """Return True if the batch has cost all but one of the workers that it may."""
+        loaded = await self.load(ref)
+        if loaded is None:
+            return False
+        lost = [*loaded[0].lost_controllers, loaded[0].controller]
+        return sum(worker not in ("", self._sign.name) for worker in lost) == _MAX_LOSSES - 1
 
     async def _advance(self, ref: BatchRef, lease: Lease) -> None:
         """Take the next step of a batch. It is stored before that this worker does, so that a batch which ends its

@@ -191,7 +191,7 @@ class BatchWorkers:
 
     async def _advance(self, ref: BatchRef) -> None:
         self._retry_at[ref] = time.monotonic() + _RETRY_S
-        if await self._control.advance(ref):
+        if await self._control.advance(ref, self._gate):
             self._retry_at.pop(ref, None)
             self._wakeup.set()
 

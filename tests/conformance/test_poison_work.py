@@ -109,6 +109,15 @@ async def test_several_poison_lines_fail_alone(shared_store: dict[str, Any], tmp
     assert deaths.total() in (4, 5, 6)
 
 
+@pytest.mark.long
+async def test_good_lines_are_not_blamed_for_a_poison_response(shared_store: dict[str, Any], tmp_path: Path) -> None:
+    """S1: though each process that it ends executes some of them, too."""
+    async with deployment(tmp_path, shared_store, 1) as deployed:
+        batch = check_batch(deployed, [f"good {number}" for number in range(100)])
+        await asyncio.gather(batch, check_runs(deployed, ["good run"], "poison run"))
+    assert deployed.deaths() == {"poison run": 3}
+
+
 async def check_batch(deployed: Deployment, good: Sequence[str], *poison: str) -> None:
     """Run a batch whose poison lines are among good ones."""
     inputs = [*good[:3], *poison, *good[3:]]

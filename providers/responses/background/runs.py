@@ -298,9 +298,11 @@ class Runs:
             return None
         return decode_record(run, RunRecord), decode_record(request, StoredRequest)
 
-    async def claim(self, ref: ResponseRef, queue_key: str = "", *, may_be_last: bool = True) -> ClaimedRun | None:
+    async def claim(
+        self, ref: ResponseRef, queue_key: str = "", *, max_lost: int = MAX_LOST_WORKERS
+    ) -> ClaimedRun | None:
         """Claim a run that no worker holds, from the queue or as an orphan; None if a worker holds it, it has ended or
-        its records are damaged, or if this is the last worker that it may cost and not `may_be_last`."""
+        its records are damaged, or if it may cost this worker, and has cost more than `max_lost`."""
         run, request, lease = await self._kv.get_many([ref.run_key, ref.request_key, ref.lease_key])
         if run is None or request is None:
             if queue_key:
@@ -312,7 +314,7 @@ class Runs:
             record = decode_record(run, RunRecord)
             if record.unreturned_count >= MAX_UNRETURNED + _MAX_END_CLAIMS:
                 return None
-            if len(record.workers) == MAX_LOST_WORKERS - 1 and not may_be_last:
+            if max_lost < len(record.workers) < MAX_LOST_WORKERS:
                 return None
             is_late = not queue_key and record.status == "queued"
             claimed = await self._acquire(ref, run, request, ABSENT)

@@ -109,6 +109,8 @@ class BackgroundWorkers:
         )
         self._last_turns: dict[str, int] = {}
         self._last_try: ResponseRef | None = None
+        self._suspects: set[ResponseRef] = set()
+        self._capacity: SpareCapacity | None = None
         self._claiming = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._deferred = DeferredRuns(
@@ -140,6 +142,8 @@ class BackgroundWorkers:
 
     def start_deferred(self, capacity: SpareCapacity) -> None:
         """Begin runs with a completion window, too, as `capacity` admits them."""
+        self._capacity = capacity
+        capacity.isolate_from(self._suspects)
         self._deferred.start(capacity)
 
     def start_run(self, claimed_run: ClaimedRun, place: Place | None) -> "asyncio.Task[None]":
@@ -153,6 +157,7 @@ class BackgroundWorkers:
         """Forget a run that has ended here: also one whose task was cancelled before its first step."""
         if self._tasks.get(ref) is task:
             del self._tasks[ref]
+            self._suspects.discard(ref)
         if place is not None:
             place.release()
         self._wakeup.set()
@@ -259,9 +264,19 @@ class BackgroundWorkers:
                 self.start_run(claimed, None)
 
     async def _claim(self, ref: ResponseRef, key: str = "") -> ClaimedRun | None:
-        """Claim a run, unless it has one worker left to lose and another such run is executed here: were both, and one
-        of them ended this process, they would fail together."""
-        claimed = await self._runs.claim(ref, key, may_be_last=self._last_try not in self._tasks)
+        """Claim a run, unless it has lost workers and may take other work down with it: one that has one worker left to
+        lose where another such run is executed here, and any while a line of a batch is executed alone."""
+        max_lost = MAX_LOST_WORKERS - (2 if self._last_try in self._tasks else 1)
+        if self._capacity is not None and self._capacity.is_running_alone:
+            max_lost = 0
+        self._suspects.add(ref)  # before it is claimed: no line begins alone meanwhile
+        claimed, has_lost = None, False
+        try:
+            claimed = await self._runs.claim(ref, key, max_lost=max_lost)
+            has_lost = claimed is not None and len(claimed.run.workers) > 1
+        finally:
+            if not has_lost:
+                self._suspects.discard(ref)
         if claimed is not None and len(claimed.run.workers) == MAX_LOST_WORKERS:
             self._last_try = ref
         return claimed

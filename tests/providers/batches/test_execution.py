@@ -167,6 +167,26 @@ async def test_work_that_runs_alone_waits_for_all_other_and_takes_turns(kv: Memo
     assert order == ["a", "a", "b", "a alone", "b", "a alone"]
 
 
+async def test_work_that_runs_alone_waits_for_other_suspects_of_the_process(kv: Memory) -> None:
+    """S1: a background response that may end the process would take the line down with it. Other lines go on."""
+    capacity, suspects = SpareCapacity(FairShare("lines", 8), lambda: 0, busy_places=2), {"response"}
+    capacity.isolate_from(suspects)
+    order = list[str]()
+
+    async def work(name: str, *, alone: bool = False) -> None:
+        async with capacity.admit("a", alone=alone):
+            assert capacity.is_running_alone == alone
+            order.append(name)
+
+    first = asyncio.create_task(work("alone", alone=True))
+    await asyncio.sleep(0)
+    await asyncio.gather(*(work("other") for _ in range(3)))
+    assert order == ["other"] * 3
+    suspects.clear()
+    await first
+    assert order[3:] == ["alone"]
+
+
 async def test_places_go_round_the_tenants(kv: Memory) -> None:
     executor = Executor(wait_s=0.002)
     gate = line_gate(executor, 2, several_tenants=True)

@@ -11,6 +11,7 @@ from apis.batches.spare_capacity import SpareCapacity
 from apis.fair_share import FairShare
 from apis.storage.kv_store import Op, Put
 from apis.storage.lease import LeaseLost
+from providers.common.state.worker_signs import WorkerSign
 from providers.kv_store.memory import Memory
 from providers.responses.background.ranks import QueueLimits, Rank
 from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs, StoredRequest
@@ -85,6 +86,43 @@ async def test_a_run_that_is_stopped_before_its_first_step_ends_no_drain() -> No
         await workers.drain()
     assert not executed
     assert workers.metrics().background_running == 0
+
+
+async def test_a_run_that_has_lost_a_worker_and_a_line_alone_are_never_executed_together() -> None:
+    """S1: were they, and one of them ended this process, the other would be blamed with it."""
+    store, executing, may_end = Memory(Memory.Config()), asyncio.Event(), asyncio.Event()
+    lost = Runs(store, QueueLimits(10, 10), lease_s=0.05, retention_s=100, sign=WorkerSign(store, 1, name="lost"))
+    ref = await add(lost, Rank(5))
+    assert await lost.claim(ref) is not None
+    runs = Runs(store, QueueLimits(10, 10), lease_s=10, retention_s=100)
+
+    async def execute(claimed_run: ClaimedRun) -> None:
+        assert claimed_run.ref == ref
+        executing.set()
+        await may_end.wait()
+
+    capacity = SpareCapacity(FairShare("lines", 4), lambda: 0, busy_places=1)
+    workers = BackgroundWorkers(runs, execute, BackgroundConfig(lease_s=0.1, poll_s=0.01))
+    workers.start_deferred(capacity)
+    async with asyncio.timeout(10):
+        async with capacity.admit("a", alone=True):
+            workers.start()
+            while not await runs.list_orphaned():  # noqa: ASYNC110 - a lease that expires sets no event
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # some looks at the orphans
+            assert not executing.is_set()
+        await executing.wait()
+        alone = asyncio.create_task(enter(capacity))
+        await asyncio.sleep(0.1)
+        assert not alone.done()
+        may_end.set()
+        await alone
+        await workers.drain()
+
+
+async def enter(capacity: SpareCapacity) -> None:
+    async with capacity.admit("a", alone=True):
+        pass
 
 
 async def test_a_slot_that_is_free_again_is_no_lost_condition() -> None:
