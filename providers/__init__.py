@@ -13,10 +13,10 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "leased": "providers.batches.leased:LeasedBatches",
     },
     "fetcher": {
-        "safe": "providers.fetcher.safe:Safe",
+        "safe": "providers.fetcher.safe:GuardedFetcher",
     },
     "files": {
-        "kv": "providers.files.kv:KV",
+        "kv": "providers.files.kv:StoredFiles",
     },
     "image_generator": {
         "openai_images": "providers.image_generator.openai_images:OpenAIImages",
@@ -37,10 +37,10 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "sqlite": "providers.kv_store.sqlite:SQLite",
     },
     "reader": {
-        "child": "providers.reader.child:Child",
+        "child": "providers.reader.child:ChildReader",
     },
     "responses": {
-        "loop": "providers.responses.loop:Loop",
+        "loop": "providers.responses.loop:ResponsesLoop",
     },
     "skills": {
         "kv": "providers.skills.kv:StoredSkills",
@@ -68,7 +68,7 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "sqlite_vec": "providers.vector_index.sqlite_vec:SQLiteVec",
     },
     "vector_stores": {
-        "hybrid": "providers.vector_stores.hybrid:Hybrid",
+        "hybrid": "providers.vector_stores.hybrid:HybridVectorStores",
     },
 }
 

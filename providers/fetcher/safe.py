@@ -1,4 +1,4 @@
-"""Safe: a Fetcher that connects only to addresses of the public internet, each checked before it connects."""
+"""GuardedFetcher: a Fetcher that connects only to addresses of the public internet, each checked before it connects."""
 
 import asyncio
 import logging
@@ -76,7 +76,7 @@ class _Hop:
         )
 
 
-class Safe(Fetcher):
+class GuardedFetcher(Fetcher):
     """Fetches over http and https. Each request has a connection of its own, to an address that was resolved and
     checked for it.
 

@@ -54,7 +54,7 @@ class TenantUsage(msgspec.Struct):
     size: int = 0
 
 
-class KV(Files):
+class StoredFiles(Files):
     """Files up to tens of megabytes, shared by all workers that share the store, and gone from it when deleted.
 
     An id begins with its creation time, so the order of the keys is that of the listing. Chunks are written before

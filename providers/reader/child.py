@@ -1,4 +1,4 @@
-"""Child: a Reader that parses each file and page in a child process with limits on time and memory."""
+"""ChildReader: a Reader that parses each file and page in a child process with limits on time and memory."""
 
 import asyncio
 import importlib.util
@@ -35,7 +35,7 @@ _BROKEN_FILE_MESSAGE: Final = "The file cannot be read: it is broken, not what i
 _HTTP_OK: Final = 200
 
 
-class Child(Reader):
+class ChildReader(Reader):
     """Reads text, HTML, CSV, JSON, PDF, DOCX, XLSX and PPTX, at most `parallel` files at a time, in turn by tenant.
     Pages are not counted: each takes at most two seconds of CPU time, and must not wait for files."""
 

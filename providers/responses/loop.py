@@ -1,4 +1,4 @@
-"""Loop: the Responses API over a chat model, whose turns alternate with tools that this server runs.
+"""ResponsesLoop: the Responses API over a chat model, whose turns alternate with tools that this server runs.
 
 The methods of the API, nothing else: `prepare.py` builds a response, `run/` runs and streams it, `background/` runs
 those that outlive their request, `store/` stores them.
@@ -55,7 +55,7 @@ from providers.responses.tools.request_tools import RequestTools
 _log = logging.getLogger(__name__)
 
 
-class Loop(Responses):
+class ResponsesLoop(Responses):
     """The Responses API over one Inference and one KVStore, and over the tools' providers where they exist."""
 
     class Config(LoopSettings):

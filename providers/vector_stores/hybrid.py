@@ -1,4 +1,4 @@
-"""Hybrid: vector stores with semantic and keyword search combined, over a VectorIndex and the stack's KVStore."""
+"""HybridVectorStores: vector stores with semantic and keyword search combined, over a VectorIndex and the stack's KVStore."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ _TOUCH_INTERVAL_S: Final = 60.0
 _SWEEP_INTERVAL_S: Final = 3600.0
 
 
-class Hybrid(VectorStores):
+class HybridVectorStores(VectorStores):
     """Files are read, chunked and embedded in the background; a search fuses rankings by vectors and by keywords."""
 
     class Config(Provider.Config):

@@ -8,7 +8,7 @@ import pytest
 from apis.documents.files import CreateFile, FileExpiry, FileListParams, Files
 from apis.errors import InvalidRequest, NotFound, StorageCorrupt, StoreUnavailable
 from apis.storage.kv_store import KVStore
-from providers.files.kv import KV, MAX_UPLOAD_S, PENDING_PREFIX
+from providers.files.kv import MAX_UPLOAD_S, PENDING_PREFIX, StoredFiles
 from tests.conformance.files import MAX_BYTES, NEW, FilesPromises, pieces
 from tests.conformance.kv_store import Backend
 from tests.support.unsure_store import OUTCOMES, UnsureStore
@@ -23,7 +23,7 @@ class OverAStore(FilesPromises):
 
     @pytest.fixture
     async def files(self, store: KVStore) -> Files:
-        files = KV(KV.Config(max_file_bytes=MAX_BYTES), store)
+        files = StoredFiles(StoredFiles.Config(max_file_bytes=MAX_BYTES), store)
         await files.start()
         self.store_seen = store
         return files
@@ -35,7 +35,7 @@ class OverAStore(FilesPromises):
         """B0, D7: after any exception the file is unknown and nothing of it is left, or its content is whole."""
         unsure = UnsureStore(store)
         self.store_seen = store
-        files = KV(KV.Config(), unsure)
+        files = StoredFiles(StoredFiles.Config(), unsure)
         unsure.watch("t/file/", outcome)
         data = b"x" * 600_000
         if outcome == "applied":
@@ -63,7 +63,7 @@ class TestOverMemory(OverAStore):
         return memory_backend
 
     async def test_expired_is_gone_and_counts_no_more(self, backend: Backend, store: KVStore) -> None:
-        files = KV(KV.Config(max_tenant_files=1), store)
+        files = StoredFiles(StoredFiles.Config(max_tenant_files=1), store)
         made = await files.create(CreateFile(purpose="user_data", expires_after=HOUR), pieces(b"x"), tenant="t")
         with pytest.raises(InvalidRequest):
             await files.create(NEW, pieces(b"y"), tenant="t")
@@ -76,12 +76,12 @@ class TestOverMemory(OverAStore):
         assert len(await store.scan("t/file_piece/")) == 1
 
     async def test_what_a_dead_process_left_is_swept_and_what_lives_is_not(self, store: KVStore) -> None:
-        files = KV(KV.Config(), store)
+        files = StoredFiles(StoredFiles.Config(), store)
         kept = await files.create(NEW, pieces(b"kept"), tenant="t")
         for name, at in (("old", time.time() - 3 * MAX_UPLOAD_S), ("new", time.time()), ("deleted", 0.0)):
             await store.put(f"t/file_piece/{name}/000000", b"x")
             await store.put(f"{PENDING_PREFIX}t/{name}", b"%f" % at)
-        await KV(KV.Config(), store).start()
+        await StoredFiles(StoredFiles.Config(), store).start()
         left = [key for key, _ in await store.scan("")]
         assert f"{PENDING_PREFIX}t/new" in left
         assert "t/file_piece/new/000000" in left
@@ -94,13 +94,13 @@ class TestOverMemory(OverAStore):
         await store.put(f"{PENDING_PREFIX}t/aaa", damaged)
         await store.put("t/file_piece/old/000000", b"x")
         await store.put(f"{PENDING_PREFIX}t/old", b"0.0")
-        await KV(KV.Config(), store).start()
+        await StoredFiles(StoredFiles.Config(), store).start()
         assert [key for key, _ in await store.scan("")] == [f"{PENDING_PREFIX}t/aaa"]
 
     @pytest.mark.parametrize("damaged", [b"\xff", b'{"a":1}'])
     async def test_an_owner_lists_and_deletes_around_damaged_records(self, store: KVStore, damaged: bytes) -> None:
         """D3: the damaged file can be deleted by its id, and a damaged sum of the tenant's bytes is counted again."""
-        files = KV(KV.Config(max_tenant_files=3), store)
+        files = StoredFiles(StoredFiles.Config(max_tenant_files=3), store)
         made = [await files.create(NEW, pieces(b"x"), tenant="t") for _ in range(3)]
         made.sort(key=lambda file: file.id)  # those of one millisecond are in no order
         await store.put(f"t/file/{made[1].id}", damaged)

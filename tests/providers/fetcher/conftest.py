@@ -1,10 +1,10 @@
-"""A site, a canary, and a Safe that may go to the site alone."""
+"""A site, a canary, and a GuardedFetcher that may go to the site alone."""
 
 from collections.abc import AsyncGenerator
 
 import pytest
 
-from providers.fetcher.safe import Safe
+from providers.fetcher.safe import GuardedFetcher
 from tests.support.servers.fetcher_hosts import Canary, Site, fetching
 
 
@@ -21,6 +21,6 @@ async def canary() -> AsyncGenerator[Canary]:
 
 
 @pytest.fixture
-async def safe(site: Site) -> AsyncGenerator[Safe]:
+async def safe(site: Site) -> AsyncGenerator[GuardedFetcher]:
     async with fetching([site.port]) as safe:
         yield safe

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from apis.documents.fetcher import FetchRequest
 from apis.errors import FetchFailed
 from providers.fetcher.addresses import AddressPolicy
-from providers.fetcher.safe import Safe
+from providers.fetcher.safe import GuardedFetcher
 from tests.support.servers.fetcher_hosts import SITE, Canary, Site, answers, failure_of, fetch, fetching, raw_server
 from tests.support.servers.forbidden_urls import forbidden
 
@@ -83,11 +83,11 @@ async def test_a_name_that_moves_after_it_was_checked_is_not_followed_there(cana
 
 
 async def test_the_socket_itself_refuses_an_address_that_passed_every_other_check(canary: Canary) -> None:
-    class Careless(Safe):
+    class Careless(GuardedFetcher):
         async def _resolve_host(self, policy: AddressPolicy, host: str, port: int) -> list[str]:
             return ["127.0.0.1"]
 
-    safe = Careless(Safe.Config(allowed_ports=[canary.port]))
+    safe = Careless(GuardedFetcher.Config(allowed_ports=[canary.port]))
     await safe.start()
     try:
         await failure_of(safe, f"http://careless.example:{canary.port}/")
@@ -134,7 +134,7 @@ async def test_only_listed_hosts_are_fetched_from_where_there_is_a_list(site: Si
         assert "not one of those" in await failure_of(safe, f"http://good.test:{site.port}/away")
 
 
-async def test_leaving_a_stream_closes_the_connection(site: Site, safe: Safe) -> None:
+async def test_leaving_a_stream_closes_the_connection(site: Site, safe: GuardedFetcher) -> None:
     async with safe.open(FetchRequest(site.endless("/", b"x", 0.02, {}))) as incoming:
         assert (incoming.status, await anext(aiter(incoming.chunks))) == (200, b"x")
         assert not site.dropped.is_set()
@@ -142,7 +142,7 @@ async def test_leaving_a_stream_closes_the_connection(site: Site, safe: Safe) ->
         await site.dropped.wait()
 
 
-async def test_cancelling_a_fetch_closes_the_connection(site: Site, safe: Safe) -> None:
+async def test_cancelling_a_fetch_closes_the_connection(site: Site, safe: GuardedFetcher) -> None:
     fetched = asyncio.ensure_future(fetch(safe, site.endless("/", b"x", 0.02, {})))
     async with asyncio.timeout(5):
         await site.reached.wait()
@@ -152,7 +152,7 @@ async def test_cancelling_a_fetch_closes_the_connection(site: Site, safe: Safe) 
         await site.dropped.wait()
 
 
-async def test_an_error_of_the_code_that_reads_a_stream_is_not_reworded(site: Site, safe: Safe) -> None:
+async def test_an_error_of_the_code_that_reads_a_stream_is_not_reworded(site: Site, safe: GuardedFetcher) -> None:
     url = site.page("/", "x")
     for error in (TimeoutError("mine"), OSError("mine"), ValueError("mine")):
         with pytest.raises(type(error), match="mine"):
@@ -172,7 +172,7 @@ async def test_secrets_are_in_no_failure_and_in_no_log(site: Site, caplog: pytes
 
 
 async def test_safe_can_be_closed_twice_and_without_a_start() -> None:
-    safe = Safe(Safe.Config())
+    safe = GuardedFetcher(GuardedFetcher.Config())
     await safe.close()
     await safe.start()
     await safe.close()
@@ -195,4 +195,4 @@ async def test_safe_can_be_closed_twice_and_without_a_start() -> None:
 )
 def test_configs_that_mean_nothing_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        Safe.Config.model_validate(fields)
+        GuardedFetcher.Config.model_validate(fields)

@@ -1,4 +1,4 @@
-"""The limits of Safe: bytes, inflation, time, and servers that speak no proper HTTP."""
+"""The limits of GuardedFetcher: bytes, inflation, time, and servers that speak no proper HTTP."""
 
 import asyncio
 import gzip
@@ -9,7 +9,7 @@ import pytest
 
 from apis.documents.fetcher import FetchRequest
 from apis.errors import FetchFailed
-from providers.fetcher.safe import Safe
+from providers.fetcher.safe import GuardedFetcher
 from tests.support.servers.fetcher_hosts import (
     SITE,
     Site,
@@ -32,7 +32,7 @@ async def test_a_body_may_be_as_large_as_the_limit_and_no_larger(site: Site) -> 
         assert len((await fetch(safe, site.page("/", b"x" * 2000), max_bytes=2000)).body) == 2000
 
 
-async def test_an_endless_body_is_left_at_the_limit(site: Site, safe: Safe) -> None:
+async def test_an_endless_body_is_left_at_the_limit(site: Site, safe: GuardedFetcher) -> None:
     url = site.endless("/", b"x" * 65536, 0, {"Content-Type": "text/html"})
     assert "larger than 5242880 bytes" in await failure_of(safe, url)
     async with asyncio.timeout(5):
@@ -51,7 +51,7 @@ async def test_an_endless_body_is_left_at_the_limit(site: Site, safe: Safe) -> N
         ("", bytes),
     ],
 )
-async def test_compressed_bodies_are_decompressed(site: Site, safe: Safe, encoding: str, pack: Any) -> None:
+async def test_compressed_bodies_are_decompressed(site: Site, safe: GuardedFetcher, encoding: str, pack: Any) -> None:
     for data in (b"", b"a", bytes(range(256)) * 4000):
         packed = pack(data)
         fetched = await fetch(safe, site.page("/", packed, Content_Encoding=encoding))
@@ -59,7 +59,7 @@ async def test_compressed_bodies_are_decompressed(site: Site, safe: Safe, encodi
         assert "content-encoding" not in fetched.headers
 
 
-async def test_a_bomb_is_not_inflated_beyond_the_limit(site: Site, safe: Safe) -> None:
+async def test_a_bomb_is_not_inflated_beyond_the_limit(site: Site, safe: GuardedFetcher) -> None:
     bomb = await asyncio.to_thread(gzip_bomb, 100 * MIB)
     assert len(bomb) < MIB
     url = site.page("/", bomb, Content_Encoding="gzip")
@@ -74,11 +74,11 @@ async def test_a_bomb_is_not_inflated_beyond_the_limit(site: Site, safe: Safe) -
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "gzip, deflate", "nonsense"])
-async def test_encodings_that_were_not_asked_for_are_refused(site: Site, safe: Safe, encoding: str) -> None:
+async def test_encodings_that_were_not_asked_for_are_refused(site: Site, safe: GuardedFetcher, encoding: str) -> None:
     assert "not asked for" in await failure_of(safe, site.page("/", b"x", Content_Encoding=encoding))
 
 
-async def test_packed_bodies_that_are_broken_are_refused(site: Site, safe: Safe) -> None:
+async def test_packed_bodies_that_are_broken_are_refused(site: Site, safe: GuardedFetcher) -> None:
     packed = gzip.compress(b"a page" * 1000)
     assert "not in the encoding" in await failure_of(safe, site.page("/", b"plain text", Content_Encoding="gzip"))
     assert "broke off" in await failure_of(safe, site.page("/", packed[:-9], Content_Encoding="gzip"))

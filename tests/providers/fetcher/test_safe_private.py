@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from apis.documents.fetcher import FetchRequest
-from providers.fetcher.safe import Safe
+from providers.fetcher.safe import GuardedFetcher
 from tests.support.servers.fetcher_hosts import Canary, Site, answers, failure_of
 
 
 async def test_a_private_url_is_reached_at_its_port_and_only_by_who_says_so(site: Site) -> None:
     resolve, _ = answers(["127.0.0.2"])
-    safe = Safe(Safe.Config(allowed_hosts=["elsewhere.example"]), resolve)
+    safe = GuardedFetcher(GuardedFetcher.Config(allowed_hosts=["elsewhere.example"]), resolve)
     await safe.start()
     try:
         url = site.page("/hook", "ok")
@@ -23,7 +23,7 @@ async def test_a_private_url_is_reached_at_its_port_and_only_by_who_says_so(site
 
 
 async def test_denied_networks_stay_denied_for_private_urls(site: Site) -> None:
-    safe = Safe(Safe.Config.model_validate({"denied_networks": ["127.0.0.2/32"]}))
+    safe = GuardedFetcher(GuardedFetcher.Config.model_validate({"denied_networks": ["127.0.0.2/32"]}))
     await safe.start()
     try:
         await failure_of(safe, site.page("/hook", "ok"), allow_private=True)
@@ -33,7 +33,7 @@ async def test_denied_networks_stay_denied_for_private_urls(site: Site) -> None:
 
 
 async def test_a_redirect_ends_the_access_to_private_networks(site: Site, canary: Canary) -> None:
-    safe = Safe(Safe.Config())
+    safe = GuardedFetcher(GuardedFetcher.Config())
     await safe.start()
     try:
         await failure_of(safe, site.redirect("/hook", f"http://127.0.0.1:{canary.port}/", 307), allow_private=True)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from providers.fetcher.safe import Safe
+from providers.fetcher.safe import GuardedFetcher
 from tests.support.servers.fetcher_hosts import SITE, Site, answers, certificate, failure_of, fetch, fetching
 
 
-async def test_redirects_are_followed_and_the_last_url_is_returned(site: Site, safe: Safe) -> None:
+async def test_redirects_are_followed_and_the_last_url_is_returned(site: Site, safe: GuardedFetcher) -> None:
     start = site.redirect("/a", "b?x=1#part")
     site.redirect("/b", f"{site.url}/ü/c")
     site.page("/ü/c", "here")
@@ -17,12 +17,12 @@ async def test_redirects_are_followed_and_the_last_url_is_returned(site: Site, s
     assert (fetched.url, fetched.body) == (f"{site.url}/%C3%BC/c", b"here")
 
 
-async def test_a_redirect_that_shall_not_be_followed_is_returned(site: Site, safe: Safe) -> None:
+async def test_a_redirect_that_shall_not_be_followed_is_returned(site: Site, safe: GuardedFetcher) -> None:
     fetched = await fetch(safe, site.redirect("/a", "/b"), follow_redirects=False)
     assert (fetched.status, fetched.headers["location"]) == (302, "/b")
 
 
-async def test_loops_and_long_ways_of_redirects_end(site: Site, safe: Safe) -> None:
+async def test_loops_and_long_ways_of_redirects_end(site: Site, safe: GuardedFetcher) -> None:
     assert "more than 5 times" in await failure_of(safe, site.redirect("/loop", "/loop"))
     assert len(site.requests) == 6
 
@@ -30,7 +30,7 @@ async def test_loops_and_long_ways_of_redirects_end(site: Site, safe: Safe) -> N
 @pytest.mark.parametrize(
     "location", ["http://[::1", "a b", "\\\\evil.test\\x", "https://", "file:///etc/passwd", "x" * 8193]
 )
-async def test_redirects_to_text_that_is_no_url_are_refused(site: Site, safe: Safe, location: str) -> None:
+async def test_redirects_to_text_that_is_no_url_are_refused(site: Site, safe: GuardedFetcher, location: str) -> None:
     await failure_of(safe, site.redirect("/a", location))
 
 
@@ -79,7 +79,7 @@ async def test_the_same_address_under_another_name_is_another_origin(site: Site)
     ],
 )
 async def test_methods_and_bodies_go_along_as_browsers_do_it(
-    site: Site, safe: Safe, status: int, method: str, then: str
+    site: Site, safe: GuardedFetcher, status: int, method: str, then: str
 ) -> None:
     site.page("/b", "x")
     body = None if method == "HEAD" else b"body"
@@ -97,7 +97,7 @@ async def test_a_body_is_not_sent_on_to_another_origin(site: Site) -> None:
         assert not other.requests
 
 
-async def test_headers_that_frame_a_message_are_not_the_callers(site: Site, safe: Safe) -> None:
+async def test_headers_that_frame_a_message_are_not_the_callers(site: Site, safe: GuardedFetcher) -> None:
     headers = {
         "Host": "evil.test",
         "Connection": "upgrade",
@@ -118,18 +118,20 @@ async def test_headers_that_frame_a_message_are_not_the_callers(site: Site, safe
 @pytest.mark.parametrize(
     "headers", [{"A": "x\r\nB: y"}, {"A\nB": "x"}, {"": "x"}, {"A": "\0"}, {"A b": "x"}, {"A": "\udc00"}]
 )
-async def test_headers_that_would_break_a_request_are_refused(site: Site, safe: Safe, headers: dict[str, str]) -> None:
+async def test_headers_that_would_break_a_request_are_refused(
+    site: Site, safe: GuardedFetcher, headers: dict[str, str]
+) -> None:
     await failure_of(safe, site.page("/", "x"), headers=headers)
     assert not site.requests
 
 
 @pytest.mark.parametrize("method", ["CONNECT", "TRACE", "get", "GET / HTTP/1.1\r\n", ""])
-async def test_other_methods_are_refused(site: Site, safe: Safe, method: str) -> None:
+async def test_other_methods_are_refused(site: Site, safe: GuardedFetcher, method: str) -> None:
     await failure_of(safe, site.page("/", "x"), method=method)
     assert not site.requests
 
 
-async def test_cookies_are_neither_stored_nor_returned(site: Site, safe: Safe) -> None:
+async def test_cookies_are_neither_stored_nor_returned(site: Site, safe: GuardedFetcher) -> None:
     url = site.page("/", "x", Set_Cookie="a=b", X_Shown="ü")
     fetched = await fetch(safe, url)
     await fetch(safe, url)

@@ -11,7 +11,7 @@ from apis.errors import InvalidRequest, StorageCorrupt, StoreUnavailable
 from apis.storage.kv_store import Delete
 from apis.uploads.parts import CompleteUpload, CreateUpload
 from providers.common.state.blobs import CHUNK_BYTES
-from providers.files.kv import KV
+from providers.files.kv import StoredFiles
 from providers.kv_store.memory import Memory
 from providers.uploads.kv import StoredUploads
 from tests.support.unsure_store import OUTCOMES, UnsureStore
@@ -28,7 +28,7 @@ class Uploading:
     """Uploads over a store of unsure outcomes, and one that has begun."""
 
     store: UnsureStore
-    files: KV
+    files: StoredFiles
     uploads: StoredUploads
     upload_id: str
 
@@ -49,7 +49,7 @@ class Uploading:
 @pytest.fixture
 async def uploading() -> Uploading:
     store = UnsureStore(Memory(Memory.Config()))
-    files = KV(KV.Config(), store)
+    files = StoredFiles(StoredFiles.Config(), store)
     uploads = StoredUploads(StoredUploads.Config(), store, files)
     request = CreateUpload(bytes=len(DATA), filename="a", mime_type="text/plain", purpose="user_data")
     return Uploading(store, files, uploads, (await uploads.create(request, tenant="t")).id)

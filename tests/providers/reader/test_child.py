@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from apis.documents.reader import Document, UnreadableFile
-from providers.fetcher.safe import Safe
-from providers.reader.child import Child
+from providers.fetcher.safe import GuardedFetcher
+from providers.reader.child import ChildReader
 from tests.support.models import documents
 
 MAX_CHARS = 200_000
@@ -95,7 +95,9 @@ HARMLESS: dict[str, tuple[str, bytes, str]] = {
 
 
 async def file_to_text(name: str, data: bytes, max_chars: int) -> str:
-    return await Child(Child.Config(), None, Safe(Safe.Config())).extract_text(Document(name, data), max_chars)
+    return await ChildReader(ChildReader.Config(), None, GuardedFetcher(GuardedFetcher.Config())).extract_text(
+        Document(name, data), max_chars
+    )
 
 
 @pytest.mark.parametrize("name", READ)

@@ -11,8 +11,8 @@ import pytest
 
 from apis.confinement.seccomp import parser_filter, sandbox_filter
 from apis.documents.reader import Document, UnreadableFile
-from providers.fetcher.safe import Safe
-from providers.reader.child import Child
+from providers.fetcher.safe import GuardedFetcher
+from providers.reader.child import ChildReader
 from providers.reader.confinement import PROGRAM, ReaderConfinement, choose_confinement
 from stack.build import align_lines, confinement_lines, open_stack
 from stack.config import StackConfig
@@ -159,8 +159,8 @@ async def test_a_table_of_millions_of_columns_is_refused_at_once() -> None:
     assert await child().extract_text(Document("a.docx", documents.word_with(usual)), 1000) == "x"
 
 
-def child() -> Child:
-    return Child(Child.Config(), None, Safe(Safe.Config()))
+def child() -> ChildReader:
+    return ChildReader(ChildReader.Config(), None, GuardedFetcher(GuardedFetcher.Config()))
 
 
 def test_the_start_says_why_bubblewrap_does_not_hold_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:

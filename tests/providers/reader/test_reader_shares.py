@@ -7,8 +7,8 @@ import pytest
 from apis.documents.reader import Document
 from apis.errors import RateLimited
 from apis.fair_share import Tenants
-from providers.fetcher.safe import Safe
-from providers.reader.child import Child
+from providers.fetcher.safe import GuardedFetcher
+from providers.reader.child import ChildReader
 
 MAX_CHARS = 1000
 TENANTS = Tenants(frozenset({"loud", "quiet"}))
@@ -16,7 +16,9 @@ TENANTS = Tenants(frozenset({"loud", "quiet"}))
 
 async def test_a_flood_of_files_of_one_tenant_leaves_a_reader_to_another() -> None:
     """S10: one tenant uses half of the places."""
-    reader = Child(Child.Config(parallel=2, max_tenant_waiting=5), None, Safe(Safe.Config()), TENANTS)
+    reader = ChildReader(
+        ChildReader.Config(parallel=2, max_tenant_waiting=5), None, GuardedFetcher(GuardedFetcher.Config()), TENANTS
+    )
     order: list[str] = []
 
     async def read(tenant: str) -> None:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from apis.errors import ConfigError
 from apis.tool_runtime import ToolCall, ToolRuntime
-from providers.reader.child import Child
+from providers.reader.child import ChildReader
 from providers.tool_runtime.browser.provider import Browser
 from providers.tool_runtime.exa import Exa
 from providers.tool_runtime.searxng import SearXNG
@@ -31,7 +31,7 @@ class Shop:
 
     async def browser(self) -> ToolRuntime:
         safe = await self.stack.enter_async_context(fetching([self.site.port]))
-        browser = Browser(Browser.Config.model_validate({}), safe, Child(Child.Config(), None, safe))
+        browser = Browser(Browser.Config.model_validate({}), safe, ChildReader(ChildReader.Config(), None, safe))
         return await self.stack.enter_async_context(started(browser))
 
     async def toolbox(self, **providers: ToolRuntime) -> Toolbox:

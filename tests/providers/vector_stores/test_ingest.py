@@ -15,13 +15,13 @@ from apis.provider import Provider
 from apis.storage.kv_store import Op, Put
 from apis.storage.records import encode_record
 from providers.common.state.worker_signs import WorkerSign
-from providers.fetcher.safe import Safe
-from providers.files.kv import KV
+from providers.fetcher.safe import GuardedFetcher
+from providers.files.kv import StoredFiles
 from providers.kv_store.memory import Memory
-from providers.reader.child import Child
+from providers.reader.child import ChildReader
 from providers.vector_index.sqlite_vec import SQLiteVec
 from providers.vector_stores import records as file_records
-from providers.vector_stores.hybrid import Hybrid
+from providers.vector_stores.hybrid import HybridVectorStores
 from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX, JobRecord
 from tests.support.models.hashing import DIMENSIONS, Hashing
 
@@ -55,14 +55,16 @@ class Setting:
 
     def __init__(self, folder: Path, opened: AsyncExitStack) -> None:
         self.kv = Watched(Memory.Config())
-        self.files = KV(KV.Config(), self.kv)
+        self.files = StoredFiles(StoredFiles.Config(), self.kv)
         self.index = SQLiteVec(SQLiteVec.Config(path=str(folder / "vectors.db")))
         self._opened = opened
 
-    async def open(self, model: Hashing | None = None) -> Hybrid:
-        config = Hybrid.Config(embedding_model="hashing", lease_s=LEASE_S)
-        reader = Child(Child.Config(), self.files, Safe(Safe.Config()))
-        stores = Hybrid(config, self.files, reader, self.index, model or Hashing(Provider.Config()), self.kv, None)
+    async def open(self, model: Hashing | None = None) -> HybridVectorStores:
+        config = HybridVectorStores.Config(embedding_model="hashing", lease_s=LEASE_S)
+        reader = ChildReader(ChildReader.Config(), self.files, GuardedFetcher(GuardedFetcher.Config()))
+        stores = HybridVectorStores(
+            config, self.files, reader, self.index, model or Hashing(Provider.Config()), self.kv, None
+        )
         self._opened.push_async_callback(stores.close)
         await stores.start()
         return stores

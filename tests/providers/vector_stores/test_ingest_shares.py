@@ -9,12 +9,12 @@ from apis.documents.files import CreateFile
 from apis.documents.vector_stores import CreateVectorStore
 from apis.fair_share import Tenants
 from apis.provider import Provider
-from providers.fetcher.safe import Safe
-from providers.files.kv import KV
+from providers.fetcher.safe import GuardedFetcher
+from providers.files.kv import StoredFiles
 from providers.kv_store.memory import Memory
-from providers.reader.child import Child
+from providers.reader.child import ChildReader
 from providers.vector_index.sqlite_vec import SQLiteVec
-from providers.vector_stores.hybrid import Hybrid
+from providers.vector_stores.hybrid import HybridVectorStores
 from tests.support.models.hashing import Hashing
 
 TENANTS = Tenants(frozenset({"loud", "quiet"}))
@@ -39,10 +39,10 @@ class Recording(Hashing):
 async def test_a_flood_of_files_of_one_tenant_delays_another_by_one_file(tmp_path: Path) -> None:
     """The queue is in the order of keys, in which one tenant's files come before all of another's."""
     kv, model = Memory(Memory.Config()), Recording()
-    files, index = KV(KV.Config(), kv), SQLiteVec(SQLiteVec.Config(path=str(tmp_path / "vectors.db")))
-    reader = Child(Child.Config(), files, Safe(Safe.Config()))
-    config = Hybrid.Config(embedding_model="hashing", lease_s=0.2)
-    stores = Hybrid(config, files, reader, index, model, kv, None, TENANTS)
+    files, index = StoredFiles(StoredFiles.Config(), kv), SQLiteVec(SQLiteVec.Config(path=str(tmp_path / "vectors.db")))
+    reader = ChildReader(ChildReader.Config(), files, GuardedFetcher(GuardedFetcher.Config()))
+    config = HybridVectorStores.Config(embedding_model="hashing", lease_s=0.2)
+    stores = HybridVectorStores(config, files, reader, index, model, kv, None, TENANTS)
 
     async def add(tenant: str, count: int) -> None:
         async def text() -> AsyncIterator[bytes]:

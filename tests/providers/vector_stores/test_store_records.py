@@ -25,7 +25,7 @@ from apis.storage.kv_store import Entry
 from apis.storage.records import encode_record
 from providers.vector_index.sqlite_vec import SQLiteVec
 from providers.vector_stores import records
-from providers.vector_stores.hybrid import Hybrid
+from providers.vector_stores.hybrid import HybridVectorStores
 from providers.vector_stores.records import EXPIRING_PREFIX, FileRef, JobRecord, StoreRecord
 from tests.providers.vector_stores.test_ingest import BOUND_S, Setting, T, settled
 
@@ -57,7 +57,9 @@ class Records(Setting):
         self.gated_index = GatedIndex(SQLiteVec.Config(path=str(folder / "vectors.db")))
         self.index = self.gated_index
 
-    async def store_with(self, stores: Hybrid, *texts: str, days: int | None = None) -> tuple[str, list[str]]:
+    async def store_with(
+        self, stores: HybridVectorStores, *texts: str, days: int | None = None
+    ) -> tuple[str, list[str]]:
         """A store whose files are settled, and the ids of the files."""
         files = [await self.upload(text) for text in texts]
         request: dict[str, Any] = {"file_ids": files}
@@ -67,7 +69,7 @@ class Records(Setting):
         await settled(self, store.id)
         return store.id, files
 
-    async def assert_counted(self, stores: Hybrid, store_id: str) -> dict[str, int]:
+    async def assert_counted(self, stores: HybridVectorStores, store_id: str) -> dict[str, int]:
         """The counts of a store are those of its files' records; returns them."""
         truth = StoreRecord(created_at=0, last_active_at=0, model="")
         await records.count_files(self.kv, T, store_id, truth)
@@ -88,7 +90,7 @@ async def setting(tmp_path: Path) -> AsyncIterator[Records]:
         yield setting
 
 
-async def sweep(stores: Hybrid, store_id: str, file_id: str) -> None:
+async def sweep(stores: HybridVectorStores, store_id: str, file_id: str) -> None:
     """Sweep as the task in the background does, until the first pause."""
     task = asyncio.create_task(stores._sweep_stores())  # pyright: ignore[reportPrivateUsage] - it runs once an hour
     while not task.done() and EXPIRING_PREFIX in await sweep_marks(stores):  # noqa: ASYNC110 - a store sets no event
@@ -96,12 +98,12 @@ async def sweep(stores: Hybrid, store_id: str, file_id: str) -> None:
     task.cancel()
 
 
-async def sweep_marks(stores: Hybrid) -> str:
+async def sweep_marks(stores: HybridVectorStores) -> str:
     kv = stores._kv  # pyright: ignore[reportPrivateUsage] - as above
     return " ".join(key for key, _ in await kv.scan(EXPIRING_PREFIX))
 
 
-USES: Final[dict[str, Callable[[Hybrid, str, str], Awaitable[Any]]]] = {
+USES: Final[dict[str, Callable[[HybridVectorStores, str, str], Awaitable[Any]]]] = {
     "get": lambda stores, store_id, _: stores.get(store_id, tenant=T),
     "list files": lambda stores, store_id, _: stores.list_files(store_id, VectorStoreFileListParams(), tenant=T),
     "get file": lambda stores, store_id, file_id: stores.get_file(store_id, file_id, tenant=T),

@@ -15,7 +15,7 @@ from apis.accounts.limits import RateLimit
 from apis.errors import StoreUnavailable
 from providers.accounts.oidc.provider import OpenIDAccounts
 from providers.accounts.oidc.settings import OpenIDConfig
-from providers.fetcher.safe import Safe
+from providers.fetcher.safe import GuardedFetcher
 from providers.kv_store.memory import Memory
 from tests.support.servers.issuer import DISCOVERY, Answer, Issuer, issuing, jwk, oidc_section
 from tests.support.tenants.forged_tokens import ALGORITHMS, FORGED
@@ -28,7 +28,7 @@ async def accounts_of(issuer: Issuer, **fields: Any) -> AsyncGenerator[OpenIDAcc
     """The provider over a real fetcher and a store in memory; `fields` are of its section."""
     section = oidc_section(issuer.url, **fields)
     del section["provider"]
-    fetcher, store = Safe(Safe.Config()), Memory(Memory.Config())
+    fetcher, store = GuardedFetcher(GuardedFetcher.Config()), Memory(Memory.Config())
     accounts = OpenIDAccounts(OpenIDConfig.model_validate(section), store, fetcher)
     async with asyncio.timeout(20):
         for provider in (store, fetcher, accounts):

@@ -21,7 +21,7 @@ from agents import (
 )
 from aiohttp import web
 
-from providers.fetcher.safe import Safe
+from providers.fetcher.safe import GuardedFetcher
 from tests.spec.responses.test_gpt_oss import section
 from tests.spec.responses.test_gpt_oss_llama_cpp import section as llama_section
 from tests.support.models import tiny_lessons as known
@@ -41,10 +41,10 @@ CITIES: Final = urlsplit(known.PAGE_URL)
 CALL_EVENTS: Final = ("web_search_call", "code_interpreter_call", "mcp_list_tools", "mcp_call", "file_search_call")
 
 
-class NamingSafe(Safe):
+class NamingSafe(GuardedFetcher):
     """Safe, with the addresses of hosts in its config: the model is to see the same URLs in every run."""
 
-    class Config(Safe.Config):
+    class Config(GuardedFetcher.Config):
         names: dict[str, str]
 
     def __init__(self, config: Config) -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from apis.documents.fetcher import FetchRequest, FetchResponse
 from apis.errors import FetchFailed
 from providers.fetcher.addresses import HostResolver
-from providers.fetcher.safe import Safe
+from providers.fetcher.safe import GuardedFetcher
 
 SITE: Final = "127.0.0.2"
 """The one loopback address that the tests open; the canary has all the others."""
@@ -144,10 +144,12 @@ async def raw_server(*pieces: bytes, pause_s: float = 0.0) -> AsyncGenerator[tup
 
 
 @asynccontextmanager
-async def fetching(ports: Sequence[int], resolve: HostResolver | None = None, **fields: Any) -> AsyncGenerator[Safe]:
-    """A started Safe that may go to these ports, and to `SITE`."""
+async def fetching(
+    ports: Sequence[int], resolve: HostResolver | None = None, **fields: Any
+) -> AsyncGenerator[GuardedFetcher]:
+    """A started GuardedFetcher that may go to these ports, and to `SITE`."""
     config = {"allowed_ports": list(ports), "allowed_private_networks": [f"{SITE}/32"], **fields}
-    safe = Safe(Safe.Config.model_validate(config), resolve)
+    safe = GuardedFetcher(GuardedFetcher.Config.model_validate(config), resolve)
     await safe.start()
     try:
         yield safe
@@ -190,13 +192,13 @@ async def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return cert, key
 
 
-async def fetch(safe: Safe, url: str, **fields: Any) -> FetchResponse:
+async def fetch(safe: GuardedFetcher, url: str, **fields: Any) -> FetchResponse:
     """One request, in bounded time."""
     async with asyncio.timeout(20):
         return await safe.fetch(FetchRequest(url, **fields))
 
 
-async def failure_of(safe: Safe, url: str, **fields: Any) -> str:
+async def failure_of(safe: GuardedFetcher, url: str, **fields: Any) -> str:
     """How a request fails: in words that can be shown."""
     with pytest.raises(FetchFailed) as failure:
         await fetch(safe, url, **fields)

@@ -13,7 +13,7 @@ from openai.types.responses.mcp_tool_call_error import McpToolExecutionError
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.tool_servers import ServerTool, ToolServerFailed
 from apis.wire.tools import McpTool
-from providers.fetcher.safe import Safe
+from providers.fetcher.safe import GuardedFetcher
 from providers.tool_servers.mcp.provider import MCP
 from tests.support.servers.mcp_server import LOOPBACK
 
@@ -36,7 +36,7 @@ async def started(*urls: str, tenants: Tenants = ONE_TENANT, **config: Any) -> A
     """An MCP that may reach the ports of these URLs, on one loopback address."""
     ports = [urlsplit(url).port for url in urls] or [80]
     fetching = {"allowed_private_networks": [f"{LOOPBACK}/32"], "allowed_ports": ports}
-    fetcher = Safe(Safe.Config.model_validate(fetching))
+    fetcher = GuardedFetcher(GuardedFetcher.Config.model_validate(fetching))
     await fetcher.start()
     mcp = MCP(MCP.Config.model_validate({"list_timeout_s": 5, "call_timeout_s": 5, **config}), fetcher, tenants)
     await mcp.start()

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.inference import Model
-from providers.fetcher.safe import Safe
+from providers.fetcher.safe import GuardedFetcher
 from providers.inference.scripted import Scripted
 from providers.tool_servers.mcp.provider import MCP
 from tests.support.sdk.answer_shapes import Script
@@ -29,7 +29,7 @@ class LoopbackMCP(MCP):
 
     def __init__(self, config: Config, tenants: Tenants = ONE_TENANT) -> None:
         networks = {"allowed_private_networks": [f"{LOOPBACK}/32"], "allowed_ports": config.ports or [80]}
-        self._safe = Safe(Safe.Config.model_validate(networks))
+        self._safe = GuardedFetcher(GuardedFetcher.Config.model_validate(networks))
         super().__init__(config, self._safe, tenants)
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Browser through a real Safe and real servers: the text for the model, and the requests that are refused."""
+"""Browser through a real GuardedFetcher and real servers: the text for the model, and the requests that are refused."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from apis.tool_runtime import Source, ToolCall, ToolRuntime
-from providers.fetcher.safe import Safe
-from providers.reader.child import Child
+from providers.fetcher.safe import GuardedFetcher
+from providers.reader.child import ChildReader
 from providers.reader.confinement import ReaderConfinement
 from providers.tool_runtime.browser.provider import Browser
 from tests.conformance.tool_runtime import LAWS, Subject
@@ -38,8 +38,8 @@ async def site() -> AsyncGenerator[Site]:
         yield site
 
 
-def browsing(safe: Safe, **fields: Any) -> Browser:
-    return Browser(Browser.Config.model_validate(fields), safe, Child(Child.Config(), None, safe))
+def browsing(safe: GuardedFetcher, **fields: Any) -> Browser:
+    return Browser(Browser.Config.model_validate(fields), safe, ChildReader(ChildReader.Config(), None, safe))
 
 
 @pytest.fixture

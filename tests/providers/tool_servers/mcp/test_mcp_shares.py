@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from apis.fair_share import Tenants
 from apis.tool_servers import InvalidDeclaration
 from apis.wire.tools import McpTool
-from providers.fetcher.safe import Safe
+from providers.fetcher.safe import GuardedFetcher
 from providers.tool_servers.mcp.provider import MCP
 from tests.support.servers.mcp_calls import called, declaration, declared, failure, listed, started, text_of, tools_of
 from tests.support.servers.mcp_server import RealServer
@@ -101,7 +101,7 @@ async def test_a_private_server_is_reached_without_opening_its_network_to_reques
     server = RealServer()
     async with server.serving():
         rules = {"url": server.url, "private": True}
-        fetcher = Safe(Safe.Config())
+        fetcher = GuardedFetcher(GuardedFetcher.Config())
         await fetcher.start()
         config = MCP.Config.model_validate({"servers": {"ours": rules}, "connectors": {"c": rules, "d": server.url}})
         mcp = MCP(config, fetcher)
@@ -120,7 +120,9 @@ def test_the_operator_names_the_tools_that_need_an_approval() -> None:
     """S12: `always`, `never`, or names; what the request declares is not looked at."""
     servers = {name: {"url": "https://a.example/", "require_approval": name} for name in ("always", "never")}
     some = {"url": "https://a.example/", "require_approval": ["write"]}
-    mcp = MCP(MCP.Config.model_validate({"servers": {**servers, "some": some}}), Safe(Safe.Config()))
+    mcp = MCP(
+        MCP.Config.model_validate({"servers": {**servers, "some": some}}), GuardedFetcher(GuardedFetcher.Config())
+    )
     required = {
         label: [
             tool
