@@ -1,4 +1,4 @@
-"""KV: files in the stack's own KVStore, in chunks that every store can hold."""
+"""StoredFiles: files in the stack's own KVStore, in chunks that every store can hold."""
 
 import re
 import secrets

@@ -1,4 +1,4 @@
-"""HybridVectorStores: vector stores with semantic and keyword search combined, over a VectorIndex and the stack's KVStore."""
+"""HybridVectorStores: semantic and keyword search combined, over a VectorIndex and the KVStore of the stack."""
 
 import asyncio
 import logging
