@@ -13,6 +13,7 @@ from typing import Any, cast
 from apis.accounts.accounts import ADMIN_TENANT, Accounts
 from apis.accounts.audit import CURRENT_ACTOR, AuditActor
 from apis.accounts.directory import AccountDirectory, AccountPage, KeyOptions, NewKey, ProjectPage, StoredKey
+from apis.accounts.organization import Organization
 from apis.accounts.scopes import parse_project_scopes
 from apis.documents.fetcher import Fetcher
 from apis.errors import ConfigError, InvalidRequest, NotFound
@@ -131,7 +132,7 @@ async def _all_keys(directory: AccountDirectory) -> AsyncGenerator[tuple[StoredK
 async def _open_directory(loaded: LoadedConfig) -> AsyncGenerator[AccountDirectory]:
     CURRENT_ACTOR.set(AuditActor("session", f"command-line:{_user_name()}"))
     async with open_accounts(loaded) as accounts:
-        yield require_directory(loaded, accounts)
+        yield require_organization(loaded, accounts).directory
 
 
 def _user_name() -> str:
@@ -156,16 +157,16 @@ async def open_accounts(loaded: LoadedConfig) -> AsyncGenerator[Accounts]:
         yield cast("Accounts", live["accounts"])
 
 
-def require_directory(loaded: LoadedConfig, accounts: Accounts) -> AccountDirectory:
-    """Return the directory of the accounts. Raises ConfigError where they are those of the run config."""
+def require_organization(loaded: LoadedConfig, accounts: Accounts) -> Organization:
+    """Return the organization of the accounts. Raises ConfigError where they are those of the run config."""
     config, _ = loaded
-    directory = accounts.directory()
-    if directory is None:
+    organization = accounts.organization()
+    if organization is None:
         raise ConfigError(
             f"{config.source}: accounts.provider: is {config.accounts.provider}, whose keys are changed in the run "
             "config. Add the section `accounts: {provider: stored}`."
         )
-    return directory
+    return organization
 
 
 def _key_fields(key: StoredKey, last_used_at: int | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from apis.accounts.limits import NANOS
 from apis.accounts.usage import UsageEntry, UsageQuery, UsageSubject, sum_by_group
-from stack.keys import LoadedConfig, load_accounts_config, open_accounts, require_directory
+from stack.keys import LoadedConfig, load_accounts_config, open_accounts, require_organization
 
 _DAY_S: Final = 86_400
 _COLUMNS: Final = (
@@ -34,9 +34,7 @@ def usage_lines(file: str, *, days: int, as_csv: bool) -> Iterator[str]:
 
 async def _read(loaded: LoadedConfig, days: int) -> list[UsageEntry]:
     async with open_accounts(loaded) as accounts:
-        require_directory(loaded, accounts)
-        usage_log = accounts.usage_log()
-        assert usage_log is not None  # a provider with a directory has one
+        usage_log = require_organization(loaded, accounts).usage_log
         now = int(time.time())
         first_day = now // _DAY_S - days + 1
         return await usage_log.read(first_day * _DAY_S, now + 1)

@@ -8,24 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from apis.accounts.audit import AuditLog
-from apis.accounts.charges import Meter
-from apis.accounts.directory import AccountDirectory
-from apis.accounts.erasure import ProjectErasure
 from apis.accounts.limits import (
     KEY_SUBJECT_PREFIX,
     ORGANIZATION,
     WHOLE_PROJECT,
-    Limiter,
     RateLimit,
     is_model_subject,
 )
-from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, ProjectSettingsStore, find_hosted_tool
+from apis.accounts.organization import Organization
+from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, find_hosted_tool
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
 from apis.accounts.sign_in import SignIn
-from apis.accounts.spend_alerts import SpendAlerts
-from apis.accounts.spending import SpendLimits
-from apis.accounts.usage import UsageLog
 from apis.errors import NotFound, PermissionDenied
 from apis.inference import ModelNames
 from apis.provider import Provider
@@ -141,15 +134,6 @@ def digest_key(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Administration:
-    """Parts that only administrators use: the audit log, and the settings and deletion of projects."""
-
-    audit_log: AuditLog
-    settings: ProjectSettingsStore
-    erasure: ProjectErasure
-
-
 class Accounts(Provider, ABC):
     """Recognizes clients by their keys.
 
@@ -175,10 +159,10 @@ class Accounts(Provider, ABC):
         or the project was archived. Raises StoreUnavailable."""
         if key_id:
             return await self.find_caller(project_id, key_id)
-        directory = self.directory()
-        if directory is not None:
+        organization = self.organization()
+        if organization is not None:
             with suppress(NotFound):  # a project of the identity provider alone
-                if (await directory.get_project(project_id)).archived_at is not None:
+                if (await organization.directory.get_project(project_id)).archived_at is not None:
                     return None
         return Caller(project_id)
 
@@ -193,39 +177,6 @@ class Accounts(Provider, ABC):
         that is not public. Raises StoreUnavailable while it cannot be read."""
         return None
 
-    def directory(self) -> AccountDirectory | None:
-        """Return the directory of projects and keys, None where they can only be changed in the run config."""
-        return None
-
-    def meter(self) -> Meter | None:
-        """Return the meter of requests, None where neither limits nor usage are counted."""
-        return None
-
-    def limiter(self) -> Limiter | None:
-        """Return the limits of projects, None where no caller has limits."""
-        return None
-
-    def spend_limits(self) -> SpendLimits | None:
-        """Return the limits of spending, None where nothing has a price."""
-        return None
-
-    def spend_alerts(self) -> SpendAlerts | None:
-        """Return the e-mails about what was spent, None where nothing has a price."""
-        return None
-
-    def usage_log(self) -> UsageLog | None:
-        """Return the log of what callers use, None where it is not stored."""
-        return None
-
-    def administration(self) -> Administration | None:
-        """Return the log of acts and the settings of projects, None where nothing is administered."""
-        return None
-
-    def currency(self) -> str:
-        """Return the currency of the prices: three lower-case letters of ISO 4217."""
-        return "usd"
-
-    def cache_salt_secret(self) -> bytes | None:
-        """Return a secret that all workers share and no client knows, None where the tenants are those of the run
-        config. Called after `start`."""
+    def organization(self) -> Organization | None:
+        """Return what is kept of projects, None where they are those of the run config."""
         return None

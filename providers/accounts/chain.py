@@ -5,14 +5,9 @@ from typing import Any
 
 from pydantic import Field
 
-from apis.accounts.accounts import Accounts, Administration, Caller
-from apis.accounts.charges import Meter
-from apis.accounts.directory import AccountDirectory
-from apis.accounts.limits import Limiter
+from apis.accounts.accounts import Accounts, Caller
+from apis.accounts.organization import Organization
 from apis.accounts.sign_in import SignIn
-from apis.accounts.spend_alerts import SpendAlerts
-from apis.accounts.spending import SpendLimits
-from apis.accounts.usage import UsageLog
 from apis.provider import Provider
 from providers.accounts.projects import StoredProjects
 
@@ -58,39 +53,6 @@ class ChainedAccounts(Accounts):
                 return sign_in
         return None
 
-    def directory(self) -> AccountDirectory | None:
-        """Return the directory of the first provider that has one."""
-        return next((own for provider in self._providers if (own := provider.directory())), None)
-
-    def meter(self) -> Meter | None:
-        """Return the meter of the first provider that has one, for the callers of all."""
-        return next((own for provider in self._providers if (own := provider.meter())), None)
-
-    def limiter(self) -> Limiter | None:
-        """Return the limiter of the first provider that has one."""
-        return next((own for provider in self._providers if (own := provider.limiter())), None)
-
-    def spend_limits(self) -> SpendLimits | None:
-        """Return the limits of the first provider that has them."""
-        return next((own for provider in self._providers if (own := provider.spend_limits())), None)
-
-    def spend_alerts(self) -> SpendAlerts | None:
-        """Return the alerts of the first provider that has them."""
-        return next((own for provider in self._providers if (own := provider.spend_alerts())), None)
-
-    def usage_log(self) -> UsageLog | None:
-        """Return the log of the first provider that has one, for the callers of all."""
-        return next((own for provider in self._providers if (own := provider.usage_log())), None)
-
-    def administration(self) -> Administration | None:
-        """Return that of the first provider that has one."""
-        return next((own for provider in self._providers if (own := provider.administration())), None)
-
-    def currency(self) -> str:
-        """Return the currency of the first provider that counts usage."""
-        counting = (provider for provider in self._providers if provider.usage_log() is not None)
-        return next((provider.currency() for provider in counting), super().currency())
-
-    def cache_salt_secret(self) -> bytes | None:
-        """Return the secret of the first provider that has one."""
-        return next((own for provider in self._providers if (own := provider.cache_salt_secret())), None)
+    def organization(self) -> Organization | None:
+        """Return the one that its providers share."""
+        return next((own for provider in self._providers if (own := provider.organization())), None)

@@ -6,15 +6,15 @@ from typing import Final
 
 from pydantic import ConfigDict, Field
 
-from apis.accounts.accounts import ADMIN_TENANT, Accounts, Administration, Caller
+from apis.accounts.accounts import ADMIN_TENANT, Accounts, Caller
 from apis.accounts.limits import WHOLE_PROJECT
+from apis.accounts.organization import Organization
 from apis.accounts.scopes import Grant
 from apis.errors import ConfigError, StorageCorrupt
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, KVStore, Op, Put
 from providers.accounts.alerts.alerting import SpendAlerting
 from providers.accounts.alerts.settings import EmailConfig
-from providers.accounts.alerts.stored_alerts import StoredSpendAlerts
 from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.directory import StoredDirectory
 from providers.accounts.erasure import StoredProjectErasure
@@ -46,34 +46,39 @@ class StoredProjectsConfig(Provider.Config):
     email: EmailConfig | None = None
 
 
-class Organization:
-    """All that a store has of its projects: their directory, limits, usage, money and secret. Providers of one stack
-    share one, so that each request is counted and priced in one way."""
+class StoredOrganization:
+    """All that a store has of its projects. Providers of one stack share one, so that each request is counted and
+    priced in one way."""
 
     def __init__(self, config: StoredProjectsConfig, kv_store: KVStore) -> None:
         self._kv = kv_store
         audit_log = StoredAuditLog(kv_store, config.audit_retention_days)
-        self.directory = StoredDirectory(kv_store, audit_log)
-        self.administration = Administration(
-            audit_log, StoredProjectSettings(kv_store, audit_log), StoredProjectErasure(kv_store, audit_log)
-        )
-        self.limiter = StoredLimiter(kv_store, audit_log)
-        self.currency = config.currency
+        limiter = StoredLimiter(kv_store, audit_log)
         self.ledger = StoredLedger(kv_store, Prices(config.prices), config.usage_retention_days * 86_400)
-        self.usage_log = StoredUsageLog(kv_store, self.ledger)
-        self.spend_limits = StoredSpendLimits(kv_store, self.limiter, self.usage_log)
-        self.alerting = SpendAlerting(kv_store, audit_log, self.usage_log, email=config.email, currency=config.currency)
-        self.salt_secret: bytes | None = None
+        usage_log = StoredUsageLog(kv_store, self.ledger)
+        self._alerting = SpendAlerting(kv_store, audit_log, usage_log, email=config.email, currency=config.currency)
+        self.parts = Organization(
+            StoredDirectory(kv_store, audit_log),
+            StoredProjectSettings(kv_store, audit_log),
+            StoredProjectErasure(kv_store, audit_log),
+            audit_log,
+            limiter,
+            self.ledger,
+            usage_log,
+            StoredSpendLimits(kv_store, limiter, usage_log),
+            self._alerting.alerts,
+            config.currency,
+        )
 
     async def start(self) -> None:
         """Load the secret of the cache salts, which the first process of all creates."""
-        self.salt_secret = await self._load_salt_secret()
+        self.parts.cache_salt_secret = await self._load_salt_secret()
         self.ledger.start()
-        await self.alerting.start()
+        await self._alerting.start()
 
     async def close(self) -> None:
         """Count what waits, and send the e-mails that are due."""
-        await self.alerting.close()
+        await self._alerting.close()
         await self.ledger.close()
 
     async def _load_salt_secret(self) -> bytes:
@@ -102,7 +107,7 @@ class StoredProjects(Accounts):
     def __init__(self, config: StoredProjectsConfig, kv_store: KVStore) -> None:
         self._kv = kv_store
         self._settings = config
-        self._organization = Organization(config, kv_store)
+        self._organization = StoredOrganization(config, kv_store)
         self._owns_organization = True
 
     async def start(self) -> None:
@@ -113,32 +118,8 @@ class StoredProjects(Accounts):
         if self._owns_organization:
             await self._organization.close()
 
-    def directory(self) -> StoredDirectory:
-        return self._organization.directory
-
-    def meter(self) -> StoredLedger:
-        return self._organization.ledger
-
-    def limiter(self) -> StoredLimiter:
-        return self._organization.limiter
-
-    def spend_limits(self) -> StoredSpendLimits:
-        return self._organization.spend_limits
-
-    def spend_alerts(self) -> StoredSpendAlerts:
-        return self._organization.alerting.alerts
-
-    def usage_log(self) -> StoredUsageLog:
-        return self._organization.usage_log
-
-    def currency(self) -> str:
-        return self._organization.currency
-
-    def administration(self) -> Administration:
-        return self._organization.administration
-
-    def cache_salt_secret(self) -> bytes | None:
-        return self._organization.salt_secret
+    def organization(self) -> Organization:
+        return self._organization.parts
 
     async def find_owner(self, project_id: str, key_id: str) -> Caller | None:
         if key_id or project_id == ADMIN_TENANT:
@@ -168,6 +149,6 @@ class StoredProjects(Accounts):
                     )
                 set_by.setdefault(field, name)
         owner, *others = members.values()
-        owner._organization = Organization(StoredProjectsConfig().model_copy(update=settings), owner._kv)
+        owner._organization = StoredOrganization(StoredProjectsConfig().model_copy(update=settings), owner._kv)
         for member in others:
             member._organization, member._owns_organization = owner._organization, False

@@ -43,8 +43,8 @@ async def charging_embeddings(
 async def _open_charge(
     accounts: Accounts | None, inference: Inference, tenant: str, model_name: str, text_bytes: int
 ) -> Charge | None:
-    meter = None if accounts is None else accounts.meter()
-    if accounts is None or meter is None:
+    organization = None if accounts is None else accounts.organization()
+    if accounts is None or organization is None:
         return None
     caller = await accounts.find_owner(tenant, "")
     if caller is None:
@@ -53,6 +53,6 @@ async def _open_charge(
         model = await find_model(caller, model_name, inference)
         assert model is not None  # it is named
         demand = Demand(model.name, text_bytes // _BYTES_PER_TOKEN, model_aliases=model.aliases)
-        return await meter.open_charge((tenant, ""), caller.find_limits(model), demand)
+        return await organization.meter.open_charge((tenant, ""), caller.find_limits(model), demand)
     except (ModelNotFound, PermissionDenied, QuotaExceeded) as exc:
         raise UnreadableFile("server_error", exc.message) from exc

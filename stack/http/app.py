@@ -65,7 +65,7 @@ def create_app(config: StackConfig) -> Starlette:
             app.state.end_running = services.end_running
             build_sdk_schemas()
             tasks = {supervise("the monitor of streams", services.monitor.run)}
-            if stack.accounts.administration() is not None:
+            if stack.accounts.organization() is not None:
                 tasks.add(supervise("the sweep of data that is too old", RetentionSweeper(stack).run))
             if metrics.is_shared:
                 tasks.add(supervise("the refresh of metrics", services.keep_metrics_fresh))
@@ -118,14 +118,14 @@ async def _drain(stack: Stack, *, at_once: bool) -> None:
 
 
 def _build_services(stack: Stack, metrics: Metrics, free_disk_bytes: int) -> Services:
-    config = stack.config.server
+    config, organization = stack.config.server, stack.accounts.organization()
     shares = RequestShares(config, free_disk_bytes, several_tenants=stack.config.has_several_tenants)
     count_answers_in(shares.bytes)
     return Services(
         stack,
         StreamMonitor(config.keep_alive_s),
         metrics,
-        CacheSalts(config, stack.accounts.cache_salt_secret()),
+        CacheSalts(config, None if organization is None else organization.cache_salt_secret),
         shares,
         AdmissionQueue(config, several_tenants=stack.config.has_several_tenants),
         StoreProbe(stack.kv_store),

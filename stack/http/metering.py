@@ -43,7 +43,7 @@ async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> Gran
     if isinstance(request, CreateResponse) and request.prompt is not None:
         resolved = stack.responses.resolve_prompt(request)
     name = getattr(resolved, "model", None)
-    needs_names = name and (caller.is_restricted or stack.accounts.meter() is not None)
+    needs_names = name and (caller.is_restricted or stack.accounts.organization() is not None)
     model = await find_model(caller, name, stack.inference) if needs_names else None
     require_request(caller, resolved, model)
     return GrantedRequest(_apply_settings(caller, request), resolved, model)
@@ -54,11 +54,11 @@ async def open_charge(
 ) -> Charge | None:
     """Count the request and reserve what it may use under all limits that apply. Returns None where nothing is counted.
     Raises RateLimited, and PermissionDenied for a model without a price under a limit of money."""
-    meter = accounts.meter()
-    if meter is None:
+    organization = accounts.organization()
+    if organization is None:
         return None
     tokens = body_bytes // _BYTES_PER_TOKEN, _estimate_output(granted.resolved)
-    return await _open(meter, caller, granted, tokens, is_batch=is_batch)
+    return await _open(organization.meter, caller, granted, tokens, is_batch=is_batch)
 
 
 async def count_request(
@@ -66,11 +66,11 @@ async def count_request(
 ) -> Charge | None:
     """Count a request for which no model generates, and the tokens of the text that is embedded for it. Raises as
     `open_charge`."""
-    meter = accounts.meter()
-    if meter is None:
+    organization = accounts.organization()
+    if organization is None:
         return None
     tokens = embedded_bytes // _BYTES_PER_TOKEN
-    charge = await _open(meter, caller, granted, (tokens, 0), is_batch=False)
+    charge = await _open(organization.meter, caller, granted, (tokens, 0), is_batch=False)
     charge.end(Use("", UsageCounts(input_tokens=tokens)))
     return charge
 

@@ -52,14 +52,13 @@ class RetentionSweeper:
 
     async def sweep(self) -> None:
         """Delete all that is too old now. A failure in one project does not stop the others."""
-        accounts = self._stack.accounts
-        directory, administration = accounts.directory(), accounts.administration()
-        if directory is None or administration is None:
+        organization = self._stack.accounts.organization()
+        if organization is None:
             return
-        await self._erase_remnants(administration.erasure)
-        for project_id in await _list_project_ids(directory):
+        await self._erase_remnants(organization.erasure)
+        for project_id in await _list_project_ids(organization.directory):
             try:
-                await self._sweep_project(project_id, administration.settings)
+                await self._sweep_project(project_id, organization.settings)
             except StackError as exc:
                 _log.warning("what is too old of the project %s stays for now: %s", project_id, exc.message)
 

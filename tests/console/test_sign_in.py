@@ -20,6 +20,7 @@ from tests.spec.accounts.test_team_recipe import CONFIG, program
 from tests.support.servers.ports import free_port
 from tests.support.servers.practice_provider import pages_provider, practice_provider
 from tests.support.servers.serving import Served, serving
+from tests.support.tenants.accounts import stored_organization
 
 pytestmark = pytest.mark.console
 PEOPLE: Final = ({"sub": "ada", "team": "red", "role": "member"}, {"sub": "eve", "team": "red", "role": "none"})
@@ -269,8 +270,7 @@ async def test_the_recipe_of_two_teams_signs_a_person_in(open_page: OpenPage) ->
             serving(more={"accounts": sections["accounts"]}, server=server) as served,
             open_page(f"{served.url}/#/usage", other_origin=issuer) as page,
         ):
-            directory = served.stack.accounts.directory()
-            assert directory is not None
+            directory = stored_organization(served.stack.accounts).directory
             await directory.create_project("red", project_id="red")
             await sign_in(page, issuer)
             await expect(page.locator(".key-facts")).to_contain_text("read, responses")

@@ -16,6 +16,7 @@ from providers.kv_store.memory import Memory
 from stack.build import build_providers
 from stack.config import StackConfig
 from stack.wiring import wire_providers
+from tests.support.tenants.accounts import stored_organization
 
 PRICES: dict[str, Any] = {"prices": {"m": {"input": 0, "output": 1_000_000}}}
 USE = Use("m", UsageCounts(1, 0, 0, 2))
@@ -33,11 +34,9 @@ async def test_every_end_has_the_price_that_any_section_sets(sections: tuple[dic
     """B5: those of this process, and those that another one has left."""
     store = Memory(Memory.Config())
     killed, chain = new_chain(store, *sections), new_chain(store, *sections)
-    log = chain.usage_log()
-    assert log is not None
+    log = stored_organization(chain).usage_log
     for accounts in (killed, chain):
-        meter = accounts.meter()
-        assert meter is not None
+        meter = stored_organization(accounts).meter
         charge = await meter.open_charge(("p", "k"), {"*": RateLimit(day_tokens=100)}, Demand("m", 1, 10))
         if accounts is killed:
             assert await store.write(charge.end_ops(USE)) is not None
@@ -54,12 +53,10 @@ async def test_the_members_of_a_chain_have_one_of_everything() -> None:
     """B5: one ledger, one sweep and one watcher of alerts, which can send."""
     chain = new_chain(Memory(Memory.Config()), {}, EMAIL)
     members = [*chain._providers]  # pyright: ignore[reportPrivateUsage] - what the members share is not shown
-    assert members[0].meter() is members[1].meter() is chain.meter()
-    assert members[0].directory() is members[1].directory()
-    alerts = chain.spend_alerts()
-    assert alerts is not None
+    assert members[0].organization() is members[1].organization() is chain.organization()
+    alerts = stored_organization(chain).spend_alerts
     assert alerts.can_send
-    assert new_chain(Memory(Memory.Config()), {"currency": "eur"}, {}).currency() == "eur"
+    assert stored_organization(new_chain(Memory(Memory.Config()), {"currency": "eur"}, {})).currency == "eur"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from apis.storage.records import encode_record
 from providers.accounts.alerts.due_alerts import DueAlert, DueAlerts
 from providers.accounts.records import alerts_key, usage_key
 from tests.spec.accounts.test_spend_alerts import alerting
+from tests.support.tenants.accounts import stored_organization
 
 DAY_S = 24 * HOUR_S
 
@@ -30,8 +31,7 @@ NOVEMBER, DECEMBER = at("2026-11-01"), at("2026-12-01")
 async def watched() -> AsyncGenerator[Any]:
     """A store and the due alerts in it, without a worker that sends them."""
     async with alerting(None) as served:
-        usage_log = served.stack.accounts.usage_log()
-        assert usage_log is not None
+        usage_log = stored_organization(served.stack.accounts).usage_log
         yield SimpleNamespace(kv=served.stack.kv_store, due=DueAlerts(served.stack.kv_store, usage_log))
 
 

@@ -18,7 +18,7 @@ from providers.accounts.directory import StoredDirectory
 from providers.kv_store.memory import Memory
 from stack.keys import KeyRequest, create, load_accounts_config, open_accounts, revoke
 from tests.support.servers.serving import serving
-from tests.support.tenants.accounts import CHAINED, ROOT, organization_of
+from tests.support.tenants.accounts import CHAINED, ROOT, organization_of, stored_organization
 
 ADMINISTERED: dict[str, Any] = {"more": CHAINED, "server": {"api_keys": [ROOT]}}
 
@@ -157,9 +157,8 @@ def test_acts_on_the_command_line_are_recorded_too(tmp_path: Path) -> None:
 
     async def read() -> list[Any]:
         async with open_accounts(loaded) as accounts:
-            administration = accounts.administration()
-            assert administration is not None
-            return [*(await administration.audit_log.list_records(AuditLogQuery())).data]
+            organization = stored_organization(accounts)
+            return [*(await organization.audit_log.list_records(AuditLogQuery())).data]
 
     records = asyncio.run(read())
     assert [record.type for record in records] == [

@@ -17,6 +17,7 @@ from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.upstream_server import HANG, UpstreamServer, delta_chunk, event, head, http_chunk
+from tests.support.tenants.accounts import stored_organization
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WORDS = 5000
@@ -139,8 +140,7 @@ async def served() -> AsyncGenerator[Served]:
 
 async def read_usage(served: Served, project: str) -> UsageCounts:
     """Wait until something of the project is in the usage log, and return the sum."""
-    log = served.stack.accounts.usage_log()
-    assert log is not None
+    log = stored_organization(served.stack.accounts).usage_log
     now = int(time.time())
     async with asyncio.timeout(5):
         while True:
@@ -155,9 +155,8 @@ async def read_usage(served: Served, project: str) -> UsageCounts:
 async def test_an_answer_that_is_broken_off_is_charged_for_what_was_generated(served: Served, way: str) -> None:
     """S7: one delta may hold many tokens, so its characters count."""
     key = await new_key(served, way)
-    limiter, spending = served.stack.accounts.limiter(), served.stack.accounts.spend_limits()
-    assert limiter is not None
-    assert spending is not None
+    organization = stored_organization(served.stack.accounts)
+    limiter, spending = organization.limiter, organization.spend_limits
     least = len(PIECE) // 4
     await limiter.set_limit(way, "*", UpdateRateLimit(max_tokens_per_1_month=least))
     async with sdk_client(served.url, key.value) as client:
@@ -176,8 +175,7 @@ async def test_each_text_completion_of_a_request_is_reserved(served: Served, man
     """S12: `max_tokens` is that of each of `n` completions of each prompt."""
     project = f"many-{len(str(many))}"
     key = await new_key(served, project)
-    limiter = served.stack.accounts.limiter()
-    assert limiter is not None
+    limiter = stored_organization(served.stack.accounts).limiter
     await limiter.set_limit(project, "*", UpdateRateLimit(max_tokens_per_1_minute=3000))
     async with sdk_client(served.url, key.value, timeout_s=0.3) as client:
         fields: dict[str, Any] = {"model": "m", "prompt": "hi", "max_tokens": 16, **many}
@@ -201,8 +199,7 @@ async def test_a_request_that_is_left_before_a_model_works_gives_back_what_it_re
     server = {"max_running": 1, "max_waiting": 5}
     async with serving(slow, more={"accounts": {"provider": "stored"}}, server=server) as served:
         key = await new_key(served, "queued")
-        limiter = served.stack.accounts.limiter()
-        assert limiter is not None
+        limiter = stored_organization(served.stack.accounts).limiter
         await limiter.set_limit("queued", "*", UpdateRateLimit(max_tokens_per_1_month=1500))
         async with sdk_client(served.url, key.value) as client:
             running = await client.chat.completions.create(model="m", messages=SAID, max_tokens=10, stream=True)

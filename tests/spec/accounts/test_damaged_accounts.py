@@ -65,7 +65,7 @@ async def test_a_server_starts_with_a_damaged_secret_of_its_cache_salts(damaged:
     for _ in range(2):
         accounts = StoredAccounts(StoredProjectsConfig(), store)
         await accounts.start()
-        found.add(accounts.cache_salt_secret())
+        found.add(accounts.organization().cache_salt_secret)
         await accounts.close()
     [secret] = found
     assert secret is not None

@@ -19,7 +19,7 @@ from tests.support.sdk.batch_files import batch_line, create_batch, wait_for_end
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
-from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of
+from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of, stored_organization
 
 WORD = "aardvark7391"
 KEPT = ("/accounts/audit/", "/accounts/usage/", "/accounts/deleted/")
@@ -159,8 +159,7 @@ def count_index_rows(folder: Path, project_id: str) -> int:
 async def test_a_project_with_a_key_in_the_run_config_is_not_deleted() -> None:
     keys = [ROOT, {"key": "sk-old", "tenant": "legacy"}]
     async with serving(more=CHAINED, server={"api_keys": keys}) as served:
-        directory = served.stack.accounts.directory()
-        assert directory is not None
+        directory = stored_organization(served.stack.accounts).directory
         await directory.create_project("legacy", project_id="legacy")
         await projects_of(served).archive("legacy")
         with pytest.raises(BadRequestError, match=r"server\.api_keys") as refusal:

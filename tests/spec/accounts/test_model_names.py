@@ -19,6 +19,7 @@ from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, serving
 from tests.support.servers.upstream_server import UpstreamServer, stream, text_chunks
+from tests.support.tenants.accounts import stored_organization
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NAMES = ("dear", "chat/dear", "alias", "unknown-elsewhere")
@@ -68,14 +69,12 @@ async def client_of(
     """A client with a key of a project, whose settings and limits hold from its first request on."""
     accounts = served.stack.accounts
     key = await new_key(served, project, *scopes)
-    administration, limiter = accounts.administration(), accounts.limiter()
-    assert administration is not None
-    assert limiter is not None
+    organization = stored_organization(accounts)
     if settings is not None:
-        await administration.settings.change_settings(project, lambda _: settings, {})
+        await organization.settings.change_settings(project, lambda _: settings, {})
     for subject, limit in (limits or {}).items():
         update = UpdateRateLimit(max_requests_per_1_day=limit.day_requests)
-        await limiter.set_limit(project, subject, update)
+        await organization.limiter.set_limit(project, subject, update)
     async with sdk_client(served.url, key.value) as client:
         yield client
 
@@ -144,8 +143,7 @@ async def test_cost_and_usage_are_those_of_the_model_whichever_name_was_sent(ser
             for call in (ROUTES["responses"], ROUTES["unstored"]):
                 used += (await call(client, name)).usage.total_tokens
             used += (await ROUTES["chat"](client, name)).usage.total_tokens
-    log = served.stack.accounts.usage_log()
-    assert log is not None
+    log = stored_organization(served.stack.accounts).usage_log
     entries = [each for each in await log.read(since, since + 7300) if each.subject.project_id == "counted"]
     assert {entry.subject.model for entry in entries} == {"dear"}
     assert sum(entry.counts.cost for entry in entries) == used * NANOS
@@ -154,8 +152,7 @@ async def test_cost_and_usage_are_those_of_the_model_whichever_name_was_sent(ser
 async def test_a_model_without_a_price_is_refused_under_a_limit_of_spending(served: Served) -> None:
     """S6: what no price knows is not free."""
     async with client_of(served, "spending") as client:
-        spending = served.stack.accounts.spend_limits()
-        assert spending is not None
+        spending = stored_organization(served.stack.accounts).spend_limits
         await spending.set("spending", 1_000_000 * NANOS)
         for name in ("cheap", "other/cheap"):
             with pytest.raises(PermissionDeniedError) as refusal:

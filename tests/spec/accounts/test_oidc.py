@@ -17,6 +17,7 @@ from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
 from tests.support.servers.issuer import Issuer, issuing, oidc_section
 from tests.support.servers.serving import Served, serving
+from tests.support.tenants.accounts import stored_organization
 from tests.support.tenants.forged_tokens import FORGED
 
 ROLES: dict[str, Any] = {
@@ -80,8 +81,7 @@ async def test_a_token_is_the_key_of_its_team(served: Served, issuer: Issuer) ->
 
 async def test_a_chain_admits_configured_and_stored_keys_and_tokens_to_one_team(served: Served, issuer: Issuer) -> None:
     first = await say(served.client)
-    directory = served.stack.accounts.directory()
-    assert directory is not None
+    directory = stored_organization(served.stack.accounts).directory
     project = await directory.create_project("alpha", project_id="alpha")
     account = await directory.create_service_account(project.id, "app")
     stored = await directory.create_key(account, KeyOptions("app"))
@@ -120,9 +120,8 @@ async def test_an_open_websocket_ends_when_its_token_expires(served: Served, iss
 
 async def test_the_limits_of_a_project_and_of_a_role_hold_for_tokens(served: Served, issuer: Issuer) -> None:
     accounts = served.stack.accounts
-    directory, limiter = accounts.directory(), accounts.limiter()
-    assert directory is not None
-    assert limiter is not None
+    organization = stored_organization(accounts)
+    directory, limiter = organization.directory, organization.limiter
     for project in ("alpha", "beta"):
         await directory.create_project(project, project_id=project)
     await limiter.set_limit("beta", "*", UpdateRateLimit(max_tokens_per_1_month=1))
@@ -149,8 +148,7 @@ async def test_tokens_of_an_archived_project_are_refused_within_a_second(served:
     operator = token_of(issuer, "operator", team=...)
     async with sdk_client(served.url, token_of(issuer)) as client:
         organization: Any = client.with_options(admin_api_key=operator).admin.organization
-        directory = served.stack.accounts.directory()
-        assert directory is not None
+        directory = stored_organization(served.stack.accounts).directory
         await directory.create_project("alpha", project_id="alpha")
         await say(client)
         await organization.projects.archive("alpha")

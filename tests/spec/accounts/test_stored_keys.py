@@ -17,15 +17,13 @@ from tests.stack.http.raw import ask, bearer, check_error
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, serving
-from tests.support.tenants.accounts import CHAINED
+from tests.support.tenants.accounts import CHAINED, stored_organization
 
 STORED: dict[str, Any] = {"accounts": {"provider": "stored"}}
 
 
 def directory_of(served: Served) -> AccountDirectory:
-    directory = served.stack.accounts.directory()
-    assert directory is not None
-    return directory
+    return stored_organization(served.stack.accounts).directory
 
 
 async def new_key(served: Served, project: str = "alpha", *scopes: str, expires_in_s: int | None = None) -> NewKey:

@@ -18,6 +18,7 @@ from tests.support.sdk.client import sdk_client
 from tests.support.servers.practice_provider import browser_of, practice_provider
 from tests.support.servers.serving import serving
 from tests.support.servers.stack_process import STACK, running_stack
+from tests.support.tenants.accounts import stored_organization
 from tests.test_documents import ROOT, blocks, named_block, output_of
 
 PAGE = "distributions/team/README.md"
@@ -59,8 +60,7 @@ async def test_people_of_two_teams_sign_in_and_spend_the_budget_of_their_own_tea
         async with serving(**sections) as served, sdk_client(served.url, ada) as client:
             with pytest.raises(AuthenticationError):
                 await client.models.list()
-            directory = served.stack.accounts.directory()
-            assert directory is not None
+            directory = stored_organization(served.stack.accounts).directory
             for team in ("red", "blue"):
                 await directory.create_project(team, project_id=team)
             root = await directory.create_key(None, KeyOptions("ops"))

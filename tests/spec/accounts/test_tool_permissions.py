@@ -18,6 +18,7 @@ from tests.spec.accounts.test_stored_keys import new_key
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import SCRIPTED, Served, serving
+from tests.support.tenants.accounts import stored_organization
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SEARCH: Any = {"type": "web_search"}
@@ -45,11 +46,10 @@ async def client_of(
     served: Served, project: str, *scopes: str, settings: ProjectSettings | None = None
 ) -> AsyncGenerator[AsyncOpenAI]:
     """A client with a new key of a project, whose settings hold from its first request on."""
-    administration = served.stack.accounts.administration()
-    assert administration is not None
+    organization = stored_organization(served.stack.accounts)
     key = await new_key(served, project, *scopes)
     if settings is not None:
-        await administration.settings.change_settings(project, lambda _: settings, {})
+        await organization.settings.change_settings(project, lambda _: settings, {})
     async with sdk_client(served.url, key.value) as client:
         yield client
 

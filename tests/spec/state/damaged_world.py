@@ -17,7 +17,7 @@ import aiohttp
 from tests.support.damage import DAMAGES, damaged_bytes, read_stored, stored_values, write_stored
 from tests.support.models.skill_archives import FRONT_MATTER, pack
 from tests.support.servers.serving import Served, serving
-from tests.support.tenants.accounts import ROOT, organization_of
+from tests.support.tenants.accounts import ROOT, organization_of, stored_organization
 
 BETA: Final = "beta"
 """The project whose records are never damaged."""
@@ -132,8 +132,7 @@ async def populate(world: World) -> None:
     await organization.spend_limit.update(threshold_amount=1_000_000_00, currency="USD", interval="month")
     for project in PROJECTS:
         path = "/organization/projects"
-        directory = world.served.stack.accounts.directory()
-        assert directory is not None
+        directory = stored_organization(world.served.stack.accounts).directory
         await directory.create_project(project, project_id=project)
         account = await world.post("operator", f"{path}/{project}/service_accounts", {"name": "app"})
         world.keys[project] = account["api_key"]["value"]

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from openai import AsyncOpenAI
 
+from apis.accounts.accounts import Accounts
+from apis.accounts.organization import Organization
 from tests.support.servers.serving import Served, serving
 
 CHAINED: Final[dict[str, Any]] = {
@@ -22,6 +24,13 @@ async def serving_accounts() -> AsyncGenerator[Served]:
     """Serve a stack with stored accounts, whose client has the administrator's key ROOT."""
     async with serving(more=CHAINED, server={"api_keys": [ROOT]}) as served:
         yield served
+
+
+def stored_organization(accounts: Accounts) -> Organization:
+    """Return what these accounts keep of their projects."""
+    organization = accounts.organization()
+    assert organization is not None
+    return organization
 
 
 def organization_of(client: AsyncOpenAI, admin_key: str = "sk-root") -> Any:

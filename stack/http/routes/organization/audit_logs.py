@@ -12,14 +12,14 @@ from apis.accounts.audit import CURRENT_ACTOR, AuditActor, AuditLogQuery, AuditR
 from stack.http.answers import list_response
 from stack.http.context import HttpContext, Services
 from stack.http.route import ADMINISTRATION, Handler, Route
-from stack.http.routes.organization.objects import JsonObject, require_administration
+from stack.http.routes.organization.objects import JsonObject, require_organization
 from stack.http.uploads import read_query
 
 _READ_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
 async def list_audit_logs(http: Request, _context: HttpContext, services: Services) -> Response:
-    page = await require_administration(services).audit_log.list_records(read_query(http, AuditLogQuery))
+    page = await require_organization(services).audit_log.list_records(read_query(http, AuditLogQuery))
     return list_response([_record_to_json(record) for record in page.data], has_more=page.has_more)
 
 

@@ -9,13 +9,13 @@ from apis.errors import InvalidRequest
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.route import ADMINISTRATION, Route
-from stack.http.routes.organization.objects import require_administration, require_directory
+from stack.http.routes.organization.objects import require_directory, require_organization
 from stack.retention.erasure import ProjectEraser
 
 
 async def delete_project(http: Request, _context: HttpContext, services: Services) -> Response:
     project = await require_directory(services).get_project(http.path_params["project_id"])
-    erasure = require_administration(services).erasure
+    erasure = require_organization(services).erasure
     if any(key.tenant == project.id for key in services.stack.config.server.api_keys):
         raise InvalidRequest(
             "A key of `server.api_keys` in the run config belongs to this project: remove it and restart the workers.",

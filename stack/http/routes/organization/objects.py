@@ -6,31 +6,28 @@ them with the SDK's types.
 
 from typing import Any
 
-from apis.accounts.accounts import Administration
 from apis.accounts.directory import AccountDirectory, NewKey, Project, ServiceAccount, StoredKey
+from apis.accounts.organization import Organization
 from apis.errors import Unsupported
 from stack.http.context import Services
 
 JsonObject = dict[str, Any]
 
 
-def require_directory(services: Services) -> AccountDirectory:
-    """Return the directory of projects and keys. Raises Unsupported where the run config has none."""
-    directory = services.stack.accounts.directory()
-    if directory is None:
+def require_organization(services: Services) -> Organization:
+    """Return what is kept of projects and keys. Raises Unsupported where they are those of the run config."""
+    organization = services.stack.accounts.organization()
+    if organization is None:
         raise Unsupported(
             "Projects and keys are those of the run config here: set `accounts: {provider: stored}` to manage them.",
             code="not_configured",
         )
-    return directory
+    return organization
 
 
-def require_administration(services: Services) -> Administration:
-    """Return the log of acts and the settings of projects. Raises Unsupported where the run config has none."""
-    require_directory(services)
-    administration = services.stack.accounts.administration()
-    assert administration is not None  # a provider with a directory has it
-    return administration
+def require_directory(services: Services) -> AccountDirectory:
+    """Return the directory of projects and keys. Raises as `require_organization`."""
+    return require_organization(services).directory
 
 
 def project_to_json(project: Project) -> JsonObject:

@@ -20,7 +20,7 @@ from stack.http.uploads import read_query
 
 async def get_own_key(_http: Request, context: HttpContext, services: Services) -> Response:
     """Return a `stack.key`. `models` and `tools` are null where any may be used; `limits` are `project.rate_limit`s."""
-    caller, accounts = context.caller, services.stack.accounts
+    caller, organization = context.caller, services.stack.accounts.organization()
     grant, is_of_project = caller.grant, not caller.grant.scopes.isdisjoint(PROJECT_SCOPES)
     return value_response(
         {
@@ -32,22 +32,22 @@ async def get_own_key(_http: Request, context: HttpContext, services: Services) 
             "tools": None if grant.tools is None else sorted(grant.tools),
             "expires_at": None if caller.expires_at is None else int(caller.expires_at),
             "limits": [limit_to_json(subject, caller.limits[subject]) for subject in _own_subjects(caller)],
-            "manages_accounts": caller.is_administrator and accounts.directory() is not None,
-            "records_usage": is_of_project and accounts.usage_log() is not None,
-            "currency": accounts.currency().upper(),
+            "manages_accounts": caller.is_administrator and organization is not None,
+            "records_usage": is_of_project and organization is not None,
+            "currency": "USD" if organization is None else organization.currency.upper(),
         }
     )
 
 
 async def list_own_usage(http: Request, context: HttpContext, services: Services) -> Response:
     """Return one page of buckets of the key's own usage, also where the query names other projects and keys."""
-    usage_log = services.stack.accounts.usage_log()
-    if usage_log is None:
+    organization = services.stack.accounts.organization()
+    if organization is None:
         raise Unsupported(
             "Usage is not stored here: set `accounts: {provider: stored}` to record it.", code="not_configured"
         )
     query = read_query(http, UsageQuery).of_key(context.caller.tenant, context.caller.key_id)
-    return value_response(await read_completions_usage(usage_log, query))
+    return value_response(await read_completions_usage(organization.usage_log, query))
 
 
 OWN_KEY_ROUTES: Final = (

@@ -18,7 +18,7 @@ from apis.accounts.project_settings import (
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.route import ADMINISTRATION, Route
-from stack.http.routes.organization.objects import JsonObject, require_administration
+from stack.http.routes.organization.objects import JsonObject, require_organization
 from stack.http.uploads import read_model
 
 _PROJECT: Final = "/organization/projects/{project_id}"
@@ -59,7 +59,7 @@ async def update_hosted_tool_permissions(http: Request, _context: HttpContext, s
         disabled |= set(settings.disabled_tools) - requested.keys()
         return replace(settings, disabled_tools=tuple(name for name in HOSTED_TOOLS if name in disabled))
 
-    settings = await require_administration(services).settings.change_settings(
+    settings = await require_organization(services).settings.change_settings(
         _project_id(http), change, {"hosted_tool_permissions": requested}
     )
     return value_response(_tools_to_json(settings))
@@ -116,11 +116,11 @@ async def _set_fields(http: Request, services: Services, fields: JsonObject, req
     def change(settings: ProjectSettings) -> ProjectSettings:
         return replace(settings, **fields)
 
-    return await require_administration(services).settings.change_settings(_project_id(http), change, requested)
+    return await require_organization(services).settings.change_settings(_project_id(http), change, requested)
 
 
 async def _load_settings(http: Request, services: Services) -> ProjectSettings:
-    return await require_administration(services).settings.get_settings(_project_id(http))
+    return await require_organization(services).settings.get_settings(_project_id(http))
 
 
 def _models_to_json(settings: ProjectSettings) -> JsonObject:

@@ -8,7 +8,6 @@ from starlette.responses import Response
 from apis.accounts.limits import (
     LIMIT_FIELDS,
     WHOLE_PROJECT,
-    Limiter,
     RateLimit,
     RateLimitPage,
     UpdateRateLimit,
@@ -19,7 +18,7 @@ from apis.storage.pages import page_between
 from stack.http.answers import list_response, value_response
 from stack.http.context import HttpContext, Services
 from stack.http.route import ADMINISTRATION, Route
-from stack.http.routes.organization.objects import JsonObject, require_directory
+from stack.http.routes.organization.objects import JsonObject, require_organization
 from stack.http.uploads import read_model, read_query
 
 _LIMITS: Final = "/organization/projects/{project_id}/rate_limits"
@@ -29,7 +28,7 @@ _ID_PREFIX: Final = "rl-"
 async def list_rate_limits(http: Request, _context: HttpContext, services: Services) -> Response:
     """List the limits that are set, and one without a bound for the whole project and for every other model."""
     query = read_query(http, RateLimitPage)
-    limits = dict(await _require_limiter(services).list_limits(http.path_params["project_id"]))
+    limits = dict(await require_organization(services).limiter.list_limits(http.path_params["project_id"]))
     for subject in (WHOLE_PROJECT, *(model.id for model in await services.stack.inference.models())):
         limits.setdefault(subject, RateLimit())
     rows = [limit_to_json(subject, limits[subject]) for subject in sorted(limits)]
@@ -47,7 +46,7 @@ async def update_rate_limit(http: Request, _context: HttpContext, services: Serv
             param="rate_limit_id",
             code="invalid_value",
         )
-    limit = await _require_limiter(services).set_limit(http.path_params["project_id"], subject, request)
+    limit = await require_organization(services).limiter.set_limit(http.path_params["project_id"], subject, request)
     return value_response(limit_to_json(subject, limit))
 
 
@@ -62,13 +61,6 @@ RATE_LIMIT_ROUTES: Final = (
         stores=False,
     ),
 )
-
-
-def _require_limiter(services: Services) -> Limiter:
-    require_directory(services)
-    limiter = services.stack.accounts.limiter()
-    assert limiter is not None  # a provider with a directory has one
-    return limiter
 
 
 def limit_to_json(subject: str, limit: RateLimit) -> JsonObject:

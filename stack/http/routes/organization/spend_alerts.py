@@ -5,12 +5,12 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.accounts.spend_alerts import SaveSpendAlert, SpendAlert, SpendAlertPage, SpendAlerts
+from apis.accounts.spend_alerts import SaveSpendAlert, SpendAlert, SpendAlertPage
 from apis.storage.pages import page_between
 from stack.http.answers import deleted_response, list_response, value_response
 from stack.http.context import HttpContext, Services
 from stack.http.route import ADMINISTRATION, Route
-from stack.http.routes.organization.objects import JsonObject, require_directory
+from stack.http.routes.organization.objects import JsonObject, require_organization
 from stack.http.routes.organization.spending import find_project_id, require_currency
 from stack.http.uploads import read_model, read_query
 
@@ -20,32 +20,32 @@ _PATHS: Final = ("/organization/spend_alerts", "/organization/projects/{project_
 async def create_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, SaveSpendAlert)
     require_currency(services, request)
-    alert = await _require_alerts(services).create(find_project_id(http), request)
+    alert = await require_organization(services).spend_alerts.create(find_project_id(http), request)
     return value_response(_alert_to_json(services, alert))
 
 
 async def list_spend_alerts(http: Request, _context: HttpContext, services: Services) -> Response:
     query = read_query(http, SpendAlertPage)
-    alerts = await _require_alerts(services).list(find_project_id(http))
+    alerts = await require_organization(services).spend_alerts.list(find_project_id(http))
     ordered = [*alerts] if query.order == "asc" else [*reversed(alerts)]
     page = page_between(ordered, query, query.before, lambda alert: alert.id)
     return list_response([_alert_to_json(services, alert) for alert in page.data], has_more=page.has_more)
 
 
 async def get_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
-    alert = await _require_alerts(services).get(find_project_id(http), _alert_id(http))
+    alert = await require_organization(services).spend_alerts.get(find_project_id(http), _alert_id(http))
     return value_response(_alert_to_json(services, alert))
 
 
 async def update_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, SaveSpendAlert)
     require_currency(services, request)
-    alert = await _require_alerts(services).update(find_project_id(http), _alert_id(http), request)
+    alert = await require_organization(services).spend_alerts.update(find_project_id(http), _alert_id(http), request)
     return value_response(_alert_to_json(services, alert))
 
 
 async def delete_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
-    await _require_alerts(services).delete(find_project_id(http), _alert_id(http))
+    await require_organization(services).spend_alerts.delete(find_project_id(http), _alert_id(http))
     return deleted_response(_alert_id(http), f"{_object_name(find_project_id(http))}.deleted")
 
 
@@ -61,13 +61,6 @@ SPEND_ALERT_ROUTES: Final = (
 )
 
 
-def _require_alerts(services: Services) -> SpendAlerts:
-    require_directory(services)
-    alerts = services.stack.accounts.spend_alerts()
-    assert alerts is not None  # a provider with a directory has them
-    return alerts
-
-
 def _alert_id(http: Request) -> str:
     return http.path_params["alert_id"]
 
@@ -81,7 +74,7 @@ def _alert_to_json(services: Services, alert: SpendAlert) -> JsonObject:
     return {
         "id": alert.id,
         "object": _object_name(alert.project_id),
-        "currency": services.stack.accounts.currency().upper(),
+        "currency": require_organization(services).currency.upper(),
         "interval": "month",
         "notification_channel": {
             "type": "email",

@@ -6,19 +6,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.accounts.limits import NANOS_PER_CENT
-from apis.accounts.spending import SpendLimit, SpendLimits, UpdateSpendLimit
+from apis.accounts.spending import SpendLimit, UpdateSpendLimit
 from apis.errors import InvalidRequest
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.route import ADMINISTRATION, Route
-from stack.http.routes.organization.objects import JsonObject, require_directory
+from stack.http.routes.organization.objects import JsonObject, require_organization
 from stack.http.uploads import read_model
 
 _PATHS: Final = ("/organization/spend_limit", "/organization/projects/{project_id}/spend_limit")
 
 
 async def get_spend_limit(http: Request, _context: HttpContext, services: Services) -> Response:
-    limit = await _require_limits(services).get(find_project_id(http))
+    limit = await require_organization(services).spend_limits.get(find_project_id(http))
     return value_response(_limit_to_json(http, services, limit))
 
 
@@ -26,12 +26,12 @@ async def set_spend_limit(http: Request, _context: HttpContext, services: Servic
     request = await read_model(http, services.max_body_bytes, UpdateSpendLimit)
     require_currency(services, request)
     cost = request.threshold_amount * NANOS_PER_CENT
-    limit = await _require_limits(services).set(find_project_id(http), cost)
+    limit = await require_organization(services).spend_limits.set(find_project_id(http), cost)
     return value_response(_limit_to_json(http, services, limit))
 
 
 async def delete_spend_limit(http: Request, _context: HttpContext, services: Services) -> Response:
-    await _require_limits(services).delete(find_project_id(http))
+    await require_organization(services).spend_limits.delete(find_project_id(http))
     return value_response({"object": f"{_object_name(http)}.deleted", "deleted": True})
 
 
@@ -44,20 +44,13 @@ SPENDING_ROUTES: Final = (
 
 def require_currency(services: Services, request: UpdateSpendLimit) -> None:
     """Raise InvalidRequest if the amount of the request is not in the currency of the prices."""
-    currency = services.stack.accounts.currency().upper()
+    currency = require_organization(services).currency.upper()
     if request.currency != currency:
         raise InvalidRequest(
             f"The prices of this server are in {currency} (`accounts.currency`).",
             param="currency",
             code="invalid_value",
         )
-
-
-def _require_limits(services: Services) -> SpendLimits:
-    require_directory(services)
-    limits = services.stack.accounts.spend_limits()
-    assert limits is not None  # a provider with a directory has them
-    return limits
 
 
 def find_project_id(http: Request) -> str | None:
@@ -73,7 +66,7 @@ def _limit_to_json(http: Request, services: Services, limit: SpendLimit) -> Json
     """Return an `organization.spend_limit` or a `project.spend_limit`. `spent_amount`, in cents, is an extension."""
     return {
         "object": _object_name(http),
-        "currency": services.stack.accounts.currency().upper(),
+        "currency": require_organization(services).currency.upper(),
         "interval": "month",
         "threshold_amount": limit.cost // NANOS_PER_CENT,
         "enforcement": {"status": "enforcing" if limit.is_enforcing else "inactive"},

@@ -28,7 +28,7 @@ from apis.errors import InvalidRequest, Unsupported
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.route import ADMINISTRATION, Handler, Route
-from stack.http.routes.organization.objects import JsonObject, require_directory
+from stack.http.routes.organization.objects import JsonObject, require_organization
 from stack.http.uploads import read_query
 
 _DEFAULT_BUCKETS: Final = {"1h": 24, "1d": 7}
@@ -93,7 +93,7 @@ class _Page:
 
 def _list_usage(kind: _UsageKind) -> Handler:
     async def list_usage(http: Request, _context: HttpContext, services: Services) -> Response:
-        usage_log = _require_usage_log(services)
+        usage_log = require_organization(services).usage_log
         return value_response(await _read_usage(kind, usage_log, read_query(http, kind.query)))
 
     return list_usage
@@ -120,10 +120,10 @@ async def read_completions_usage(usage_log: UsageLog, query: UsageQuery) -> Json
 
 async def list_costs(http: Request, _context: HttpContext, services: Services) -> Response:
     """Return the costs by the prices in the run config when each request ended."""
-    usage_log = _require_usage_log(services)
+    usage_log = require_organization(services).usage_log
     query = read_query(http, CostsQuery)
     page = _find_page(query, "1d", COSTS_MAX_BUCKETS)
-    usage_query, currency = query.to_usage_query(), services.stack.accounts.currency()
+    usage_query, currency = query.to_usage_query(), require_organization(services).currency
 
     def build_results(own: Iterator[UsageEntry]) -> list[JsonObject]:
         return [
@@ -202,13 +202,6 @@ REFUSED_USAGE_ROUTES: Final = tuple(
     Route("GET", f"/organization/usage/{name}", ADMINISTRATION, _refuse(name, reason))
     for name, reason in _UNCOUNTED.items()
 )
-
-
-def _require_usage_log(services: Services) -> UsageLog:
-    require_directory(services)
-    usage_log = services.stack.accounts.usage_log()
-    assert usage_log is not None  # a provider with a directory has one
-    return usage_log
 
 
 def _find_page(query: UsageQuery | CostsQuery, width: Literal["1h", "1d"], most: int) -> _Page:
