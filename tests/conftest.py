@@ -6,11 +6,12 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling  # pyright: ignore[reportMissingTypeStubs] - typed, without the marker file
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 # an example that waits for a busy machine is not wrong
@@ -34,6 +35,21 @@ MAY_BLOCK: Final = (
 """Functions, by their files, that may block the event loop; each with its reason."""
 LONG_FILES: Final = ("stack/serving/test_serve.py", "test_documents.py", "test_linear_regexes.py", "test_structure.py")
 """Files that take half a minute and would come last: one process would still be at them when the others have ended."""
+KERNELS: Final = "tests/providers/gpt_oss/kernels/"
+"""Files for one process: each that compiles kernels starts a child that imports torch and Triton."""
+
+
+class FilesAndKernels(LoadFileScheduling):
+    """Gives a process a file at a time, or all of KERNELS."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return KERNELS if nodeid.startswith(KERNELS) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Schedule by FilesAndKernels where `--dist loadfile` asks for whole files."""
+    return FilesAndKernels(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 
 from providers.inference.gpt_oss.checkpoint.layout import Layout
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec, Rotary
@@ -160,7 +159,10 @@ def reference_rotary(rotary: Rotary, head_dim: int) -> Any:
         "original_max_position_embeddings": rotary.original_context_tokens,
         "attention_factor": rotary.concentration,
     }
-    return GptOssRotaryEmbedding(GptOssConfig(head_dim=head_dim, rope_parameters=yarn))
+    package = "transformers.models.gpt_oss"
+    modeling: Any = import_module(f"{package}.modeling_gpt_oss")  # seconds: only where it is needed
+    configuration: Any = import_module(f"{package}.configuration_gpt_oss")
+    return modeling.GptOssRotaryEmbedding(configuration.GptOssConfig(head_dim=head_dim, rope_parameters=yarn))
 
 
 def test_the_last_positions_of_the_context_give_the_references_logits(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The small BERT itself, held against transformers' own, and its windows."""
 
 import math
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors import torch as safetensors
-from transformers.models.bert.configuration_bert import BertConfig
-from transformers.models.bert.modeling_bert import BertModel
 
 from providers.inference.minilm.child import MAX_TOKENS, Embedder, TextTooLong, gelu, split_batches
 from tests.support.models.tiny_bert import CONFIG, write_tiny_bert
@@ -34,7 +33,8 @@ def ids(embedder: Embedder, text: str) -> list[int]:
 
 
 def test_vectors_are_those_of_transformers_mean_pooled_and_normalised(folder: Path, embedder: Embedder) -> None:
-    reference: Any = BertModel(BertConfig(**CONFIG), add_pooling_layer=False).eval()
+    modeling: Any = import_module("transformers.models.bert.modeling_bert")  # seconds: only where it is needed
+    reference: Any = modeling.BertModel(modeling.BertConfig(**CONFIG), add_pooling_layer=False).eval()
     files: Any = safetensors
     loaded: dict[str, Any] = files.load_file(folder / "model.safetensors")
     loaded.pop("embeddings.position_ids")

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI, InternalServerError
 from openai.types.responses import Response
 
 from tests.support.sdk.client import sdk_client
-from tests.support.servers.stack_process import running_stack
+from tests.support.servers.forked_process import forked_stack
 
 LONG: list[dict[str, Any]] = [{"text": "once "}, {"wait_s": 60}, {"text": "more"}]
 ASK: dict[str, Any] = {"model": "scripted", "input": "hi"}
@@ -43,13 +43,13 @@ async def ending(folder: Path, grace_s: float = 0.5) -> AsyncGenerator[Ending]:
     }
     file = folder / "run.yaml"
     file.write_text(yaml.safe_dump(sections))
-    async with running_stack(str(file), cwd=folder) as (url, pid), sdk_client(url, "none") as client:
+    async with forked_stack(str(file), cwd=folder) as (url, pid), sdk_client(url, "none") as client:
         yield Ending(client.with_options(max_retries=0), pid, file)
 
 
 async def find_response(stack: Ending, response_id: str) -> Response:
     """The response as the next process on the same store shows it."""
-    async with running_stack(str(stack.file), cwd=stack.file.parent) as (url, _), sdk_client(url, "none") as client:
+    async with forked_stack(str(stack.file), cwd=stack.file.parent) as (url, _), sdk_client(url, "none") as client:
         return await client.responses.retrieve(response_id)
 
 

@@ -4,10 +4,8 @@ import asyncio
 import json
 import logging
 import os
-import re
 import socket
 import struct
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +21,7 @@ from providers.inference.scripted import Scripted
 from stack.serving.connection import HttpServerConnection
 from stack.serving.socket_connection import WebSocketServerConnection
 from tests.stack.http.raw import BOUND_S, Answer, ask, check_error, connection, parse
+from tests.support.servers.forked_process import STACK_PROGRAM, forked_process
 from tests.support.servers.serving import Served, scripted, serving
 
 ENDLESS: list[dict[str, Any]] = [{"text": "once "}, {"wait_s": 30}, {"text": "more"}]
@@ -339,15 +338,6 @@ async def test_each_response_on_a_websocket_is_counted_and_told_of(caplog: pytes
 # --- the end of a real server ----------------------------------------------------------------------------------------
 
 
-async def listening(stdout: asyncio.StreamReader) -> str:
-    """Where a server says that it listens."""
-    while True:
-        line = (await stdout.readline()).decode()
-        assert line, "it ended"
-        if found := re.search(r"http://[0-9.:]+", line):
-            return found[0]
-
-
 @pytest.mark.parametrize("wait_s", [0.5, 30], ids=["what ends in time", "what does not"])
 async def test_sigterm_lets_responses_end_in_the_grace_period(tmp_path: Path, wait_s: float) -> None:
     """R5: a WebSocket whose response still runs when the grace period ends gets `response.failed` and 1012."""
@@ -359,35 +349,24 @@ async def test_sigterm_lets_responses_end_in_the_grace_period(tmp_path: Path, wa
     }
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump(sections))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "stack", "run", str(config)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parents[3],
-    )
-    try:
-        async with asyncio.timeout(BOUND_S):
-            assert process.stdout is not None
-            at = await listening(process.stdout)
-            url = at.replace("http", "ws", 1) + "/v1/responses"
-            async with connect(url, proxy=None) as busy, connect(url, proxy=None) as idle:
-                await busy.send(json.dumps(CREATE))
-                while (await told(busy))["type"] != "response.output_text.delta":
-                    pass
-                process.terminate()
-                assert await closed_with(idle) == 1012
-                last = (await to_the_end(busy))[-1]["response"]
-                if wait_s < 1:
-                    assert last["output"][0]["content"][0]["text"] == "one two"
-                else:
-                    assert (last["status"], last["error"]["code"]) == ("failed", "server_error")
-                assert await closed_with(busy) == 1012
-            _, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
+    async with asyncio.timeout(BOUND_S), forked_process(STACK_PROGRAM, "run", str(config)) as process:
+        assert process.stderr is not None
+        url = (await process.listening()).replace("http", "ws", 1) + "/v1/responses"
+        async with connect(url, proxy=None) as busy, connect(url, proxy=None) as idle:
+            await busy.send(json.dumps(CREATE))
+            while (await told(busy))["type"] != "response.output_text.delta":
+                pass
+            process.terminate()
+            assert await closed_with(idle) == 1012
+            last = (await to_the_end(busy))[-1]["response"]
+            if wait_s < 1:
+                assert last["output"][0]["content"][0]["text"] == "one two"
+            else:
+                assert (last["status"], last["error"]["code"]) == ("failed", "server_error")
+            assert await closed_with(busy) == 1012
+        errors = await process.stderr.read()
+        code = await process.wait()
     if wait_s < 1:
-        assert process.returncode == 0
+        assert code == 0
     assert b"ERROR" not in errors
     assert b"Traceback" not in errors

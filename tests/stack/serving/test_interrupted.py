@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 from tests.support.damage import stored_keys
 from tests.support.sdk.client import TLS
 from tests.support.sdk.requests import responses
+from tests.support.servers.forked_process import STACK_PROGRAM, ForkedProcess, forked_process
 from tests.support.servers.serving import scripted, serving
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,7 +27,7 @@ LOST = [{"text": ["one ", "two "]}, {"wait_s": 600}, {"text": "three"}]
 
 
 @asynccontextmanager
-async def running_server(folder: Path, workers: int) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
+async def running_server(folder: Path, workers: int) -> AsyncGenerator[tuple[ForkedProcess, str]]:
     """`stack run` as a process; yields it and its URL. What it says goes to the file `log`."""
     config = {
         "server": {"log_level": "info"},
@@ -37,23 +37,10 @@ async def running_server(folder: Path, workers: int) -> AsyncGenerator[tuple[asy
     }
     file = folder / "run.yaml"
     file.write_text(yaml.safe_dump(config))
+    arguments = ("run", str(file), "--port", "0", "--workers", str(workers))
     with (folder / "log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "stack", "run", str(file), "--port", "0", "--workers", str(workers)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=log,
-            cwd=ROOT,
-        )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(100):
-            while not (line := (await process.stdout.readline()).decode()).startswith("listening on "):
-                assert line, (folder / "log").read_text()
-        yield process, line.split()[-1]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        async with forked_process(STACK_PROGRAM, *arguments, stderr=log.fileno()) as process:
+            yield process, await process.listening()
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -26,13 +25,13 @@ from stack.server_config import HttpServerConfig
 from stack.serving.connection import HttpServerConnection
 from stack.serving.listener import bind_listener, listener_url
 from tests.support.sdk.client import TLS
+from tests.support.servers.forked_process import ForkedProcess, forked_process
 
 BOUND_S = 60.0
 # Far more than it takes and far less than the default grace period, on however busy a machine.
 SOON_S = 10.0
 # On a machine so busy that a cut-off takes a second, the watchdog comes first.
 ENDED = (0, 1)
-ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import signal, sys
 from stack.serving.exit_codes import exit_on_error
@@ -47,14 +46,13 @@ with exit_on_error():
 class Running:
     """A served tiny app: its process, its run config, where it listens, and all it has said so far."""
 
-    process: asyncio.subprocess.Process
+    process: ForkedProcess
     file: Path
     said: list[str] = field(default_factory=list[str])
     url: str = ""
 
     async def listening(self) -> None:
         """Wait until it says that it listens; each call waits for the next time."""
-        assert self.process.stdout is not None
         async for line in self.process.stdout:
             self.said.append(line.decode().rstrip())
             if self.said[-1].startswith("listening on "):
@@ -83,19 +81,11 @@ async def launched(
     file = tmp_path / "run.yaml"
     sections = {"inference": {"provider": "tests.stack.tiny:Silent", **inference}, "server": server or {}}
     file.write_text(yaml.safe_dump({**sections, "kv_store": {"provider": "tests.stack.tiny:Bare"}}))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SCRIPT, str(file), repr(run or {})),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-    )
-    try:
-        async with asyncio.timeout(BOUND_S):
-            yield Running(process, file)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+    async with (
+        forked_process(SCRIPT, str(file), repr(run or {})) as process,
+        asyncio.timeout(BOUND_S),
+    ):
+        yield Running(process, file)
 
 
 @asynccontextmanager

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssForCausalLM
 
 from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
 from providers.inference.gpt_oss.engine.runner import Plan, PlanRow
@@ -20,8 +20,8 @@ GREEDY = RowSampling(temperature=0.0)
 
 def reference(folder: Path) -> Any:
     """transformers' model of an unpacked checkpoint in float32."""
-    loader = cast("Any", GptOssForCausalLM)
-    return loader.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    modeling: Any = import_module("transformers.models.gpt_oss.modeling_gpt_oss")  # seconds: only where it is needed
+    return modeling.GptOssForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def reference_logits(model: Any, tokens: Sequence[int], first_position: int = 0) -> Tensor:

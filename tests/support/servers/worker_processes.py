@@ -3,7 +3,6 @@
 import asyncio
 import random
 import signal
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ import yaml
 
 from tests.support.laws.stream_laws import check_frames, check_stream
 from tests.support.sdk.client import TLS
+from tests.support.servers.forked_process import STACK_PROGRAM, forked_process
 
-ROOT = Path(__file__).resolve().parents[3]
-START_S = 100.0
 STEPPING = "tests.support.servers.stepping_provider"
 UNLOSABLE_LEASE_S = 30
 """No worker that lives loses such a lease, however busy the machine is."""
@@ -133,23 +131,15 @@ async def worker_processes(
     }
     file = folder / f"run{random.getrandbits(32):x}.yaml"
     file.write_text(yaml.safe_dump(config))
+    arguments = ("run", str(file), "--port", "0", "--workers", str(workers))
     with (folder / "log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "stack", "run", str(file), "--port", "0", "--workers", str(workers)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=log,
-            cwd=ROOT,
-        )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(START_S):
-            while not (line := (await process.stdout.readline()).decode()).startswith("listening on "):
-                assert line, (folder / "log").read_text()
-        yield Workers(line.split()[-1], psutil.Process(process.pid))
-    finally:
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            for child in psutil.Process(process.pid).children():
-                child.send_signal(signal.SIGCONT)
-            process.terminate()
-        async with asyncio.timeout(60):
-            await process.wait()
+        async with forked_process(STACK_PROGRAM, *arguments, stderr=log.fileno()) as process:
+            try:
+                yield Workers(await process.listening(), psutil.Process(process.pid))
+            finally:
+                with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    for child in psutil.Process(process.pid).children():
+                        child.send_signal(signal.SIGCONT)
+                    process.terminate()
+                async with asyncio.timeout(60):
+                    await process.wait()
