@@ -284,4 +284,15 @@ class _Reloader(StatReload):
 
     def iter_py_files(self) -> Iterator[Path]:
         yield self._config_path.resolve()
-        yield from super().iter_py_files()
+        for folder in self.config.reload_dirs:
+            yield from find_python_files(folder)
+
+
+def find_python_files(folder: Path) -> Iterator[Path]:
+    """Yield the Python files below the folder, without those of hidden folders and of virtual environments: packages
+    are tens of thousands of files, and the reloader looks at each file four times a second."""
+    for parent, folders, files in os.walk(folder.resolve()):
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and not Path(parent, name, "pyvenv.cfg").exists()
+        ]
+        yield from (Path(parent, name) for name in files if name.endswith(".py"))

@@ -23,6 +23,7 @@ from uvicorn.server import ServerState
 from apis.errors import ConfigError
 from stack.server_config import HttpServerConfig
 from stack.serving.connection import HttpServerConnection
+from stack.serving.launch import find_python_files
 from stack.serving.listener import bind_listener, listener_url
 from tests.support.sdk.client import TLS
 from tests.support.servers.forked_process import ForkedProcess, forked_process
@@ -82,7 +83,7 @@ async def launched(
     sections = {"inference": {"provider": "tests.stack.tiny:Silent", **inference}, "server": server or {}}
     file.write_text(yaml.safe_dump({**sections, "kv_store": {"provider": "tests.stack.tiny:Bare"}}))
     async with (
-        forked_process(SCRIPT, str(file), repr(run or {})) as process,
+        forked_process(SCRIPT, str(file), repr(run or {}), cwd=tmp_path) as process,
         asyncio.timeout(BOUND_S),
     ):
         yield Running(process, file)
@@ -321,6 +322,21 @@ async def test_a_changed_run_config_is_served_anew(tmp_path: Path) -> None:
         assert await pid(running.url) != before
         running.signal()
         assert (await running.end())[0] == 0
+
+
+def test_reloading_leaves_out_hidden_folders_and_virtual_environments(tmp_path: Path) -> None:
+    for name in (
+        "app.py",
+        "part/tool.py",
+        ".git/hook.py",
+        "env/lib/package.py",
+        "part/.venv/lib/package.py",
+        "notes.txt",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "env/pyvenv.cfg").write_text("")
+    assert set(find_python_files(tmp_path)) == {tmp_path / "app.py", tmp_path / "part/tool.py"}
 
 
 # --- slow and large senders ------------------------------------------------------------------------------------------
