@@ -180,8 +180,12 @@ class Gates:
 
     def check_project(self, scope: Scope, context: HttpContext) -> None:
         """Refuse a route that stores in a project that stores nothing, and the work of a tool that is not allowed."""
-        if (route := get_match(scope).route) is not None:
-            route.require_access(context.caller)
+        route, caller = get_match(scope).route, context.caller
+        if route is None:
+            return
+        route.require_access(caller)
+        if route.keyed and caller.settings.stores_nothing and find_header(scope["headers"], b"idempotency-key"):
+            raise PermissionDenied("This project stores nothing, also no answer under an Idempotency-Key.")
 
     def check_body_type(self, scope: Scope, _context: HttpContext) -> None:
         """Refuse a body of another type or encoding than the route takes."""

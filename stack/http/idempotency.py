@@ -36,10 +36,10 @@ from stack.http.answers import client_disconnected_response
 from stack.http.context import get_context, get_services
 from stack.http.parsing import find_header, is_large, read_object
 from stack.http.peer import scope_without_peer
+from stack.http.request_body import read_body
 from stack.http.route_table import RouteTable, get_match, set_match
 from stack.http.sse import DIALECT_HEADER, DONE_FRAME, KEEP_ALIVE_FRAME
 from stack.http.streams import ClientDisconnected, run_while_connected
-from stack.http.uploads import read_body
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from apis.errors import PermissionDenied
 from stack.http.answers import model_response, page_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.parsing import read_request
+from stack.http.request_body import read_body, read_query
 from stack.http.route import RESPONSES, Route
-from stack.http.uploads import read_body, read_query
 
 
 async def create_batch(http: Request, context: HttpContext, services: Services) -> Response:

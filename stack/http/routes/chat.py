@@ -39,10 +39,10 @@ from stack.http.answers import json_response
 from stack.http.chat_files import read_files
 from stack.http.context import HttpContext, Services
 from stack.http.images import inline_images
+from stack.http.request_body import read_metered
 from stack.http.request_record import RequestRecord
 from stack.http.route import RESPONSES, Route
 from stack.http.streams import EventStream, run_while_connected
-from stack.http.uploads import read_metered
 
 
 class ChatStreamOptions(Wire):

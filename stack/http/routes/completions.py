@@ -23,11 +23,11 @@ from apis.deltas import Usage
 from apis.errors import InvalidRequest, UpstreamError
 from stack.http.answers import json_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_metered
 from stack.http.request_record import RequestRecord
 from stack.http.route import RESPONSES, Route
 from stack.http.routes.chat import ChatStreamOptions, encode_chunks, encode_stream_error
 from stack.http.streams import EventStream, run_while_connected
-from stack.http.uploads import read_metered
 
 
 class CreateCompletion(CompletionRequest):

@@ -10,8 +10,9 @@ from apis.containers import ContainerListParams, Containers, CopyFile, CreateCon
 from apis.errors import Unsupported
 from stack.http.answers import deleted_response, model_response, page_response
 from stack.http.context import HttpContext, Services
+from stack.http.forms import open_upload
+from stack.http.request_body import read_model, read_query
 from stack.http.route import RESPONSES, Route
-from stack.http.uploads import open_upload, read_model, read_query
 
 _DOWNLOAD_HEADERS: Final = {"content-disposition": "attachment"}
 """A file that a program wrote may be any page: no browser may render it as one of this server's."""

@@ -17,8 +17,8 @@ from apis.conversations import (
 from providers.common.fair_turns import run_long
 from stack.http.answers import deleted_response, list_response, model_response, value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_model, read_query
 from stack.http.route import RESPONSES, Route
-from stack.http.uploads import read_model, read_query
 
 
 async def create_conversation(http: Request, context: HttpContext, services: Services) -> Response:

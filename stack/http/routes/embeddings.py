@@ -13,9 +13,9 @@ from apis.deltas import Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from stack.http.answers import json_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_metered
 from stack.http.route import RESPONSES, Route
 from stack.http.streams import run_while_connected
-from stack.http.uploads import read_metered
 
 _MAX_INLINE_NUMBERS: Final = 16 * 1024
 """Numbers in a response. Larger responses are serialized in a thread, because they would hold up other streams."""

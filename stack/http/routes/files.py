@@ -13,9 +13,10 @@ from starlette.responses import Response, StreamingResponse
 from apis.documents.files import CreateFile, FileListParams, Files
 from stack.http.answers import deleted_response, model_response, page_response
 from stack.http.context import HttpContext, Services, require_section
+from stack.http.forms import Upload, open_upload
 from stack.http.parsing import to_invalid_request
+from stack.http.request_body import read_query
 from stack.http.route import FILES, Route
-from stack.http.uploads import Upload, open_upload, read_query
 
 _NESTED_FIELD: Final = re.compile(r"(\w{1,32})\[(\w{1,32})\]")
 

@@ -13,10 +13,10 @@ from apis.observation.background import EventListParams
 from apis.responses import ResponseListParams
 from stack.http.answers import json_response, page_response, value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_query
 from stack.http.route import RESPONSES, Route
 from stack.http.routes.responses import RESPONSE_PATH, parse_response_id
 from stack.http.sse import events_to_json, read_dialect
-from stack.http.uploads import read_query
 from stack.http.websocket import WEBSOCKET_HINT
 
 

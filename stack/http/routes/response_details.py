@@ -10,8 +10,8 @@ from starlette.responses import Response
 from apis.observation.details import ResponseTreeParams
 from stack.http.answers import list_response, value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_query
 from stack.http.route import RESPONSES, Route
-from stack.http.uploads import read_query
 
 
 async def list_tree(http: Request, context: HttpContext, services: Services) -> Response:

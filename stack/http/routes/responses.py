@@ -18,11 +18,11 @@ from apis.wire.base import remembered_json
 from providers.common.fair_turns import end_pass, run_long
 from stack.http.answers import deleted_response, json_response, list_response, value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_counted, read_metered, read_query
 from stack.http.request_record import RequestRecord
 from stack.http.route import RESPONSES, Route
 from stack.http.sse import ApiDialect, encode_frames, read_dialect, response_to_json
 from stack.http.streams import EventStream, run_while_connected
-from stack.http.uploads import read_counted, read_metered, read_query
 
 _LARGE_BYTES: Final = 256 * 1024
 """Bytes, or characters, of a response that is encoded in the tenant's turn."""

@@ -11,9 +11,10 @@ from apis.skills.bundle import SkillFile
 from apis.skills.skills import CreateSkillVersion, SkillListParams, Skills, UpdateSkill
 from stack.http.answers import deleted_response, model_response, page_response, value_response
 from stack.http.context import HttpContext, Services, require_section
+from stack.http.forms import open_uploads
 from stack.http.parsing import to_invalid_request
+from stack.http.request_body import read_model, read_query
 from stack.http.route import FILES, Route
-from stack.http.uploads import open_uploads, read_model, read_query
 
 _BOOLEANS: Final = {"true": True, "false": False}
 _DOWNLOAD_HEADERS: Final = {"content-disposition": 'attachment; filename="skill.zip"'}

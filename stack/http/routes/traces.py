@@ -10,8 +10,8 @@ from apis.errors import InvalidRequest
 from apis.observation.traces import IngestTraces, TraceListParams, Traces
 from stack.http.answers import deleted_response, json_response, list_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_model, read_query
 from stack.http.route import RESPONSES, Route
-from stack.http.uploads import read_model, read_query
 
 
 async def ingest_traces(http: Request, context: HttpContext, services: Services) -> Response:

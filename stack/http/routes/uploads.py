@@ -9,8 +9,9 @@ from starlette.responses import Response
 from apis.uploads.parts import CompleteUpload, CreateUpload, Uploads
 from stack.http.answers import model_response
 from stack.http.context import HttpContext, Services, require_section
+from stack.http.forms import open_upload
+from stack.http.request_body import read_model
 from stack.http.route import FILES, Route
-from stack.http.uploads import open_upload, read_model
 
 
 async def create_upload(http: Request, context: HttpContext, services: Services) -> Response:

@@ -18,9 +18,9 @@ from apis.documents.vector_stores import (
 )
 from stack.http.answers import deleted_response, model_response, page_response, single_page_response
 from stack.http.context import HttpContext, Services, require_section
+from stack.http.request_body import read_counted, read_model, read_query
 from stack.http.route import FILES, Route
 from stack.http.streams import run_while_connected
-from stack.http.uploads import read_counted, read_model, read_query
 
 
 async def create_store(http: Request, context: HttpContext, services: Services) -> Response:

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from apis.accounts.audit import CURRENT_ACTOR, AuditActor, AuditLogQuery, AuditRecord
 from stack.http.answers import list_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_query
 from stack.http.route import ADMINISTRATION, Handler, Route
 from stack.http.routes.organization.objects import JsonObject, require_organization
-from stack.http.uploads import read_query
 
 _READ_METHODS: Final = frozenset({"GET", "HEAD"})
 

@@ -20,9 +20,9 @@ from apis.accounts.directory import (
 from apis.errors import NotFound
 from stack.http.answers import deleted_response, list_response, value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_model, read_query
 from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import JsonObject, admin_key_to_json, key_to_json, require_directory
-from stack.http.uploads import read_model, read_query
 
 _KEYS: Final = "/organization/projects/{project_id}/api_keys"
 _ADMIN_KEYS: Final = "/organization/admin_api_keys"

@@ -12,10 +12,10 @@ from apis.accounts.usage import UsageQuery
 from apis.errors import Unsupported
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_query
 from stack.http.route import ANY_KEY, Route
 from stack.http.routes.organization.rate_limits import limit_to_json
 from stack.http.routes.organization.usage import read_completions_usage
-from stack.http.uploads import read_query
 
 
 async def get_own_key(_http: Request, context: HttpContext, services: Services) -> Response:

@@ -17,9 +17,9 @@ from apis.accounts.project_settings import (
 )
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_model
 from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import JsonObject, require_organization
-from stack.http.uploads import read_model
 
 _PROJECT: Final = "/organization/projects/{project_id}"
 _MODELS: Final = f"{_PROJECT}/model_permissions"

@@ -18,6 +18,7 @@ from apis.accounts.directory import (
 from apis.errors import InvalidRequest
 from stack.http.answers import deleted_response, list_response, value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_model, read_query
 from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import (
     new_key_to_json,
@@ -25,7 +26,6 @@ from stack.http.routes.organization.objects import (
     require_directory,
     service_account_to_json,
 )
-from stack.http.uploads import read_model, read_query
 
 _PROJECT: Final = "/organization/projects/{project_id}"
 _ACCOUNT: Final = f"{_PROJECT}/service_accounts/{{service_account_id}}"

@@ -17,9 +17,9 @@ from apis.errors import InvalidRequest
 from apis.storage.pages import page_between
 from stack.http.answers import list_response, value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_model, read_query
 from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import JsonObject, require_organization
-from stack.http.uploads import read_model, read_query
 
 _LIMITS: Final = "/organization/projects/{project_id}/rate_limits"
 _ID_PREFIX: Final = "rl-"

@@ -9,10 +9,10 @@ from apis.accounts.spend_alerts import SaveSpendAlert, SpendAlert, SpendAlertPag
 from apis.storage.pages import page_between
 from stack.http.answers import deleted_response, list_response, value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_model, read_query
 from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import JsonObject, require_organization
 from stack.http.routes.organization.spending import find_project_id, require_currency
-from stack.http.uploads import read_model, read_query
 
 _PATHS: Final = ("/organization/spend_alerts", "/organization/projects/{project_id}/spend_alerts")
 

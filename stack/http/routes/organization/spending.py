@@ -10,9 +10,9 @@ from apis.accounts.spending import SpendLimit, UpdateSpendLimit
 from apis.errors import InvalidRequest
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_model
 from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import JsonObject, require_organization
-from stack.http.uploads import read_model
 
 _PATHS: Final = ("/organization/spend_limit", "/organization/projects/{project_id}/spend_limit")
 

@@ -27,9 +27,9 @@ from apis.accounts.usage import (
 from apis.errors import InvalidRequest, Unsupported
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_query
 from stack.http.route import ADMINISTRATION, Handler, Route
 from stack.http.routes.organization.objects import JsonObject, require_organization
-from stack.http.uploads import read_query
 
 _DEFAULT_BUCKETS: Final = {"1h": 24, "1d": 7}
 _WIDTHS_S: Final = {"1h": HOUR_S, "1d": 24 * HOUR_S}

@@ -17,8 +17,8 @@ from apis.webhooks.endpoints import (
 )
 from stack.http.answers import deleted_response, list_response, value_response
 from stack.http.context import HttpContext, Services, require_section
+from stack.http.request_body import read_model, read_query
 from stack.http.route import RESPONSES, Route
-from stack.http.uploads import read_model, read_query
 
 _ENDPOINTS: Final = "/webhook_endpoints"
 _ENDPOINT: Final = f"{_ENDPOINTS}/{{webhook_endpoint_id}}"

@@ -1,0 +1,107 @@
+"""Forms: requests of `multipart/form-data`, with the files that they bring."""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from apis.errors import InvalidRequest, Overloaded
+from stack.http.context import get_context, get_services
+from stack.http.request_body import stream_body
+
+_log = logging.getLogger(__name__)
+_CHUNK_BYTES: Final = 256 * 1024
+_MAX_FORM_BYTES: Final = 64 * 1024
+"""Bytes of a form's other parts, on top of its file."""
+_MAX_FORM_FIELDS: Final = 16
+_MAX_PART_HEAD_BYTES: Final = 1024
+"""Bytes that the boundary and headers of one of several files may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An uploaded file as a stream of bytes, and the form's other fields."""
+
+    filename: str
+    fields: dict[str, str]
+    data: AsyncGenerator[bytes]
+
+
+@asynccontextmanager
+async def open_upload(
+    http: Request, max_file_bytes: int, setting: str | None = "files.max_file_bytes", *, field: str = "file"
+) -> AsyncGenerator[Upload]:
+    """Open the form of an upload, on disk if it is large, for as long as the context lasts. `setting` is the limit's
+    name in the run config, `field` the file's name in the form. Raises InvalidRequest, PayloadTooLarge, Overloaded."""
+    form = await _parse_form(http, _stream_upload(http, max_file_bytes + _MAX_FORM_BYTES, setting), max_files=1)
+    try:
+        file = form.get(field)
+        if not isinstance(file, UploadFile):
+            raise _missing_file(field)
+        fields = {key: value for key, value in form.multi_items() if isinstance(value, str)}
+        yield Upload(file.filename or "", fields, _read_chunks(file))
+    finally:
+        await form.close()
+
+
+@asynccontextmanager
+async def open_uploads(
+    http: Request, max_bytes: int, max_files: int, *, field: str
+) -> AsyncGenerator[tuple[list[UploadFile], dict[str, str]]]:
+    """Open the form of an upload of several files, on disk where they are large, for as long as the context lasts:
+    those of the field, which may be `field` or `field[]`, and the other fields. Raises as `open_upload` does."""
+    form_bytes = _MAX_FORM_BYTES + max_files * _MAX_PART_HEAD_BYTES
+    form = await _parse_form(http, _stream_upload(http, max_bytes + form_bytes, None), max_files=max_files)
+    try:
+        files = [file for name in (field, f"{field}[]") for file in form.getlist(name) if isinstance(file, UploadFile)]
+        if not files:
+            raise _missing_file(field)
+        yield files, {key: value for key, value in form.multi_items() if isinstance(value, str)}
+    finally:
+        await form.close()
+
+
+async def _stream_upload(http: Request, max_bytes: int, setting: str | None) -> AsyncGenerator[bytes]:
+    """Yield the chunks of an upload once its tenant has room for them among the temporary files. Raises
+    PayloadTooLarge and Overloaded."""
+    context, shares = get_context(http.scope), get_services(http.scope).shares
+    if max_bytes > shares.max_upload_bytes:
+        max_bytes, setting = shares.max_upload_bytes, "server.max_uploads_bytes"
+    size_bytes = 0
+    async with aclosing(stream_body(http, max_bytes, setting)) as chunks:
+        async for chunk in chunks:
+            size_bytes += len(chunk)
+            shares.cover_upload(context.places, size_bytes, context.tenant, max_bytes=max_bytes)
+            yield chunk
+
+
+async def _parse_form(http: Request, body: AsyncGenerator[bytes], *, max_files: int) -> FormData:
+    parser = MultiPartParser(
+        http.headers, body, max_files=max_files, max_fields=_MAX_FORM_FIELDS, max_part_size=_MAX_FORM_BYTES
+    )
+    try:
+        return await parser.parse()
+    except (MultiPartException, KeyError):
+        # A KeyError says that the boundary is missing.
+        raise InvalidRequest("We could not parse the form of your request.") from None
+    except OSError as exc:
+        _log.error("an upload found no room for its temporary file: %s", exc.strerror)
+        raise Overloaded("The server has no room for this file now. Try again later.", retry_after_s=5) from exc
+
+
+def _missing_file(field: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Missing required parameter: '{field}'. Send it as a file, with a filename.",
+        param=field,
+        code="missing_required_parameter",
+    )
+
+
+async def _read_chunks(file: UploadFile) -> AsyncGenerator[bytes]:
+    while chunk := await file.read(_CHUNK_BYTES):
+        yield chunk
