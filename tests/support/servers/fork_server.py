@@ -33,6 +33,8 @@ MODULES: Final = (
     "providers.traces.kv",
 )
 """Imported once; whatever else a server needs it imports itself."""
+LOADER_VARIABLES: Final = ("LD_PRELOAD", "PYTHONPATH")
+"""Variables that only a new interpreter reads: where a test sets one, the new process begins one."""
 MAX_REQUEST_BYTES: Final = 128 * 1024
 
 
@@ -94,6 +96,9 @@ def _become(request: ForkRequest, _pipe: int, output: int, errors: int) -> ForkR
         os.dup2(descriptor, number)
     os.closerange(3, 1024)
     os.chdir(request.cwd)
+    if any(request.environment.get(name) != os.environ.get(name) for name in LOADER_VARIABLES):
+        command = [sys.executable, "-c", request.program, *request.arguments]
+        os.execve(sys.executable, command, request.environment)
     os.environ.clear()
     os.environ.update(request.environment)
     sys.path[0] = ""
