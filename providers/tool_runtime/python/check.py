@@ -42,7 +42,8 @@ denied("enlarging the buffers of sockets", lambda: pair[0].setsockopt(socket.SOL
 denied("reading the kernel's command line", lambda: open("/proc/cmdline").read())
 denied("making a user namespace", lambda: call("unshare", 0x10000000))
 denied("mounting", lambda: call("mount", b"none", b"/mnt/data", b"tmpfs", 0, None))
-denied("tracing a process", lambda: call("ptrace", 16, os.getppid(), 0, 0))
+# PTRACE_SEIZE: unlike PTRACE_ATTACH it does not stop the process, which is the one that waits for this program
+denied("tracing a process", lambda: call("ptrace", 0x4206, os.getppid(), 0, 0))
 if len([name for name in os.listdir("/proc") if name.isdigit()]) > 2:
     print("seeing other processes")
 if set(os.environ) - set(ENVIRONMENT):

@@ -345,6 +345,7 @@ async def test_without_bubblewrap_it_does_not_start(monkeypatch: pytest.MonkeyPa
     ("left_out", "fault"),
     [
         ("--seccomp", "Seccomp 0"),
+        ("--seccomp", "tracing a process"),
         ("--unshare-all", "sharing the server's net namespace"),
         ("--clearenv", "reading the server's environment"),
         ("--remount-ro", "writing below /"),
