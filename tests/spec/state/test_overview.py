@@ -61,7 +61,13 @@ async def test_the_operator_of_one_tenant_sees_figures_and_inference_servers() -
         assert seen["scope"] == "server"
         [far] = [part for part in seen["providers"] if part["path"] == "inference.providers.far"]
         assert far["upstreams"][0]["url"] == "http://127.0.0.1:9/v1"
-        assert {part["provider"] for part in seen["providers"]} >= {"Router", "Scripted", "VLLM", "Memory", "ResponsesLoop"}
+        assert {part["provider"] for part in seen["providers"]} >= {
+            "Router",
+            "Scripted",
+            "VLLM",
+            "Memory",
+            "ResponsesLoop",
+        }
         assert seen["figures"]["responses"] == {"completed": 1}
         assert seen["figures"]["requests"]["200"] >= 1
         assert set(seen["figures"]["tokens"]) == {"scripted"}

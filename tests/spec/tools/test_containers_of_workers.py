@@ -15,6 +15,7 @@ from openai import NotFoundError
 from tests.providers.tool_runtime.python.test_python import ENDLESS, SessionLog, session_log
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import bare, create, refusal
+from tests.support.servers.ended_processes import assert_ended
 from tests.support.servers.serving import Served, serving
 from tests.support.servers.worker_processes import Workers, worker_processes
 
@@ -99,8 +100,7 @@ async def test_when_the_session_server_is_killed_the_next_turn_says_so_and_works
     processes = server.children(recursive=True)
     assert len(processes) == 3
     server.kill()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 20)
-    assert [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
+    await assert_ended(processes)
     named = {**TOOL, "container": container_of(first)}
     gone = await workers.ask("POST", "/responses", json={"model": "scripted", "input": "1", "tools": [named]})
     assert (gone.status_code, gone.json()["error"]["param"]) == (404, "tools[0].container")
@@ -146,8 +146,7 @@ async def test_containers_outlive_the_worker_that_started_their_server(tmp_path:
         assert (said(chained)[1], container_of(chained)) == ("6", container_of(first))
         processes = [server, *server.children(recursive=True)]
         assert len(processes) == 4
-    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 20)
-    assert [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
+    await assert_ended(processes)
 
 
 async def test_a_client_does_with_it_what_it_likes_through_either(tmp_path: Path) -> None:

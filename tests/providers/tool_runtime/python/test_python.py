@@ -26,6 +26,7 @@ from providers.skills.kv import StoredSkills
 from providers.tool_runtime.python.provider import Python
 from tests.conformance.tool_runtime import LAWS, Subject, an_endless_call_ends_in_words
 from tests.providers.tool_runtime.python.test_cgroup import find_control_groups
+from tests.support.servers.ended_processes import assert_ended
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
@@ -329,8 +330,7 @@ asyncio.run(serve())
     finally:
         process.kill()
         await process.wait()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, left, 10)
-    assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
+    await assert_ended(left)
     async with started():
         assert not find_control_groups(session_server)
 

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from tests.providers.tool_runtime.python.test_python import (
     started,
     text_of,
 )
+from tests.support.servers.ended_processes import assert_ended
 
 __all__ = ["session_log"]
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -62,15 +62,7 @@ async def kill_server() -> None:
     """Kill the session server that was started last, and wait for its end."""
     server = server_processes()[-1]
     server.kill()
-    await asyncio.to_thread(psutil.wait_procs, [server], 10)
-
-
-async def assert_ended(processes: list[psutil.Process]) -> None:
-    running, end = processes, time.monotonic() + 10
-    while running and time.monotonic() < end:
-        _, alive = await asyncio.to_thread(psutil.wait_procs, running, 0.1)
-        running = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-    assert running == []
+    await assert_ended([server])
 
 
 async def records(store: KVStore, tenant: str = TENANT) -> list[str]:
