@@ -4,7 +4,6 @@ A child gets the environment variables that it needs and no others, since they m
 `limits`, which it sets itself, and the parent's limits on time and output.
 """
 
-import asyncio
 import json
 import os
 import signal
@@ -15,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+
+from providers.common.processes.process import DEVNULL, PIPE, start_process
 
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _SYSTEM_VARIABLES: Final = ("HOME", "USERPROFILE", "TMPDIR", "TEMP", "TMP", "TZ", "LD_PRELOAD", "GLIBC_TUNABLES")
@@ -54,13 +55,8 @@ async def run_program(
 ) -> bytes:
     """Return the whole output of a program that reads the task and ends, empty when it died or wrote too much. A caller
     that is cancelled ends the program."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=build_environment(),
-        pass_fds=descriptors,
+    process = await start_process(
+        command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=build_environment(), descriptors=descriptors
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -76,10 +72,7 @@ async def run_program(
         is_complete = len(output) <= max_output_bytes and await process.wait() == 0
         return bytes(output) if is_complete else b""
     finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        # `wait` alone would never end while there is unread output.
-        await process.communicate()
+        await process.end()
 
 
 class TaskDied(Exception):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from apis.errors import ConfigError, UpstreamError
+from providers.common.processes.process import PIPE, Process, start_process
 from providers.inference.llama_cpp.models.machine import thread_environment
 
 _CHILD_SCRIPT: Final = Path(__file__).with_name("child.py")
@@ -70,7 +71,7 @@ class EngineStartError(Exception):
 
 @dataclass(slots=True)
 class _Child:
-    process: asyncio.subprocess.Process
+    process: Process
     log_task: asyncio.Task[None]
     log_lines: deque[str]
     address: EngineAddress
@@ -142,16 +143,15 @@ class LlamaCppEngine:
 
     async def _spawn_child(self) -> _Child:
         """Start a child and return it once its model is loaded."""
-        pipe = asyncio.subprocess.PIPE
         environment = await asyncio.to_thread(thread_environment, self._settings.threads)
         # A session of its own: Ctrl-C reaches the whole group, and the server ends the child after it has drained. -P:
         # the child's own folder must not shadow its imports.
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", str(_CHILD_SCRIPT)),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            start_new_session=True,
+        process = await start_process(
+            (sys.executable, "-P", str(_CHILD_SCRIPT)),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            own_session=True,
             env=environment,
         )
         lines = deque[str](maxlen=MAX_ERROR_LOG_LINES)
@@ -196,8 +196,8 @@ async def _end_child(child: _Child) -> None:
             await process.wait()
     except TimeoutError:
         process.kill()
-        await process.wait()
     await child.log_task
+    await process.end()
 
 
 async def _drain_log(stream: asyncio.StreamReader, log_lines: deque[str]) -> None:

@@ -4,7 +4,6 @@ A native crash then fails only the current request, not the server. See child.py
 """
 
 import asyncio
-import contextlib
 import itertools
 import json
 import logging
@@ -18,6 +17,7 @@ from typing import Any, Final
 from apis.errors import ContextLengthExceeded, UpstreamError, UpstreamTimeout
 from apis.fair_share import FairShare, Place
 from providers.common.processes.child import build_compute_environment
+from providers.common.processes.process import PIPE, Process, start_process
 
 _CHILD_SCRIPT: Final = Path(__file__).with_name("child.py")
 THREAD_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -57,7 +57,7 @@ class EmbeddingProcess:
         self._threads = threads
         self._start_timeout_s = start_timeout_s
         self._answer_timeout_s = answer_timeout_s
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         self._admissions = admissions
         self._turns = FairShare("steps of the embedding model", 1, by_time=True)
         self._is_closed = False
@@ -100,9 +100,7 @@ class EmbeddingProcess:
             self._dropped.append(number)
             raise
 
-    async def _make_turn(
-        self, message: dict[str, Any], tenant: str, process: asyncio.subprocess.Process | None = None
-    ) -> "_Answer":
+    async def _make_turn(self, message: dict[str, Any], tenant: str, process: Process | None = None) -> "_Answer":
         """Exchange one message when it is the tenant's turn; with the process that has begun the batch, if given."""
         # batches of one step go before further steps of longer ones
         turn = await self._turns.acquire(tenant, rank=int(process is not None))
@@ -166,16 +164,15 @@ class EmbeddingProcess:
         return _Answer(sum(response["tokens"]), vectors)
 
     async def _start_process(self) -> int:
-        pipe = asyncio.subprocess.PIPE
         bounds = dict.fromkeys(THREAD_VARIABLES, str(self._threads))
         # A session of its own: Ctrl-C reaches the whole group, and the server ends the child after it has drained. -P:
         # the child's own folder must not shadow its imports.
-        self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", str(_CHILD_SCRIPT), str(self._folder)),
-            stdin=pipe,
-            stdout=pipe,
+        self._process = process = await start_process(
+            (sys.executable, "-P", str(_CHILD_SCRIPT), str(self._folder)),
+            stdin=PIPE,
+            stdout=PIPE,
             limit=MAX_LINE_BYTES,
-            start_new_session=True,
+            own_session=True,
             env={**build_compute_environment(), **bounds, "TOKENIZERS_PARALLELISM": "false"},
         )
         assert process.stdout is not None
@@ -199,8 +196,4 @@ class EmbeddingProcess:
         """Kill the child; it has no state to lose."""
         process, self._process = self._process, None
         if process is not None:
-            assert process.stdin is not None
-            process.stdin.close()
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await process.end()

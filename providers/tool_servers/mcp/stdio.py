@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -15,6 +14,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
+from providers.common.processes.process import PIPE, Process, start_process
 from providers.tool_servers.mcp.wire import CURRENT_EXCHANGE, MAX_MESSAGE_BYTES, SessionStreams
 
 _EXIT_TIMEOUT_S: Final = 2.0
@@ -31,13 +31,12 @@ async def open_stdio_streams(
 
     The SDK's own client buffers lines of any length. Raises OSError where the process cannot be started.
     """
-    process = await asyncio.create_subprocess_exec(
-        command,
-        *args,
+    process = await start_process(
+        (command, *args),
         stdin=PIPE,
         stdout=PIPE,
         env={**get_default_environment(), **env},
-        start_new_session=True,
+        own_session=True,
         limit=MAX_MESSAGE_BYTES,
     )
     try:
@@ -97,10 +96,11 @@ async def _end_process(process: Process) -> None:
         await _wait_for_exit(process)
         _signal_process_group(process, signal.SIGKILL)
         tasks.cancel_scope.cancel()
+    await process.end()
 
 
 async def _drain_output(process: Process) -> None:
-    """Read the output to its end: before that, asyncio does not report the process's exit."""
+    """Read the output to its end: a process that waits to write would not notice the end of its input."""
     assert process.stdout is not None, "started with a pipe"
     while await process.stdout.read(MAX_MESSAGE_BYTES):
         pass

@@ -4,7 +4,6 @@ The work is done in a child process: it can be stopped at any time, and huggingf
 """
 
 import asyncio
-import contextlib
 import importlib.util
 import json
 import sys
@@ -16,6 +15,7 @@ from typing import Any, Final
 from apis.errors import ConfigError
 from apis.imports import install_command
 from providers.common.processes.child import build_compute_environment, build_environment
+from providers.common.processes.process import PIPE, start_process
 from providers.inference.llama_cpp.models.catalogue import HubFile
 from providers.inference.llama_cpp.models.packages import models_dir
 
@@ -93,12 +93,11 @@ async def remove_cached_file(repository: str, file: str) -> int:
 async def _run_child(**settings: Any) -> Any:
     if await asyncio.to_thread(importlib.util.find_spec, "huggingface_hub") is None:
         raise ConfigError(f"Models of the Hugging Face hub need huggingface_hub: {install_command('local')}.")
-    pipe = asyncio.subprocess.PIPE
     # -P: the child's own folder must not shadow its imports.
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", str(_CHILD_SCRIPT)),
-        stdin=pipe,
-        stdout=pipe,
+    process = await start_process(
+        (sys.executable, "-P", str(_CHILD_SCRIPT)),
+        stdin=PIPE,
+        stdout=PIPE,
         limit=_MAX_REPLY_BYTES,
         env={**build_compute_environment(), **build_environment(_HUB_VARIABLES, ("HF_",))},
     )
@@ -110,10 +109,7 @@ async def _run_child(**settings: Any) -> Any:
     except (OSError, ValueError) as exc:
         raise ConfigError(f"The process that works on the Hugging Face cache failed: {exc}") from exc
     finally:
-        process.stdin.close()
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await process.end()
     if "result" not in reply:
         raise ConfigError(reply.get("error", "The process that works on the Hugging Face cache ended; see above."))
     return reply["result"]

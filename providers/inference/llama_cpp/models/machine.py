@@ -12,6 +12,7 @@ import psutil
 
 from providers.common.machine import read_memory, usable_cores
 from providers.common.processes.child import build_compute_environment
+from providers.common.processes.process import DEVNULL, PIPE, start_process
 
 _CHILD_SCRIPT: Final = Path(__file__).with_name("device_child.py")
 _PROBE_TIMEOUT_S: Final = 30.0
@@ -93,12 +94,11 @@ def _shares_memory() -> bool:
 
 
 async def _list_devices() -> tuple[Accelerator, ...]:
-    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", str(_CHILD_SCRIPT)),
-        stdin=null,
-        stdout=pipe,
-        stderr=null,
+    process = await start_process(
+        (sys.executable, "-P", str(_CHILD_SCRIPT)),
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=DEVNULL,
         env=build_compute_environment(),
     )
     assert process.stdout is not None
@@ -108,7 +108,5 @@ async def _list_devices() -> tuple[Accelerator, ...]:
     except (TimeoutError, ValueError):
         rows = []
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        await process.end()
     return tuple(Accelerator(**row) for row in rows)

