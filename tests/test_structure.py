@@ -138,7 +138,8 @@ def test_no_function_takes_more_than_it_may() -> None:
             if function.name == "__init__" and "config" in names:
                 continue  # a provider's constructor: the wiring passes one argument for each API it builds on
             count = len([name for name in names if name not in ("self", "cls")])
-            if count > WIDER.get(function.name, MAX_PARAMETERS) and not (is_kernel(function) or is_provider_constructor(function)):
+            limit = WIDER.get(function.name, MAX_PARAMETERS)
+            if count > limit and not (is_kernel(function) or is_provider_constructor(function)):
                 wide[f"{where(file, function.lineno)} {function.name}"] = count
     assert wide == {}
 
