@@ -27,7 +27,7 @@ from apis.events import EventQueue, ResponseEventBatch
 from apis.observation.background import Observation
 from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
-from apis.webhooks.endpoints import WebhookEndpoints
+from apis.webhook_endpoints import WebhookEndpoints
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.completion_window import SOONEST, window_to_seconds
 from apis.wire.item_parts import text_or_list

@@ -10,8 +10,8 @@ from apis.documents.reader import Reader
 from apis.documents.vector_index import VectorIndex
 from apis.documents.vector_stores import VectorStores
 from apis.fair_share import Tenants
+from apis.image_generator import ImageGenerator
 from apis.inference import Inference
-from apis.media.image_generator import ImageGenerator
 from apis.observation.traces import Traces
 from apis.provider import Provider
 from apis.responses import Responses
@@ -19,7 +19,7 @@ from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
-from apis.uploads.parts import Uploads
+from apis.uploads import Uploads
 
 APIS: Final[dict[str, type[Provider]]] = {
     "inference": Inference,

@@ -21,7 +21,7 @@ from apis.responses import Responses
 from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
-from apis.uploads.parts import Uploads
+from apis.uploads import Uploads
 from stack.api_table import APIS
 from stack.config import StackConfig
 from stack.wiring import ProviderSpec, wire_providers

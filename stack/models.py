@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from apis.imports import import_from_string
-from apis.models.library import LibraryListing, LibraryModel, ModelLibrary
+from apis.model_library import LibraryListing, LibraryModel, ModelLibrary
 from providers import MODEL_LIBRARY
 
 

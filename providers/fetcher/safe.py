@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import AfterValidator, Field
 
+from apis.certificates import trusted_certificates
 from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
 from apis.errors import FetchFailed, FetchRefused
 from apis.imports import import_from_string
-from apis.outbound.certificates import trusted_certificates
 from apis.provider import Provider
 from providers.fetcher.addresses import AddressPolicy, HostResolver, IPNetwork
 from providers.fetcher.body import FetchLimits

@@ -10,7 +10,7 @@ import orjson
 
 from apis.documents.reader import UnreadableFile, image_media_type
 from apis.errors import ToolFailed
-from apis.media.image_generator import GeneratedImage, ImageUsage
+from apis.image_generator import GeneratedImage, ImageUsage
 
 _MAX_NOTE_CHARS: Final = 500
 _MAX_PROMPT_CHARS: Final = 32_000

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import httpx2
 
+from apis.certificates import trusted_certificates
 from apis.errors import ConfigError, ToolFailed
-from apis.media.image_generator import ImageRequest, SourceImage
-from apis.outbound.certificates import trusted_certificates
+from apis.image_generator import ImageRequest, SourceImage
 from providers.image_generator.answers import error_of_answer, parse_answer
 
 _CONNECT_TIMEOUT_S: Final = 10.0

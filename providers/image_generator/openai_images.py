@@ -12,7 +12,7 @@ from apis.documents.fetcher import Fetcher, FetchRequest
 from apis.documents.reader import UnreadableFile, image_to_url
 from apis.errors import FetchFailed, ToolFailed
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
-from apis.media.image_generator import (
+from apis.image_generator import (
     GeneratedImage,
     ImageCapabilities,
     ImageGenerator,

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from pydantic import Field, model_validator
 
 from apis.chat import ChatRequest
-from apis.completions.completion import CompletionBatch, CompletionRequest
+from apis.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import (

@@ -19,8 +19,8 @@ from apis.documents.vector_stores import VectorStores
 from apis.errors import InvalidRequest, NotFound, StackError
 from apis.events import EventQueue, ResponseEventBatch
 from apis.fair_share import ONE_TENANT, Tenants
+from apis.image_generator import ImageGenerator
 from apis.inference import Inference
-from apis.media.image_generator import ImageGenerator
 from apis.responses import (
     Charge,
     CompactConversation,

@@ -17,8 +17,8 @@ from typing import Annotated, Any, ClassVar, Final, cast
 import httpx2
 from pydantic import ConfigDict, Field, SecretStr
 
+from apis.certificates import trusted_certificates
 from apis.errors import ConfigError, ToolFailed
-from apis.outbound.certificates import trusted_certificates
 from apis.provider import Provider
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime, ToolSpec
 from providers.tool_runtime.search_results import (

@@ -29,7 +29,7 @@ from apis.provider import Provider
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record
-from apis.uploads.parts import MAX_PARTS, CompleteUpload, CreateUpload, Uploads
+from apis.uploads import MAX_PARTS, CompleteUpload, CreateUpload, Uploads
 from providers.common.state.blobs import new_blob, read_chunks
 from providers.common.state.change import change, write_prepared
 from providers.common.state.scan import skipping_damaged

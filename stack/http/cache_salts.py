@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Final, TypeVar
 
 from apis.chat import TENANT_SALT_PREFIX, ChatRequest
-from apis.completions.completion import CompletionRequest
+from apis.completion import CompletionRequest
 from apis.responses import CompactConversation, CreateResponse
 from stack.server_config import HttpServerConfig
 

@@ -9,7 +9,7 @@ from apis.accounts.accounts import CLIENT_TOOLS, Accounts, Caller
 from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Meter, Use
 from apis.accounts.project_settings import OPEN_SETTINGS
 from apis.accounts.usage import UsageCounts, count_one_request
-from apis.completions.completion import CompletionRequest
+from apis.completion import CompletionRequest
 from apis.documents.embeddings import EmbeddingRequest
 from apis.errors import PermissionDenied
 from apis.inference import ModelNames

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from apis.chat import ChatRequest
-from apis.completions.completion import CompletionBatch, CompletionRequest
+from apis.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch, Finish, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.inference import DefaultSampling, Inference, Model, ModelHost, ModelNames

@@ -63,8 +63,8 @@ from apis.documents.vector_stores import (
 )
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.skills.skills import CreateSkillVersion, SkillListParams, UpdateSkill
-from apis.uploads.parts import CompleteUpload, CreateUpload
-from apis.webhooks.endpoints import (
+from apis.uploads import CompleteUpload, CreateUpload
+from apis.webhook_endpoints import (
     CreateWebhookEndpoint,
     RotateWebhookSecret,
     SendTestEvent,

@@ -7,7 +7,7 @@ from typing import Final
 
 import aiosmtplib
 
-from apis.outbound.certificates import trusted_certificates
+from apis.certificates import trusted_certificates
 from providers.accounts.alerts.message import MailError
 from providers.accounts.alerts.settings import EmailConfig
 

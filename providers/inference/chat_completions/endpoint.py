@@ -11,7 +11,7 @@ import msgspec
 from pydantic import SecretStr
 
 from apis.chat import ChatRequest
-from apis.completions.completion import CompletionBatch, CompletionRequest
+from apis.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout

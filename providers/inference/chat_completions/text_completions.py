@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from apis.chat import TENANT_SALT_PREFIX, refuse_engine_options
-from apis.completions.completion import (
+from apis.completion import (
     CompletionBatch,
     CompletionDelta,
     CompletionLogprobs,

@@ -18,7 +18,7 @@ from aiohappyeyeballs import (
     start_connection,  # pyright: ignore[reportUnknownVariableType]  # of the sockets' addresses, which are of many kinds
 )
 
-from apis.outbound.certificates import trusted_certificates
+from apis.certificates import trusted_certificates
 from providers.inference.http.connection import HttpConnection, HttpError
 from providers.inference.http.route import Origin, Proxy, ProxyError, ProxyRules, authority, parse_url
 

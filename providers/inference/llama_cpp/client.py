@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from apis.chat import ChatRequest
-from apis.completions.completion import CompletionBatch, CompletionRequest
+from apis.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import InvalidRequest, UpstreamError

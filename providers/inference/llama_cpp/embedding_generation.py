@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from apis.chat import ChatRequest
-from apis.completions.completion import CompletionBatch, CompletionRequest
+from apis.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ContextLengthExceeded, Unsupported

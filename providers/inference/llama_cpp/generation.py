@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options, share_of_salt
-from apis.completions.completion import CompletionBatch, CompletionRequest
+from apis.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.errors import Unsupported
 from apis.inference import ALL_CONSTRAINTS, Modality, Model

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final, Self
 
 from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
-from apis.completions.completion import CompletionBatch, CompletionRequest
+from apis.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch, Finish
 from apis.errors import ContextLengthExceeded
 from apis.inference import ALL_CONSTRAINTS, Model

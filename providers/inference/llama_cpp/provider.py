@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from apis.chat import ChatRequest, share_of_salt
-from apis.completions.completion import CompletionBatch, CompletionRequest
+from apis.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError, ModelNotFound, UpstreamError, UpstreamTimeout

@@ -22,7 +22,7 @@ from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, delete_all, encode_record
-from apis.webhooks.endpoints import (
+from apis.webhook_endpoints import (
     OLD_SECRET_LIFE_S,
     CreateWebhookEndpoint,
     UpdateWebhookEndpoint,

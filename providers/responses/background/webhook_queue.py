@@ -31,7 +31,7 @@ from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, delete_all, encode_record, scan_groups
 from apis.telemetry import continued_trace, current_span
 from apis.ticks import wait_for_tick
-from apis.webhooks.endpoints import WEBHOOK_EVENTS
+from apis.webhook_endpoints import WEBHOOK_EVENTS
 from providers.common.state.scan import report_damaged
 from providers.common.state.worker_signs import WorkerSign
 from providers.responses.background.webhook_endpoints import (

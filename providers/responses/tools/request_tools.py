@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
+from apis.image_generator import ImageGenerator
 from apis.inference import Inference
-from apis.media.image_generator import ImageGenerator
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers

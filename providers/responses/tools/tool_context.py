@@ -7,8 +7,8 @@ from apis.chat import NativeToolName
 from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
 from apis.errors import Unsupported
+from apis.image_generator import ImageGenerator
 from apis.inference import Modality
-from apis.media.image_generator import ImageGenerator
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime, ToolSpec
 from apis.tool_servers import ToolServers

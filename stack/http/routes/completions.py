@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.chat import refuse_unsafe_engine_options
-from apis.completions.completion import (
+from apis.completion import (
     MAX_COMPLETIONS,
     CompletionBatch,
     CompletionDelta,

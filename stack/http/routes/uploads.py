@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.uploads.parts import CompleteUpload, CreateUpload, Uploads
+from apis.uploads import CompleteUpload, CreateUpload, Uploads
 from stack.http.answers import model_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.forms import open_upload

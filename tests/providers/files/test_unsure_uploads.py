@@ -9,7 +9,7 @@ import pytest
 from apis.documents.files import FileListParams
 from apis.errors import InvalidRequest, StorageCorrupt, StoreUnavailable
 from apis.storage.kv_store import Delete
-from apis.uploads.parts import CompleteUpload, CreateUpload
+from apis.uploads import CompleteUpload, CreateUpload
 from providers.common.state.blobs import CHUNK_BYTES
 from providers.files.kv import StoredFiles
 from providers.kv_store.memory import Memory

@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from apis.completions.completion import CompletionDelta, CompletionRequest
+from apis.completion import CompletionDelta, CompletionRequest
 from apis.deltas import Finish, TextDelta, Usage
 from apis.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from providers.inference.llama_cpp.provider import LlamaCpp

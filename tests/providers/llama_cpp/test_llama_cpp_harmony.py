@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from apis.chat import ChatRequest
-from apis.completions.completion import CompletionRequest
+from apis.completion import CompletionRequest
 from apis.deltas import Delta, ReasoningDelta, Usage
 from apis.errors import ContextLengthExceeded, InvalidRequest, StackError, Unsupported
 from apis.fair_share import Tenants

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from apis.chat import ChatRequest
-from apis.completions.completion import CompletionRequest
+from apis.completion import CompletionRequest
 from apis.documents.embeddings import EmbeddingRequest
 from apis.errors import ConfigError, ContextLengthExceeded, Unsupported
 from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel, HubFile

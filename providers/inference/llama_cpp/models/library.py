@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from apis.errors import ConfigError
-from apis.models.library import LibraryListing, LibraryModel, ModelLibrary
+from apis.model_library import LibraryListing, LibraryModel, ModelLibrary
 from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel, HubFile
 from providers.inference.llama_cpp.models.fit import (
     ContextMemory,

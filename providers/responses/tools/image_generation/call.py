@@ -11,7 +11,7 @@ from openai.types.responses.response_output_item import ImageGenerationCall as I
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.events import EventList
-from apis.media.image_generator import GeneratedImage, ImageGenerator, ImageRequest, ImageUsage, PartialImage
+from apis.image_generator import GeneratedImage, ImageGenerator, ImageRequest, ImageUsage, PartialImage
 from apis.wire.image_tools import ImageGenerationTool
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.call import HostedCall

@@ -8,7 +8,7 @@ from typing import Final
 
 from apis.documents.reader import Reader, image_media_type
 from apis.errors import StackError, ToolFailed
-from apis.media.image_generator import MAX_SOURCE_IMAGES, SourceImage
+from apis.image_generator import MAX_SOURCE_IMAGES, SourceImage
 from apis.wire.item_parts import InputImage
 from apis.wire.tool_items import ImageGenerationCallItem
 from providers.responses.context.item_index import ItemIndex

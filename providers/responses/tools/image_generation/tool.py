@@ -9,7 +9,7 @@ from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
 from apis.deltas import ToolCallStart
 from apis.documents.reader import Reader
 from apis.errors import InvalidRequest, StackError, ToolFailed, Unsupported
-from apis.media.image_generator import ImageGenerator, ImageRequest, SourceImage
+from apis.image_generator import ImageGenerator, ImageRequest, SourceImage
 from apis.wire.image_tools import ImageGenerationTool, ImageOption
 from apis.wire.item_parts import InputImage
 from apis.wire.tool_items import ImageGenerationCallItem

@@ -5,7 +5,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.webhooks.endpoints import (
+from apis.webhook_endpoints import (
     WEBHOOK_EVENTS,
     CreateWebhookEndpoint,
     RotateWebhookSecret,

@@ -1,1 +1,0 @@
-"""The interfaces of models that make media: images."""

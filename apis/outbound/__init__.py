@@ -1,1 +1,0 @@
-"""Connections to servers elsewhere."""
