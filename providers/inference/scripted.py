@@ -5,7 +5,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -29,6 +29,8 @@ from apis.provider import Provider
 from apis.wire.base import Phase
 
 _WORD_END = re.compile(r"(?<=\S)(?=\s)")
+_MAX_KEPT: Final = 1000
+_MAX_KEPT_CHARS: Final = 16_000_000
 
 
 class ScriptLine(BaseModel):
@@ -114,8 +116,10 @@ class Scripted(Inference):
     def __init__(self, config: Config) -> None:
         self._config = config
         self._played_turns = 0
-        self.requests: deque[ChatRequest] = deque(maxlen=1000)
-        """Received requests, newest last."""
+        self.requests: deque[ChatRequest] = deque()
+        """Received requests, newest last: a thousand, and of those with long prompts as many as are 16 MB together."""
+        self._kept_sizes: deque[int] = deque()
+        self._kept_chars = 0
         self.abandoned_chats = 0
         """Number of chats closed before their Finish."""
 
@@ -125,11 +129,12 @@ class Scripted(Inference):
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         if request.model != self._config.model:
             raise ModelNotFound(request.model, [self._config.model])
-        self.requests.append(request)
+        words, chars = _measure_prompt(request)
+        self._keep(request, chars)
         turns = self._config.turns or [[Say(text=_split_words(_last_user_text(request)))]]
         lines = turns[self._played_turns % len(turns)]
         self._played_turns += 1
-        player = _Player(count_words(request), request.max_completion_tokens)
+        player = _Player(words, request.max_completion_tokens)
         try:
             for line in lines:
                 if isinstance(line, Wait):
@@ -146,6 +151,14 @@ class Scripted(Inference):
         except asyncio.CancelledError:
             self.abandoned_chats += 1
             raise
+
+    def _keep(self, request: ChatRequest, chars: int) -> None:
+        self.requests.append(request)
+        self._kept_sizes.append(chars)
+        self._kept_chars += chars
+        while len(self.requests) > 1 and (len(self.requests) > _MAX_KEPT or self._kept_chars > _MAX_KEPT_CHARS):
+            self.requests.popleft()
+            self._kept_chars -= self._kept_sizes.popleft()
 
     async def count_tokens(self, request: ChatRequest) -> int:
         return count_words(request)
@@ -231,7 +244,17 @@ def _last_user_text(request: ChatRequest) -> str:
 
 def count_words(request: ChatRequest) -> int:
     """Return the length of the prompt in words."""
-    return sum(len(_content_to_json(message).split()) for message in request.messages)
+    return _measure_prompt(request)[0]
+
+
+def _measure_prompt(request: ChatRequest) -> tuple[int, int]:
+    """Return the words and the characters of the prompt."""
+    words = chars = 0
+    for message in request.messages:
+        text = _content_to_json(message)
+        words += len(text.split())
+        chars += len(text)
+    return words, chars
 
 
 def _content_to_json(message: Message) -> str:

@@ -34,7 +34,7 @@ from providers.common.state.scan import skipping_damaged
 from stack.build import Stack
 from stack.http.answers import client_disconnected_response
 from stack.http.context import get_context, get_services
-from stack.http.parsing import find_header, is_large, read_object
+from stack.http.parsing import Body, find_header, is_large, read_object
 from stack.http.peer import scope_without_peer
 from stack.http.request_body import read_body
 from stack.http.route_table import RouteTable, get_match, set_match
@@ -75,7 +75,7 @@ class _KeyedRequest:
     tenant: str
     route: str
     key_hash: str
-    body: bytes
+    body: Body
     body_digest: str
     stream: bool
     background: bool
@@ -333,7 +333,7 @@ async def _delete_stored_response(kv: KVStore, tenant: str, object_id: str) -> N
     await kv.write([Delete(object_key)])
 
 
-async def _read_keyed_request(http: Request, route: str, key: bytes, body: bytes) -> _KeyedRequest:
+async def _read_keyed_request(http: Request, route: str, key: bytes, body: Body) -> _KeyedRequest:
     tenant = get_context(http.scope).tenant
     name = hashlib.sha256(b"%b %b" % (route.encode(), key)).hexdigest()
     dialect = (find_header(http.scope["headers"], DIALECT_HEADER) or "").encode()

@@ -16,6 +16,8 @@ from providers.common.fair_turns import calculate
 from stack.http.unknown_fields import refuse_misspelt_field
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+Body = bytes | bytearray
+"""The bytes of a body: a large one stays in the buffer that it was received into, because a copy would double it."""
 _MAX_DEPTH: Final = 64
 _MAX_VALUES: Final = 100_000
 """Values in one body. Each costs microseconds in which no other code runs, even in a thread; text parses fast."""
@@ -38,21 +40,21 @@ _EXPECTED_TYPES: Final = {
 _JSON_TYPE_NAMES: Final = {str: "a string", int: "an integer", float: "a number", bool: "a boolean", list: "an array"}
 
 
-def is_large(body: bytes) -> bool:
+def is_large(body: Body) -> bool:
     """Return true if a body is to be parsed in a thread, in the tenant's turn, because it would hold up other streams:
     one that is long, or that has many objects, of which each is checked by itself."""
     size = len(body)
     return size > _SMALL_BYTES and (size > _LARGE_BYTES or body.count(b"{") > _MANY_OBJECTS)
 
 
-async def read_request(body: bytes, model: type[ModelT]) -> ModelT:
+async def read_request(body: Body, model: type[ModelT]) -> ModelT:
     """Parse and validate a body. Raises InvalidRequest."""
     if is_large(body):
         return await calculate(_parse_request, body, model)
     return _parse_request(body, model)
 
 
-async def read_object(body: bytes) -> dict[str, Any]:
+async def read_object(body: Body) -> dict[str, Any]:
     """Return `parse_object(body)`, computed in a thread if the body is large."""
     return await calculate(parse_object, body) if is_large(body) else parse_object(body)
 
@@ -66,7 +68,7 @@ def find_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | No
     return None
 
 
-def _parse_request(body: bytes, model: type[ModelT]) -> ModelT:
+def _parse_request(body: Body, model: type[ModelT]) -> ModelT:
     return validate_request(parse_object(body), model)
 
 
@@ -80,7 +82,7 @@ def validate_request(fields: dict[str, Any], model: type[ModelT]) -> ModelT:
     return request
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: Body) -> dict[str, Any]:
     """Return the one JSON object of a body in UTF-8, without duplicate keys, NaN, infinities or lone surrogates."""
     if not body:
         raise InvalidRequest("The body is empty; it must be a JSON object.")
@@ -101,7 +103,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def _has_too_many_values(body: bytes) -> bool:
+def _has_too_many_values(body: Body) -> bool:
     if body.count(b",") < _MAX_VALUES:
         return False
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")

@@ -13,7 +13,7 @@ from apis.wire.field_rows import refused_fields
 from stack.http.admission_queue import AdmissionQueue
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.metering import GrantedRequest, count_request, grant_request, open_charge
-from stack.http.parsing import ModelT, find_header, read_request, to_invalid_request
+from stack.http.parsing import Body, ModelT, find_header, read_request, to_invalid_request
 from stack.http.streams import run_while_connected
 
 
@@ -26,19 +26,23 @@ async def stream_body(http: Request, max_bytes: int, setting: str | None) -> Asy
             yield chunk
 
 
-async def read_body(http: Request, max_bytes: int) -> bytes:
+async def read_body(http: Request, max_bytes: int) -> Body:
     """Return the whole body. Raises PayloadTooLarge, and Overloaded if too much is held for bodies already."""
     return await _read_body(http, get_context(http.scope), get_services(http.scope), max_bytes)
 
 
-async def _read_body(http: Request, context: HttpContext, services: Services, max_bytes: int) -> bytes:
-    chunks: list[bytes] = []
+async def _read_body(http: Request, context: HttpContext, services: Services, max_bytes: int) -> Body:
     # not `stream_body`: a generator costs as much as the rest, and nearly every body is one chunk
     body = _IncomingBody(http, max_bytes, "server.max_body_bytes")
+    chunk = await body.receive()
+    services.shares.cover_body(context.places, body.size_bytes, context.tenant)
+    if body.is_whole:
+        return chunk
+    received = bytearray(chunk)  # it grows in place: chunks that are joined at the end are in memory twice
     while not body.is_whole:
-        chunks.append(await body.receive())
+        received += await body.receive()
         services.shares.cover_body(context.places, body.size_bytes, context.tenant)
-    return b"".join(chunks)
+    return received
 
 
 class _IncomingBody:
@@ -76,7 +80,7 @@ def _too_large_error(max_bytes: int, setting: str | None) -> PayloadTooLarge:
 async def read_model(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
     """Return the body as one of our models; no body is an empty object. Raises PayloadTooLarge, InvalidRequest, and
     PermissionDenied if the caller's key is bound to other models or tools."""
-    return (await _parse_granted(http, await read_body(http, max_bytes) or b"{}", model)).sent
+    return (await _read_granted(http, max_bytes, model))[0].sent
 
 
 async def read_counted(
@@ -91,10 +95,8 @@ async def read_counted(
     with `embeds` also the tokens of its text. `complete` returns it with the fields that it may leave out. Raises what
     `read_metered` raises."""
     context, services = get_context(http.scope), get_services(http.scope)
-    body = await _read_body(http, context, services, max_bytes)
-    granted = await _parse_granted(http, body or b"{}", model, complete)
-    embedded_bytes = len(body) if embeds else 0
-    context.charge = await count_request(services.stack.accounts, context.caller, granted, embedded_bytes)
+    granted, size_bytes = await _read_granted(http, max_bytes, model, complete)
+    context.charge = await count_request(services.stack.accounts, context.caller, granted, size_bytes if embeds else 0)
     return granted.sent
 
 
@@ -102,10 +104,9 @@ async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> Mo
     """Return the body as a request that a model will answer, after it was counted under the limits of its key and
     admitted to the models. Raises RateLimited, Overloaded, and what `read_model` raises."""
     context, services = get_context(http.scope), get_services(http.scope)
-    body = await _read_body(http, context, services, max_bytes)
-    granted = await _parse_granted(http, body, model)
+    granted, size_bytes = await _read_granted(http, max_bytes, model, needs_body=True)
     accounts, is_batch = services.stack.accounts, context.is_batch_line
-    context.charge = await open_charge(accounts, context.caller, granted, len(body), is_batch=is_batch)
+    context.charge = await open_charge(accounts, context.caller, granted, size_bytes, is_batch=is_batch)
     try:
         await _admit(http, context, services.admission, granted.sent)
     except BaseException:
@@ -126,16 +127,22 @@ async def _admit(http: Request, context: HttpContext, admission: AdmissionQueue,
     context.places.append(place)
 
 
-async def _parse_granted(
+async def _read_granted(
     http: Request,
-    body: bytes,
+    max_bytes: int,
     model: type[ModelT],
     complete: Callable[[ModelT], Awaitable[ModelT]] | None = None,
-) -> GrantedRequest[ModelT]:
-    request = await read_request(body, model)
+    *,
+    needs_body: bool = False,
+) -> tuple[GrantedRequest[ModelT], int]:
+    """Return the body as a request, and its size. Unless it `needs_body`, no body is an empty object."""
+    body = await read_body(http, max_bytes)
+    request, size_bytes = await read_request(body if body or needs_body else b"{}", model), len(body)
+    del body  # its texts are in the request, which may wait and then lives until the end of its response
     if complete is not None:
         request = await complete(request)
-    return await grant_request(get_services(http.scope).stack, get_context(http.scope).caller, request)
+    granted = await grant_request(get_services(http.scope).stack, get_context(http.scope).caller, request)
+    return granted, size_bytes
 
 
 def read_query(http: Request, model: type[ModelT]) -> ModelT:

@@ -131,8 +131,8 @@ class _SocketHandler:
             while (message := await receive())["type"] != "websocket.disconnect":
                 if message["type"] == DRAIN_MESSAGE_TYPE:
                     self._begin_close(Overloaded(SHUTTING_DOWN_MESSAGE), _CLOSE_SERVICE_RESTART)
-                else:
-                    await self._receive_message(message.get("text"))
+                else:  # without its text, the message itself stays until the next one comes
+                    await self._receive_message(message.pop("text", None))
         except _ConnectionClosed:
             pass
         except asyncio.CancelledError:
@@ -179,17 +179,19 @@ class _SocketHandler:
             await current_turn().wait(REQUEST_WORK)
             if text is None:
                 raise InvalidRequest("A message is a text frame that holds one JSON object.", code="invalid_type")
-            body = text.encode()
-            self._shares.cover_body(places, len(body), self._tenant)
+            body, text = text.encode(), ""  # each of both may be most of what the process holds
+            size_bytes, is_large_message = len(body), is_large(body)
+            self._shares.cover_body(places, size_bytes, self._tenant)
             fields = await read_object(body)
+            del body
             stream_id = self._parse_stream_id(fields.pop("stream_id", None))
             await self._require_key()
             _check_type(fields.pop("type", None))
             if self._close_reason is not None:
                 raise self._close_reason
-            if len(self._queue) >= _MAX_QUEUED or self._queued_bytes() + len(body) > self._max_bytes:
+            if len(self._queue) >= _MAX_QUEUED or self._queued_bytes() + size_bytes > self._max_bytes:
                 raise RateLimited("Too many responses wait on this connection: let some of them end first.")
-            self._queue.append(_CreateMessage(stream_id, fields, len(body), is_large(body), places))
+            self._queue.append(_CreateMessage(stream_id, fields, size_bytes, is_large_message, places))
         except asyncio.CancelledError:
             _release(places)
             raise
@@ -248,8 +250,10 @@ class _SocketHandler:
         context.places = create_message.places
         events: Sequence[ResponseStreamEvent] = ()
         HELD_PLACES.set(context.places)
+        previous_id = create_message.fields.get("previous_response_id")
         try:
             granted, generate = await self._parse_granted(create_message)
+            create_message.fields.clear()  # the request has them now
             request = granted.sent
             charge = await open_charge(self._stack.accounts, self._caller, granted, create_message.size_bytes)
             context.charge = charge
@@ -270,9 +274,8 @@ class _SocketHandler:
         except _ConnectionClosed:
             _log.info("a client left its WebSocket early")
         except Exception as exc:  # noqa: BLE001 - the stream's outer edge
-            before = create_message.fields.get("previous_response_id")
-            if isinstance(before, str):
-                self._session.forget(before, stream_id=create_message.stream_id)
+            if isinstance(previous_id, str):
+                self._session.forget(previous_id, stream_id=create_message.stream_id)
             error = context.fail(exc)
             current_span().fail(error_type_of(error))
             if started:

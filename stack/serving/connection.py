@@ -328,6 +328,8 @@ class HttpServerConnection(HttpToolsProtocol):
         else:
             self._stop_timer()
         super().on_message_complete()
+        if not self.pipeline:  # a large body has stopped it, and a client that leaves has to be noticed
+            self.flow.resume_reading()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn's own always closes
         if self._is_lingering or self.is_idle or self.cycle.more_body or self._unparsed or not _HAS_TCP_INFO:

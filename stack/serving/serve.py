@@ -1,6 +1,7 @@
 """Runs the app: one process that listens, drains on a signal and ends in time, even if something hangs."""
 
 import asyncio
+import ctypes
 import faulthandler
 import gc
 import logging
@@ -12,7 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol
@@ -44,6 +45,10 @@ _EXIT_TIMEOUT_S = 0.9
 _LAST_REQUEST_WAIT_S = 1.5
 _OPEN_FILES_LIMIT = 65_536
 _SWITCH_INTERVAL_S = 0.001
+_M_MMAP_THRESHOLD = -3  # as in malloc.h, like the next
+_M_ARENA_MAX = -8
+_LARGE_BLOCK_BYTES = 1024 * 1024
+_MAX_ARENAS = 2
 
 _log = logging.getLogger(__name__)
 
@@ -324,6 +329,7 @@ async def serve(
     lifespan: AbstractAsyncContextManager[Any] = app.router.lifespan_context(app)
     async with lifespan:
         _tune_garbage_collector()
+        _return_large_blocks()
         # a thread that calculates lets the event loop go on after so many seconds, five times as often as by default
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         await DrainingServer(app, config, on_listening, others_keep_serving, on_beat).serve(sockets=[listener])
@@ -335,6 +341,17 @@ def _tune_garbage_collector() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
     gc.enable()
+
+
+def _return_large_blocks() -> None:
+    """Have the C library give large blocks back to the system when they are freed. By default the first freed body of
+    many megabytes lets it keep all later ones of that size, and each thread keeps some of its own."""
+    if "torch" in sys.modules:  # an engine in this process takes and frees such blocks for every layer
+        return
+    with suppress(AttributeError, OSError):  # another C library than glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+        mallopt(_M_ARENA_MAX, _MAX_ARENAS)
 
 
 def set_up_logging(level: str) -> None:

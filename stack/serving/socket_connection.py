@@ -177,11 +177,16 @@ class WebSocketServerConnection(WebSocketsSansIOProtocol):
             self._draining = True
             self.queue.put_nowait(cast(Any, {"type": DRAIN_MESSAGE_TYPE}))
 
+    def handle_text(self, event: Any) -> None:
+        super().handle_text(event)
+        event.data = b""  # the parser has its last frame until the next one comes
+
     def handle_cont(self, event: Any) -> None:
         if len(self.frames) >= self.max_fragments:
             self._fail(1009, "too many fragments")
         else:
             super().handle_cont(event)
+            event.data = b""  # as above
 
     def handle_ping(self) -> None:
         if self._allows_control_frame():

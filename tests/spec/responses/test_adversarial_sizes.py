@@ -12,9 +12,13 @@ from urllib.parse import urlsplit
 
 import orjson
 import pytest
+from httpx import AsyncClient
+from websockets.asyncio.client import connect
 
+from providers.inference.scripted import Scripted
 from tests.support.servers.loop_turns import measured_turns
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.servers.traced_memory import traced_memory
 
 Json = dict[str, Any]
 SOME, MANY = 5_000, 25_000
@@ -159,3 +163,56 @@ async def test_a_chain_of_many_items_is_read_beside_the_requests_of_others() -> 
         await longest_turn(served, PATHS[0], input="go", previous_response_id=first)
         long = orjson.loads(await asyncio.to_thread(send, served, PATHS[0], input=[*talk(MANY), USER]))["id"]
         assert await longest_turn(served, PATHS[0], input="go", previous_response_id=long) < MAX_TURN_S
+
+
+TEXT_BYTES = 8 * 1024 * 1024
+JSON = {"content-type": "application/json"}
+PAUSED = scripted([{"text": "begun"}, {"wait_s": 30}, {"text": "done"}])
+LARGE: Json = {
+    "model": "scripted",
+    "stream": True,
+    "store": False,
+    "input": [{"role": "user", "content": "x" * TEXT_BYTES}],
+}
+
+
+async def test_a_large_body_is_in_memory_once_while_it_is_answered() -> None:
+    """S9: the bytes of the body do not stay beside what was parsed from them."""
+    body = orjson.dumps(LARGE)
+    async with serving(PAUSED) as served, AsyncClient() as client:
+        with traced_memory() as memory:
+            async with client.stream("POST", f"{served.url}{PATHS[0]}", content=body, headers=JSON) as response:
+                async for line in response.aiter_lines():
+                    if line.startswith("event: response.output_text.delta"):
+                        break
+                assert TEXT_BYTES <= memory.held_bytes() < 1.5 * TEXT_BYTES
+
+
+async def test_a_client_that_leaves_after_a_large_body_is_noticed() -> None:
+    """S9: its response is not generated to the end."""
+    async with serving(PAUSED) as served, AsyncClient() as client:
+        content = orjson.dumps(LARGE)
+        async with client.stream("POST", f"{served.url}{PATHS[0]}", content=content, headers=JSON) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("event: response.output_text.delta"):
+                    break
+        model = served.stack.inference
+        assert isinstance(model, Scripted)
+        async with asyncio.timeout(5):
+            while not model.abandoned_chats:  # noqa: ASYNC110 - a model sets no event
+                await asyncio.sleep(0.01)
+
+
+async def test_a_large_message_of_a_websocket_is_in_memory_once_while_it_is_answered() -> None:
+    """S9: the same for the text of the frame and the fields of its message."""
+    text = orjson.dumps({"type": "response.create", **LARGE}).decode()
+    async with serving(PAUSED) as served:
+        url = f"ws{served.url.removeprefix('http')}/v1/responses"
+        async with connect(url, max_size=None, compression=None) as socket:
+            await socket.send(orjson.dumps({"type": "response.create", "model": "none", "input": "hi"}).decode())
+            await socket.recv()
+            with traced_memory() as memory:
+                await socket.send(text)
+                while orjson.loads(await socket.recv())["type"] != "response.output_text.delta":
+                    pass
+                assert TEXT_BYTES <= memory.held_bytes() < 1.5 * TEXT_BYTES
