@@ -45,6 +45,7 @@ from providers.common.supervision import supervise
 from providers.responses.background.background import BackgroundMetrics, BackgroundResponses
 from providers.responses.background.observation import BackgroundObservation
 from providers.responses.context.conversations import StoredConversations, page_input_items
+from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
 from providers.responses.run.response_stream import LiveEventView, ResponseStreams
 from providers.responses.session import SessionFactory
@@ -95,17 +96,16 @@ class ResponsesLoop(Responses):
             summary_model=config.summary_model,
         )
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores, image_generator, reader)
-        self._preparer = ResponsePreparer(options, inference, kv_store, reader, request_tools, self._conversations)
         self._prompts = config.prompt_library()
-        self._prepare_new = self._prompts.wrap(self._preparer.prepare)
+        self._preparer = ResponsePreparer(
+            options, inference, kv_store, reader, request_tools, self._conversations, self._prompts
+        )
         self._streams = ResponseStreams(self._history, config.response_timeout_s)
         self._sessions = SessionFactory(
-            self._history, self._prepare_new, self._streams, self._views, cache_bytes=config.session_bytes
+            self._history, self._preparer, self._streams, self._views, cache_bytes=config.session_bytes
         )
         deployment = config.build_deployment(tenants)
-        self._background = BackgroundResponses(
-            kv_store, self._history, self._preparer.prepare, fetcher, deployment, accounts
-        )
+        self._background = BackgroundResponses(kv_store, self._history, self._preparer, fetcher, deployment, accounts)
         self._observation = BackgroundObservation(
             kv_store, config.background, self._background.event_log, self._background.registry, self._load, self._views
         )
@@ -154,7 +154,7 @@ class ResponsesLoop(Responses):
         charge: Charge | None = None,
         caller: Caller | None = None,
     ) -> AsyncGenerator[ResponseEventBatch]:
-        pending = await self._prepare_new(request, tenant, self._preparer.new_ids(response_id), caller=caller)
+        pending = await self._preparer.prepare(request, tenant, ResponseIds(response_id), caller=caller)
         lasting_key = await self._accounts.find_lasting_key(caller) if request.background and caller is not None else ""
         pending = pending.charged_to(charge, lasting_key)
         view = self._views.of_create(request)
@@ -250,15 +250,13 @@ class ResponsesLoop(Responses):
     async def count_input_tokens(
         self, request: CreateResponse, *, tenant: str, caller: Caller | None = None
     ) -> InputTokenCount:
-        with self._prompts.rendering(request) as rendered:
-            pending = await self._preparer.prepare_unlocked(rendered, tenant, caller)
+        pending = await self._preparer.prepare_unlocked(request, tenant, caller)
         return await self._preparer.token_counters.of_tenant(tenant).count(pending.agent_loop.chat)
 
     async def compact(
         self, request: CompactConversation, *, tenant: str, caller: Caller | None = None
     ) -> CompactedConversation:
-        with self._prompts.rendering(CreateResponse(**dict(request))) as rendered:
-            pending = await self._preparer.prepare_unlocked(rendered, tenant, caller)
+        pending = await self._preparer.prepare_unlocked(CreateResponse(**dict(request)), tenant, caller)
         chat, compactor = pending.agent_loop.chat, self._preparer.compactor
         return await self._streams.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
 

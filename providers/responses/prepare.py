@@ -7,6 +7,7 @@ Each stage takes the complete result of the one before and returns a complete va
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,14 +35,15 @@ from providers.responses.context.input_items import (
     drop_repeated_outputs,
     ends_with_trigger,
     read_items,
+    reads_current_turn_only,
 )
 from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.prompt_cache.comparison import PromptComparer
 from providers.responses.context.replay import rewrite_for_model
 from providers.responses.context.request_inference import RequestInferences
-from providers.responses.context.window import list_dropped_reasoning
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
+from providers.responses.prompts.library import PromptLibrary
 from providers.responses.run.agent_loop import AgentLoop, LoopPlan
 from providers.responses.run.checkpoint import ResumePoint
 from providers.responses.run.hosted_calls import ToolCallLimits
@@ -96,7 +98,9 @@ class ResponsePreparer:
         reader: Reader,
         request_tools: RequestTools,
         conversations: StoredConversations,
+        prompts: PromptLibrary,
     ) -> None:
+        self._prompts = prompts
         self._options = options
         self._kv = kv_store
         self._inference = inference
@@ -116,12 +120,21 @@ class ResponsePreparer:
         self._comparer = PromptComparer(conversations.history, self._sealed_content, self.token_counters)
         self.compactor = Compactor(inference, self._sealed_content, self.token_counters)
 
-    @staticmethod
-    def new_ids(response_id: str | None) -> ResponseIds:
-        """Return the ids of a new response; without `response_id`, its own is new, too."""
-        return ResponseIds(response_id)
-
     async def prepare(
+        self,
+        request: CreateResponse,
+        tenant: str,
+        ids: ResponseIds,
+        *,
+        history_source: HistorySource | None = None,
+        caller: Caller | None = None,
+    ) -> PendingResponse:
+        """Return the response, which holds the lock of its conversation, if it adds to one. Raises StackError for a
+        request that cannot be served, also for a model or tool that the `caller` may not use."""
+        with self._rendering(request) as rendered:
+            return await self.prepare_again(rendered, tenant, ids, history_source=history_source, caller=caller)
+
+    async def prepare_again(
         self,
         request: CreateResponse,
         tenant: str,
@@ -132,8 +145,8 @@ class ResponsePreparer:
         created_at: int | None = None,
         caller: Caller | None = None,
     ) -> PendingResponse:
-        """Return the response, which holds the lock of its conversation, if it adds to one. Raises StackError for a
-        request that cannot be served."""
+        """Return what `prepare` returns for a request that has no prompt, or whose prompt was rendered before.
+        `resume_point` and `created_at` are those of a response that another worker began."""
         request = accept_request(request)
         if request.store is not False and created_at is None:
             await self._kv.require_room(tenant)
@@ -150,9 +163,12 @@ class ResponsePreparer:
 
     async def prepare_unlocked(self, request: CreateResponse, tenant: str, caller: Caller | None) -> PendingResponse:
         """Return a response that will not run: to count its tokens, or to compact its conversation."""
-        request = accept_request(request)
-        source = self._conversations.history
-        return await self._prepare(request, _Origin(tenant, ResponseIds(), int(time.time()), source, caller=caller))
+        with self._rendering(request) as rendered:
+            origin = _Origin(tenant, ResponseIds(), int(time.time()), self._conversations.history, caller=caller)
+            return await self._prepare(accept_request(rendered), origin)
+
+    def _rendering(self, request: CreateResponse) -> AbstractContextManager[CreateResponse]:
+        return nullcontext(request) if request.prompt is None else self._prompts.rendering(request)
 
     async def _prepare(self, request: CreateResponse, origin: _Origin) -> PendingResponse:
         tenant, resume_point = origin.tenant, origin.resume_point
@@ -213,7 +229,7 @@ class ResponsePreparer:
         tenant, source = origin.tenant, origin.history_source
         allowance = LoadAllowance(source.max_bytes)
         history = await self._load_history(request, origin, allowance)
-        index, tool_results, unreadable = await read_items(
+        index, tool_results, hidden = await read_items(
             request, history, source, self._sealed_content, origin.ids, tenant=tenant, allowance=allowance
         )
         request = apply_configuration_updates(request, index)
@@ -221,8 +237,6 @@ class ResponsePreparer:
         tool_results = await rewrite_for_model(index, tool_results, self._models, request.model)
         output_items = origin.resume_point.input_items if origin.resume_point is not None else ()
         compactions = await self.compactor.open_latest_compaction(index.followed_by(output_items), tenant)
-        current_turn_only = request.reasoning is not None and request.reasoning.context == "current_turn"
-        dropped = list_dropped_reasoning(index) if current_turn_only else ()
         sees_images = await self._attachments.sees_generated_images(request, index)
         attachments = await self._attachments.read_files(request, index, tenant=tenant)
         index = drop_repeated_outputs(index)
@@ -234,14 +248,14 @@ class ResponsePreparer:
             request.instructions,
             attachments,
             compactions,
-            current_turn_only=current_turn_only,
+            current_turn_only=reads_current_turn_only(request),
             sees_images=sees_images,
             must_compact=ends_with_trigger(request),
             root=self._conversations.roots.choose(
                 request, tenant, history.root, origin.ids.response_id if is_continuable else None
             ),
         )
-        return _Context(request, conversation, index.followed_by(output_items), [*unreadable, *dropped])
+        return _Context(request, conversation, index.followed_by(output_items), hidden)
 
     async def _load_history(self, request: CreateResponse, origin: _Origin, allowance: LoadAllowance) -> LoadedHistory:
         """Return the history that the request follows: a conversation, a chain or none. Raises NotFound and

@@ -19,7 +19,8 @@ from apis.wire.items import items_to_json
 from providers.responses.context.input_items import HistorySource
 from providers.responses.context.item_views import ItemViews
 from providers.responses.events.ids import ResponseIds
-from providers.responses.run.pending_response import PendingResponse, PrepareResponse
+from providers.responses.prepare import ResponsePreparer
+from providers.responses.run.pending_response import PendingResponse
 from providers.responses.run.response_stream import LiveEventView, ResponseStreams
 from providers.responses.store.history import (
     History,
@@ -48,14 +49,14 @@ class SessionFactory:
     def __init__(
         self,
         history: History,
-        prepare: PrepareResponse,
+        preparer: ResponsePreparer,
         streams: ResponseStreams,
         views: ItemViews,
         *,
         cache_bytes: int,
     ) -> None:
         self.history = history
-        self.prepare = prepare
+        self.preparer = preparer
         self.streams = streams
         self.views = views
         self.cache = HistoryCache(cache_bytes, max_age_s=math.inf)
@@ -71,7 +72,7 @@ class LoopSession(Session):
 
     def __init__(self, tenant: str, factory: SessionFactory) -> None:
         self._tenant = tenant
-        self._prepare = factory.prepare
+        self._preparer = factory.preparer
         self._streams = factory.streams
         self._views = factory.views
         self._session_history = _SessionHistory(factory.history, factory.cache, tenant, f"{id(self)}/")
@@ -92,7 +93,7 @@ class LoopSession(Session):
                 "Send `store: false`, or all of the input."
             )
             raise InvalidRequest(message, param="store", code="invalid_value")
-        pending = await self._prepare(
+        pending = await self._preparer.prepare(
             request, self._tenant, ResponseIds(), history_source=self._session_history, caller=caller
         )
         pending = pending.charged_to(charge)

@@ -31,7 +31,8 @@ from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs
 from providers.responses.background.stored_run import build_stored_response
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundMetrics, BackgroundWorkers, WorkerRegistry
-from providers.responses.run.pending_response import PendingResponse, PrepareResponse
+from providers.responses.prepare import ResponsePreparer
+from providers.responses.run.pending_response import PendingResponse
 from providers.responses.store.conversation_lock import hand_over_lock
 from providers.responses.store.history import History
 from providers.responses.store.response_record import summarize_response
@@ -58,7 +59,7 @@ class BackgroundResponses:
         self,
         kv: KVStore,
         history: History,
-        prepare: PrepareResponse,
+        preparer: ResponsePreparer,
         fetcher: Fetcher,
         options: BackgroundDeployment,
         accounts: Accounts,
@@ -81,7 +82,7 @@ class BackgroundResponses:
             retention_s=history.retention_s,
             sign=self._sign,
         )
-        self._executor = RunExecutor(kv, history, prepare, config, self.event_log, self._webhook_queue, accounts)
+        self._executor = RunExecutor(kv, history, preparer, config, self.event_log, self._webhook_queue, accounts)
         self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants, self.registry)
 
     @property

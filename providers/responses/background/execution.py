@@ -33,7 +33,6 @@ from providers.common.fair_turns import CURRENT_TURN, run_long, turn_of
 from providers.common.held_bytes import HELD_PLACES
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
-from providers.responses.background.kept_history import KeptHistory
 from providers.responses.background.runs import MAX_LOST_WORKERS, MAX_UNRETURNED, ClaimedRun, ResponseRef
 from providers.responses.background.stored_run import (
     build_charge_ops,
@@ -46,6 +45,7 @@ from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.response_object import ResponseStatus, error_to_failure
+from providers.responses.prepare import ResponsePreparer
 from providers.responses.run.checkpoint import (
     Checkpoint,
     ResumePoint,
@@ -55,7 +55,7 @@ from providers.responses.run.checkpoint import (
     load_checkpoints,
     usage_from_log,
 )
-from providers.responses.run.pending_response import PendingResponse, PrepareResponse, bug_to_error, failure_to_error
+from providers.responses.run.pending_response import PendingResponse, bug_to_error, failure_to_error
 from providers.responses.run.response_span import (
     ResponseSpan,
     background_run,
@@ -107,7 +107,7 @@ class RunExecutor:
         self,
         kv: KVStore,
         history: History,
-        prepare: PrepareResponse,
+        preparer: ResponsePreparer,
         config: BackgroundConfig,
         event_log: EventLog,
         webhook_queue: WebhookQueue,
@@ -115,7 +115,7 @@ class RunExecutor:
     ) -> None:
         self._kv = kv
         self._history = history
-        self._prepare = prepare
+        self._preparer = preparer
         self._accounts = accounts
         self._config = config
         self._event_log = event_log
@@ -354,11 +354,11 @@ class RunExecutor:
             request = request.model_copy(update={"priority": self.engine_priority})
         previous = stored_request.previous
         item_id_count = max(stored_request.item_id_count, resume_point.item_id_count if resume_point else 0)
-        return await self._prepare(
+        return await self._preparer.prepare_again(
             request,
             ref.tenant,
             ResponseIds(ref.id, item_id_count),
-            history_source=None if previous is None else KeptHistory(self._history, previous),
+            history_source=None if previous is None else self._history.kept_at(previous),
             resume_point=resume_point,
             created_at=stored_request.created_at,
             caller=caller,

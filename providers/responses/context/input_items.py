@@ -26,6 +26,7 @@ from apis.wire.tool_items import ImageGenerationCallItem, LocalShellCallOutput
 from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.sealed_content import SealedContent
+from providers.responses.context.window import list_dropped_reasoning
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import unvalidated
@@ -69,11 +70,11 @@ class HistorySource(Protocol):
 
 class ReadItems(NamedTuple):
     """The items before a response, with references resolved; the stored results of the hosted calls among them, by item
-    id; and the reasoning of the input that this server cannot read, which no model sees."""
+    id; and the reasoning of the input that no model sees."""
 
     items: ItemIndex
     tool_results: Mapping[str, ToolResultRecord]
-    unreadable: Sequence[InputTransformation] = ()
+    hidden: Sequence[InputTransformation] = ()
 
 
 async def read_items(
@@ -114,7 +115,8 @@ async def read_items(
     if ends_with_trigger(request) and not index.items:
         raise InvalidRequest("There is nothing to compact.", param="input", code="invalid_value")
     tool_results = {**history.tool_results, **input_results} if input_results else history.tool_results
-    return ReadItems(index, tool_results, unreadable)
+    dropped = list_dropped_reasoning(index) if reads_current_turn_only(request) else ()
+    return ReadItems(index, tool_results, [*unreadable, *dropped])
 
 
 async def read_added_items(
@@ -129,6 +131,11 @@ async def read_added_items(
     )
     reject_repeated_items(resolved, "items")
     return resolved, tool_results
+
+
+def reads_current_turn_only(request: CreateResponse) -> bool:
+    """Return true if the model does not see the reasoning of earlier turns."""
+    return request.reasoning is not None and request.reasoning.context == "current_turn"
 
 
 def ends_with_trigger(request: CreateResponse) -> bool:

@@ -2,19 +2,14 @@
 
 import asyncio
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
-from apis.accounts.accounts import Caller
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
-from providers.responses.context.input_items import HistorySource
-from providers.responses.events.ids import ResponseIds
 from providers.responses.prompts.folder import load_folder
 from providers.responses.prompts.rendering import RenderedPrompt, render_prompt
 from providers.responses.prompts.template import StoredPrompt
-from providers.responses.run.checkpoint import ResumePoint
-from providers.responses.run.pending_response import PendingResponse, PrepareResponse
 
 
 class PromptLibrary:
@@ -57,29 +52,3 @@ class PromptLibrary:
             message = f"Invalid 'prompt.version': the prompt '{reference.id}' has no version '{name:.64}'."
             raise InvalidRequest(message, param="prompt.version", code="invalid_value")
         return render_prompt(request, reference.model_copy(update={"version": name}), version)
-
-    def wrap(self, prepare: PrepareResponse) -> PrepareResponse:
-        """Return `prepare` for requests as clients send them. One that is resumed has been rendered before."""
-
-        async def prepare_rendered(
-            request: CreateResponse,
-            tenant: str,
-            ids: ResponseIds,
-            *,
-            history_source: HistorySource | None = None,
-            resume_point: ResumePoint | None = None,
-            created_at: int | None = None,
-            caller: Caller | None = None,
-        ) -> PendingResponse:
-            with nullcontext(request) if request.prompt is None else self.rendering(request) as rendered:
-                return await prepare(
-                    rendered,
-                    tenant,
-                    ids,
-                    history_source=history_source,
-                    resume_point=resume_point,
-                    created_at=created_at,
-                    caller=caller,
-                )
-
-        return prepare_rendered

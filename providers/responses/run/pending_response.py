@@ -2,13 +2,11 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 import msgspec
 from openai.types.responses import Response, ResponseError
 from openai.types.responses.response import InputTransformation
 
-from apis.accounts.accounts import Caller
 from apis.accounts.charges import Charge, Use
 from apis.accounts.usage import count_response
 from apis.chat import ChatRequest
@@ -19,7 +17,6 @@ from apis.storage.kv_store import Op
 from apis.wire.items import items_to_json
 from providers.common.tracebacks import without_traceback
 from providers.responses.context.conversation import Conversation
-from providers.responses.context.input_items import HistorySource
 from providers.responses.context.prompt_cache.comparison import PromptComparison
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
@@ -32,7 +29,6 @@ from providers.responses.events.response_object import (
     error_to_failure,
 )
 from providers.responses.run.agent_loop import AgentLoop
-from providers.responses.run.checkpoint import ResumePoint
 from providers.responses.run.response_span import store_span
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import FinishedResponse, History
@@ -158,23 +154,6 @@ def use_of_response(response: Response) -> Use:
     model has worked for it, whose tokens are known in part."""
     is_unknown = response.status == "cancelled"
     return Use(response.model, count_response(response), is_unknown, service_tier=response.service_tier or "")
-
-
-class PrepareResponse(Protocol):
-    """Prepares a request, and raises every refusal of it: also of a model or tool that the `caller` may not use.
-    `resume_point` and `created_at` are those of a response that another worker began."""
-
-    async def __call__(
-        self,
-        request: CreateResponse,
-        tenant: str,
-        ids: ResponseIds,
-        *,
-        history_source: HistorySource | None = None,
-        resume_point: ResumePoint | None = None,
-        created_at: int | None = None,
-        caller: Caller | None = None,
-    ) -> PendingResponse: ...
 
 
 def failure_to_error(exc: BaseException, response_id: str) -> StackError:

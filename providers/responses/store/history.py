@@ -118,6 +118,10 @@ class History:
         allowance.take_history(history.size_bytes, "previous_response_id")
         return history
 
+    def kept_at(self, position: TurnPosition) -> "KeptHistory":
+        """Return the history of a background response, which keeps the turn at `position` from its creation on."""
+        return KeptHistory(self, position)
+
     async def _missing_response_error(self, response_id: str, tenant: str) -> InvalidRequest:
         if is_response_id(response_id) and await self._kv.get(run_key(tenant, response_id)) is not None:
             return InvalidRequest(
@@ -304,6 +308,21 @@ class History:
                 line = key.split("/")[2]
                 ops.append(Put(branch_key(tenant, TurnPosition(*turn.fork_point), line), b"", self.retention_s))
             await self._kv.write(ops, durable=False)
+
+
+class KeptHistory:
+    """The stored responses, and the turn at `position` also after its response was deleted."""
+
+    def __init__(self, history: History, position: TurnPosition) -> None:
+        self.max_bytes = history.max_bytes
+        self.find_items = history.find_items
+        self._history = history
+        self._position = position
+
+    async def load_history(self, response_id: str, *, tenant: str, allowance: LoadAllowance) -> LoadedHistory:
+        return await self._history.load_history(
+            response_id, tenant=tenant, allowance=allowance, kept_position=self._position
+        )
 
 
 def _chain_gone_error() -> InvalidRequest:
