@@ -324,11 +324,15 @@ async def _build_partial_content(
     retained_items: Sequence[InputMessage], conversation: Conversation, summary: str
 ) -> CompactionContent:
     """Return a compaction that leaves these messages in the conversation and holds the other messages itself."""
-    retained = conversation.render_items(retained_items)
-    await end_pass(retained)
-    messages = conversation.verbatim_messages()
-    await end_pass(messages)
-    others = messages_without(messages, retained)
+    window = conversation.window()
+    if window.compaction is None:  # messages that are left are not rendered to find them among the others
+        retained_ids = set(map(id, retained_items))
+        others = conversation.render_items([item for item in window.verbatim_items() if id(item) not in retained_ids])
+    else:
+        retained = conversation.render_items(retained_items)
+        await end_pass(retained)
+        others = messages_without(conversation.verbatim_messages(), retained)
+    await end_pass(retained_items)
     return CompactionContent(summary=summary, verbatim_messages=others, replaces_history=False)
 
 

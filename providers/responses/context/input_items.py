@@ -265,14 +265,14 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
             raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"{field}[{index}].id", code="invalid_value")
         if item.id is not None:
             seen_ids.add(item.id)
+        if type(item) is InputMessage and isinstance(item.content, str):
+            continue
         if kind in _TYPES_WITH_CONTENT:
             _check_content(item, f"{field}[{index}]")
 
 
 def _check_content(item: Item, location: str) -> None:
     match item:
-        case InputMessage(content=str()):
-            pass
         case InputMessage(content=list() as parts):
             _check_parts(parts, f"{location}.content")
         case FunctionCallOutput(call_id=None, name=None):

@@ -58,6 +58,7 @@ from providers.responses.events.unvalidated import unvalidated
 from providers.responses.tools.names import qualified_name
 
 _build_message = unvalidated(Message)
+_build_call, _build_called = unvalidated(FunctionCall), unvalidated(CalledFunction)
 _ALL_NATIVE_TOOLS: Final = frozenset[NativeToolName](get_args(NativeToolName))
 _TYPES_WITH_CONTENT: Final = frozenset({InputMessage, FunctionCallOutput, CustomToolCallOutput, ComputerCallOutput})
 _TYPES_WITH_ANOTHERS_ID: Final = frozenset({ItemReference, LocalShellCallOutput})
@@ -333,7 +334,7 @@ class ItemReader:
 
 
 def _build_function_call(call_id: str, name: str, arguments: str) -> FunctionCall:
-    return FunctionCall(id=call_id, function=CalledFunction(name=name, arguments=arguments))
+    return _build_call(id=call_id, type="function", function=_build_called(name=name, arguments=arguments))
 
 
 def _content_to_chat(

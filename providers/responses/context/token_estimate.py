@@ -85,6 +85,10 @@ def measure_chat(chat: ChatRequest) -> int:
     size_bytes = sum(len(tool.model_dump_json(exclude_none=True)) for tool in chat.tools or ())
     tokens = _TOKENS_PER_MESSAGE * len(chat.messages)
     for message in chat.messages:
+        content = message.content
+        if isinstance(content, str) and not (message.tool_calls or message.reasoning or message.refusal):
+            size_bytes += len(content) if content.isascii() else _size_bytes(content)  # nearly every message
+            continue
         text_bytes, file_count = _measure_message(message)
         size_bytes += text_bytes
         tokens += _TOKENS_PER_FILE * file_count
@@ -94,8 +98,6 @@ def measure_chat(chat: ChatRequest) -> int:
 def _measure_message(message: Message) -> tuple[int, int]:
     """Return the bytes of the message's texts and the number of its pictures and files."""
     content = message.content
-    if isinstance(content, str) and not (message.tool_calls or message.reasoning or message.refusal):
-        return _size_bytes(content), 0  # nearly every message
     texts, file_count = [message.reasoning, message.refusal], 0
     if isinstance(content, str):
         texts.append(content)

@@ -58,9 +58,15 @@ def unvalidated(kind: Callable[P, ModelT]) -> Callable[P, ModelT]:
     def build(*_: P.args, **fields: P.kwargs) -> ModelT:
         return build_from_dict(fields)
 
+    names_by_arguments: dict[tuple[str, ...], set[str]] = {}
+
     def build_frozen(*_: P.args, **fields: P.kwargs) -> ModelT:
         model = build_from_dict(fields)
-        _set_names(model, shared_names(frozenset(fields)))
+        arguments = tuple(fields)
+        names = names_by_arguments.get(arguments)
+        if names is None:
+            names = names_by_arguments[arguments] = shared_names(frozenset(fields))
+        _set_names(model, names)
         return model
 
     return build_frozen if model_class.model_config.get("frozen") else build

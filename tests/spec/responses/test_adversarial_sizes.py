@@ -161,7 +161,7 @@ async def test_a_chain_of_many_items_is_read_beside_the_requests_of_others() -> 
     async with serving(scripted([{"text": "ok"}])) as served:
         first = orjson.loads(await asyncio.to_thread(send, served, PATHS[0], input=[*talk(2), USER]))["id"]
         await longest_turn(served, PATHS[0], input="go", previous_response_id=first)
-        long = orjson.loads(await asyncio.to_thread(send, served, PATHS[0], input=[*talk(MANY), USER]))["id"]
+        long = orjson.loads(await asyncio.to_thread(send, served, PATHS[0], input=[*talk(MANY // 2), USER]))["id"]
         assert await longest_turn(served, PATHS[0], input="go", previous_response_id=long) < MAX_TURN_S
 
 
