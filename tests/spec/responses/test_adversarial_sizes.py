@@ -156,7 +156,7 @@ async def test_the_items_of_a_window_are_read_in_turns() -> None:
         assert await longest_turn(served, PATHS[0], input=[*talk(MANY), USER], **window) < MAX_TURN_S
 
 
-async def test_a_chain_of_many_items_is_read_beside_the_requests_of_others() -> None:
+async def test_a_chain_of_many_items_leaves_turns_to_others() -> None:
     """The table of crafted requests: the items that are stored, not those that are sent."""
     async with serving(scripted([{"text": "ok"}])) as served:
         first = orjson.loads(await asyncio.to_thread(send, served, PATHS[0], input=[*talk(2), USER]))["id"]
@@ -177,7 +177,7 @@ LARGE: Json = {
 
 
 async def test_a_large_body_is_in_memory_once_while_it_is_answered() -> None:
-    """S9: the bytes of the body do not stay beside what was parsed from them."""
+    """S9: the bytes of the body are freed once they are parsed."""
     body = orjson.dumps(LARGE)
     async with serving(PAUSED) as served, AsyncClient() as client:
         with traced_memory() as memory:
