@@ -16,6 +16,7 @@ from apis.errors import ConfigError, FetchFailed, Unsupported
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.imports import install_command
 from apis.provider import Provider
+from providers.common.machine import usable_cores
 from providers.common.processes.child import run_program
 from providers.reader.confinement import ReaderConfinement, choose_confinement
 
@@ -29,6 +30,7 @@ _PDF_SIGNATURE: Final = b"%PDF-"
 _MAX_SIGNATURE_OFFSET: Final = 1024
 _MAX_HEADER_BYTES: Final = 2**20
 _TIMEOUT_S: Final = 60.0
+_MIN_PARALLEL: Final = 2
 _PAGE_ADAPTER: Final = TypeAdapter(WebPage)
 _PLACES_ADAPTER: Final = TypeAdapter(list[int])
 _BROKEN_FILE_MESSAGE: Final = "The file cannot be read: it is broken, not what its name says, or too much work."
@@ -40,24 +42,28 @@ class ChildReader(Reader):
     Pages are not counted: each takes at most two seconds of CPU time, and must not wait for files."""
 
     class Config(Provider.Config):
-        """Where there are several tenants, one may use half of the `parallel` places. `max_tenant_waiting` of its files
-        may wait."""
+        """`parallel` files are read at a time, by default as many as there are cores, and two at least. Where there are
+        several tenants, one may use half of these places. `max_tenant_waiting` of its files may wait."""
 
-        parallel: int = Field(default=4, ge=1, le=64)
+        parallel: int | None = Field(default=None, ge=1, le=64)
         max_tenant_waiting: int = Field(default=64, ge=1)
 
     def __init__(self, config: Config, files: Files | None, fetcher: Fetcher, tenants: Tenants = ONE_TENANT) -> None:
+        self._config = config
         self._files = files
         self._fetcher = fetcher
-        self._places = FairShare(
-            "files to be read",
-            config.parallel,
-            tenant_waiting=config.max_tenant_waiting,
-            several_tenants=tenants.are_several,
-        )
+        self._tenants = tenants
+        self._places = self._build_places(config.parallel or _MIN_PARALLEL)
 
     async def start(self) -> None:
         await asyncio.to_thread(choose_confinement)
+        if self._config.parallel is None:
+            self._places = self._build_places(max(_MIN_PARALLEL, await asyncio.to_thread(usable_cores)))
+
+    def _build_places(self, count: int) -> FairShare:
+        waiting = self._config.max_tenant_waiting
+        several = self._tenants.are_several
+        return FairShare("files to be read", count, tenant_waiting=waiting, several_tenants=several)
 
     def confinement(self) -> str:
         return choose_confinement().description

@@ -422,10 +422,12 @@ class HttpServerConnection(HttpToolsProtocol):
             return
         if monotonic() < self._deadline:
             self._set_timer(self._deadline)
-        else:
-            self._expire()
+        else:  # in turns, because thousands that came together are late together
+            self.peer.turn.queue(self._expire, _HEAD_WORK)
 
     def _expire(self) -> None:
+        if self.transport.is_closing() or monotonic() < self._deadline:  # closed, or no longer late
+            return
         if self._is_lingering:
             self.transport.close()
         elif self._flow.held:
