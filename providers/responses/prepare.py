@@ -232,28 +232,35 @@ class ResponsePreparer:
         index, tool_results, hidden = await read_items(
             request, history, source, self._sealed_content, origin.ids, tenant=tenant, allowance=allowance
         )
-        request = apply_configuration_updates(request, index)
-        tool_results = await self._sealed_content.unseal_tool_results(index, tool_results, tenant)
-        tool_results = await rewrite_for_model(index, tool_results, self._models, request.model)
-        output_items = origin.resume_point.input_items if origin.resume_point is not None else ()
-        compactions = await self.compactor.open_latest_compaction(index.followed_by(output_items), tenant)
-        sees_images = await self._attachments.sees_generated_images(request, index)
-        attachments = await self._attachments.read_files(request, index, tenant=tenant)
-        index = drop_repeated_outputs(index)
         is_continuable = request.store is not False or source is not self._conversations.history
         conversation = Conversation(
             history,
             index.input_items,
             tool_results,
             request.instructions,
-            attachments,
-            compactions,
             current_turn_only=reads_current_turn_only(request),
-            sees_images=sees_images,
             must_compact=ends_with_trigger(request),
             root=self._conversations.roots.choose(
                 request, tenant, history.root, origin.ids.response_id if is_continuable else None
             ),
+        )
+        output_items = origin.resume_point.input_items if origin.resume_point is not None else ()
+        if index.is_plain_text and not (request.tools or output_items):  # there is nothing to open or to fetch
+            return _Context(request, conversation, index, hidden)
+        request = apply_configuration_updates(request, index)
+        tool_results = await self._sealed_content.unseal_tool_results(index, tool_results, tenant)
+        tool_results = await rewrite_for_model(index, tool_results, self._models, request.model)
+        compactions = await self.compactor.open_latest_compaction(index.followed_by(output_items), tenant)
+        sees_images = await self._attachments.sees_generated_images(request, index)
+        attachments = await self._attachments.read_files(request, index, tenant=tenant)
+        index = drop_repeated_outputs(index)
+        conversation = msgspec.structs.replace(
+            conversation,
+            input_items=index.input_items,
+            tool_results=tool_results,
+            attachments=attachments,
+            compactions=compactions,
+            sees_images=sees_images,
         )
         return _Context(request, conversation, index.followed_by(output_items), hidden)
 

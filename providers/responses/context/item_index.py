@@ -9,9 +9,10 @@ from typing import Final, TypeVar
 
 from apis.wire.computer import ComputerCallOutput
 from apis.wire.item_parts import ItemWire
-from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
+from apis.wire.items import AssistantMessage, CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
 
 ItemT = TypeVar("ItemT", bound=ItemWire)
+_MESSAGE_TYPES: Final = frozenset((InputMessage, AssistantMessage))
 _TYPES_WITH_PARTS: Final = (InputMessage, FunctionCallOutput, CustomToolCallOutput, ComputerCallOutput)
 
 
@@ -39,6 +40,11 @@ class ItemIndex:
     def input_items(self) -> Sequence[Item]:
         """The items of the request's input."""
         return self.items[self.input_start : self.input_end]
+
+    @property
+    def is_plain_text(self) -> bool:
+        """They are messages of text, which need nothing to be opened or fetched."""
+        return self._positions.keys() <= _MESSAGE_TYPES and not self.file_positions()
 
     def has(self, *kinds: type[ItemWire]) -> bool:
         """Return true if there are items of one of these types."""

@@ -65,3 +65,6 @@ def test_items_that_are_more_than_text_may_hold_files() -> None:
     output = {**OUTPUT, "output": [IMAGE]}
     index = ItemIndex(read(user("a"), user([IMAGE])), read(CALL, OUTPUT, output, ANSWER))
     assert list(index.file_positions()) == [1, 4]
+    assert not index.is_plain_text
+    assert ItemIndex(read(user("a")), read(ANSWER, user("b"))).is_plain_text
+    assert not ItemIndex((), read(user("a"), CALL)).is_plain_text
