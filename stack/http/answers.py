@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from apis.errors import QuotaExceeded, StackError, error_to_body
 from apis.storage.pages import Page
 from providers.common.fair_turns import REQUEST_WORK, current_turn
+from stack.http.messages.dialect import error_to_message_body, message_status, speaks_messages
 from stack.http.request_record import DISCONNECTED_STATUS
 
 _PIECE_BYTES: Final = 256 * 1024
@@ -73,8 +74,9 @@ def client_disconnected_response() -> Response:
     return Response(status_code=DISCONNECTED_STATUS)
 
 
-def error_response(error: StackError) -> Response:
-    """Return OpenAI's error body, with the headers by which an SDK decides whether to retry."""
+def error_response(error: StackError, scope: Scope | None = None, request_id: str = "") -> Response:
+    """Return the body of an error, with the headers by which an SDK decides whether to retry: OpenAI's, or Anthropic's
+    for a request of the Messages API."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = f"{max(1, round(error.retry_after_s))}"
@@ -82,4 +84,7 @@ def error_response(error: StackError) -> Response:
         headers["retry-after"] = "1"
     if error.repeats_work or isinstance(error, QuotaExceeded):
         headers["x-should-retry"] = "false"
+    if scope is not None and speaks_messages(scope):
+        body = error_to_message_body(error, request_id)
+        return json_response(orjson.dumps(body), message_status(error), headers)
     return json_response(orjson.dumps(error_to_body(error)), error.status, headers)

@@ -42,7 +42,7 @@ async def _refuse(match: Match, scope: Scope, receive: Receive, send: Send) -> N
     message = f"{path} does not take {method}."
     if method == "GET" and any(route.websocket for route in match.routes.values()):
         message += WEBSOCKET_HINT
-    response = error_response(MethodNotAllowed(message))
+    response = error_response(MethodNotAllowed(message), scope, get_context(scope).request_id)
     allowed = {*match.routes, "HEAD"} if "GET" in match.routes else {*match.routes}
     response.headers["allow"] = ", ".join(sorted(allowed))
     await response(scope, receive, send)

@@ -19,6 +19,7 @@ from stack.config import StackConfig
 from stack.http.answers import error_response
 from stack.http.context import HttpContext, get_context, set_context
 from stack.http.gates import CorsPolicy, Gates, HeadAnswered
+from stack.http.messages.dialect import speaks_messages
 from stack.http.metrics import Metrics
 from stack.http.peer import get_peer
 from stack.http.request_record import WEBSOCKET, RequestRecord, read_client_request_id, read_trace
@@ -79,6 +80,8 @@ class Edge:
                     (b"x-request-id", record.id.encode()),
                     *_SAFETY_HEADERS,
                 ]
+                if speaks_messages(scope):
+                    response_headers.append((b"request-id", record.id.encode()))
                 if context.charge is not None:
                     limits = context.charge.headers
                     response_headers += [(name.encode(), limits[name].encode()) for name in limits]
@@ -115,19 +118,20 @@ class Edge:
         except asyncio.CancelledError:
             if record.status or not scope["app"].state.draining:
                 raise
-            await error_response(context.fail(Overloaded(SHUTTING_DOWN_MESSAGE)))(scope, receive, send)
+            error = context.fail(Overloaded(SHUTTING_DOWN_MESSAGE))
+            await error_response(error, scope, record.id)(scope, receive, send)
         except StackError as exc:
             without_traceback(exc)
             context.fail(exc)
             if record.status:
                 await _cut_off(scope, receive, exc)
                 return
-            await error_response(exc)(scope, receive, send)
+            await error_response(exc, scope, record.id)(scope, receive, send)
         except Exception as exc:
             error = context.fail(exc)
             if record.status:
                 raise
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope, record.id)(scope, receive, send)
 
     def _finish_request(self, scope: Scope, request_record: RequestRecord) -> None:
         """Count and log a request that is over."""

@@ -21,6 +21,7 @@ from providers.common.fair_turns import CURRENT_TURN, turn_of
 from providers.common.held_bytes import HELD_PLACES
 from stack.config import StackConfig
 from stack.http.context import HttpContext
+from stack.http.messages.dialect import speaks_messages
 from stack.http.metrics import METRICS_PATH
 from stack.http.parsing import find_header
 from stack.http.peer import get_peer
@@ -199,7 +200,10 @@ class Gates:
         services = scope["app"].state.services
         if services is None:
             raise Overloaded(SHUTTING_DOWN_MESSAGE)
-        return await authenticate(services.stack.accounts, scope["headers"])
+        accounts, headers = services.stack.accounts, scope["headers"]
+        if speaks_messages(scope) and (caller := await accounts.authenticate(read_header_key(headers))) is not None:
+            return caller
+        return await authenticate(accounts, headers)
 
     def _is_open(self, scope: Scope) -> bool:
         """Return true if the route is open to requests without an API key. Raises Unauthorized for a wrong key of the
@@ -264,6 +268,12 @@ def read_bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return the key of the one Authorization header; empty, which is no key, if there is none."""
     values = [value for name, value in headers if name == b"authorization"]
     return values[0][7:].strip() if len(values) == 1 and values[0][:7].lower() == b"bearer " else b""
+
+
+def read_header_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the key of the header `x-api-key`, which clients of the Messages API send instead of a bearer key, or in
+    addition to it; empty, which is no key, if there is none."""
+    return (find_header(headers, b"x-api-key") or "").strip().encode("latin-1")
 
 
 async def authenticate(accounts: Accounts, headers: Iterable[tuple[bytes, bytes]]) -> Caller:

@@ -10,10 +10,11 @@ from starlette.requests import Request
 from apis.accounts.charges import RELEASED_USE
 from apis.errors import InvalidRequest, PayloadTooLarge
 from apis.wire.field_rows import refused_fields
+from providers.common.fair_turns import calculate
 from stack.http.admission_queue import AdmissionQueue
 from stack.http.context import HttpContext, Services, get_context, get_services
-from stack.http.metering import GrantedRequest, count_request, grant_request, open_charge
-from stack.http.parsing import Body, ModelT, find_header, read_request, to_invalid_request
+from stack.http.metering import GrantedRequest, RequestT, count_request, grant_request, open_charge
+from stack.http.parsing import Body, ModelT, find_header, is_large, read_request, to_invalid_request
 from stack.http.streams import run_while_connected
 
 
@@ -103,8 +104,37 @@ async def read_counted(
 async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
     """Return the body as a request that a model will answer, after it was counted under the limits of its key and
     admitted to the models. Raises RateLimited, Overloaded, and what `read_model` raises."""
-    context, services = get_context(http.scope), get_services(http.scope)
     granted, size_bytes = await _read_granted(http, max_bytes, model, needs_body=True)
+    await _admit_counted(http, granted, size_bytes)
+    return granted.sent
+
+
+async def read_converted(
+    http: Request,
+    max_bytes: int,
+    model: type[ModelT],
+    convert: Callable[[ModelT], RequestT],
+    *,
+    generates: bool = True,
+) -> tuple[ModelT, RequestT]:
+    """Return the body, and the request that it stands for, after that was counted and admitted as `read_metered` does;
+    without `generates` as `read_counted` does. Raises what those raise."""
+    context, services = get_context(http.scope), get_services(http.scope)
+    body = await read_body(http, max_bytes)
+    sent, size_bytes, in_thread = await read_request(body, model), len(body), is_large(body)
+    del body  # its texts are in both requests, of which the first is soon dropped
+    request = await calculate(convert, sent) if in_thread else convert(sent)
+    granted = await grant_request(services.stack, context.caller, request)
+    if generates:
+        await _admit_counted(http, granted, size_bytes)
+    else:
+        context.charge = await count_request(services.stack.accounts, context.caller, granted)
+    return sent, granted.sent
+
+
+async def _admit_counted(http: Request, granted: GrantedRequest[Any], size_bytes: int) -> None:
+    """Count a request under the limits of its key, and admit it to the models."""
+    context, services = get_context(http.scope), get_services(http.scope)
     accounts, is_batch = services.stack.accounts, context.is_batch_line
     context.charge = await open_charge(accounts, context.caller, granted, size_bytes, is_batch=is_batch)
     try:
@@ -113,7 +143,6 @@ async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> Mo
         if context.charge is not None:  # no model has worked
             context.charge.end(RELEASED_USE)
         raise
-    return granted.sent
 
 
 async def _admit(http: Request, context: HttpContext, admission: AdmissionQueue, request: BaseModel) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -137,7 +137,7 @@ class StreamMonitor:
 
     def send_comment(self, stream: "_OpenStream") -> asyncio.Task[None]:
         """Send a comment on a stream, without waiting for it."""
-        comment = asyncio.create_task(stream.write(KEEP_ALIVE_FRAME))
+        comment = asyncio.create_task(stream.write(stream.keep_alive_frame))
         self._comment_tasks.add(comment)
         comment.add_done_callback(self._comment_tasks.discard)
         return comment
@@ -155,10 +155,19 @@ class _OpenStream:
         "_write_body",
         "is_open",
         "is_writing",
+        "keep_alive_frame",
         "last_write_at",
     )
 
-    def __init__(self, send: Send, peer: Peer | None, record: RequestRecord, monitor: StreamMonitor) -> None:
+    def __init__(
+        self,
+        send: Send,
+        peer: Peer | None,
+        record: RequestRecord,
+        monitor: StreamMonitor,
+        keep_alive_frame: bytes,
+    ) -> None:
+        self.keep_alive_frame = keep_alive_frame
         self._send = send
         self._write_body = None if peer is None else peer.body_writer()
         self._record = record
@@ -203,7 +212,7 @@ class _OpenStream:
     async def write_at_once(self, body: bytes) -> None:
         """Write now, together with what `write` has left to the end of the event loop's turn, and wait until the client
         is ready for more."""
-        if self._write_body is None:
+        if self._write_body is None or not body:  # an empty chunk would end the body
             await self.write(body)
         elif not self.push(body):
             await self.write(b"")  # ASGI's `send` waits before it writes
@@ -233,6 +242,13 @@ class EventStream(Response):
     output and the last event.
     Batches after the first output are pushed where their source can do that: see `apis.live_batch`.
     """
+
+    keep_alive_frame: ClassVar[bytes] = KEEP_ALIVE_FRAME
+    """It is sent while there is no event to send."""
+    done_frame: ClassVar[bytes] = DONE_FRAME
+    """The last frame of every stream that ends by itself."""
+    shutdown_frame: ClassVar[bytes] = _SHUTDOWN_FRAME
+    """The last event of a stream that ends because the process does."""
 
     def __init__(
         self,
@@ -265,10 +281,10 @@ class EventStream(Response):
             _log.info("a client left its stream early")
 
     async def _run(self, send: Send, peer: Peer | None) -> None:
-        stream = _OpenStream(send, peer, self._request_record, self._monitor)
+        stream = _OpenStream(send, peer, self._request_record, self._monitor, self.keep_alive_frame)
         is_first = True
         is_log = False
-        ending, last = b"", DONE_FRAME
+        ending, last = b"", self.done_frame
         waits = self._creates_response
         if self._encode_error is not None:
             self._monitor.head_timeout.start(stream.begin_early)
@@ -292,12 +308,12 @@ class EventStream(Response):
             if not stream.is_open:
                 raise
             _log.info("a stream failed: %s", exc.message)
-            ending = ending if self._encode_error is None else self._encode_error(exc)
-            last = b"" if is_log else DONE_FRAME  # a log is not done: it can be read on from another worker
+            ending += b"" if self._encode_error is None else self._encode_error(exc)
+            last = b"" if is_log else self.done_frame  # a log is not done: it can be read on from another worker
         except asyncio.CancelledError:
             if not stream.is_open or not self._monitor.is_ending:
                 raise
-            last = b"" if is_log else _SHUTDOWN_FRAME + DONE_FRAME
+            last = b"" if is_log else self.shutdown_frame + self.done_frame
         finally:
             stream.end()
             await self._batches.aclose()

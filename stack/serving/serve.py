@@ -298,7 +298,7 @@ class _RequestGate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._open_connections.is_crowded and scope["path"] not in PROBE_PATHS:
             error = Overloaded("This server has too many open connections. Try again in a moment.", retry_after_s=1)
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)

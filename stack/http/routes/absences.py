@@ -22,7 +22,6 @@ ABSENT_RESOURCES: Final[Mapping[str, str]] = {
     "fine_tuning": _NO_TRAINING,
     "images": "The routes here write text.",
     "live": _TEXT_ONLY,
-    "messages": "Use responses or chat completions: Anthropic's Messages API is not spoken here.",
     "moderations": "No moderation model is served here.",
     "projects": _NO_PERSONS,
     "prompts": "Prompts are templates of the run config, which requests refer to by 'prompt'.",

@@ -1,4 +1,4 @@
-"""/v1/models: the models that the inference lists."""
+"""/v1/models: the models that the inference lists, in OpenAI's form, or in Anthropic's for its clients."""
 
 from typing import Any, Final
 
@@ -9,11 +9,16 @@ from apis.errors import ModelNotFound
 from apis.inference import Model
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
+from stack.http.messages.dialect import has_version
+from stack.http.messages.models import ModelPageParams, build_model_info, build_model_page
+from stack.http.request_body import read_query
 from stack.http.route import ANY_PROJECT_KEY, Route
 
 
-async def list_models(_http: Request, _context: HttpContext, services: Services) -> Response:
+async def list_models(http: Request, _context: HttpContext, services: Services) -> Response:
     models = await services.stack.inference.models()
+    if has_version(http.scope):
+        return value_response(build_model_page(models, read_query(http, ModelPageParams)))
     return value_response({"object": "list", "data": [_model_to_fields(model) for model in models]})
 
 
@@ -25,6 +30,8 @@ async def get_model(http: Request, _context: HttpContext, services: Services) ->
         model = models.get((await inference.find_names(model_id)).name)
     if model is None:
         raise ModelNotFound(model_id, models)
+    if has_version(http.scope):
+        return value_response(build_model_info(model, model_id))
     return value_response({**_model_to_fields(model), "id": model_id})
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from apis.conversations import ItemInclude
 from apis.deltas import Usage
 from apis.errors import InvalidRequest, NotFound
+from apis.events import ResponseEventBatch
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.storage.keys import new_response_id
 from apis.wire.base import remembered_json
@@ -46,16 +47,7 @@ class CountInputTokens(CreateResponse):
 
 async def create_response(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_metered(http, services.max_body_bytes, CreateResponse)
-    response_id = context.response_id or new_response_id()
-    record = context.request_record
-    record.expect_response(response_id)
-    batches = services.stack.responses.create(
-        services.cache_salts.add_salt(request, context.tenant),
-        tenant=context.tenant,
-        response_id=response_id,
-        charge=context.charge,
-        caller=context.caller,
-    )
+    batches, record = begin_response(context, services, request), context.request_record
     is_stored = request.store is not False and not request.background  # one in the background goes on in any case
     outlives_client = is_stored and services.stack.config.server.finish_stored_responses
     if request.stream:
@@ -66,9 +58,24 @@ async def create_response(http: Request, context: HttpContext, services: Service
             creates_response=True,
             outlives_client=outlives_client,
         )
-    final = _read_final_response(batches, record)
+    final = read_final_response(batches, record)
     response = await (final if outlives_client else run_while_connected(http.scope, http.receive, final))
     return await _respond(http, services, response)
+
+
+def begin_response(
+    context: HttpContext, services: Services, request: CreateResponse
+) -> AsyncGenerator[ResponseEventBatch]:
+    """Return the events of a new response, which the record of the HTTP request expects from now on."""
+    response_id = context.response_id or new_response_id()
+    context.request_record.expect_response(response_id)
+    return services.stack.responses.create(
+        services.cache_salts.add_salt(request, context.tenant),
+        tenant=context.tenant,
+        response_id=response_id,
+        charge=context.charge,
+        caller=context.caller,
+    )
 
 
 async def count_input_tokens(http: Request, context: HttpContext, services: Services) -> Response:
@@ -201,7 +208,7 @@ def _stream_events(
     )
 
 
-async def _read_final_response(batches: AsyncGenerator[Sequence[Any]], request_record: RequestRecord) -> ResponseObject:
+async def read_final_response(batches: AsyncGenerator[Sequence[Any]], request_record: RequestRecord) -> ResponseObject:
     """Return the response that the only event carries. A failed one raises its cause."""
     last: Any = None
     try:

@@ -30,6 +30,10 @@ async def get_readiness(http: Request, _context: HttpContext, services: Services
     return value_response({"status": "ready"})
 
 
+async def get_root(_http: Request, _context: HttpContext, _services: Services) -> Response:
+    return value_response({"name": "responses-stack"})
+
+
 async def get_version(_http: Request, _context: HttpContext, _services: Services) -> Response:
     return value_response({"name": "responses-stack", "version": __version__, "dialects": [*get_args(ApiDialect)]})
 
@@ -44,6 +48,7 @@ async def get_openapi(http: Request, _context: HttpContext, _services: Services)
 
 
 SERVER_ROUTES: Final = (
+    Route("GET", "/", ANY_KEY, get_root),
     Route("GET", "/healthz", NO_KEY, get_liveness, probe=True),
     Route("GET", "/readyz", NO_KEY, get_readiness, probe=True),
     Route("GET", "/version", ANY_KEY, get_version),

@@ -10,6 +10,7 @@ from stack.http.routes.conversations import CONVERSATION_ROUTES
 from stack.http.routes.embeddings import EMBEDDING_ROUTES
 from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
+from stack.http.routes.messages import MESSAGE_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.organization.own_key import OWN_KEY_ROUTES
 from stack.http.routes.organization.table import (
@@ -46,6 +47,7 @@ API_ROUTES: Final = (
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
 EXTENSION_ROUTES: Final = (
+    *MESSAGE_ROUTES,
     *LISTING_ROUTES,
     *RESPONSE_DETAIL_ROUTES,
     *OVERVIEW_ROUTES,

@@ -125,8 +125,8 @@ async def test_broken_json_is_refused_with_its_place(served: Served) -> None:
     assert answer.json["error"]["message"] == "We could not parse the JSON body of your request (line 2, column 11)."
 
 
-async def test_the_messages_api_is_refused_by_name(served: Served) -> None:
+async def test_an_absent_api_is_refused_by_name(served: Served) -> None:
     """E6: a client of another API reads which API it is that this server does not have."""
-    answer = await ask(served.url, {"model": "m", "messages": []}, path="/v1/messages")
+    answer = await ask(served.url, {"model": "m"}, path="/v1/evals")
     assert answer.status == 404
-    assert "Anthropic's Messages API" in answer.json["error"]["message"]
+    assert "'/v1/evals' is not offered by this server." in answer.json["error"]["message"]

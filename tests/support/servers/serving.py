@@ -19,6 +19,7 @@ from stack.http.app import create_app
 from stack.http.peer import Peer, get_peer, peer_state
 from stack.http.sse import DONE_FRAME
 from stack.serving.serve import DrainingServer
+from tests.support.laws.message_laws import check_message_frames
 from tests.support.laws.stream_laws import check_frames, check_stream
 from tests.support.sdk.client import sdk_client
 
@@ -55,11 +56,13 @@ class Recorder:
         self.check = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].endswith("/responses"):
+        if scope["type"] != "http" or not scope["path"].endswith(("/responses", "/messages")):
             await self._app(scope, receive, send)
             return
         body: bytearray | None = None
         dialect = dict(scope["headers"]).get(b"x-responses-dialect", b"openai").decode()
+        if scope["path"].endswith("/messages"):
+            dialect = "messages"
 
         async def keep(message: Message) -> None:
             nonlocal body
@@ -81,9 +84,11 @@ class Recorder:
     def assert_lawful(self) -> None:
         """Raise for the first stream that breaks a law. One that was left early is checked as far as it got."""
         for body, dialect in self.bodies:
+            raw = bytes(body)
+            if dialect == "messages":
+                check_message_frames(raw, whole=b"event: message_stop" in raw or b"event: error" in raw)
             if dialect != "openai":
                 continue
-            raw = bytes(body)
             whole = raw.endswith(DONE_FRAME)
             if not whole:
                 raw = raw[: raw.rfind(b"\n\n") + 2] + DONE_FRAME
