@@ -81,8 +81,9 @@ def check_message_events(events: list[Json], *, whole: bool = True) -> None:
             blocks.append(_Block(event["content_block"]))
         elif kind in ("content_block_delta", "content_block_stop"):
             assert not ending, "law 6: a block goes on after the end"
-            assert event["index"] < len(blocks), f"law 4: block {event['index']} has not started"
-            blocks[event["index"]].feed(event)
+            index: int = event["index"]
+            assert index < len(blocks), f"law 4: block {index} has not started"
+            blocks[index].feed(event)
         else:
             assert kind in ("message_delta", "message_stop", "error"), f"law 1: unknown event {kind}"
             ending.append(event)
