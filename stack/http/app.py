@@ -29,6 +29,7 @@ from stack.http.cache_salts import CacheSalts
 from stack.http.context import Services
 from stack.http.dispatch import dispatch
 from stack.http.edge import Edge
+from stack.http.freed_memory import find_trim, return_freed_memory
 from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
@@ -67,6 +68,9 @@ def create_app(config: StackConfig) -> Starlette:
             tasks = {supervise("the monitor of streams", services.monitor.run)}
             if stack.accounts.organization() is not None:
                 tasks.add(supervise("the sweep of data that is too old", RetentionSweeper(stack).run))
+            if (trim := find_trim()) is not None:
+                work = partial(return_freed_memory, services.shares.bytes, trim)
+                tasks.add(supervise("the return of freed memory", work))
             if metrics.is_shared:
                 tasks.add(supervise("the refresh of metrics", services.keep_metrics_fresh))
             try:

@@ -45,9 +45,7 @@ _EXIT_TIMEOUT_S = 0.9
 _LAST_REQUEST_WAIT_S = 1.5
 _OPEN_FILES_LIMIT = 65_536
 _SWITCH_INTERVAL_S = 0.001
-_M_MMAP_THRESHOLD = -3  # as in malloc.h, like the next
-_M_ARENA_MAX = -8
-_LARGE_BLOCK_BYTES = 1024 * 1024
+_M_ARENA_MAX = -8  # as in malloc.h
 _MAX_ARENAS = 2
 
 _log = logging.getLogger(__name__)
@@ -329,7 +327,7 @@ async def serve(
     lifespan: AbstractAsyncContextManager[Any] = app.router.lifespan_context(app)
     async with lifespan:
         _tune_garbage_collector()
-        _return_large_blocks()
+        _share_arenas()
         # a thread that calculates lets the event loop go on after so many seconds, five times as often as by default
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         await DrainingServer(app, config, on_listening, others_keep_serving, on_beat).serve(sockets=[listener])
@@ -343,15 +341,12 @@ def _tune_garbage_collector() -> None:
     gc.enable()
 
 
-def _return_large_blocks() -> None:
-    """Have the C library give large blocks back to the system when they are freed. By default the first freed body of
-    many megabytes lets it keep all later ones of that size, and each thread keeps some of its own."""
-    if "torch" in sys.modules:  # an engine in this process takes and frees such blocks for every layer
+def _share_arenas() -> None:
+    """Have the threads of this process share the heaps of the C library: each would keep what it has freed."""
+    if "torch" in sys.modules:  # the threads of an engine in this process allocate all the time
         return
     with suppress(AttributeError, OSError):  # another C library than glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
-        mallopt(_M_ARENA_MAX, _MAX_ARENAS)
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _MAX_ARENAS)
 
 
 def set_up_logging(level: str) -> None:

@@ -1,0 +1,47 @@
+"""Memory that large requests leave behind goes back to the system, but not while others are in progress."""
+
+import asyncio
+
+import psutil
+
+from apis.fair_share import FairShare
+from stack.http.freed_memory import find_trim, return_freed_memory
+
+MIB = 1024 * 1024
+
+
+async def test_memory_is_returned_when_the_last_large_request_is_over() -> None:
+    share, calls = FairShare("bytes", 10), list[int]()
+
+    def trim(pad: int) -> int:
+        calls.append(pad)
+        return 1
+
+    watch = asyncio.create_task(return_freed_memory(share, trim, 0.005))
+    await asyncio.sleep(0.02)
+    place = share.try_acquire("a")
+    assert place is not None
+    grown = bytearray(b"x" * 100 * MIB)
+    await asyncio.sleep(0.05)
+    assert calls == []
+    place.release()
+    async with asyncio.timeout(10):
+        while not calls:  # noqa: ASYNC110 - the watch has no event
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    assert calls == [0], "it is returned once, and not again as long as the process does not grow"
+    watch.cancel()
+    assert len(grown) == 100 * MIB
+
+
+def test_the_library_gives_back_what_was_freed_between_blocks_in_use() -> None:
+    trim = find_trim()
+    if trim is None:  # no glibc
+        return
+    blocks = [bytes([number % 256]) * 100_000 for number in range(2000)]
+    kept = blocks[::100]
+    del blocks
+    before = psutil.Process().memory_info().rss
+    trim(0)
+    assert psutil.Process().memory_info().rss < before - 100 * MIB
+    assert len(kept) == 20
