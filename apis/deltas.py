@@ -83,10 +83,12 @@ class Usage(Struct, frozen=True, gc=False):
 
 
 class Finish(Struct, frozen=True, gc=False):
-    """The last delta, exactly one. `tool_calls` means that the calls are complete and await their outputs."""
+    """The last delta, exactly one. `tool_calls` means that the calls are complete and await their outputs. With
+    `stop_sequence` the model wrote that text, one of the request's `stop`; None also where that is not known."""
 
     reason: FinishReason
     usage: Usage
+    stop_sequence: str | None = None
 
 
 class DelayedOutput(Struct, frozen=True, gc=False):

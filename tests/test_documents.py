@@ -157,6 +157,18 @@ async def test_the_client_program_streams_an_answer_of_the_embedded_model(tmp_pa
     assert "Paris" in output
 
 
+async def test_the_program_of_the_page_on_messages_prints_an_answer(tmp_path: Path) -> None:
+    program, config = blocks("apis/docs/messages.md", "python")[0], blocks("apis/docs/messages.md", "yaml")[0]
+    aliases = yaml.safe_load(config)["inference"]["aliases"]
+    one: Json = {"provider": "scripted", "model": aliases["claude-sonnet-5-5"], "turns": [[{"text": ["Pa", "ris"]}]]}
+    router: Json = {"provider": "router", "providers": {"one": one}, "aliases": aliases}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**SCRIPTED, "inference": router}))
+    async with running_stack("run.yaml", cwd=tmp_path) as (url, _):
+        assert "http://127.0.0.1:8321" in program
+        output = await output_of((sys.executable, "-c", program.replace("http://127.0.0.1:8321", url)))
+    assert output == "Paris"
+
+
 async def output_of_feature(word: str, turns: Sequence[Sequence[Json]], folder: Path, **sections: Json) -> str:
     """Run a program of the README that uses `client`, against a scripted model of the name that it asks for."""
     program = named_block("README.md", "python", word)

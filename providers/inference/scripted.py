@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
+import msgspec
 import orjson
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -76,6 +77,7 @@ class Stop(ScriptLine):
 
     finish: FinishReason
     usage: dict[Literal["input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"], int] = {}
+    stop_sequence: str | None = None
 
 
 class Fail(ScriptLine):
@@ -190,7 +192,8 @@ class _Player:
             case ParallelCalls():
                 return self._play_calls(line.calls)
             case Stop():
-                return [(self.finish(line.finish, line.usage),)]
+                finish = self.finish(line.finish, line.usage)
+                return [(msgspec.structs.replace(finish, stop_sequence=line.stop_sequence),)]
             case Fail():
                 raise _build_error(line.fail)
             case Wait():

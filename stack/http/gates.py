@@ -39,7 +39,7 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _ALLOWED_METHODS: Final = "GET, POST, DELETE"
 _EXPOSED_HEADERS: Final = (
-    "x-request-id, retry-after, x-should-retry, idempotent-replayed, x-ratelimit-limit-requests, "
+    "x-request-id, request-id, retry-after, x-should-retry, idempotent-replayed, x-ratelimit-limit-requests, "
     "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, "
     "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
@@ -201,8 +201,10 @@ class Gates:
         if services is None:
             raise Overloaded(SHUTTING_DOWN_MESSAGE)
         accounts, headers = services.stack.accounts, scope["headers"]
-        if speaks_messages(scope) and (caller := await accounts.authenticate(read_header_key(headers))) is not None:
-            return caller
+        if speaks_messages(scope) and (key := read_header_key(headers)):
+            caller = await accounts.authenticate(key)
+            if caller is not None:
+                return caller
         return await authenticate(accounts, headers)
 
     def _is_open(self, scope: Scope) -> bool:

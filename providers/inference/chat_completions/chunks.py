@@ -32,6 +32,7 @@ from providers.inference.chat_completions.answer_limits import (
 from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.deviations import (
     EndReason,
+    find_stop_sequence,
     has_unread_fields,
     holds_call,
     load_json,
@@ -92,6 +93,8 @@ class _ChoiceHead(msgspec.Struct, gc=False):
 
     delta: _Delta | None = None
     finish_reason: str | None = None
+    stop_reason: Any = None  # of vLLM
+    matched_stop: Any = None  # of SGLang
     message: Any = None
     index: int = 0
     is_message: bool | None = None
@@ -147,6 +150,7 @@ class ChatChunkReader(ChunkReader):
         "_recent_texts",
         "_repetitions",
         "_request",
+        "_stop_sequence",
         "_surrogate_joiner",
         "_unread",
         "_usage",
@@ -160,6 +164,7 @@ class ChatChunkReader(ChunkReader):
         self._decode: Callable[[bytes], _AnyChunk] = _decode_with_logprobs if request.logprobs else _decode
         self._body: AnswerBody | EventReader | JsonReader = AnswerBody()
         self._finish_reason: EndReason | None = None
+        self._stop_sequence: str | None = None
         self._finish_is_early = False
         self._names_calls = False
         self._usage: Any = None
@@ -256,7 +261,7 @@ class ChatChunkReader(ChunkReader):
                         recent_texts.append(content)
                     size_bytes += len(content) if content.isascii() else text_bytes(content)
                     if choice.finish_reason is not None:
-                        self._set_finish_reason(choice.finish_reason)
+                        self._end_choice(choice)
                 else:
                     self._count_texts(size_bytes, last_text)
                     size_bytes = 0
@@ -311,8 +316,7 @@ class ChatChunkReader(ChunkReader):
             self._finish_is_early = True
         if delta is not None:
             self._handle_delta(delta, choice.logprobs)
-        if choice.finish_reason is not None:
-            self._set_finish_reason(choice.finish_reason)
+        self._end_choice(choice)
 
     def _keep_unread(self, payload: bytes) -> None:
         """Keep a chunk in which nothing was read."""
@@ -404,10 +408,10 @@ class ChatChunkReader(ChunkReader):
             self.saw_activity = True
             self.answer_bytes += grown_bytes
 
-    def _set_finish_reason(self, said: str) -> None:
-        reason = read_finish_reason(said)
-        if reason is None:
+    def _end_choice(self, choice: _Choice | _LogprobChoice) -> None:
+        if choice.finish_reason is None or (reason := read_finish_reason(choice.finish_reason)) is None:
             return
+        self._stop_sequence = find_stop_sequence(choice.stop_reason or choice.matched_stop, self._request.stop)
         self._names_calls = self._names_calls or reason == "tool_calls"
         former = self._finish_reason
         is_replaced = former is None or (self._finish_is_early and former != "error")
@@ -432,7 +436,7 @@ class ChatChunkReader(ChunkReader):
         # With a named tool choice, servers report "stop" although there is a call to execute.
         if reason in ("stop", "tool_calls"):
             reason = "tool_calls" if self._calls else "stop"
-        self._deltas.append(Finish(reason, parse_usage(self._usage)))
+        self._deltas.append(Finish(reason, parse_usage(self._usage), self._stop_sequence))
         self.is_finished = True
 
     def _refuse_unread_answer(self) -> None:

@@ -18,7 +18,7 @@ complete.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
 from apis.deltas import FinishReason
@@ -101,6 +101,12 @@ def read_finish_reason(said: str) -> EndReason | None:
     if _FILTER_WORDS.search(word):
         return "content_filter"
     return "tool_calls" if _CALL_WORDS.search(word) else "stop"
+
+
+def find_stop_sequence(said: object, stop: str | Sequence[str] | None) -> str | None:
+    """Return the text of the request's `stop` that a server names as the end of its answer."""
+    sequences = [stop] if isinstance(stop, str) else stop or ()
+    return said if isinstance(said, str) and said in sequences else None
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------

@@ -97,6 +97,8 @@ class TextBody:
     def __init__(self, channel: Channel, stop_strings: Sequence[str]) -> None:
         self.channel: Channel = channel
         self.is_stopped = False
+        self.stop_string: str | None = None
+        """The one that stopped it."""
         self._stop_strings = stop_strings if channel == "final" else ()
         self._decoder = _Decoder("replace")
         self._pending_text = ""
@@ -108,8 +110,9 @@ class TextBody:
         if logprob is not None and self.channel == "final":
             self._pending_logprobs.append((self._released_chars + len(self._pending_text), logprob))
         self._pending_text += self._decoder.decode(data)
-        stop_at = min(
-            (at for stop in self._stop_strings if stop and (at := self._pending_text.find(stop)) >= 0), default=-1
+        stop_at, self.stop_string = min(
+            ((at, stop) for stop in self._stop_strings if stop and (at := self._pending_text.find(stop)) >= 0),
+            default=(-1, None),
         )
         self.is_stopped = stop_at >= 0
         self._release(stop_at if self.is_stopped else self._certain_chars(), buffer)

@@ -65,6 +65,7 @@ class HarmonyReader:
         self._vocabulary = vocabulary
         self._tools = request.tools or []
         self._stop_strings = [request.stop] if isinstance(request.stop, str) else request.stop or []
+        self._stop_string: str | None = None
         self._token_cache = token_cache
         self._make_call_id = make_call_id
         self._assistant_start = (START, *vocabulary.encode("assistant"))
@@ -109,7 +110,7 @@ class HarmonyReader:
         reason_: FinishReason = (
             "length" if self._was_cut_off else "tool_calls" if self._has_call and reason == "stop" else reason
         )
-        return [*self._delta_buffer.take_deltas(), Finish(reason_, usage)]
+        return [*self._delta_buffer.take_deltas(), Finish(reason_, usage, self._stop_string)]
 
     def _handle_control_token(self, token: int) -> None:
         self._message_ids.append(token)
@@ -210,6 +211,7 @@ class HarmonyReader:
     def _check_stop(self, body: MessageBody) -> None:
         if body.is_stopped:
             self.is_stopped = True
+            self._stop_string = body.stop_string if isinstance(body, TextBody) else None
             self._body = None
 
     def _close_body(self, end_token: int | None, *, is_stopped: bool = True) -> None:

@@ -82,6 +82,8 @@ class AgentLoop:
             rejected_turn_count=0,
         )
         self.incomplete_reason: IncompleteReason | None = None
+        self.stop_sequence: str | None = None
+        """The text of the request's `stop` that ended the last turn."""
         self._plan = plan
         self._conversation = plan.conversation
         self._toolbox = plan.toolbox
@@ -311,6 +313,7 @@ class AgentLoop:
         state = self.state
         state.tool_results |= {call.id: call.tool_result for call in turn.client_calls if call.tool_result is not None}
         self.incomplete_reason = _INCOMPLETE_REASONS.get(finish.reason)
+        self.stop_sequence = finish.stop_sequence
         if self.incomplete_reason or turn.function_calls or turn.client_calls:
             return True
         is_unmet = turn.tool_choice_policy.requires_call and not turn.hosted_calls

@@ -28,6 +28,7 @@ from providers.responses.events.response_object import (
     end_response,
     error_to_failure,
 )
+from providers.responses.events.unvalidated import add_extra
 from providers.responses.run.agent_loop import AgentLoop
 from providers.responses.run.response_span import store_span
 from providers.responses.store.conversation_lock import ConversationLock
@@ -83,7 +84,10 @@ class PendingResponse(msgspec.Struct, frozen=True):
     def build_final_response(self) -> Response:
         """Return the response after its last turn."""
         reason = self.agent_loop.incomplete_reason
-        return self._end("incomplete" if reason else "completed", reason=reason)
+        response = self._end("incomplete" if reason else "completed", reason=reason)
+        if (stop_sequence := self.agent_loop.stop_sequence) is not None:
+            add_extra(response, {**(response.model_extra or {}), "stop_sequence": stop_sequence})
+        return response
 
     def build_failed_response(self, error: StackError) -> Response:
         """Return the response as an error ended it. The open items must have been closed."""

@@ -18,7 +18,7 @@ from stack.http.messages.conversion import MessageForm
 from stack.http.messages.server_tools import WEB_FETCH, WEB_SEARCH, build_server_blocks, tool_name
 
 Block = dict[str, Any]
-StopReason = Literal["end_turn", "max_tokens", "tool_use", "refusal", "model_context_window_exceeded"]
+StopReason = Literal["end_turn", "max_tokens", "tool_use", "stop_sequence", "refusal", "model_context_window_exceeded"]
 PART_BREAK: Final = "\n\n"
 """It stands between two parts of one reasoning."""
 
@@ -34,7 +34,7 @@ def build_message(response: Response, form: MessageForm) -> dict[str, Any]:
     return {
         **begin_message(response, form),
         "content": content,
-        "stop_reason": find_stop_reason(response, form),
+        **build_stop(response, form),
         "usage": build_usage(response, form),
     }
 
@@ -75,6 +75,12 @@ def build_usage(response: Response, form: MessageForm) -> dict[str, Any]:
     }
 
 
+def build_stop(response: Response, form: MessageForm) -> dict[str, Any]:
+    """Return why a message ended, and the stop sequence where that was the reason."""
+    reason = find_stop_reason(response, form)
+    return {"stop_reason": reason, "stop_sequence": _stop_sequence(response) if reason == "stop_sequence" else None}
+
+
 def find_stop_reason(response: Response, form: MessageForm) -> StopReason:
     """Return why a message ended. A client runs the calls of a message only if that is `tool_use`, so all whole calls
     count, whichever reason the engine has given."""
@@ -87,7 +93,13 @@ def find_stop_reason(response: Response, form: MessageForm) -> StopReason:
         return "max_tokens" if used >= form.max_tokens else "model_context_window_exceeded"
     if reason == "content_filter" or _has_refusal(response):
         return "refusal"
+    if _stop_sequence(response) is not None:
+        return "stop_sequence"
     return "end_turn" if form.max_tokens else "max_tokens"
+
+
+def _stop_sequence(response: Response) -> str | None:
+    return (response.model_extra or {}).get("stop_sequence")
 
 
 def _has_refusal(response: Response) -> bool:

@@ -6,7 +6,9 @@ from typing import Any, Final
 
 from apis.messages import CountMessageTokens, CreateMessage, TextBlock, Thinking
 from apis.responses import CreateResponse
+from apis.wire.tools import FunctionTool
 from stack.http.messages.history import convert_messages
+from stack.http.messages.json_text import to_json
 from stack.http.messages.tools import ToolNames, convert_choice, convert_tools
 from stack.http.parsing import validate_request
 
@@ -85,7 +87,7 @@ def _convert_prompt(message: CountMessageTokens) -> dict[str, Any]:
         "store": False,
         **convert_tools(message.tools or ()),
     }
-    fields |= convert_choice(message.tool_choice, has_tools="tools" in fields)
+    fields |= convert_choice(message.tool_choice, fields.get("tools", ()))
     if instructions := _convert_system(message.system):
         fields["instructions"] = instructions
     if (effort := _find_effort(message)) is not None:
@@ -123,7 +125,10 @@ def _effort_of_thinking(thinking: Thinking) -> str | None:
 
 def _estimate_input(request: CreateResponse) -> int:
     """Return an estimate of the tokens of a prompt from the texts in it."""
-    chars = len(request.instructions or "") + sum(len(str(tool)) for tool in request.tools or ())
+    chars = len(request.instructions or "")
+    for tool in request.tools or ():
+        if isinstance(tool, FunctionTool):
+            chars += len(tool.description or "") + len(to_json(tool.parameters))
     for item in request.input if isinstance(request.input, list) else ():
         chars += _count_chars(getattr(item, "content", None)) + _count_chars(getattr(item, "output", None))
         chars += len(getattr(item, "arguments", ""))

@@ -40,10 +40,15 @@ def message_status(error: StackError) -> int:
 
 
 def error_to_message_body(error: StackError, request_id: str = "") -> dict[str, Any]:
-    """Return Anthropic's error body. A prompt that does not fit begins with the words by which clients know it."""
+    """Return Anthropic's error body, with our code in the `details`. That a prompt does not fit is said in the words by
+    which clients know it."""
     status, message = message_status(error), error.message
     if isinstance(error, ContextLengthExceeded) and not message.startswith(_TOO_LONG):
         message = f"{_TOO_LONG}: {message}"
     error_type = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    body: dict[str, Any] = {"type": "error", "error": {"type": error_type, "message": message[:1024]}}
+    details = {"error_code": error.code} if error.code else None
+    body: dict[str, Any] = {
+        "type": "error",
+        "error": {"type": error_type, "message": message[:1024], "details": details},
+    }
     return {**body, "request_id": request_id} if request_id else body

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-import orjson
 from openai.types.responses import ResponseFunctionToolCall, ResponseFunctionWebSearch, ResponseReasoningItem
 
 from apis.errors import Overloaded, StackError
@@ -13,12 +12,13 @@ from stack.http.messages.answer import (
     PART_BREAK,
     begin_message,
     build_citation,
+    build_stop,
     build_usage,
-    find_stop_reason,
     join_reasoning,
 )
 from stack.http.messages.conversion import MessageForm
 from stack.http.messages.dialect import error_to_message_body
+from stack.http.messages.json_text import to_json
 from stack.http.messages.server_tools import build_server_blocks
 from stack.http.streams import SHUTTING_DOWN_MESSAGE, EventStream
 
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 def _frame(event_type: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event_type.encode(), orjson.dumps({"type": event_type, **fields}))
+    return b"event: %b\ndata: %b\n\n" % (event_type.encode(), to_json({"type": event_type, **fields}))
 
 
 PING_FRAME: Final = _frame("ping")
@@ -45,7 +45,6 @@ class _OpenBlock:
     """A block that has begun. `part` is the part of its item that grew last, and `has_delta` is true once it grew."""
 
     index: int
-    kind: str
     part: tuple[str, int] = ("", 0)
     has_delta: bool = False
 
@@ -96,7 +95,7 @@ class MessageEvents:
             yield _frame("message_start", message=begin_message(event.response, self._form))
 
     def _open_block(self, output_index: int, block: Json) -> bytes:
-        opened = self._open_blocks[output_index] = _OpenBlock(self._block_count, block["type"])
+        opened = self._open_blocks[output_index] = _OpenBlock(self._block_count)
         self._block_count += 1
         return _frame("content_block_start", index=opened.index, content_block=block)
 
@@ -183,16 +182,15 @@ class MessageEvents:
             yield self._open_block(index, block)
         else:
             yield self._open_block(index, {**block, "input": {}})
-            text = orjson.dumps(block["input"]).decode()
+            text = to_json(block["input"]).decode()
             yield self._grow(index, {"type": "input_json_delta", "partial_json": text})
         yield self._close_block(index)
 
     def _end(self, event: Any) -> Iterator[bytes]:
         for index in [*self._open_blocks]:
             yield self._close_block(index)
-        reason = find_stop_reason(event.response, self._form)
         usage = build_usage(event.response, self._form)
-        yield _frame("message_delta", delta={"stop_reason": reason, "stop_sequence": None}, usage=usage)
+        yield _frame("message_delta", delta=build_stop(event.response, self._form), usage=usage)
         yield _frame("message_stop")
 
     def _fail(self, _event: Any) -> Iterator[bytes]:

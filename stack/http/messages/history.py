@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Final, assert_never
 
-import orjson
-
 from apis.messages import (
     Base64Source,
     ContentSource,
@@ -25,6 +23,7 @@ from apis.messages import (
     ToolUseBlock,
     UrlSource,
 )
+from stack.http.messages.json_text import to_json
 from stack.http.messages.server_tools import convert_server_call
 from stack.http.messages.tools import shorten_name
 
@@ -76,7 +75,7 @@ def _convert_answer(blocks: Sequence[MessageBlock]) -> list[Item]:
                 if sealed := block.signature if isinstance(block, ThinkingBlock) else block.data:
                     items.append({"type": "reasoning", "summary": [], "encrypted_content": sealed})
             case ToolUseBlock():
-                arguments = orjson.dumps(block.input or {}).decode()
+                arguments = to_json(block.input or {}).decode()
                 name = shorten_name(block.name)
                 items.append({"type": "function_call", "call_id": block.id, "name": name, "arguments": arguments})
             case ServerToolUseBlock():

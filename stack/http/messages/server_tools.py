@@ -32,7 +32,10 @@ def build_server_blocks(item: ResponseFunctionWebSearch) -> tuple[Block, Block]:
     content: Any
     if name == WEB_SEARCH:
         call_input = {"query": action.query or ""}
-        content = [_build_result(result, extra) for result in cast("list[dict[str, Any]]", extra.get("results") or [])]
+        results = cast("list[dict[str, Any]]", extra.get("results") or [])
+        content = [_build_result(result) for result in results]
+        if content:  # one result carries it for all
+            content[0][_SEALED] = extra.get(_SEALED) or ""
         error = {"type": "web_search_tool_result_error", "error_code": "unavailable"}
     else:
         call_input = {"url": action.url or ""}
@@ -46,9 +49,9 @@ def build_server_blocks(item: ResponseFunctionWebSearch) -> tuple[Block, Block]:
     return use, {"type": f"{name}_tool_result", "tool_use_id": call_id, "content": result}
 
 
-def _build_result(result: dict[str, Any], extra: dict[str, Any]) -> Block:
+def _build_result(result: dict[str, Any]) -> Block:
     fields = {"url": result.get("url") or "", "title": result.get("title") or "", "page_age": None}
-    return {"type": "web_search_result", **fields, _SEALED: extra.get(_SEALED) or ""}
+    return {"type": "web_search_result", **fields, _SEALED: ""}
 
 
 def convert_server_call(use: ServerToolUseBlock, result: ServerToolResultBlock | None) -> Iterator[dict[str, Any]]:

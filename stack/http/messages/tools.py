@@ -41,8 +41,9 @@ _CLIENT_TOOLS: Final[Mapping[str, tuple[str, str, Mapping[str, Any], Sequence[st
 }
 """The tools of Anthropic that clients run, by the beginning of their types: the usual name, a description, the
 properties of the input, and those that it needs."""
-WEB_SEARCH_TYPE: Final = "web_search_"
-WEB_FETCH_TYPE: Final = "web_fetch_"
+_WEB_SEARCH: Final = "web_search"
+_WEB_SEARCH_PREFIX: Final = "web_search_"
+_WEB_FETCH_PREFIX: Final = "web_fetch_"
 
 
 class ToolNames:
@@ -71,25 +72,27 @@ def convert_tools(tools: Sequence[MessageTool]) -> dict[str, Any]:
     for index, (tool, kind) in enumerate(zip(tools, types, strict=True)):
         if kind == "custom":
             converted.append(_convert_function(tool, index))
-        elif kind.startswith(WEB_SEARCH_TYPE):
+        elif kind.startswith(_WEB_SEARCH_PREFIX):
             converted.append(_convert_web_search(tool))
-        elif not kind.startswith(WEB_FETCH_TYPE):
+        elif not kind.startswith(_WEB_FETCH_PREFIX):
             converted.append(_convert_client_tool(tool, kind, index))
-        elif not any(each.startswith(WEB_SEARCH_TYPE) for each in types):
+        elif not any(each.startswith(_WEB_SEARCH_PREFIX) for each in types):
             raise Unsupported(
                 "Pages are opened by the web search here: declare a 'web_search' tool, too.",
                 param=f"tools[{index}].type",
             )
     fields: dict[str, Any] = {"tools": converted} if converted else {}
-    uses = [tool.max_uses for tool, kind in zip(tools, types, strict=True) if kind.startswith(("web_",))]
+    if any(tool["type"] == _WEB_SEARCH for tool in converted):
+        fields["include"] = ["web_search_call.results"]
+    uses = [tool.max_uses for tool, kind in zip(tools, types, strict=True) if kind.startswith("web_")]
     if uses and None not in uses:
         fields["max_tool_calls"] = sum(use for use in uses if use is not None)
     return fields
 
 
-def convert_choice(choice: MessageToolChoice | None, *, has_tools: bool) -> dict[str, Any]:
-    """Return the fields of a response's request for the choice of tools. Raises InvalidRequest."""
-    if choice is None or not has_tools:
+def convert_choice(choice: MessageToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a response's request for the choice among its tools. Raises InvalidRequest."""
+    if choice is None or not tools:
         return {}
     fields: dict[str, Any] = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
     if choice.type == "tool":
@@ -99,7 +102,9 @@ def convert_choice(choice: MessageToolChoice | None, *, has_tools: bool) -> dict
                 param="tool_choice.name",
                 code="missing_required_parameter",
             )
-        return {**fields, "tool_choice": {"type": "function", "name": shorten_name(choice.name)}}
+        name = shorten_name(choice.name)
+        is_hosted = choice.name == _WEB_SEARCH and all(tool.get("name") != name for tool in tools)
+        return {**fields, "tool_choice": {"type": _WEB_SEARCH} if is_hosted else {"type": "function", "name": name}}
     return {**fields, "tool_choice": "required" if choice.type == "any" else choice.type}
 
 
@@ -134,7 +139,7 @@ def _convert_client_tool(tool: MessageTool, kind: str, index: int) -> dict[str, 
 
 def _convert_web_search(tool: MessageTool) -> dict[str, Any]:
     filters = {"allowed_domains": tool.allowed_domains, "blocked_domains": tool.blocked_domains}
-    fields: dict[str, Any] = {"type": "web_search"}
+    fields: dict[str, Any] = {"type": _WEB_SEARCH}
     if any(filters.values()):
         fields["filters"] = filters
     if tool.user_location is not None:

@@ -231,7 +231,7 @@ def test_nothing_is_wanted_after_a_stop_string() -> None:
         one.feed(encode("<|end|><|start|>assistant<|channel|>commentary to=functions.add<|message|>{}<|call|>")) == []
     )
     assert joined(one.finish("stop", input_tokens=0, cached_tokens=0))[-1] == Finish(
-        "stop", Usage(0, one.output_tokens)
+        "stop", Usage(0, one.output_tokens), "##"
     )
 
 

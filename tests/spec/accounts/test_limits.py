@@ -18,8 +18,8 @@ from providers.accounts.ledger.counters import UseCounter, Windows
 from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.prices import Prices
 from providers.kv_store.memory import Memory
-from stack.http.routes.table import API_ROUTES
-from tests.stack.http.raw import ask, bearer, check_error
+from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES
+from tests.stack.http.raw import ask, bearer, error_code
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked
 from tests.support.sdk.websockets import talking
@@ -99,17 +99,17 @@ async def test_every_route_that_reaches_a_model_is_limited(served: Served) -> No
     embedding = {"/vector_stores", *(f"/vector_stores/{{store_id}}/{name}" for name in EMBEDDING_ROUTES)}
     assert embedding <= {route.path for route in API_ROUTES}
     async with client:
-        for route in API_ROUTES:
+        for route in (*API_ROUTES, *EXTENSION_ROUTES):
             fields = set(route.body.model_fields) if route.body is not None else set[str]()
             if "model" not in fields and (route.method != "POST" or route.path not in embedding):
                 continue
             body: dict[str, Any] = {"model": "scripted", "input": "hi", "messages": said, "query": "hi"}
-            body |= {"file_id": "file-1", "file_ids": ["file-1"]}
+            body |= {"file_id": "file-1", "file_ids": ["file-1"], "max_tokens": 9}
             body = {name: value for name, value in body.items() if name in fields}
             if "model" in fields and "input" not in body and "messages" not in body:
                 body["prompt"] = "hi"
             answer = await ask(served.url, body, path=f"/v1{route.path}", headers=bearer(client.api_key))
-            assert check_error(answer, 429)["code"] == "rate_limit_exceeded", route
+            assert error_code(answer, 429) == "rate_limit_exceeded", route
     assert asked(served) == []
 
 

@@ -1,5 +1,6 @@
 """The errors of /v1/messages: typed by the official SDK, in Anthropic's form, also before a route is reached."""
 
+import asyncio
 from typing import Any
 
 import anthropic
@@ -10,6 +11,7 @@ from tests.stack.http.raw import KEYS, ask
 from tests.support.laws.message_laws import check_message_frames
 from tests.support.sdk.messages import HI, create, fail_with, messages_client, stream
 from tests.support.servers.serving import scripted, serving
+from tests.support.tenants.accounts import new_project, organization_of, serving_accounts
 
 TWO_KEYS: Any = {"api_keys": KEYS}
 
@@ -98,6 +100,41 @@ async def test_limits_overload_and_failures_are_errors_that_clients_retry(
     assert caught.value.status_code == (529 if name == "overloaded_error" else error.status)
     if error.retry_after_s:
         assert caught.value.response.headers["retry-after"] == "3"
+
+
+async def test_a_full_server_is_overloaded() -> None:
+    turn: Any = [{"wait_s": 1}, {"text": "late"}]
+    full: Any = {"max_running": 1, "max_waiting": 0}
+    async with serving(scripted(turn), server=full) as served, messages_client(served) as client:
+        inference: Any = served.stack.inference
+        first = asyncio.create_task(create(client))
+        async with asyncio.timeout(10):
+            while not inference.requests:  # noqa: ASYNC110 - the model sets no event
+                await asyncio.sleep(0.01)
+        with pytest.raises(anthropic.OverloadedError) as caught:
+            await create(client)
+        assert (await first).content[0].text == "late"
+    assert (caught.value.status_code, caught.value.type) == (529, "overloaded_error")
+
+
+async def test_the_rights_and_limits_of_a_key_hold() -> None:
+    async with serving_accounts() as served:
+        organization = organization_of(served.client)
+        project_id, limited = await new_project(organization, {"max_requests_per_1_day": 1})
+        account = await organization.projects.service_accounts.create(project_id, name="other")
+        key = await organization.projects.service_accounts.api_keys.create(
+            account.id, project_id=project_id, scopes=["responses", "model:other"]
+        )
+        async with messages_client(served, key.value) as client:
+            with pytest.raises(anthropic.PermissionDeniedError) as refusal:
+                await create(client)
+            assert refusal.value.error_code == "model_not_allowed"
+        async with messages_client(served, limited) as client:
+            await create(client)
+            for send in (create, stream):
+                with pytest.raises(anthropic.RateLimitError) as caught:
+                    await send(client)
+                assert int(caught.value.response.headers["retry-after"]) > 0
 
 
 async def test_a_stream_that_fails_late_ends_its_blocks_and_says_why() -> None:

@@ -125,6 +125,14 @@ async def test_options_reach_the_model() -> None:
     assert (chat.reasoning_effort, chat.response_format.json_schema.schema_) == ("high", schema)
 
 
+@pytest.mark.parametrize("send", [create, stream])
+async def test_a_stop_sequence_is_the_reason_of_the_end(send: Any) -> None:
+    turn: Any = [{"text": "one"}, {"finish": "stop", "stop_sequence": "END"}]
+    async with serving(scripted(turn)) as served, messages_client(served) as client:
+        answer = await send(client, stop_sequences=["END", "STOP"])
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "END")
+
+
 async def test_thinking_can_be_omitted_and_switched_off() -> None:
     turn: Any = [{"reasoning": "secret"}, {"text": "hi"}]
     async with serving(scripted(turn)) as served, messages_client(served) as client:

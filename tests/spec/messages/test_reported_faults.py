@@ -81,11 +81,18 @@ async def test_thinking_of_others_is_accepted_and_dropped() -> None:
 
 async def test_every_piece_of_arguments_arrives() -> None:
     """Fault 5: arguments are cut or empty."""
-    turns: Any = [[{"calls": [CALL, {**CALL, "arguments": '{"a": 2}'}]}], [{"call": "add", "arguments": ""}]]
-    async with serving(scripted(*turns)) as served, messages_client(served) as client:
-        two, none = await stream(client, tools=[ADD]), await stream(client, tools=[ADD])
-    assert [block.input for block in two.content] == [{"a": 1, "b": "x"}, {"a": 2}]
-    assert none.content[0].input == {}
+    turns: Any = [
+        [{"calls": [CALL, {**CALL, "arguments": '{"a": 2}'}]}],
+        [{"call": "add", "arguments": ""}],
+        [{"call": "add", "arguments": f'{{"a": {2**70}}}'}],
+    ]
+    for send in (create, stream):
+        async with serving(scripted(*turns, [{"text": "ok"}])) as served, messages_client(served) as client:
+            two, none, large = [await send(client, tools=[ADD]) for _ in range(3)]
+            result: Any = [{"type": "tool_result", "tool_use_id": large.content[0].id, "content": "3"}]
+            await send(client, [*HI, replay(large), {"role": "user", "content": result}], tools=[ADD])
+        assert [block.input for block in two.content] == [{"a": 1, "b": "x"}, {"a": 2}]
+        assert (none.content[0].input, large.content[0].input) == ({}, {"a": 2**70})
 
 
 @pytest.mark.parametrize(

@@ -121,3 +121,11 @@ def check_error(answer: Answer, status: int) -> dict[str, Any]:
     for leak in ("Traceback", "pydantic", 'File "', "<html", 'detail":'):
         assert leak not in error["message"]
     return error
+
+
+def error_code(answer: Answer, status: int) -> str | None:
+    """The code of an error in OpenAI's form, or in Anthropic's on the routes of the Messages API."""
+    if answer.json.get("type") != "error":
+        return check_error(answer, status)["code"]
+    assert answer.status == status, answer
+    return (answer.json["error"]["details"] or {}).get("error_code")

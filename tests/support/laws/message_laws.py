@@ -107,6 +107,13 @@ def _check_end(event: Json, blocks: list[_Block]) -> None:
     if calls and reason not in ("max_tokens", "model_context_window_exceeded"):
         assert reason == "tool_use", f"law 7: there are calls, but the stop_reason is {reason}"
         for call in calls:
-            assert isinstance(json.loads(call.text or "{}"), dict), "law 5: the input is no object"
+            assert _is_object(call.text or "{}"), "law 5: the input is no object"
     for block in blocks:
         assert block.kind != "thinking" or block.signatures == 1, "law 5: thinking without a signature"
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False

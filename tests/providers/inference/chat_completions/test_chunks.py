@@ -45,6 +45,14 @@ STOP = Finish("stop", USED)
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("field", ["stop_reason", "matched_stop"])
+def test_a_stop_string_is_known_where_the_server_names_it(field: str) -> None:
+    for value, sequence in (("END", "END"), ("end_turn", None), (5, None)):
+        chunks = text_chunks("Hi")
+        chunks[-2]["choices"][0][field] = value
+        assert read(chunks, chat_request(stop=["END"]))[-1] == Finish("stop", USED, sequence)
+
+
 def test_text_and_reasoning_become_their_deltas() -> None:
     chunks = text_chunks("Hel", "lo", reasoning=["hm", "m"])
     assert read(chunks) == [ReasoningDelta("hm"), ReasoningDelta("m"), TextDelta("Hel"), TextDelta("lo"), STOP]
