@@ -13,7 +13,7 @@ Events = list[dict[str, Any]]
 def lawful() -> Events:
     """Thinking, then a call."""
     usage = {"input_tokens": 3, "output_tokens": 2}
-    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    call: dict[str, Any] = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
     return [
         {"type": "message_start", "message": {"content": [], "stop_reason": None, "usage": usage}},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},

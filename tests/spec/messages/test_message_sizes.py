@@ -29,7 +29,7 @@ def blocks(count: int) -> list[Json]:
 
 def calls(count: int) -> list[Json]:
     ids = [f"c{index}" for index in range(count // 2)]
-    uses = [{"type": "tool_use", "id": each, "name": "f", "input": {}} for each in ids]
+    uses: list[Json] = [{"type": "tool_use", "id": each, "name": "f", "input": {}} for each in ids]
     results = [{"type": "tool_result", "tool_use_id": each, "content": "done"} for each in ids]
     return [USER, {"role": "assistant", "content": uses}, {"role": "user", "content": results}]
 

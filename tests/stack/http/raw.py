@@ -128,4 +128,5 @@ def error_code(answer: Answer, status: int) -> str | None:
     if answer.json.get("type") != "error":
         return check_error(answer, status)["code"]
     assert answer.status == status, answer
-    return (answer.json["error"]["details"] or {}).get("error_code")
+    details: dict[str, str] | None = answer.json["error"]["details"]
+    return details and details.get("error_code")
