@@ -144,6 +144,14 @@ async def test_thinking_can_be_omitted_and_switched_off() -> None:
         assert last_chat(served).reasoning_effort == "none"
 
 
+async def test_output_that_a_client_does_not_see_does_not_end_its_stream() -> None:
+    """The first output comes alone, after the head of the stream, and has no frame."""
+    turn: Any = [{"wait_s": 0.2}, {"reasoning": "secret"}, {"wait_s": 0.1}, {"text": "hi"}]
+    async with serving(scripted(turn)) as served, messages_client(served) as client:
+        answer = await stream(client, thinking={"type": "disabled"})
+    assert [block.text for block in answer.content] == ["hi"]
+
+
 async def test_a_long_name_of_a_tool_comes_back_whole() -> None:
     """Names of MCP tools may have 128 characters here, and 64 at a model's server."""
     name = "mcp__" + "n" * 100

@@ -129,4 +129,4 @@ def error_code(answer: Answer, status: int) -> str | None:
         return check_error(answer, status)["code"]
     assert answer.status == status, answer
     details: dict[str, str] | None = answer.json["error"]["details"]
-    return details and details.get("error_code")
+    return details.get("error_code") if details else None

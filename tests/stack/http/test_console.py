@@ -33,11 +33,22 @@ async def test_a_server_without_keys_serves_the_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "status"), [(KEYED, 401), ({**KEYED, "console": True}, 200), ({"console": False}, 404)]
+    ("server", "status", "kind"),
+    [
+        (KEYED, 401, "application/json"),
+        ({**KEYED, "console": True}, 200, "text/html; charset=utf-8"),
+        ({"console": False}, 200, "application/json"),
+    ],
 )
-async def test_a_server_with_keys_serves_it_when_it_is_asked_to(server: dict[str, object], status: int) -> None:
+async def test_a_server_with_keys_serves_it_when_it_is_asked_to(
+    server: dict[str, object], status: int, kind: str
+) -> None:
+    """Without the page, the root only says which server it is."""
     async with serving(server=server) as served, httpx2.AsyncClient(base_url=served.url, verify=TLS) as client:
-        assert (await client.get("/")).status_code == status
+        page, head = await client.get("/"), await client.head("/")
+    assert (page.status_code, page.headers["content-type"], head.status_code) == (status, kind, status)
+    if (status, kind) == (200, "application/json"):
+        assert page.json() == {"name": "responses-stack"}
 
 
 def test_the_page_is_small_and_its_own_files_are_short() -> None:
