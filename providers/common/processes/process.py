@@ -129,7 +129,8 @@ async def start_process(  # noqa: PLR0913 - those of subprocess.Popen that are u
     try:
         child = await asyncio.wrap_future(starting)
     except asyncio.CancelledError:
-        starting.add_done_callback(_discard)
+        if not starting.cancelled():
+            await asyncio.shield(asyncio.wrap_future(_starters.submit(_discard, starting)))
         raise
     process = Process(child)
     try:
@@ -141,8 +142,8 @@ async def start_process(  # noqa: PLR0913 - those of subprocess.Popen that are u
 
 
 def _discard(starting: "Future[subprocess.Popen[bytes]]") -> None:
-    """End a process that is wanted no more, in the thread that has started it."""
-    if not starting.cancelled() and starting.exception() is None:
+    """End a process that is wanted no more."""
+    with suppress(OSError):
         child = starting.result()
         child.kill()
         child.communicate()
