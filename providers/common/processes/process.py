@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import IO, Final
 
 _starters: Final = ThreadPoolExecutor(2, thread_name_prefix="start-process")
 """Threads in which processes are started: a program begins to run before its start returns."""
@@ -29,6 +29,7 @@ class Process:
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
         self._transports: list[asyncio.BaseTransport] = []
+        self._unconnected = [pipe for pipe in (child.stdin, child.stdout, child.stderr) if pipe is not None]
         self.stdin: asyncio.StreamWriter | None = None
         self.stdout: asyncio.StreamReader | None = None
         self.stderr: asyncio.StreamReader | None = None
@@ -57,12 +58,25 @@ class Process:
         await self.wait()
         for transport in self._transports:
             transport.close()
+        await asyncio.sleep(0)  # in which the event loop closes the pipes
 
     async def connect(self, limit: int) -> None:
         """Connect the pipes to the event loop, and watch for the end of the process."""
         self._watch()
+        try:
+            await self._connect(limit)
+        except BaseException:
+            self._child.kill()
+            for transport in self._transports:
+                transport.close()
+            for pipe in self._unconnected:
+                pipe.close()
+            raise
+
+    async def _connect(self, limit: int) -> None:
         child = self._child
         if child.stdin is not None:
+            self._unconnected.remove(child.stdin)  # the event loop closes it, also where it fails
             protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
             transport, _ = await self._loop.connect_write_pipe(lambda: protocol, child.stdin)
             self.stdin = asyncio.StreamWriter(transport, protocol, None, self._loop)
@@ -70,9 +84,10 @@ class Process:
         self.stdout = await self._connect_output(child.stdout, limit)
         self.stderr = await self._connect_output(child.stderr, limit)
 
-    async def _connect_output(self, pipe: object, limit: int) -> asyncio.StreamReader | None:
+    async def _connect_output(self, pipe: IO[bytes] | None, limit: int) -> asyncio.StreamReader | None:
         if pipe is None:
             return None
+        self._unconnected.remove(pipe)
         reader = asyncio.StreamReader(limit)
         transport, _ = await self._loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         self._transports.append(transport)
@@ -133,11 +148,7 @@ async def start_process(  # noqa: PLR0913 - those of subprocess.Popen that are u
             await asyncio.shield(asyncio.wrap_future(_starters.submit(_discard, starting)))
         raise
     process = Process(child)
-    try:
-        await process.connect(limit)
-    except BaseException:
-        child.kill()
-        raise
+    await process.connect(limit)
     return process
 
 
