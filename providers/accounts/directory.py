@@ -85,23 +85,18 @@ class StoredDirectory(AccountDirectory):
             active = require_active(require_project(project, project_id))
             return active if name is None else replace(active, name=name)
 
-        def audit(project: Project) -> list[Put]:
-            requested = {"changes_requested": {"title": name}}
-            return [] if name is None else [self._audit.put("project.updated", project.id, project, requested)]
+        def audit(project: Project) -> Put:
+            return self._audit.put("project.updated", project.id, project, {"changes_requested": {"title": name}})
 
         return await self._change(project_key(record_id(project_id)), Project, rename, audit)
 
     async def archive_project(self, project_id: str) -> Project:
-        has_changed = True
-
         def archive(project: Project | None) -> Project:
-            nonlocal has_changed
             present = require_project(project, project_id)
-            has_changed = present.archived_at is None
-            return replace(present, archived_at=int(time.time())) if has_changed else present
+            return present if present.archived_at is not None else replace(present, archived_at=int(time.time()))
 
-        def audit(project: Project) -> list[Put]:
-            return [self._audit.put("project.archived", project.id, project, {})] if has_changed else []
+        def audit(project: Project) -> Put:
+            return self._audit.put("project.archived", project.id, project, {})
 
         return await self._change(project_key(record_id(project_id)), Project, archive, audit)
 
@@ -125,11 +120,9 @@ class StoredDirectory(AccountDirectory):
                 raise _no_account_error(account_id)
             return account if name is None else replace(account, name=name)
 
-        def audit(_: ServiceAccount) -> list[Put]:
+        def audit(_: ServiceAccount) -> Put:
             requested = {"changes_requested": {"name": name}}
-            return (
-                [] if name is None else [self._audit.put("service_account.updated", account_id, project_id, requested)]
-            )
+            return self._audit.put("service_account.updated", account_id, project_id, requested)
 
         key = service_account_key(record_id(project_id), record_id(account_id))
         return await self._change(key, ServiceAccount, rename, audit)
@@ -182,9 +175,9 @@ class StoredDirectory(AccountDirectory):
             life_s = update.expires_in_seconds
             return replace(key, scopes=scopes, expires_at=key.expires_at if life_s is None else now + life_s)
 
-        def audit(key: StoredKey) -> list[Put]:
+        def audit(key: StoredKey) -> Put:
             requested = {"changes_requested": update.model_dump(exclude_none=True)}
-            return [self._audit.put("api_key.updated", key.id, project_id, requested)]
+            return self._audit.put("api_key.updated", key.id, project_id, requested)
 
         return await self._change(stored_key_key(record_id(project_id), record_id(key_id)), StoredKey, apply, audit)
 
@@ -241,12 +234,20 @@ class StoredDirectory(AccountDirectory):
         key: str,
         record_type: type[RecordT],
         edit: Callable[[RecordT | None], RecordT],
-        audit: Callable[[RecordT], Sequence[Put]],
+        audit: Callable[[RecordT], Put],
     ) -> RecordT:
-        """Change a record together with the audit log, and return it as it is then."""
-        record = await change(self._kv, key, record_type, edit, also=audit)
-        assert record is not None  # no edit here returns None
-        return record
+        """Store the record that `edit` returns together with the record of the audit log, and return it. An edit that
+        returns the very record that it got changes nothing."""
+        edited: RecordT | None = None
+
+        def edit_if_needed(stored: RecordT | None) -> RecordT | None:
+            nonlocal edited
+            edited = edit(stored)
+            return None if edited is stored else edited
+
+        await change(self._kv, key, record_type, edit_if_needed, also=lambda record: [audit(record)])
+        assert edited is not None
+        return edited
 
     async def _list(
         self, prefix: str, page: AccountPage, record_type: type[RecordT], *, reverse: bool = False

@@ -246,9 +246,6 @@ class Database:
             self._db.execute("COMMIT")
         finally:
             self._db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
-        # a transaction stays in memory until it is committed: else a value of many megabytes is written piece by piece
-        # while it is inserted, which takes twice as long
-        self._db.execute("PRAGMA cache_spill = 0")
         self._checkpoints.begin()
 
     def _select_state(self, keys: Sequence[bytes], now: float) -> dict[bytes, int]:

@@ -192,7 +192,7 @@ class Gates:
         """Refuse a body of another type or encoding than the route takes."""
         route = get_match(scope).route
         if route is not None and route.method == "POST" and scope["type"] == "http":
-            check_body_type(route, scope["headers"])
+            _require_body_type(route, scope["headers"])
 
     async def _find_caller(self, scope: Scope) -> Caller:
         if not self._requires_keys:
@@ -291,7 +291,7 @@ def unauthorized_error() -> Unauthorized:
     return Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
 
 
-def check_body_type(route: Route, headers: Sequence[tuple[bytes, bytes]]) -> None:
+def _require_body_type(route: Route, headers: Sequence[tuple[bytes, bytes]]) -> None:
     """Raise UnsupportedMediaType for a body of another type or encoding than the route takes."""
     encoding = find_header(headers, b"content-encoding")
     if encoding is not None and encoding.strip().lower() != "identity":

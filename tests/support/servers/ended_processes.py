@@ -7,7 +7,7 @@ import psutil
 
 
 async def assert_ended(processes: list[psutil.Process], within_s: float = 20) -> None:
-    """Wait until each process has ended, and raise AssertionError for those that have not. One that nobody has waited
+    """Wait until each process has ended, and raise AssertionError for those that have not. One that has not been waited
     for yet counts as ended: where the first process of the machine is slow to do so, that takes long."""
     running, end = processes, time.monotonic() + within_s
     while running and time.monotonic() < end:

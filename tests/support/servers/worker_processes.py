@@ -118,8 +118,8 @@ async def worker_processes(
     lease_s: float = 1.5,
     more: Mapping[str, Any] | None = None,
 ) -> AsyncGenerator[Workers]:
-    """A scripted model and a search, which may take `slow_s`, behind some workers on one store; `more` sections take
-    the place of these. Work of a worker that is killed goes on after `lease_s`: where none is killed, let it be
+    """Some workers on one store, with a scripted model and a search, which may take `slow_s`; `more` sections take the
+    place of these. Work of a worker that is killed goes on after `lease_s`: where none is killed, let it be
     UNLOSABLE_LEASE_S."""
     config = {
         "server": {"log_level": "info"},
