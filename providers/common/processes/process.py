@@ -7,18 +7,21 @@ The standard library starts it by vfork, for which the size of the process does 
 
 import asyncio
 import os
+import socket
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import IO, Final
+from typing import Final
 
 _starters: Final = ThreadPoolExecutor(2, thread_name_prefix="start-process")
 """Threads in which processes are started: a program begins to run before its start returns."""
 PIPE: Final = subprocess.PIPE
 DEVNULL: Final = subprocess.DEVNULL
+_Start = Callable[..., "subprocess.Popen[bytes]"]
+_Started = tuple["subprocess.Popen[bytes]", dict[str, socket.socket]]
 
 
 class Process:
@@ -28,8 +31,7 @@ class Process:
         self._child = child
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
-        self._transports: list[asyncio.BaseTransport] = []
-        self._unconnected = [pipe for pipe in (child.stdin, child.stdout, child.stderr) if pipe is not None]
+        self._connections: list[asyncio.StreamWriter] = []
         self.stdin: asyncio.StreamWriter | None = None
         self.stdout: asyncio.StreamReader | None = None
         self.stderr: asyncio.StreamReader | None = None
@@ -55,43 +57,20 @@ class Process:
     async def end(self) -> None:
         """Kill the process if it runs, wait for its end, and close its pipes. A second call does nothing."""
         self._child.kill()
-        await self.wait()
-        for transport in self._transports:
-            transport.close()
+        try:
+            await self.wait()
+        finally:
+            for connection in self._connections:
+                connection.close()
         await asyncio.sleep(0)  # in which the event loop closes the pipes
 
-    async def connect(self, limit: int) -> None:
-        """Connect the pipes to the event loop, and watch for the end of the process."""
+    async def connect(self, ends: Mapping[str, socket.socket], limit: int) -> None:
+        """Connect our ends of the pipes to the event loop, and watch for the end of the process."""
         self._watch()
-        try:
-            await self._connect(limit)
-        except BaseException:
-            self._child.kill()
-            for transport in self._transports:
-                transport.close()
-            for pipe in self._unconnected:
-                pipe.close()
-            raise
-
-    async def _connect(self, limit: int) -> None:
-        child = self._child
-        if child.stdin is not None:
-            self._unconnected.remove(child.stdin)  # the event loop closes it, also where it fails
-            protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
-            transport, _ = await self._loop.connect_write_pipe(lambda: protocol, child.stdin)
-            self.stdin = asyncio.StreamWriter(transport, protocol, None, self._loop)
-            self._transports.append(transport)
-        self.stdout = await self._connect_output(child.stdout, limit)
-        self.stderr = await self._connect_output(child.stderr, limit)
-
-    async def _connect_output(self, pipe: IO[bytes] | None, limit: int) -> asyncio.StreamReader | None:
-        if pipe is None:
-            return None
-        self._unconnected.remove(pipe)
-        reader = asyncio.StreamReader(limit)
-        transport, _ = await self._loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        self._transports.append(transport)
-        return reader
+        for name, end in ends.items():
+            reader, writer = await asyncio.open_unix_connection(sock=end, limit=limit)
+            self._connections.append(writer)
+            setattr(self, name, writer if name == "stdin" else reader)
 
     def _watch(self) -> None:
         try:
@@ -127,34 +106,57 @@ async def start_process(  # noqa: PLR0913 - those of subprocess.Popen that are u
     """Start a program and return its process; without `env` it has the environment of this one.
 
     It inherits these `descriptors` and no others. `limit` is the most bytes of a line that is read from it. Raises
-    OSError where it cannot be started.
+    OSError where it cannot be started. A caller that is cancelled leaves no process.
     """
-    start = partial(
-        subprocess.Popen,
-        command,
-        bufsize=0,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        env=env,
-        pass_fds=descriptors,
-        start_new_session=own_session,
-    )
-    starting = _starters.submit(start)
+    streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+    start = partial(subprocess.Popen, command, env=env, pass_fds=descriptors, start_new_session=own_session)
+    starting = asyncio.create_task(_start(start, streams, limit))
     try:
-        child = await asyncio.wrap_future(starting)
+        return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        if not starting.cancelled():
-            await asyncio.shield(asyncio.wrap_future(_starters.submit(_discard, starting)))
+        await asyncio.shield(asyncio.create_task(_end_unwanted(starting)))
+        raise
+
+
+async def _start(start: _Start, streams: Mapping[str, int | None], limit: int) -> Process:
+    """Not cancelled by a caller that leaves: a pipe that is half connected cannot be closed safely, since uvloop closes
+    its descriptor but not its socket."""
+    starting = _starters.submit(_start_in_thread, start, streams)
+    try:
+        child, ends = await asyncio.wrap_future(starting)
+    except asyncio.CancelledError:  # the event loop ends
+        starting.add_done_callback(_discard)
         raise
     process = Process(child)
-    await process.connect(limit)
+    await process.connect(ends, limit)
     return process
 
 
-def _discard(starting: "Future[subprocess.Popen[bytes]]") -> None:
-    """End a process that is wanted no more."""
+async def _end_unwanted(starting: "asyncio.Task[Process]") -> None:
     with suppress(OSError):
-        child = starting.result()
+        await (await starting).end()
+
+
+def _discard(starting: "Future[_Started]") -> None:
+    with suppress(OSError, CancelledError):
+        child, ends = starting.result()
+        for end in ends.values():
+            end.close()
         child.kill()
-        child.communicate()
+        child.wait()
+
+
+def _start_in_thread(start: _Start, streams: Mapping[str, int | None]) -> "_Started":
+    """Return the process and our ends of its pipes, which are sockets, as those of uvloop's own processes."""
+    pairs = {name: socket.socketpair() for name, stream in streams.items() if stream == PIPE}
+    theirs = {name: pair[1] for name, pair in pairs.items()}
+    try:
+        child = start(**{**streams, **theirs})
+    except BaseException:
+        for ours, _ in pairs.values():
+            ours.close()
+        raise
+    finally:
+        for end in theirs.values():
+            end.close()
+    return child, {name: pair[0] for name, pair in pairs.items()}
