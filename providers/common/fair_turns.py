@@ -197,12 +197,15 @@ async def calculate(function: Callable[..., ResultT], *arguments: Any) -> Result
 
 
 _PASS_WORK: Final = 20
+_FEW_VALUES: Final = 16
+"""Values of a pass that takes less than to count it."""
 
 
 async def end_pass(values: Sized) -> None:
-    """Count a pass over these values, which is done, as work of the tenant that the current task works for. After a
-    pass over many the loop is left to others before the next one."""
-    await current_turn().wait(len(values) * _PASS_WORK)
+    """Count a pass over many values, which is done, as work of the tenant that the current task works for.
+    The loop is left to others before the next one."""
+    if len(values) > _FEW_VALUES:
+        await current_turn().wait(len(values) * _PASS_WORK)
 
 
 _PIECE_VALUES: Final = 64

@@ -87,7 +87,7 @@ class Batcher(Generic[_RequestT, _ResultT]):
 
     def _choose_batch(self) -> Sequence[asyncio.Future[_ResultT | StackError]]:
         waiting = [*islice(self._pending_requests, self._max_batch)]
-        if self._is_large is None:
+        if self._is_large is None or len(waiting) < 2:
             return waiting
         large = [future for future in waiting if self._is_large(self._pending_requests[future])]
         small = [future for future in waiting if future not in large] if large else waiting
