@@ -74,6 +74,7 @@ OPENS_SOCKETS: Final = {
     "stack/serving/launch.py",
     "stack/serving/listener.py",
     "stack/serving/serve.py",
+    "providers/common/processes/process.py",  # pairs of sockets to child processes
 }
 """Who may import what opens connections; the stores' own clients aside."""
 MAX_LINES: Final = 500

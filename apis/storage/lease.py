@@ -79,15 +79,21 @@ class Lease:
             self._set_version(versions[0], put, self._tried_at)
             return versions[1:]
 
-    async def write(self, ops: Sequence[Op] = (), *, durable: bool = False) -> bool:
-        """Apply `ops` as the holder and renew the lease, in one atomic write.
+    @property
+    def is_relinquished(self) -> bool:
+        """True once its holder has begun to release the lease or to hand it over."""
+        return self._is_relinquished
+
+    async def write(self, ops: Sequence[Op] = (), *, ttl_s: float | None = None, durable: bool = False) -> bool:
+        """Apply `ops` as the holder and renew the lease, in one atomic write, for `ttl_s` instead of `lease_s` where it
+        is set.
 
         An outage of the store is waited out for as long as the lease can live, and a write that raised and happened all
         the same counts as written. Returns False if a condition among `ops` did not hold. Raises LeaseLost.
         """
         deadline = time.monotonic() + self.lease_s
         async with self._write_lock:
-            put = self._next_put(self.lease_s)
+            put = self._next_put(ttl_s or self.lease_s)
             while True:
                 try:
                     return await self._write_as_holder(put, ops, durable=durable)

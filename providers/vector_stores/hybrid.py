@@ -36,12 +36,14 @@ from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
+from providers.common.jobs import LeasedJobs
 from providers.common.state.change import change, write_prepared
 from providers.common.state.scan import decode_or_skip, scan_records
+from providers.common.state.worker_signs import WorkerSign
 from providers.common.supervision import supervise
 from providers.vector_stores import records
 from providers.vector_stores.file_pages import read_file_page
-from providers.vector_stores.ingest import IngestSettings, IngestWorker
+from providers.vector_stores.ingest import IngestQueue, IngestSettings
 from providers.vector_stores.objects import (
     build_batch_object,
     build_file_object,
@@ -56,6 +58,7 @@ _log = logging.getLogger(__name__)
 _TOUCH_INTERVAL_S: Final = 60.0
 """Seconds between updates of a store's time of last use: its precision."""
 _SWEEP_INTERVAL_S: Final = 3600.0
+_STOP_TIMEOUT_S: Final = 5.0
 
 
 class HybridVectorStores(VectorStores):
@@ -93,21 +96,25 @@ class HybridVectorStores(VectorStores):
         self._inference = inference
         self._kv = kv_store
         self._sweep_task: asyncio.Task[None] | None = None
-        self._ingest = IngestWorker(
+        self._sign = WorkerSign(kv_store, config.lease_s)
+        queue = IngestQueue(
             *(kv_store, reader, vector_index, inference),
             IngestSettings(config.lease_s, config.max_text_chars, tenants.are_several),
             accounts,
         )
+        self._ingest = LeasedJobs(queue, self._sign, poll_s=config.lease_s)
 
     async def start(self) -> None:
         await asyncio.to_thread(self._reader.check)
+        self._sign.start()
         self._ingest.start()
         self._sweep_task = supervise("the sweep of expired vector stores", self._sweep_stores)
 
     async def close(self) -> None:
         if self._sweep_task is not None:
             self._sweep_task.cancel()
-        await self._ingest.close()
+        await self._ingest.close(_STOP_TIMEOUT_S)
+        await self._sign.close()
 
     async def create(self, request: CreateVectorStore, *, tenant: str) -> VectorStore:
         now = self.now()
@@ -378,7 +385,7 @@ class HybridVectorStores(VectorStores):
         """Add the files to their store, which must not have been deleted or have expired meanwhile, and write `more` in
         the same step."""
         file_refs = [file_ref for file_ref, _ in file_records]
-        await self._ingest.stop_files(file_refs)
+        await self._stop_ingest(file_refs)
 
         async def prepare() -> Sequence[Op]:
             file_ids = [file_ref.file_id for file_ref in file_refs]
@@ -422,10 +429,14 @@ class HybridVectorStores(VectorStores):
         await self._delete_contents([file_ref])
 
     async def _delete_contents(self, file_refs: Sequence[FileRef]) -> None:
-        await self._ingest.stop_files(file_refs)
+        await self._stop_ingest(file_refs)
         for file_ref in file_refs:
             await self._index.delete(file_ref.index_namespace, file_ref.file_id)
             await records.delete_text(self._kv, file_ref)
+
+    async def _stop_ingest(self, file_refs: Sequence[FileRef]) -> None:
+        """Stop the work at these files that is in progress in this process."""
+        await self._ingest.cancel([file_ref.lease_key for file_ref in file_refs], _STOP_TIMEOUT_S)
 
     async def _sweep_stores(self) -> None:
         """Empty expired stores that no client asks for, and remove what is left of deleted ones."""
@@ -459,7 +470,7 @@ class HybridVectorStores(VectorStores):
         if ops:
             await self._kv.write(ops)
         await delete_all(self._kv, records.file_order_prefix(tenant, store_id), durable=True)
-        await self._ingest.stop_files(file_refs)
+        await self._stop_ingest(file_refs)
         await self._index.delete(f"{tenant}/{store_id}")
         await records.delete_store_texts(self._kv, tenant, store_id)
 

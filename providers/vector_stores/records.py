@@ -12,6 +12,7 @@ from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.storage.keys import MAX_RECORD_ID_CHARS, is_safe_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
+from providers.common.jobs import JobRecord
 from providers.common.state.blobs import write_chunks
 from providers.common.state.scan import decode_or_skip, scan_records
 
@@ -94,22 +95,6 @@ class BatchRecord(
     was_cancelled: bool = False
 
 
-class JobRecord(msgspec.Struct):
-    """A file that is to be made searchable. `attempts` did not end in order, the present one included. `workers` are
-    those that made them, the present one last; one that has begun it twice is named once."""
-
-    attempts: int = 0
-    workers: list[str] = []
-
-    def next_attempt(self, worker: str) -> "JobRecord":
-        """Return the record of a job that this worker claims."""
-        return JobRecord(self.attempts + 1, [*(each for each in self.workers if each != worker), worker])
-
-    def undo_attempt(self) -> "JobRecord":
-        """Return the record of a job whose worker leaves it in order."""
-        return JobRecord(self.attempts - 1, self.workers[:-1])
-
-
 class FileRef(msgspec.Struct, frozen=True):
     """A file in a vector store of a tenant, and the keys of its records."""
 
@@ -127,6 +112,10 @@ class FileRef(msgspec.Struct, frozen=True):
     @property
     def job_key(self) -> str:
         return f"{JOB_PREFIX}{self}"
+
+    @property
+    def lease_key(self) -> str:
+        return f"{LEASE_PREFIX}{self}"
 
     @property
     def index_namespace(self) -> str:

@@ -14,6 +14,7 @@ from apis.errors import StoreUnavailable
 from apis.provider import Provider
 from apis.storage.kv_store import Op, Put
 from apis.storage.records import encode_record
+from providers.common.jobs import JobRecord
 from providers.common.state.worker_signs import WorkerSign
 from providers.fetcher.safe import GuardedFetcher
 from providers.files.kv import StoredFiles
@@ -22,7 +23,7 @@ from providers.reader.child import ChildReader
 from providers.vector_index.sqlite_vec import SQLiteVec
 from providers.vector_stores import records as file_records
 from providers.vector_stores.hybrid import HybridVectorStores
-from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX, JobRecord
+from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX
 from tests.support.models.hashing import DIMENSIONS, Hashing
 
 BOUND_S = 30
@@ -116,7 +117,7 @@ async def test_what_a_dead_process_had_claimed_is_taken_up_when_its_lease_is_ove
     file_id = await setting.upload("left behind")
     await first.add_file(store.id, AddFile(file_id=file_id), tenant=T)
     place = file_records.FileRef(T, store.id, file_id)
-    job = Put(f"{JOB_PREFIX}{place}", encode_record(JobRecord(1, ["ended"])))
+    job = Put(f"{JOB_PREFIX}{place}", encode_record(JobRecord(1, workers=["ended"])))
     await setting.kv.write([Put(f"{LEASE_PREFIX}{place}", b"", LEASE_S), job])
     second = await setting.open()
     await settled(setting, store.id)
@@ -208,7 +209,7 @@ async def test_a_file_survives_three_lost_workers(
 ) -> None:
     """S1, D11: an attempt counts before it begins; a fourth worker is not lost over one file."""
     workers = [f"worker {number}" for number in range(lost_workers)]
-    assert await end_of(setting, JobRecord(lost_workers, workers)) == end
+    assert await end_of(setting, JobRecord(lost_workers, workers=workers)) == end
 
 
 @pytest.mark.parametrize(("attempts", "end"), [(9, ("completed", None)), (10, ("failed", "server_error"))])
@@ -222,7 +223,7 @@ async def test_slow_workers_that_live_are_not_lost_over_a_file(
             sign.start()
             living.push_async_callback(sign.close)
         workers = ["ended", "ended too", "ended as well", "slow", "slow too"]
-        assert await end_of(setting, JobRecord(attempts, workers)) == end
+        assert await end_of(setting, JobRecord(attempts, workers=workers)) == end
 
 
 async def test_an_outage_of_the_index_is_no_attempt_at_the_file(setting: Setting, tmp_path: Path) -> None:
@@ -295,7 +296,7 @@ async def test_a_worker_that_stalled_past_its_lease_neither_renews_nor_deletes_t
     assert model.gate is not None
     model.gate.set()
     async with asyncio.timeout(BOUND_S):
-        while stalled._ingest._running_tasks:  # noqa: ASYNC110  # pyright: ignore[reportPrivateUsage] - no event says that a task ended
+        while stalled._ingest.claims:  # noqa: ASYNC110  # pyright: ignore[reportPrivateUsage] - no event says that a task ended
             await asyncio.sleep(0.005)
     entry = await setting.kv.get(claim)
     assert entry is not None, "the stalled worker deleted the claim"

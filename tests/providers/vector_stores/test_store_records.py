@@ -23,10 +23,11 @@ from apis.documents.vector_stores import (
 from apis.errors import NotFound, StorageCorrupt
 from apis.storage.kv_store import Entry
 from apis.storage.records import encode_record
+from providers.common.jobs import JobRecord
 from providers.vector_index.sqlite_vec import SQLiteVec
 from providers.vector_stores import records
 from providers.vector_stores.hybrid import HybridVectorStores
-from providers.vector_stores.records import EXPIRING_PREFIX, FileRef, JobRecord, StoreRecord
+from providers.vector_stores.records import EXPIRING_PREFIX, FileRef, StoreRecord
 from tests.providers.vector_stores.test_ingest import BOUND_S, Setting, T, settled
 
 DAY_S: Final = 86_400
@@ -252,8 +253,8 @@ async def test_a_damaged_record_of_one_tenant_stops_no_other_tenants_files(
     stores = await setting.open()
     store_id, [file_id] = await setting.store_with(stores, "a whale")
     assert (await stores.get_file(store_id, file_id, tenant=T)).status == "completed"
-    assert stores._ingest._poll_task is not None  # pyright: ignore[reportPrivateUsage] - the watcher is alive
-    assert not stores._ingest._poll_task.done()  # pyright: ignore[reportPrivateUsage] - as above
+    assert stores._ingest._watcher is not None  # pyright: ignore[reportPrivateUsage] - the watcher is alive
+    assert not stores._ingest._watcher.done()  # pyright: ignore[reportPrivateUsage] - as above
 
 
 @pytest.mark.parametrize("damaged", DAMAGED_VALUES)

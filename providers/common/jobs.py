@@ -1,0 +1,346 @@
+"""LeasedJobs: a queue of jobs in a KVStore, which the processes that share the store run, each job in one of them.
+
+A job is a key with a record of the attempts at it, and a lease, which the process that runs it holds and renews. An
+attempt is stored before it begins, in the write that acquires the lease, and taken back where its worker leaves the
+job in order. A worker that ends with its process takes nothing back. So a job that ends its workers is found out, and
+fails alone. A worker that lost its lease and lives is not counted as lost.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import ExitStack, aclosing, suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from apis.errors import StackError, StoreUnavailable
+from apis.fair_share import FairShare, Place
+from apis.storage.kv_store import Entry, KVStore, Op, Put
+from apis.storage.lease import Lease, LeaseLost
+from apis.storage.records import encode_record
+from apis.ticks import wait_for_tick
+from providers.common.state.scan import decode_or_skip
+from providers.common.state.worker_signs import WorkerSign
+from providers.common.supervision import supervise
+
+_log = logging.getLogger(__name__)
+MAX_UNRETURNED: Final = 10
+"""Attempts at one job that may end out of order, though their workers live."""
+_REST_FACTOR: Final = 4
+"""A list of jobs is followed by a pause of this many times its duration, so that it takes a fifth of the time."""
+_GIVE_BACK_S: Final = 2.5
+"""Seconds that a process which ends has to give one job back."""
+
+
+class ClaimRecord(Protocol):
+    """The record of a job, as far as a claim changes it."""
+
+    def begin_attempt(self, worker: str) -> None:
+        """Note that the worker runs the job now."""
+        ...
+
+    def give_back(self) -> None:
+        """Note that the worker leaves the job in order."""
+        ...
+
+
+class JobRecord(msgspec.Struct):
+    """The attempts at a job, the present one included; `handovers` of them ended in order. `workers` are those that
+    have begun it and not given it back, the present one last; one that has begun it twice is named once."""
+
+    attempts: int = 0
+    handovers: int = 0
+    workers: list[str] = []
+
+    def begin_attempt(self, worker: str) -> None:
+        """Count an attempt of the worker. One that claims the job again lives, and has not been lost."""
+        self.attempts += 1
+        self.workers = [*(each for each in self.workers if each != worker), worker]
+
+    def give_back(self) -> None:
+        """Take the present attempt back."""
+        self.handovers += 1
+        self.workers = self.workers[:-1]
+
+
+SubjectT = TypeVar("SubjectT")
+RecordT = TypeVar("RecordT", bound=ClaimRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Generic[SubjectT]):
+    """A job that waits: `subject` is the thing that it is about, and `entry` is its record under `key`; None for a job
+    that has no record."""
+
+    tenant: str
+    subject: SubjectT
+    lease_key: str
+    lease_s: float
+    key: str = ""
+    entry: Entry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Generic[SubjectT, RecordT]):
+    """A job that this process runs; `version` is that of its record as it was claimed."""
+
+    job: Job[SubjectT]
+    record: RecordT
+    lease: Lease
+    version: int | None
+
+    @property
+    def subject(self) -> SubjectT:
+        return self.job.subject
+
+
+class JobQueue(ABC, Generic[SubjectT, RecordT]):
+    """The description of one queue: its jobs, and how one is run."""
+
+    title: ClassVar[str]
+    """A plural noun for the log."""
+    max_lost_workers: ClassVar[int] = 3
+    """Workers that one job may cost until it fails."""
+
+    def __init__(self, kv: KVStore, record_type: type[RecordT], places: FairShare, retry_s: float) -> None:
+        """`places` are the jobs that this process runs at a time. A job that raised a StackError waits `retry_s`."""
+        self.kv = kv
+        self.places = places
+        self.retry_s = retry_s
+        self._record_type = record_type
+
+    @abstractmethod
+    def list_waiting(self) -> AsyncGenerator[Job[SubjectT]]:
+        """Yield jobs that may be run now, each tenant's in its order; those that are leased are left out later."""
+
+    async def read_record(self, job: Job[SubjectT]) -> RecordT | None:
+        """Return the record of a job that is to be claimed; None if it must not be claimed now. A damaged record is
+        skipped."""
+        return None if job.entry is None else decode_or_skip(self.kv, job.key, job.entry, self._record_type)
+
+    def find_record_life_s(self, job: Job[SubjectT], record: RecordT) -> float | None:
+        """Return the seconds after which the store may forget the record."""
+        return None
+
+    def give_back_ops(self, claim: Claim[SubjectT, RecordT]) -> Sequence[Op]:
+        """Return the operations that store the record of a job which goes back, unless it has been removed."""
+        if claim.version is None:
+            return ()
+        life_s = self.find_record_life_s(claim.job, claim.record)
+        return [Put(claim.job.key, encode_record(claim.record), life_s, claim.version)]
+
+    @abstractmethod
+    async def run(self, claim: Claim[SubjectT, RecordT]) -> None:
+        """Run the job. It releases the lease in the write that ends the job; else the job goes back to the queue.
+
+        Cancelled where this process ends, or the job is taken from it. A StackError says that the job is to be tried
+        again; any other exception counts as an attempt that did not end in order.
+        """
+
+    async def fail(self, claim: Claim[SubjectT, RecordT], lost_workers: int) -> None:
+        """End a job that has cost `lost_workers`; with 0, it was left out of order MAX_UNRETURNED times. The default
+        is for jobs that fail never: it is run again."""
+        await self.run(claim)
+
+
+class LeasedJobs(Generic[SubjectT, RecordT]):
+    """The jobs of one queue that this process runs. A free place goes to the tenant that uses the fewest; among equals,
+    to the one that was served the longest time ago."""
+
+    def __init__(self, queue: JobQueue[SubjectT, RecordT], sign: WorkerSign, poll_s: float) -> None:
+        """`sign` is that of this process, whose owner starts and closes it."""
+        self._queue = queue
+        self._kv = queue.kv
+        self._places = queue.places
+        self._sign = sign
+        self._poll_s = poll_s
+        self._wakeup = asyncio.Event()
+        self._claiming = asyncio.Lock()
+        self._last_turns: dict[str, int] = {}
+        self._running: dict[str, tuple[asyncio.Task[None], Claim[SubjectT, RecordT]]] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self._is_stopping = False
+
+    def start(self) -> None:
+        """Begin to look for jobs."""
+        self._watcher = supervise(f"the watcher of {self._queue.title}", self._watch)
+
+    def wake(self) -> None:
+        """Look for jobs now."""
+        self._wakeup.set()
+
+    @property
+    def claims(self) -> Sequence[Claim[SubjectT, RecordT]]:
+        """The jobs that this process runs."""
+        return [claim for _, claim in self._running.values()]
+
+    async def cancel(self, lease_keys: Collection[str], timeout_s: float) -> None:
+        """Take these jobs from this process, if it runs them, and wait until they are given back."""
+        await self._cancel([self._running[key][0] for key in lease_keys if key in self._running], timeout_s)
+
+    async def stop_claiming(self) -> None:
+        """Claim no more jobs. One that was just claimed is run."""
+        self._is_stopping = True
+        self._wakeup.set()
+        async with self._claiming:
+            if self._watcher is not None:
+                self._watcher.cancel()
+
+    async def drain(self) -> None:
+        """Claim no more jobs, and return when the last one has ended."""
+        await self.stop_claiming()
+        while self._running:
+            await asyncio.wait([task for task, _ in self._running.values()])
+
+    async def close(self, timeout_s: float) -> None:
+        """Stop, and give unfinished jobs back, so that another process can claim them at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.stop_claiming()
+        watchers = [] if self._watcher is None else [self._watcher]
+        await self._cancel([*watchers, *(task for task, _ in self._running.values())], timeout_s)
+
+    async def _cancel(self, tasks: Collection["asyncio.Task[None]"], timeout_s: float) -> None:
+        if tasks:
+            await asyncio.sleep(0)  # a job that is cancelled before its first step would not be given back
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=timeout_s)
+
+    async def _watch(self) -> None:
+        while not self._is_stopping:
+            self._wakeup.clear()
+            try:
+                await self._look()
+            except StackError as exc:
+                _log.warning("%s wait: %s", self._queue.title, exc.message)
+            await wait_for_tick(self._wakeup, self._poll_s)
+
+    async def _look(self) -> None:
+        began_at = monotonic()
+        waiting = await self._list_free()
+        rest_s = _REST_FACTOR * (monotonic() - began_at)
+        async with self._claiming:
+            await self._claim_in_turns(waiting)
+        await asyncio.sleep(rest_s)
+
+    async def _list_free(self) -> dict[str, deque[Job[SubjectT]]]:
+        """Return the jobs that no process runs, by tenant."""
+        listed: dict[str, list[Job[SubjectT]]] = {}
+        async with aclosing(self._queue.list_waiting()) as jobs:
+            async for job in jobs:
+                listed.setdefault(job.tenant, []).append(job)
+        waiting: dict[str, deque[Job[SubjectT]]] = {}
+        for tenant, of_tenant in listed.items():
+            leases = await self._kv.get_many([job.lease_key for job in of_tenant])
+            waiting[tenant] = deque(job for job, lease in zip(of_tenant, leases, strict=True) if lease is None)
+        return waiting
+
+    async def _claim_in_turns(self, waiting: dict[str, deque[Job[SubjectT]]]) -> None:
+        """Start jobs up to the limit. The rest is looked at when one of these ends, or at the next look."""
+        self._last_turns = {tenant: turn for tenant, turn in self._last_turns.items() if tenant in waiting}
+        while waiting and not self._is_stopping:
+            tenant = min(waiting, key=lambda name: (self._places.used_by(name), self._last_turns.get(name, 0)))
+            place = self._places.try_acquire(tenant)
+            if place is None or not await self._claim_next(waiting[tenant], place):
+                del waiting[tenant]
+
+    async def _claim_next(self, jobs: deque[Job[SubjectT]], place: Place) -> bool:
+        """Start the first job that can be claimed; return False, and release the place, if there is none."""
+        with ExitStack() as places:
+            places.enter_context(place)
+            while jobs:
+                job = jobs.popleft()
+                if job.lease_key not in self._running and (claim := await self._try_claim(job)):
+                    self._start(claim, place)
+                    places.pop_all()
+                    return True
+        return False
+
+    async def _try_claim(self, job: Job[SubjectT]) -> Claim[SubjectT, RecordT] | None:
+        try:
+            return await self._claim(job)
+        except StoreUnavailable:
+            raise
+        except StackError as exc:
+            _log.warning("%s waits: %s", job.lease_key, exc.message)
+            return None
+
+    async def _claim(self, job: Job[SubjectT]) -> Claim[SubjectT, RecordT] | None:
+        record = await self._queue.read_record(job)
+        if record is None:
+            return None
+        record.begin_attempt(self._sign.name)
+        ops: list[Op] = []
+        if job.entry is not None:
+            life_s = self._queue.find_record_life_s(job, record)
+            ops = [Put(job.key, encode_record(record), life_s, job.entry.version)]
+        lease = Lease(self._kv, job.lease_key, job.lease_s, holder=self._sign.name)
+        # durable, so that no store that fails over forgets who runs it
+        versions = await lease.acquire(ops, durable=True)
+        return None if versions is None else Claim(job, record, lease, versions[0] if versions else None)
+
+    def _start(self, claim: Claim[SubjectT, RecordT], place: Place) -> None:
+        key = claim.job.lease_key
+        task = asyncio.create_task(self._run(claim))
+        self._running[key] = task, claim
+        self._last_turns[place.tenant] = max(self._last_turns.values(), default=0) + 1
+        task.add_done_callback(lambda ended: self._on_end(key, ended, place))
+
+    def _on_end(self, key: str, task: "asyncio.Task[None]", place: Place) -> None:
+        del self._running[key]
+        place.release()
+        self._wakeup.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s failed on a bug", key, exc_info=error)
+
+    async def _run(self, claim: Claim[SubjectT, RecordT]) -> None:
+        lease, queue = claim.lease, self._queue
+        try:
+            async with lease.renew_in_background():
+                lost_workers = await self._find_poison(claim.record)
+                if lost_workers is None:
+                    await queue.run(claim)
+                else:
+                    _log.error("%s fails for its attempts: %s", claim.job.lease_key, claim.record)
+                    await queue.fail(claim, lost_workers)
+        except LeaseLost:
+            _log.info("%s has ended, or another worker has it now", claim.job.lease_key)
+        except asyncio.CancelledError:
+            await self._give_back(claim, 0)
+            raise
+        except StackError as exc:
+            _log.warning("%s is tried again later: %s", claim.job.lease_key, exc.message)
+            await self._give_back(claim, queue.retry_s)
+        else:
+            if not lease.is_relinquished:
+                await self._give_back(claim, 0)
+
+    async def _find_poison(self, record: RecordT) -> int | None:
+        """Return the number of workers that the job has cost if it fails for that, or 0 if it has been left too often;
+        else None. Workers that live are found out before, and do not count."""
+        if not isinstance(record, JobRecord):
+            return None
+        *lost, present = record.workers
+        if len(lost) >= self._queue.max_lost_workers:
+            lost = await self._sign.list_ended(lost)
+            record.workers = [*lost, present]
+        if len(lost) >= self._queue.max_lost_workers:
+            return len(lost)
+        return 0 if record.attempts - record.handovers > MAX_UNRETURNED else None
+
+    async def _give_back(self, claim: Claim[SubjectT, RecordT], delay_s: float) -> None:
+        """Return a job to the queue, for another worker after `delay_s`. One that was removed meanwhile stays so."""
+        claim.record.give_back()
+        ops, lease = self._queue.give_back_ops(claim), claim.lease
+        with suppress(StackError, LeaseLost, TimeoutError):
+            async with asyncio.timeout(_GIVE_BACK_S):
+                if delay_s:
+                    await lease.write(ops, ttl_s=delay_s)
+                elif not await lease.release(ops):
+                    await lease.release()

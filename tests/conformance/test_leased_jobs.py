@@ -1,0 +1,221 @@
+"""LeasedJobs on each shared store: workers that are killed, slow or closed in the middle of a job."""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from apis.storage.kv_store import Delete, KVStore
+from apis.storage.records import decode_record
+from providers.common.jobs import MAX_UNRETURNED, JobRecord
+from providers.common.state.worker_signs import WorkerSign
+from tests.support.servers.job_worker import (
+    DEATHS_KEY,
+    LEASE_S,
+    PREFIX,
+    PracticeWorker,
+    add_jobs,
+    end_key,
+    lease_key,
+    open_store,
+)
+
+BOUND_S = 60
+PROGRAM = "tests.support.servers.job_worker"
+
+
+@pytest.fixture
+async def kv(shared_store: dict[str, Any]) -> AsyncGenerator[KVStore]:
+    store = await open_store(shared_store)
+    yield store
+    await store.close()
+
+
+@asynccontextmanager
+async def worker_process(section: dict[str, Any]) -> AsyncGenerator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", PROGRAM, msgspec.json.encode(section).decode())
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not await holds():  # noqa: ASYNC110 - a store sets no event
+            await asyncio.sleep(0.02)
+
+
+async def read_ends(kv: KVStore, *names: str) -> list[str]:
+    """Return the ends of these jobs once they all have one."""
+
+    async def have_ended() -> bool:
+        return None not in await kv.get_many([end_key(name) for name in names])
+
+    await until(have_ended)
+    return [entry.value.decode() for entry in await kv.get_many([end_key(name) for name in names]) if entry]
+
+
+async def read_record(kv: KVStore, name: str) -> JobRecord:
+    entry = await kv.get(PREFIX + name)
+    assert entry is not None
+    return decode_record(entry, JobRecord)
+
+
+async def wait_for_lease(kv: KVStore, name: str) -> None:
+    async def is_held() -> bool:
+        return await kv.get(lease_key(name)) is not None
+
+    await until(is_held)
+
+
+async def test_a_job_that_ends_its_workers_fails_alone(shared_store: dict[str, Any], kv: KVStore) -> None:
+    """S1: after three processes; the jobs that ran with it, of its tenant and of another, are done."""
+    good = [f"{tenant}/good-{number}" for tenant in "ab" for number in range(6)]
+    await add_jobs(kv, "a/poison", *good)
+
+    async def keep_running() -> None:
+        while True:
+            async with worker_process(shared_store) as process:
+                await process.wait()
+
+    restarting = asyncio.create_task(keep_running())
+    try:
+        poison, *ends = await read_ends(kv, "a/poison", *good)
+    finally:
+        restarting.cancel()
+        await asyncio.wait({restarting})
+    assert poison == "failed:3 4"
+    assert {end.partition(" ")[0] for end in ends} == {"done"}
+    assert len(await kv.scan(DEATHS_KEY)) == 3
+    assert await kv.scan(PREFIX) == []
+
+
+async def test_the_job_of_a_killed_worker_is_run_by_another(shared_store: dict[str, Any], kv: KVStore) -> None:
+    await add_jobs(kv, "a/held")
+    async with worker_process(shared_store):
+        await wait_for_lease(kv, "a/held")
+    assert (await read_record(kv, "a/held")).attempts == 1
+    async with PracticeWorker(kv) as worker:
+        worker.queue.may_end.set()
+        assert await read_ends(kv, "a/held") == ["done 2"]
+
+
+async def test_a_worker_that_closes_gives_its_jobs_back_at_once(kv: KVStore) -> None:
+    await add_jobs(kv, "a/held")
+    async with PracticeWorker(kv, lease_s=3600):
+        await wait_for_lease(kv, "a/held")
+    record = await read_record(kv, "a/held")
+    assert (record.attempts, record.handovers, record.workers) == (1, 1, [])
+    async with PracticeWorker(kv) as worker:
+        worker.queue.may_end.set()
+        assert await read_ends(kv, "a/held") == ["done 2"]
+
+
+async def test_a_worker_that_drains_ends_its_jobs_and_claims_no_more(kv: KVStore) -> None:
+    await add_jobs(kv, "a/held")
+    async with PracticeWorker(kv) as worker:
+        await wait_for_lease(kv, "a/held")
+        draining = asyncio.create_task(worker.jobs.drain())
+        await asyncio.sleep(0)
+        await add_jobs(kv, "a/new")
+        worker.jobs.wake()
+        await asyncio.sleep(0.2)
+        assert not draining.done()
+        worker.queue.may_end.set()
+        await draining
+        assert await read_ends(kv, "a/held") == ["done 1"]
+        assert (await read_record(kv, "a/new")).attempts == 0
+
+
+@pytest.mark.parametrize(("living", "end"), [(["one", "two"], "done 6"), ([], "failed:3 6")])
+async def test_workers_that_live_are_not_lost(kv: KVStore, living: Sequence[str], end: str) -> None:
+    """S1: a worker that did not renew its lease in time, and lives, has not been ended by the job."""
+    async with AsyncExitStack() as signs:
+        for name in living:
+            sign = WorkerSign(kv, LEASE_S, name=name)
+            sign.start()
+            signs.push_async_callback(sign.close)
+        await add_jobs(kv, "a/good", record=JobRecord(5, 0, ["one", "two", "three"]))
+        async with PracticeWorker(kv):
+            assert await read_ends(kv, "a/good") == [end]
+
+
+async def test_a_job_that_fails_out_of_order_ends_after_some_attempts(kv: KVStore) -> None:
+    """A bug is no loss of a worker, and is not tried for ever."""
+    await add_jobs(kv, "a/faulty", "a/good", record=JobRecord(MAX_UNRETURNED - 1))
+    async with PracticeWorker(kv) as worker:
+        end, _ = await read_ends(kv, "a/faulty", "a/good")
+        assert end == f"failed:0 {MAX_UNRETURNED + 1}"
+        assert worker.queue.begun.count("a/faulty") == 1
+
+
+async def test_an_error_delays_the_next_attempt_and_counts_for_nothing(kv: KVStore) -> None:
+    await add_jobs(kv, "a/late", record=JobRecord())
+    began_at = asyncio.get_running_loop().time()
+    async with PracticeWorker(kv, lease_s=1):
+        await wait_for_lease(kv, "a/late")
+
+        async def is_given_back() -> bool:
+            return (await read_record(kv, "a/late")).handovers == 1
+
+        await until(is_given_back)
+        assert (await read_record(kv, "a/late")).workers == []
+        assert await read_ends(kv, "a/late") == ["done 2"]
+    assert asyncio.get_running_loop().time() - began_at > 0.9
+
+
+async def test_a_job_that_is_not_ended_goes_back(kv: KVStore) -> None:
+    await add_jobs(kv, "a/returned")
+    async with PracticeWorker(kv, lease_s=3600):
+        assert await read_ends(kv, "a/returned") == ["done 2"]
+
+
+async def test_a_job_that_was_removed_does_not_come_back(kv: KVStore) -> None:
+    """Its worker, which is stopped, stores nothing about it."""
+    await add_jobs(kv, "a/held")
+    async with PracticeWorker(kv) as worker:
+        await wait_for_lease(kv, "a/held")
+        await kv.write([Delete(f"{PREFIX}a/held")])
+        await worker.jobs.cancel([lease_key("a/held")], BOUND_S)
+        assert worker.jobs.claims == []
+        assert await kv.get_many([f"{PREFIX}a/held", lease_key("a/held")]) == [None, None]
+
+
+async def test_a_flood_of_one_tenant_delays_another_by_one_job(kv: KVStore) -> None:
+    await add_jobs(kv, *(f"a/held-{number}" for number in range(8)))
+    async with PracticeWorker(kv, places=2) as worker:
+        await wait_for_lease(kv, "a/held-0")
+        await add_jobs(kv, "b/held")
+        worker.jobs.wake()
+        await wait_for_lease(kv, "b/held")
+        assert worker.queue.begun == ["a/held-0", "b/held"]
+        worker.queue.may_end.set()
+        await read_ends(kv, *(f"a/held-{number}" for number in range(8)))
+
+
+async def test_two_workers_run_no_job_twice(shared_store: dict[str, Any], kv: KVStore) -> None:
+    names = [f"{tenant}/good-{number}" for tenant in "ab" for number in range(10)]
+    other = await open_store(shared_store)
+    try:
+        await add_jobs(kv, *names)
+        async with PracticeWorker(kv, lease_s=30) as one, PracticeWorker(other, lease_s=30) as two:
+            assert await read_ends(kv, *names) == ["done 1"] * 20
+            assert sorted([*one.queue.begun, *two.queue.begun]) == sorted(names)
+    finally:
+        await other.close()
+
+
+async def test_a_damaged_record_stops_no_other_job(kv: KVStore) -> None:
+    """Law 10: it waits, also ahead of others of its tenant."""
+    await kv.put(f"{PREFIX}a/damaged", b"\xffjunk")
+    await add_jobs(kv, "a/good", "b/good")
+    async with PracticeWorker(kv, places=1):
+        assert await read_ends(kv, "a/good", "b/good") == ["done 1", "done 1"]
+        assert await kv.get(end_key("a/damaged")) is None
