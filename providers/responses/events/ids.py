@@ -4,7 +4,6 @@ An id begins with the time of its creation, so that a listing in the order of id
 """
 
 import re
-import secrets
 
 from apis.storage.keys import new_id_key
 
@@ -33,11 +32,6 @@ class ResponseIds:
         number = self._next_number
         self._next_number = number + 1
         return f"{prefix}_{self._key}{number:04x}"
-
-
-def generate_call_id() -> str:
-    """Return a new id for a call to which the model assigned none."""
-    return f"call_{secrets.token_hex(16)}"
 
 
 def response_id_of(item_id: str) -> str | None:

@@ -1,19 +1,15 @@
 """Output items while they grow: each opens once, grows by deltas and closes once, and returns the typed events of that.
 
 Every event has `sequence_number=0`; `assign_sequence_numbers` sets the number when the response yields the event.
-Messages stand in open_message.py.
+Messages are in open_message.py, and calls in the `tools`.
 """
 
 from collections.abc import Callable
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from openai.types.responses import (
     ResponseContentPartAddedEvent,
     ResponseContentPartDoneEvent,
-    ResponseCustomToolCall,
-    ResponseCustomToolCallInputDoneEvent,
-    ResponseFunctionCallArgumentsDoneEvent,
-    ResponseFunctionToolCall,
     ResponseOutputItem,
     ResponseOutputItemAddedEvent,
     ResponseOutputItemDoneEvent,
@@ -23,7 +19,6 @@ from openai.types.responses import (
     ResponseReasoningSummaryTextDeltaEvent,
     ResponseReasoningSummaryTextDoneEvent,
     ResponseReasoningTextDoneEvent,
-    ResponseStreamEvent,
 )
 from openai.types.responses.response_content_part_added_event import PartReasoningText
 from openai.types.responses.response_content_part_done_event import PartReasoningText as DonePartReasoningText
@@ -32,11 +27,7 @@ from openai.types.responses.response_reasoning_summary_part_added_event import P
 from openai.types.responses.response_reasoning_summary_part_done_event import Part as DoneSummary
 
 from apis.events import EventList
-from providers.responses.events.token_events import (
-    arguments_delta_event,
-    input_delta_event,
-    reasoning_delta_event,
-)
+from providers.responses.events.token_events import reasoning_delta_event
 from providers.responses.events.unvalidated import unvalidated
 
 EMPTY_ARGUMENTS: Final = "{}"
@@ -60,18 +51,6 @@ class GrowingText:
     def __str__(self) -> str:
         """Return the whole text."""
         return self._utf8.decode("utf-8", "surrogatepass")
-
-
-class OpenItem(Protocol):
-    """An item between its `output_item.added` and its `output_item.done`."""
-
-    index: int
-
-    def open(self) -> EventList: ...
-
-    def close(self, status: FinalItemStatus) -> EventList: ...
-
-    def item(self, status: FinalItemStatus) -> ResponseOutputItem: ...
 
 
 def item_added_event(index: int, item: ResponseOutputItem) -> ResponseOutputItemAddedEvent:
@@ -207,108 +186,3 @@ class OpenReasoning:
                 sequence_number=0,
             ),
         ]
-
-
-class OpenFunctionCall:
-    """A call of a function of the client's. Arguments of nothing but blanks are an object: no JSON parser of a client
-    reads an empty text."""
-
-    item_type = "function_call"
-
-    def __init__(self, item_id: str, index: int, call_id: str, name: str, namespace: str | None = None) -> None:
-        self.id = item_id
-        self.index = index
-        self.call_id = call_id
-        self.name = name
-        self.namespace = namespace
-        self._arguments = GrowingText()
-        self._leading_blanks: str = ""
-        self._has_text = False
-
-    @property
-    def text(self) -> str:
-        return str(self._arguments)
-
-    def open(self) -> EventList:
-        return [item_added_event(self.index, self.item("in_progress"))]
-
-    def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseOutputItem:
-        item = ResponseFunctionToolCall(
-            id=self.id,
-            type="function_call",
-            call_id=self.call_id,
-            name=self.name,
-            arguments=self.text,
-            status=status,
-        )
-        if self.namespace is not None:
-            item.namespace = self.namespace
-        return item
-
-    def append(self, text: str, events: EventList) -> None:
-        if not self._has_text:
-            self._leading_blanks = text = self._leading_blanks + text
-            if not text.strip():  # blanks may be all that the model writes
-                return
-            self._has_text = True
-        self._add_text(text, events)
-
-    def close(self, status: FinalItemStatus) -> EventList:
-        events: EventList = []
-        if not self._has_text and status == "completed":
-            self._add_text(EMPTY_ARGUMENTS, events)
-        return [*events, self._done_event(self.text), item_done_event(self.index, self.item(status))]
-
-    def _add_text(self, text: str, events: EventList) -> None:
-        self._arguments.append(text)
-        events.append(self._delta_event(text))
-
-    def _delta_event(self, text: str) -> ResponseStreamEvent:
-        return arguments_delta_event(self.id, self.index, text)
-
-    def _done_event(self, text: str) -> ResponseStreamEvent:
-        return ResponseFunctionCallArgumentsDoneEvent(
-            type="response.function_call_arguments.done",
-            item_id=self.id,
-            output_index=self.index,
-            name=self.name,  # pyright: ignore[reportCallIssue]  # extra: some clients read it, older SDKs require it
-            arguments=text,
-            sequence_number=0,
-        )
-
-
-class OpenCustomCall(OpenFunctionCall):
-    """A call of a custom tool of the client's, whose input is free text."""
-
-    item_type = "custom_tool_call"
-
-    def append(self, text: str, events: EventList) -> None:
-        self._add_text(text, events)
-
-    def close(self, status: FinalItemStatus) -> EventList:
-        return [self._done_event(self.text), item_done_event(self.index, self.item(status))]
-
-    def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseOutputItem:
-        item = ResponseCustomToolCall(
-            id=self.id,
-            type="custom_tool_call",
-            call_id=self.call_id,
-            name=self.name,
-            input=self.text,
-            status=status,  # pyright: ignore[reportCallIssue]  # extra: Open Responses wants one on every item
-        )
-        if self.namespace is not None:
-            item.namespace = self.namespace
-        return item
-
-    def _delta_event(self, text: str) -> ResponseStreamEvent:
-        return input_delta_event(self.id, self.index, text)
-
-    def _done_event(self, text: str) -> ResponseStreamEvent:
-        return ResponseCustomToolCallInputDoneEvent(
-            type="response.custom_tool_call_input.done",
-            item_id=self.id,
-            output_index=self.index,
-            input=text,
-            sequence_number=0,
-        )

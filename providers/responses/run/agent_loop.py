@@ -142,7 +142,7 @@ class AgentLoop:
             if self._plan.record_usage is not None:
                 self._plan.record_usage(self.chat, turn.finish.usage)
             if turn.hosted_calls:
-                async with aclosing(self._run_requested_calls([*turn.hosted_calls.values()])) as batches:
+                async with aclosing(self._run_requested_calls(turn.hosted_calls)) as batches:
                     async for events in batches:
                         yield events
             if self._finish_turn(turn, turn.finish):
@@ -177,8 +177,7 @@ class AgentLoop:
             ran = True
             self._server_initiated_calls += calls
             for call in calls:
-                call.place(self._output)
-                yield call.open()
+                yield call.place(self._output)
             async with aclosing(self._run_calls([call for call in calls if not call.counts_toward_limit])) as batches:
                 async for events in batches:
                     yield events
@@ -314,7 +313,7 @@ class AgentLoop:
         state.tool_results |= {call.id: call.tool_result for call in turn.client_calls if call.tool_result is not None}
         self.incomplete_reason = _INCOMPLETE_REASONS.get(finish.reason)
         self.stop_sequence = finish.stop_sequence
-        if self.incomplete_reason or turn.function_calls or turn.client_calls:
+        if self.incomplete_reason or turn.client_calls:
             return True
         is_unmet = turn.tool_choice_policy.requires_call and not turn.hosted_calls
         state.unmet_demands = state.unmet_demands + 1 if is_unmet else 0

@@ -1,11 +1,12 @@
-"""The seam between the agent loop and tools whose calls have items of their own type.
+"""The seam between the agent loop and the tools: the calls of a turn, and the tools whose calls have items of their own
+type.
 
-A ToolType in the registry creates a TypedTool for each declaration of a request, and the tool a TypedCall for each call
-by the model. There are two kinds of calls:
+A ToolType in the registry creates a TypedTool for each declaration of a request, and the tool an ItemCall for each call
+by the model. There are two kinds of them:
 
-    HostedCall   run by this server: opens when the model begins it and runs at the end of the turn
-    ClientCall   run by the client: opens and closes at the end of the turn if its arguments are valid, and ends the
-                 response. If they are not, the model receives the error and the client sees no item
+    HostedCall   run by this server at the end of the turn
+    ClientCall   run by the client; it ends the response. If its arguments are invalid, the model receives the error and
+                 the client sees no item
 """
 
 from abc import ABC, abstractmethod
@@ -37,32 +38,67 @@ RESULT_UNAVAILABLE: Final = "[What this gave is not known any more.]"
 _NATIVE_CALL_NAMES: Final = {"browser": ("browser.search", "browser.open", "browser.find"), "python": ("python",)}
 
 
-class TypedCall(ABC):
-    """A call with an item of its own type. The output sets `id`, `index` and `output` when it places the call."""
+class Call:
+    """A call that the model has begun; its arguments grow. One with a `rejection` becomes no item: its result is the
+    reason, which the model reads."""
+
+    index: int = -1
+    """Position of its item in the output; -1 until it is there."""
+    rejection: str | None = None
+
+    def __init__(self, start: ToolCallStart, rejection: str | None = None) -> None:
+        self.call_id = start.id
+        self.name = start.name
+        self.is_custom = start.custom
+        self._argument_text = GrowingText()
+        if rejection is not None:
+            self.rejection = rejection
+
+    @property
+    def text(self) -> str:
+        """The arguments that the model has written so far."""
+        return str(self._argument_text)
+
+    def append(self, text: str, events: EventList) -> None:
+        """Take more of the arguments, and add the events that show them, if any, to `events`."""
+        self._argument_text.append(text)
+
+    @property
+    def has_arguments(self) -> bool:
+        """The arguments so far are a whole object."""
+        with suppress(ToolFailed):
+            return bool(self.text and self.parse_arguments())
+        return False
+
+    def parse_arguments(self) -> dict[str, Any]:
+        """Return the arguments as an object. Raises ToolFailed if the model wrote anything else."""
+        try:
+            arguments: Any = orjson.loads(self.text.strip() or EMPTY_ARGUMENTS)
+        except orjson.JSONDecodeError as exc:
+            raise ToolFailed(f"The arguments of `{self.name}` are not JSON: {exc}.") from exc
+        if not isinstance(arguments, dict):
+            raise ToolFailed(f"The arguments of `{self.name}` are not a JSON object.")
+        return cast(dict[str, Any], arguments)
+
+
+class ItemCall(Call, ABC):
+    """A call with an item. `place` sets its `id`, `index` and `output`."""
 
     item_type: str
+    opens: Literal["at once", "when complete", "when valid"] = "at once"
+    """When its item opens: as the model begins the call, when it has written all arguments, so that the item shows them
+    from its beginning, or at the end of the turn, if the arguments are valid."""
     id: str = ""
-    index: int = -1
     tool_result: ToolResultRecord | None = None
     output: ResponseOutput | None = None
     """The output that it is placed in."""
     tool: "TypedTool | None" = None
     """The tool that it calls, once the turn has resolved its name."""
 
-    def __init__(self, start: ToolCallStart) -> None:
-        self.call_id = start.id
-        self.name = start.name
-        self.is_custom = start.custom
-        self._argument_text = GrowingText()
-
     @property
     def row(self) -> ItemType:
         """The facts of the type of its item."""
         return ITEM_TYPES[self.item_type]
-
-    @property
-    def id_prefix(self) -> str:
-        return self.row.id_prefix
 
     def phase_event(self, phase: str, **fields: Any) -> ResponseStreamEvent:
         """Return the event `response.ITEM_TYPE.PHASE` with these fields."""
@@ -72,25 +108,17 @@ class TypedCall(ABC):
         """Return the event of the text that the type streams, `response.ITEM_TYPE_FIELD.SUFFIX`."""
         return item_event(f"{self.row.text_event}.{suffix}", self.id, self.index, **fields)
 
-    @property
-    def text(self) -> str:
-        """The arguments that the model has written so far."""
-        return str(self._argument_text)
-
-    def place(self, output: ResponseOutput) -> None:
-        """Take the item's id and its index in the output; the item opens next."""
-        self.id = output.ids.new_item_id(self.id_prefix)
+    def place(self, output: ResponseOutput) -> EventList:
+        """Take the item's id and its index in the output, and return the events that open it."""
+        self.id = output.ids.new_item_id(self.row.id_prefix)
         self.index = output.reserve_index()
         self.output = output
+        return self.open()
 
     def open(self) -> EventList:
         """Return the events that add the placed item to the output."""
         added = item_added_event(self.index, self.item("in_progress"))
         return [added, self.phase_event("in_progress")] if self.row.has_phases else [added]
-
-    def append(self, text: str, events: EventList) -> None:
-        """Take more of the arguments, and add the events that show them, if any, to `events`."""
-        self._argument_text.append(text)
 
     def close(self, status: str) -> EventList:
         """Return the events that end the item: as `completed`, or as `failed` or `incomplete` if it did not finish."""
@@ -114,33 +142,14 @@ class TypedCall(ABC):
             self.call_id, self.name, self.text, output, bare, self.is_custom, state=state, files=files or {}
         )
 
-    @property
-    def has_arguments(self) -> bool:
-        """The arguments so far are a whole object."""
-        with suppress(ToolFailed):
-            return bool(self.text and self.parse_arguments())
-        return False
 
-    def parse_arguments(self) -> dict[str, Any]:
-        """Return the arguments as an object. Raises ToolFailed if the model wrote anything else."""
-        try:
-            arguments: Any = orjson.loads(self.text.strip() or EMPTY_ARGUMENTS)
-        except orjson.JSONDecodeError as exc:
-            raise ToolFailed(f"The arguments of `{self.name}` are not JSON: {exc}.") from exc
-        if not isinstance(arguments, dict):
-            raise ToolFailed(f"The arguments of `{self.name}` are not a JSON object.")
-        return cast(dict[str, Any], arguments)
-
-
-class HostedCall(TypedCall):
+class HostedCall(ItemCall):
     """A call of a tool that runs on this server."""
 
     counts_toward_limit: bool = True
     """True if the call counts toward `max_tool_calls`."""
     timeout_s: float | None = None
     """Seconds that the call may take; None for the `tool_timeout_s` of the deployment."""
-    opens_when_complete: bool = False
-    """True if the item opens when the model has written all arguments, so that it shows them from its beginning."""
     has_result_item: ClassVar[bool] = False
     """True if the result is an item of its own, which is added in the same batch of events that ends the call's."""
     result_index: int = -1
@@ -178,27 +187,13 @@ class HostedCall(TypedCall):
         return self.close("failed")
 
 
-class ClientCall(TypedCall):
+class ClientCall(ItemCall):
     """A call of a tool that the client runs."""
 
-    @abstractmethod
+    opens = "when valid"
+
     def validate_arguments(self) -> None:
         """Read the complete arguments. Raises ToolFailed with a message that says what the model did wrong."""
-
-
-class RejectedCall(ClientCall):
-    """A call of a tool that does not exist or may not be called now. It never becomes an item; the model receives the
-    reason."""
-
-    def __init__(self, start: ToolCallStart, reason: str | None = None) -> None:
-        super().__init__(start)
-        self._reason = reason or f"There is no tool named '{self.name}'. Call only tools that you were given."
-
-    def validate_arguments(self) -> None:
-        raise ToolFailed(self._reason)
-
-    def item(self, status: str) -> ResponseOutputItem:
-        raise AssertionError("a call of a tool that does not exist has no item")
 
 
 class TypedTool(ABC):

@@ -42,22 +42,13 @@ from providers.common.grammars.schemas import check_parameters
 from providers.responses.context.item_index import NO_ITEMS, ItemIndex
 from providers.responses.tools.call import TypedTool
 from providers.responses.tools.choice_policy import ToolChoicePolicy
+from providers.responses.tools.functions import ClientToolName
 from providers.responses.tools.input_tools import collect_additional_tools
 from providers.responses.tools.names import model_namespace, qualified_name
 from providers.responses.tools.registry import ToolBinding
 
 _MAX_TOOLS: Final = 128
 """Maximum tools offered to the model; more are an InvalidRequest."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientToolName:
-    """The name by which the client knows its function or custom tool. `grammar` is that of its input where the engine
-    does not enforce it."""
-
-    name: str
-    namespace: str | None = None
-    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

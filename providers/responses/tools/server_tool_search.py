@@ -96,7 +96,7 @@ class ServerSearchCall(HostedCall):
     """One search: its item, then one with the tools that it found."""
 
     item_type = "tool_search_call"
-    opens_when_complete = True
+    opens = "when complete"
 
     def __init__(self, tool: ServerToolSearch, start: ToolCallStart) -> None:
         super().__init__(start)

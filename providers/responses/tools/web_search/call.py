@@ -66,7 +66,7 @@ class WebCall(HostedCall):
     """One call. `execute` sets the fields of the action as soon as they are known, so that a failed item has them."""
 
     item_type = "web_search_call"
-    opens_when_complete = True
+    opens = "when complete"
 
     def __init__(self, web: WebAccess, start: ToolCallStart) -> None:
         super().__init__(start)

@@ -168,15 +168,6 @@ TABLE: dict[str, tuple[list[Delta], list[str]]] = {
             "1 output_item.done function_call completed",
         ],
     ),
-    "calls without ids": (
-        [ToolCallStart("", "f"), ToolCallStart("", "g")],
-        [
-            "0 output_item.added function_call in_progress",
-            "1 output_item.added function_call in_progress",
-            *call(0, "{}")[1:],
-            *call(1, "{}")[1:],
-        ],
-    ),
 }
 
 
@@ -274,8 +265,8 @@ def test_what_is_to_be_done_is_told_apart() -> None:
     turn.feed(
         [START, ToolCallStart("c2", WEB_SEARCH_NAME), ToolCallStart("c3", "g", custom=True), finish("tool_calls")]
     )
-    assert {key: each.name for key, each in turn.function_calls.items()} == {"c1": "f", "c3": "g"}
-    assert [*turn.hosted_calls] == ["c2"]
+    assert [(each.call_id, each.name) for each in turn.client_calls] == [("c1", "f"), ("c3", "g")]
+    assert [each.call_id for each in turn.hosted_calls] == ["c2"]
 
 
 def test_a_second_turn_goes_on_where_the_first_ended() -> None:

@@ -32,8 +32,7 @@ class Silent:
 
 def ended(call: HostedCall, pieces: Sequence[str], status: Ending) -> tuple[EventList, ResponseOutput]:
     output = ResponseOutput(ResponseIds())
-    call.place(output)
-    events = call.open()
+    events = call.place(output)
     for piece in pieces:
         call.append(piece, events)
     events += call.close(status)
