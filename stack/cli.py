@@ -3,6 +3,7 @@
 import gc
 import sys
 from contextlib import nullcontext
+from enum import StrEnum
 from functools import partial
 from typing import Annotated
 
@@ -31,6 +32,19 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+class ClientName(StrEnum):
+    """A client that `stack connect` knows."""
+
+    CODEX = "codex"
+    CLAUDE = "claude"
+    OPENCODE = "opencode"
+    CONTINUE = "continue"
+    AIDER = "aider"
+    GOOSE = "goose"
+    ENV = "env"
+
 
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Run config: a path, or a packaged one's name.")]
 HostOption = Annotated[str | None, typer.Option(help="Listen here instead of where the run config says.")]
@@ -71,6 +85,19 @@ DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="Days (UTC), toda
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 KeyIdArgument = Annotated[str, typer.Argument(metavar="KEY_ID", help="An id that `stack keys list` prints.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ClientArgument = Annotated[ClientName, typer.Argument(metavar="CLIENT", help="|".join(ClientName))]
+KeyVariableOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="NAME",
+        help="Environment variable with the API key, whose name is written instead of the key. Without it, "
+        "OPENAI_API_KEY is read if the server needs a key.",
+    ),
+]
+WriteOption = Annotated[bool, typer.Option("--write", help="Write files that are the stack's alone.")]
+PrintOption = Annotated[bool, typer.Option("--print", help="Print what to put where: the default.")]
+RestoreOption = Annotated[bool, typer.Option("--restore", help="Put back what --write changed.")]
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)]
 
 
@@ -262,6 +289,29 @@ def ask(*, text: TextArgument, url: UrlOption = "http://127.0.0.1:8321/v1", mode
     with import_from_string("stack.serving.exit_codes:exit_on_error")():
         import_from_string("stack.ask:ask")(text, url, model, partial(typer.echo, nl=False))
     typer.echo()
+
+
+@app.command()
+def connect(
+    *,
+    client: ClientArgument,
+    url: UrlOption = "http://127.0.0.1:8321/v1",
+    key: KeyVariableOption = None,
+    model: ModelOption = None,
+    write: WriteOption = False,
+    restore: RestoreOption = False,
+    print_: PrintOption = False,
+) -> None:
+    """Show or write the settings by which CLIENT uses a running stack.
+
+    `env` is for all clients of OpenAI's and Anthropic's SDKs. Your own settings of the client are never changed.
+    """
+    if write + restore + print_ > 1:
+        raise typer.BadParameter("choose one of --write, --print and --restore.")
+    action = "write" if write else "restore" if restore else "print"
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        for line in import_from_string("stack.connect.command:connect")(client.value, url, key, model, action):
+            typer.echo(line)
 
 
 @app.command(

@@ -1,4 +1,4 @@
-"""/v1/models: the models that the inference lists, in OpenAI's form, or in Anthropic's for its clients."""
+"""/v1/models: the models that the inference lists, in OpenAI's form, or in Anthropic's or Codex's for their clients."""
 
 from typing import Any, Final
 
@@ -8,6 +8,7 @@ from starlette.responses import Response
 from apis.errors import ModelNotFound
 from apis.inference import Model
 from stack.http.answers import value_response
+from stack.http.codex_catalog import CLIENT_VERSION, build_catalog
 from stack.http.context import HttpContext, Services
 from stack.http.messages.dialect import has_version
 from stack.http.messages.models import ModelPageParams, build_model_info, build_model_page
@@ -19,6 +20,8 @@ async def list_models(http: Request, _context: HttpContext, services: Services) 
     models = await services.stack.inference.models()
     if has_version(http.scope):
         return value_response(build_model_page(models, read_query(http, ModelPageParams)))
+    if CLIENT_VERSION in http.query_params:
+        return value_response(await build_catalog(services.stack.inference, models))
     return value_response({"object": "list", "data": [_model_to_fields(model) for model in models]})
 
 
