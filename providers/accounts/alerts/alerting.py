@@ -10,8 +10,10 @@ from providers.accounts.alerts.due_alerts import DueAlerts
 from providers.accounts.alerts.message import MailService
 from providers.accounts.alerts.settings import EmailConfig
 from providers.accounts.alerts.stored_alerts import StoredSpendAlerts
-from providers.accounts.alerts.watcher import AlertWatcher
+from providers.accounts.alerts.alert_queue import CLOSE_S, AlertQueue
 from providers.accounts.audit_log import StoredAuditLog
+from providers.common.jobs import JobRecord, LeasedJobs
+from providers.common.state.worker_signs import WorkerSign
 
 _log = logging.getLogger(__name__)
 
@@ -30,21 +32,22 @@ class SpendAlerting:
     ) -> None:
         self.alerts = StoredSpendAlerts(kv_store, audit_log, can_send=email is not None)
         self._due = DueAlerts(kv_store, usage_log)
-        self._watcher: AlertWatcher | None = None
+        self._jobs: LeasedJobs[None, JobRecord] | None = None
         if email is not None:
             # only here: its library is a fiftieth of a second of every start
             mailer: Any = import_from_string("providers.accounts.alerts.mailer:Mailer")(email)
             service = MailService(mailer.send, email.sender, currency.upper())
-            self._watcher = AlertWatcher(kv_store, self._due, service, email.check_interval_s)
+            queue = AlertQueue(kv_store, self._due, service, email.check_interval_s)
+            self._jobs = LeasedJobs(queue, WorkerSign(kv_store, queue.retry_s), poll_s=email.check_interval_s)
 
     async def start(self) -> None:
         """Begin to watch, or log that there are alerts and no mail server."""
-        if self._watcher is not None:
-            self._watcher.start()
+        if self._jobs is not None:
+            self._jobs.start()
         elif await self._due.exist():
             _log.warning("spend alerts are stored, but `accounts.email` names no mail server: none is sent")
 
     async def close(self) -> None:
         """Stop watching."""
-        if self._watcher is not None:
-            await self._watcher.close()
+        if self._jobs is not None:
+            await self._jobs.close(2 * CLOSE_S)

@@ -16,11 +16,13 @@ from providers.accounts.alerts.due_alerts import DueAlerts
 from providers.accounts.alerts.mailer import Mailer
 from providers.accounts.alerts.message import MailService
 from providers.accounts.alerts.settings import EmailConfig
-from providers.accounts.alerts.watcher import AlertWatcher
+from providers.accounts.alerts.alert_queue import AlertQueue
 from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.prices import Prices
 from providers.accounts.records import ALERT_LEASE_KEY, alerts_key
 from providers.accounts.usage_log import StoredUsageLog
+from providers.common.jobs import LeasedJobs
+from providers.common.state.worker_signs import WorkerSign
 from providers.kv_store.memory import Memory
 from tests.support.servers.mail_server import Mailbox, serving_mail
 
@@ -49,15 +51,14 @@ async def watching(box: Mailbox, alert: SpendAlert = ALERT) -> AsyncGenerator[tu
     log = SlowUsageLog(kv, StoredLedger(kv, Prices({}), 3600))
     await kv.put(alerts_key(".organization"), encode_record([replace(alert, armed_at=int(time.time()))]))
     email = EmailConfig.model_validate({"url": f"smtp://127.0.0.1:{box.port}", "sender": "stack@example.org"})
-    watcher = AlertWatcher(
-        kv, DueAlerts(kv, log), MailService(Mailer(email).send, email.sender, "USD"), 0.04, lease_s=0.6
-    )
+    queue = AlertQueue(kv, DueAlerts(kv, log), MailService(Mailer(email).send, email.sender, "USD"), 0.04, lease_s=0.6)
+    watcher = LeasedJobs(queue, WorkerSign(kv, 0.6), poll_s=0.04)
     watcher.start()
     try:
         yield kv, log
     finally:
         log.answering.set()
-        await watcher.close()
+        await watcher.close(10)
         await kv.close()
 
 

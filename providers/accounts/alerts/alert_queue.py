@@ -1,24 +1,25 @@
-"""AlertWatcher: looks for due alerts, in one process of all that share a store, and sends their e-mails."""
+"""AlertQueue: the job of looking for due alerts, which one process of all that share a store has, and of sending their
+e-mails."""
 
 import asyncio
 import logging
 import math
-import random
 import time
-from contextlib import suppress
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from email.errors import MessageError
 from typing import Final
 
 from apis.accounts.directory import Project
 from apis.errors import StackError
+from apis.fair_share import FairShare
 from apis.storage.kv_store import KVStore
-from apis.storage.lease import Lease, LeaseLost
+from apis.storage.lease import Lease
 from apis.storage.records import decode_record
 from providers.accounts.alerts.due_alerts import DueAlert, DueAlerts
 from providers.accounts.alerts.message import MailError, MailService, build_message
 from providers.accounts.records import ALERT_LEASE_KEY, project_key
-from providers.common.supervision import supervise
+from providers.common.jobs import Claim, Job, JobQueue, JobRecord
 
 _log = logging.getLogger(__name__)
 _LEASE_S: Final = 10.0
@@ -29,7 +30,7 @@ _MAX_SENDING: Final = 16
 _MAX_PAUSE_S: Final = 900.0
 """The longest time between two attempts to send one e-mail."""
 _MARK_INTERVAL_S: Final = 1.0
-_CLOSE_S: Final = 5.0
+CLOSE_S: Final = 5.0
 """Seconds for which a process that ends waits for e-mails that are being sent."""
 _MAX_LOAD: Final = 0.1
 """The part of the time that looking for alerts may take, where there are very many of them."""
@@ -41,12 +42,14 @@ class _Retry:
     pause_s: float
 
 
-class AlertWatcher:
-    """One process has the lease and looks every `interval_s`; the others look whether it is free.
+class AlertQueue(JobQueue[None, JobRecord]):
+    """One job, which is there as long as there are alerts. Its process looks for due ones every `interval_s`.
 
     An e-mail is recorded as sent directly after the mail server has accepted it. A process that is killed in between
     leaves one that is sent again, with the same `Message-ID`.
     """
+
+    title = "spend alerts"
 
     def __init__(
         self,
@@ -56,59 +59,32 @@ class AlertWatcher:
         interval_s: float,
         lease_s: float = _LEASE_S,
     ) -> None:
-        self._kv = kv_store
+        super().__init__(kv_store, JobRecord, FairShare(self.title, 1), retry_s=lease_s)
         self._due = due_alerts
         self._service = service
         self._interval_s = interval_s
         self._lease_s = lease_s
-        self._closing = asyncio.Event()
-        self._watching: asyncio.Task[None] | None = None
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._retries: dict[str, _Retry] = {}
 
-    def start(self) -> None:
-        """Begin to watch."""
-        self._watching = supervise("the watcher of spend alerts", self._watch_forever)
+    async def list_waiting(self) -> AsyncGenerator[Job[None]]:
+        if await self._due.exist():
+            yield Job("", None, ALERT_LEASE_KEY, self._lease_s)
 
-    async def close(self) -> None:
-        """End within seconds; e-mails that the mail server has not accepted by then are sent by other processes."""
-        self._closing.set()
-        if self._watching is not None:
-            _, unfinished = await asyncio.wait({self._watching}, timeout=2 * _CLOSE_S)
-            for task in unfinished:
-                task.cancel()
-            if unfinished:
-                await asyncio.wait(unfinished)
+    async def read_record(self, job: Job[None]) -> JobRecord:
+        return JobRecord()
 
-    async def _watch_forever(self) -> None:
-        while not await self._pause(self._interval_s):
-            try:
-                if await self._due.exist() and await self._kv.get(ALERT_LEASE_KEY) is None:
-                    await self._lead()
-            except LeaseLost:
-                _log.warning("the lease of the spend alerts was lost")
-            except StackError as exc:
-                _log.warning("spend alerts are not looked for: %s", exc.message)
-
-    async def _lead(self) -> None:
-        """Look for due alerts for as long as there are alerts and this process has the lease."""
-        lease = Lease(self._kv, ALERT_LEASE_KEY, self._lease_s)
-        if await lease.acquire() is None:
-            return
+    async def run(self, claim: Claim[None, JobRecord]) -> None:
+        """Look for due alerts until there are none, or this process ends: then e-mails that the mail server has not
+        accepted within seconds are left to other processes."""
         try:
-            async with lease.renew_in_background():
-                try:
-                    await self._look_until_idle(lease)
-                finally:
-                    await self._finish_sending()
+            await self._look_until_idle(claim.lease)
         finally:
-            with suppress(LeaseLost, StackError):
-                await lease.release()
+            await self._finish_sending()
 
     async def _look_until_idle(self, lease: Lease) -> None:
-        """Return when there are no alerts any more, or this process ends. Raises LeaseLost."""
-        pause_s = 0.0
-        while not await self._pause(pause_s):
+        """Return when there are no alerts any more. Raises LeaseLost."""
+        while True:
             began_at = time.monotonic()
             lease.check()
             try:
@@ -118,6 +94,7 @@ class AlertWatcher:
             except StackError as exc:  # the lease stays, because e-mails may be under way
                 _log.warning("spend alerts are not looked for: %s", exc.message)
             pause_s = max(self._interval_s, (time.monotonic() - began_at) / _MAX_LOAD)
+            await asyncio.sleep(pause_s)
 
     async def _send_due(self, lease: Lease) -> None:
         due = {each.notice_key: each for each in await self._due.find(time.time())}
@@ -149,7 +126,7 @@ class AlertWatcher:
         self._retries[key] = _Retry(math.inf, 0.0)
         while True:
             try:
-                await self._kv.put(key, b"%d" % time.time(), ttl_s=_NOTICE_TTL_S)
+                await self.kv.put(key, b"%d" % time.time(), ttl_s=_NOTICE_TTL_S)
                 break
             except StackError as exc:
                 _log.warning("the spend alert %s was sent, which is not recorded yet: %s", alert.id, exc.message)
@@ -157,20 +134,14 @@ class AlertWatcher:
         _log.info("the spend alert %s was sent to %d recipients", alert.id, len(alert.recipients))
 
     async def _load_project_name(self, project_id: str) -> str | None:
-        entry = await self._kv.get(project_key(project_id))
+        entry = await self.kv.get(project_key(project_id))
         return None if entry is None else decode_record(entry, Project).name
 
     async def _finish_sending(self) -> None:
         tasks = {*self._sending.values()}
         if tasks:
-            _, unfinished = await asyncio.wait(tasks, timeout=_CLOSE_S)
+            _, unfinished = await asyncio.wait(tasks, timeout=CLOSE_S)
             for task in unfinished:
                 task.cancel()
             if unfinished:
                 await asyncio.wait(unfinished)
-
-    async def _pause(self, pause_s: float) -> bool:
-        """Return true if this process ends meanwhile. The time varies, so that processes do not look in step."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._closing.wait(), pause_s * random.uniform(0.75, 1.25))  # noqa: S311 - spreads the workers
-        return self._closing.is_set()
