@@ -6,11 +6,11 @@ from typing import Any
 from apis.accounts.usage import UsageLog
 from apis.imports import import_from_string
 from apis.storage.kv_store import KVStore
+from providers.accounts.alerts.alert_queue import CLOSE_S, AlertQueue
 from providers.accounts.alerts.due_alerts import DueAlerts
 from providers.accounts.alerts.message import MailService
 from providers.accounts.alerts.settings import EmailConfig
 from providers.accounts.alerts.stored_alerts import StoredSpendAlerts
-from providers.accounts.alerts.alert_queue import CLOSE_S, AlertQueue
 from providers.accounts.audit_log import StoredAuditLog
 from providers.common.jobs import JobRecord, LeasedJobs
 from providers.common.state.worker_signs import WorkerSign

@@ -22,7 +22,6 @@ from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from providers.common.state.scan import skipping_damaged
 from providers.common.state.worker_signs import WorkerSign
-from providers.common.supervision import supervise
 from providers.responses.background.deployment import BackgroundDeployment
 from providers.responses.background.event_log import EventLog, LogWakeups
 from providers.responses.background.execution import RunExecutor
@@ -67,7 +66,6 @@ class BackgroundResponses:
         config, tenants = options.config, options.tenants
         self._kv = kv
         self._history = history
-        self._webhook_delivery: asyncio.Task[None] | None = None
         self._wakeups = LogWakeups()
         self.event_log = EventLog(kv, self._wakeups, ttl_s=config.event_ttl_s)
         self.registry = WorkerRegistry(kv, config.lease_s, config.max_running)
@@ -93,7 +91,7 @@ class BackgroundResponses:
     def start(self) -> None:
         self._sign.start()
         self._workers.start()
-        self._webhook_delivery = supervise("the delivery of webhooks", self._webhook_queue.run)
+        self._webhook_queue.start()
 
     def execute_deferred_with(self, capacity: SpareCapacity) -> None:
         """Execute responses with a completion window in this process, as `capacity` admits them."""
@@ -125,9 +123,7 @@ class BackgroundResponses:
     async def close(self) -> None:
         self._executor.is_draining = True
         await self._workers.close()
-        if self._webhook_delivery is not None:
-            self._webhook_delivery.cancel()
-            await asyncio.wait({self._webhook_delivery})
+        await self._webhook_queue.close()
         await self._sign.close()
 
     async def create(self, pending: PendingResponse) -> AsyncGenerator[ResponseEventBatch]:

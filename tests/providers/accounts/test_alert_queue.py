@@ -12,11 +12,11 @@ from apis.accounts.spend_alerts import SpendAlert
 from apis.accounts.usage import UsageEntry
 from apis.storage.kv_store import Delete, KVStore
 from apis.storage.records import encode_record
+from providers.accounts.alerts.alert_queue import AlertQueue
 from providers.accounts.alerts.due_alerts import DueAlerts
 from providers.accounts.alerts.mailer import Mailer
 from providers.accounts.alerts.message import MailService
 from providers.accounts.alerts.settings import EmailConfig
-from providers.accounts.alerts.alert_queue import AlertQueue
 from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.prices import Prices
 from providers.accounts.records import ALERT_LEASE_KEY, alerts_key

@@ -49,24 +49,21 @@ async def test_webhooks_of_one_tenant_that_hang_do_not_delay_anothers() -> None:
     kv, network = Memory(Memory.Config()), Hanging(Provider.Config())
     for hook in hooks:
         for number in range(5):
-            delivery = WebhookDelivery(f"wh_{hook.queue_name}{number}", "{}", time.time(), "resp_1")
-            key = f"/webhook/{hook.queue_name}/{int(time.time() * 1000) - 1000:015d}/{delivery.id}"
-            await kv.put(key, encode_record(delivery))
+            await store_delivery(kv, hook, str(number))
     queue = WebhookQueue(kv, hooks, network, WorkerSign(kv, 0.1), Tenants(frozenset({"loud", "quiet"})))
-    running = asyncio.create_task(queue.run())
+    queue.start()
     try:
         async with asyncio.timeout(5):
             await network.quiet_came.wait()
         assert sum("loud" in url for url in network.opened) <= 8
     finally:
-        running.cancel()
-        await asyncio.wait([running])
+        await queue.close()
 
 
-async def store_delivery(kv: Memory, hook: Webhook, **fields: Any) -> str:
+async def store_delivery(kv: Memory, hook: Webhook, name: str, **fields: Any) -> str:
     """Store a due delivery, and return its key."""
     delivery = WebhookDelivery(
-        f"wh_{hook.queue_name}{len(await kv.scan('/webhook/'))}", "{}", time.time(), "resp_1", **fields
+        id=f"wh_{hook.queue_name}{name}", body="{}", created_at=time.time(), response_id="resp_1", **fields
     )
     key = f"/webhook/{hook.queue_name}/{int(time.time() * 1000) - 1000:015d}/{delivery.id}"
     await kv.put(key, encode_record(delivery))
@@ -77,10 +74,11 @@ async def test_a_delivery_that_has_cost_three_workers_fails() -> None:
     """S1: attempts are counted in the store before they begin, and one that a worker leaves as it ends is none."""
     hook = Webhook.model_validate({"url": "https://quiet.example", "secret": SECRET})
     kv, network = Memory(Memory.Config()), Hanging(Provider.Config())
-    poison = await store_delivery(kv, hook, worker="ended", lost_workers=["first", "second"])
-    other = await store_delivery(kv, hook, worker="ended", lost_workers=["first"])
-    queue = WebhookQueue(kv, [hook], network, WorkerSign(kv, 0.02))
-    running = asyncio.create_task(queue.run())
+    poison = await store_delivery(kv, hook, "1", attempts=3, workers=["first", "second", "ended"])
+    other = await store_delivery(kv, hook, "2", attempts=2, workers=["first", "ended"])
+    sign = WorkerSign(kv, 0.02)
+    queue = WebhookQueue(kv, [hook], network, sign)
+    queue.start()
     async with asyncio.timeout(5):
         await network.quiet_came.wait()
         while await kv.get(poison) is not None:  # noqa: ASYNC110 - a store sets no event
@@ -88,12 +86,11 @@ async def test_a_delivery_that_has_cost_three_workers_fails() -> None:
     entry = await kv.get(other)
     assert entry is not None
     sent = decode_record(entry, WebhookDelivery)
-    assert (bool(sent.worker), sent.lost_workers, len(network.opened)) == (True, ["first", "ended"], 1)
-    running.cancel()
-    await asyncio.wait([running])
+    assert (sent.workers, len(network.opened)) == (["first", "ended", sign.name], 1)
+    await queue.close()
     entry = await kv.get(other)
     assert entry is not None
-    assert decode_record(entry, WebhookDelivery).worker == ""
+    assert decode_record(entry, WebhookDelivery).workers == ["first", "ended"]
 
 
 @pytest.mark.parametrize("damaged", [b"\xff\xfejunk", b'[{"a":1}]'])
@@ -105,11 +102,11 @@ async def test_a_damaged_delivery_stops_no_other_webhook(damaged: bytes) -> None
     ]
     kv, network = Memory(Memory.Config()), Hanging(Provider.Config())
     for hook in hooks:
-        await kv.put(await store_delivery(kv, hook), damaged)
-        await store_delivery(kv, hook)
-    running = asyncio.create_task(WebhookQueue(kv, hooks, network, WorkerSign(kv, 0.1)).run())
+        await kv.put(await store_delivery(kv, hook, "1"), damaged)
+        await store_delivery(kv, hook, "2")
+    queue = WebhookQueue(kv, hooks, network, WorkerSign(kv, 0.1))
+    queue.start()
     async with asyncio.timeout(5):
         while len(network.opened) < 2:  # noqa: ASYNC110 - the network sets no event
             await asyncio.sleep(0.01)
-    running.cancel()
-    await asyncio.wait([running])
+    await queue.close()
