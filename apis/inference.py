@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from apis.chat import ChatRequest, NativeToolName
 from apis.completion import CompletionBatch, CompletionRequest
+from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import Unsupported
@@ -104,7 +105,8 @@ attempts reports here, so that a stream can still become an HTTP error while no 
 
 
 class Inference(Provider, ABC):
-    """Models by id, for chats and embeddings. The layers above see a model only through messages and deltas."""
+    """Models by id, for chats, decisions and embeddings. The layers above see a model only through messages and
+    deltas."""
 
     @abstractmethod
     async def models(self) -> Sequence[Model]:
@@ -149,6 +151,11 @@ class Inference(Provider, ABC):
         """Return one vector per input. Where requests wait for each other, tenants take turns. Raises the errors of
         `chat`, and Unsupported for a model without embeddings, which is the default."""
         raise Unsupported(f"The model '{request.model}' makes no embeddings.", param="model")
+
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        """Return the probabilities of the options of each question. Raises the errors of `chat`, and Unsupported for a
+        model without decisions, which is the default, for one that cannot read images, and for too many options."""
+        raise Unsupported(f"The model '{request.model}' makes no decisions.", param="model")
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """Continue the prompts of a text completion, and yield the pieces in non-empty batches; every completion ends

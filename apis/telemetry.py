@@ -44,6 +44,8 @@ class SpanType(Enum):
     INVOKE_AGENT = "invoke_agent"
     CHAT = "chat"
     LOCAL_CHAT = "chat of an engine in this process"
+    DECIDE = "decide"
+    LOCAL_DECIDE = "decide of an engine in this process"
     EMBEDDINGS = "embeddings"
     LOCAL_EMBEDDINGS = "embeddings of an engine in this process"
     EXECUTE_TOOL = "execute_tool"

@@ -21,7 +21,7 @@ from pydantic import (
 from apis.errors import ConfigError
 from providers import MODEL_CHOICE_PROVIDER
 from stack.config_errors import to_config_error
-from stack.server_config import HttpServerConfig
+from stack.server_config import DecisionsConfig, HttpServerConfig
 
 PACKAGED_CONFIGS_DIR: Final = Path(__file__).resolve().parent.parent / "configs"
 """The run configs that may be named without a path."""
@@ -60,6 +60,7 @@ class StackConfig(BaseModel):
 
     accounts: ProviderSection = ProviderSection(provider="config")
     server: HttpServerConfig = Field(default_factory=HttpServerConfig)
+    decisions: DecisionsConfig = Field(default_factory=DecisionsConfig)
     inference: ProviderSection
     kv_store: ProviderSection
     responses: ProviderSection = ProviderSection(provider="loop")

@@ -1,4 +1,4 @@
-"""The section `server` of a run config: where and how to listen, and who may call."""
+"""The sections `server` and `decisions` of a run config: where and how to listen, who may call, how it decides."""
 
 import re
 from typing import Annotated, Final, Literal, Self
@@ -21,6 +21,15 @@ class ApiKey(BaseModel):
     key: SecretStr = Field(min_length=1)
     tenant: str = Field(default="default", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     admin: bool = False
+
+
+class DecisionsConfig(BaseModel):
+    """How decisions are made. With two `orders` each question is read twice, with its options in their order and in the
+    reverse one, and the probabilities are averaged: models prefer some places of a list."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    orders: int = Field(default=1, ge=1, le=2)
 
 
 class HttpServerConfig(BaseModel):

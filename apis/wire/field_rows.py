@@ -194,6 +194,14 @@ FIELD_ROWS: Final = (
         "ignored",
         "The engine caches every prefix itself.",
     ),
+    FieldRow("prompt_cache_options", ("CreateDecision",), "ignored", "The engine caches every prefix itself."),
+    FieldRow(
+        "input[].content[].prompt_cache_breakpoint",
+        ("DecisionText", "DecisionImage"),
+        "ignored",
+        "The engine caches every prefix itself.",
+    ),
+    FieldRow("safety_identifier", ("CreateDecision",), "ignored", "No request is checked by user."),
     FieldRow("rewrite_query", ("SearchStores",), "ignored", "Queries are searched for as they are."),
     FieldRow("user", ("EmbeddingRequest", "CreateCompletion"), "ignored", "No request is checked by user."),
     *(

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from apis.chat import ChatRequest
 from apis.completion import CompletionBatch, CompletionRequest
+from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import (
@@ -31,7 +32,7 @@ from providers.inference.chat_completions.errors import ConnectTimeout
 from providers.inference.circuit_breaker import CircuitBreaker
 
 T = TypeVar("T")
-RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest, EmbeddingRequest)
+RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest, DecisionRequest, EmbeddingRequest)
 _log = logging.getLogger(__name__)
 Route = tuple[str, str]
 """Provider name and the provider's own model id."""
@@ -146,6 +147,15 @@ class Router(Inference):
             yield await provider.embed(forwarded, tenant=tenant)
 
         async with aclosing(self._forward(request, embed_once)) as results:
+            return await anext(results)
+
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        """Forward to a provider of the request's model."""
+
+        async def decide_once(provider: Inference, forwarded: DecisionRequest) -> AsyncGenerator[Decisions]:
+            yield await provider.decide(forwarded)
+
+        async with aclosing(self._forward(request, decide_once)) as results:
             return await anext(results)
 
     async def used_effort(self, request: ChatRequest) -> Effort | None:

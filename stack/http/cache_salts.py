@@ -7,12 +7,13 @@ from typing import Final, TypeVar
 
 from apis.chat import TENANT_SALT_PREFIX, ChatRequest
 from apis.completion import CompletionRequest
+from apis.decisions import DecisionRequest
 from apis.responses import CompactConversation, CreateResponse
 from stack.server_config import HttpServerConfig
 
 _MAX_SHARES: Final = 10_000
 """Tenants whose share is remembered: it takes some microseconds to compute."""
-RequestT = TypeVar("RequestT", ChatRequest, CompactConversation, CompletionRequest, CreateResponse)
+RequestT = TypeVar("RequestT", ChatRequest, CompactConversation, CompletionRequest, CreateResponse, DecisionRequest)
 
 
 class CacheSalts:

@@ -3,6 +3,7 @@ inference server would fetch them from inside its own network.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from apis.chat import ChatRequest, ImagePart, Message
@@ -25,13 +26,19 @@ async def inline_images(chat: ChatRequest, fetcher: Fetcher | None) -> ChatReque
     }
     if not places:
         return chat
+    replacements = await load_images(places, fetcher, "messages")
+    return chat.model_copy(update={"messages": [_replace_urls(message, replacements) for message in chat.messages]})
+
+
+async def load_images(places: Mapping[str, str], fetcher: Fetcher | None, param: str) -> dict[str, str]:
+    """Return the data URL of each URL of an image, by whose place in the request an error names it; `param` names them
+    all. Raises InvalidRequest."""
     remote_count = sum(not url.startswith("data:") for url in places)
     if remote_count and (fetcher is None or remote_count > MAX_IMAGES):
         message = f"A request names {MAX_IMAGES} images by URL at most." if fetcher else "No images are fetched here."
-        raise InvalidRequest(message, param="messages", code="invalid_value")
+        raise InvalidRequest(message, param=param, code="invalid_value")
     data_urls = await asyncio.gather(*(_to_data_url(fetcher, url, place) for url, place in places.items()))
-    replacements = dict(zip(places, data_urls, strict=True))
-    return chat.model_copy(update={"messages": [_replace_urls(message, replacements) for message in chat.messages]})
+    return dict(zip(places, data_urls, strict=True))
 
 
 async def _to_data_url(fetcher: Fetcher | None, url: str, param: str) -> str:
@@ -48,13 +55,14 @@ async def _to_data_url(fetcher: Fetcher | None, url: str, param: str) -> str:
         raise InvalidRequest(exc.message, param=param, code=exc.code) from exc
 
 
-def _replace_urls(message: Message, urls: dict[str, str]) -> Message:
+def _replace_urls(message: Message, urls: Mapping[str, str]) -> Message:
     if not isinstance(message.content, list):
         return message
-    content = [
-        part.model_copy(update={"image_url": part.image_url.model_copy(update={"url": urls[part.image_url.url]})})
-        if isinstance(part, ImagePart) and part.image_url.url in urls
-        else part
-        for part in message.content
-    ]
+    content = [replace_url(part, urls) if isinstance(part, ImagePart) else part for part in message.content]
     return message.model_copy(update={"content": content})
+
+
+def replace_url(part: ImagePart, urls: Mapping[str, str]) -> ImagePart:
+    """Return the image with the data URL that its URL has among these."""
+    image = part.image_url
+    return part.model_copy(update={"image_url": image.model_copy(update={"url": urls.get(image.url, image.url)})})

@@ -10,6 +10,7 @@ from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Met
 from apis.accounts.project_settings import OPEN_SETTINGS
 from apis.accounts.usage import UsageCounts, count_one_request
 from apis.completion import CompletionRequest
+from apis.decisions import DecisionRequest
 from apis.documents.embeddings import EmbeddingRequest
 from apis.errors import PermissionDenied
 from apis.inference import ModelNames
@@ -118,6 +119,8 @@ def _estimate_output(request: BaseModel) -> int:
     """Return the tokens that a model may generate for a request."""
     if isinstance(request, EmbeddingRequest):
         return 0
+    if isinstance(request, DecisionRequest):
+        return len(request.questions) * request.orders
     bounds = [bound for name in _OUTPUT_BOUNDS if (bound := getattr(request, name, None)) is not None]
     count = request.completion_count if isinstance(request, CompletionRequest) else getattr(request, "n", None) or 1
     return (bounds[0] if bounds else _DEFAULT_OUTPUT_TOKENS) * count

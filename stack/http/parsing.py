@@ -203,7 +203,8 @@ def _describe_violation(error_type: str, limits: dict[str, Any], value: Any, tex
 def _union_tag_error(error: ErrorDetails, param: str) -> InvalidRequest:
     limits = error.get("ctx", {})
     value = error["input"]
-    tag = "object" if limits.get("discriminator") == "'object'" else "type"
+    discriminator = str(limits.get("discriminator", ""))
+    tag = discriminator.strip("'") if discriminator.startswith("'") else "type"  # a function's name has no quotes
     if not isinstance(value, dict):
         name = _JSON_TYPE_NAMES.get(cast(type[Any], type(value)), "null")
         message = f"Invalid type for '{param}': expected an object, but got {name} instead."

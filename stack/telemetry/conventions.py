@@ -50,6 +50,8 @@ SPAN_FORMS: Final[Mapping[SpanType, SpanForm]] = {
     ),
     SpanType.CHAT: SpanForm("chat", "CLIENT", "gen_ai.client.inference.duration", _MODEL_KEYS),
     SpanType.LOCAL_CHAT: SpanForm("chat", "INTERNAL", "gen_ai.client.inference.duration", _MODEL_KEYS),
+    SpanType.DECIDE: SpanForm("decide", "CLIENT", "gen_ai.client.inference.duration", _MODEL_KEYS),
+    SpanType.LOCAL_DECIDE: SpanForm("decide", "INTERNAL", "gen_ai.client.inference.duration", _MODEL_KEYS),
     SpanType.EMBEDDINGS: SpanForm("embeddings", "CLIENT", "gen_ai.client.embeddings.duration", _MODEL_KEYS),
     SpanType.LOCAL_EMBEDDINGS: SpanForm("embeddings", "INTERNAL", "gen_ai.client.embeddings.duration", _MODEL_KEYS),
     SpanType.EXECUTE_TOOL: SpanForm(

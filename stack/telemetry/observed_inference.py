@@ -1,4 +1,4 @@
-"""ObservedInference: the stack's inference with a span, metrics and an event for each model call and each embedding.
+"""ObservedInference: the stack's inference, with telemetry of each model call, decision and embedding.
 
 Telemetry wraps the one Inference of the stack instead of each provider: turns, compactions, summaries and the chat
 completions of clients all pass here, and without telemetry nothing is wrapped.
@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from apis.chat import ChatRequest
 from apis.completion import CompletionBatch, CompletionRequest
+from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import DeltaBatch, Finish, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.inference import DefaultSampling, Inference, Model, ModelHost, ModelNames
@@ -83,6 +84,22 @@ class ObservedInference(Inference):
 
     def upstreams(self) -> Sequence[UpstreamHealth]:
         return self._inference.upstreams()
+
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        host = await self._inference.model_host(request.model)
+        attributes: dict[str, AttributeValue] = {
+            "gen_ai.operation.name": "decide",
+            "gen_ai.provider.name": host.provider_name,
+            "gen_ai.request.model": request.model,
+            "stack.decision.questions": len(request.questions),
+        }
+        span_type = SpanType.DECIDE if host.is_remote else SpanType.LOCAL_DECIDE
+        with self._recorder.open_span(span_type, request.model, attributes) as span:
+            decisions = await self._inference.decide(request)
+            span.set(_usage_attributes(decisions.usage))
+            if decisions.option_mass is not None:
+                span.set({"stack.decision.option_mass": decisions.option_mass})
+        return decisions
 
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         host = await self._inference.model_host(request.model)

@@ -49,6 +49,7 @@ from apis.accounts.usage import (
 from apis.batches.batches import BatchListParams, CreateBatch
 from apis.containers import ContainerListParams, CopyFile, CreateContainer
 from apis.conversations import AddItems, CreateConversation, ItemInclude, ItemListParams, UpdateConversation
+from apis.decisions import CreateDecision
 from apis.documents.embeddings import EmbeddingRequest
 from apis.documents.files import CreateFile, FileListParams
 from apis.documents.vector_stores import (
@@ -179,6 +180,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
         (UpdateRateLimit,),
     ),
     "GET /organization/usage/completions": (organization.UsageCompletionsParams, (UsageQuery,)),
+    "GET /organization/usage/decisions": (organization.UsageDecisionsParams, (UsageQuery,)),
     "GET /organization/usage/embeddings": (organization.UsageEmbeddingsParams, (UsageQuery,)),
     "GET /organization/usage/images": (organization.UsageImagesParams, (ImagesUsageQuery,)),
     "GET /organization/usage/web_search_calls": (organization.UsageWebSearchCallsParams, (WebSearchUsageQuery,)),
@@ -200,6 +202,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     ),
     "POST /organization/admin_api_keys": (organization.AdminAPIKeyCreateParams, (CreateAdminKey,)),
     "GET /organization/admin_api_keys": (organization.AdminAPIKeyListParams, (AdminKeyPage,)),
+    "POST /decisions": (types.decision_create_params.DecisionCreateParams, (CreateDecision,)),
     "POST /embeddings": (types.EmbeddingCreateParams, (EmbeddingRequest,)),
     "POST /completions": (types.completion_create_params.CompletionCreateParams, (CreateCompletion,)),
     "POST /chat/completions": (chat.completion_create_params.CompletionCreateParams, (CreateChatCompletion,)),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Self
 
 from pydantic import JsonValue
@@ -16,10 +17,13 @@ from apis.chat import (
     ChatTool,
     ChatToolCall,
     CustomCall,
+    Message,
     NativeTool,
 )
 from apis.deltas import TokenLogprob, TopLogprob
 from providers.common.grammars.checks import run_in_turn
+from providers.inference.decisions.labels import Label, find_labels, list_spellings
+from providers.inference.decisions.prompts import build_chat
 from providers.inference.harmony.grammar import TurnGrammar, request_to_grammar
 from providers.inference.harmony.matcher import GrammarCompiler, GrammarMatcher
 from providers.inference.harmony.options import HarmonyOptions
@@ -27,7 +31,7 @@ from providers.inference.harmony.partial_tokens import PartialTokens
 from providers.inference.harmony.read import HarmonyReader
 from providers.inference.harmony.render import Renderer
 from providers.inference.harmony.token_cache import TokenCache
-from providers.inference.harmony.vocabulary import Vocabulary, load_vocabulary
+from providers.inference.harmony.vocabulary import CHANNEL, MESSAGE, Vocabulary, load_vocabulary
 
 INLINE_CHARS: Final = 20_000
 """Prompts of fewer characters are rendered in the event loop, since they take at most a few milliseconds."""
@@ -76,6 +80,18 @@ class Harmony:
         if _estimate_chars(request) < INLINE_CHARS:
             return self._render_prompt(request)
         return await asyncio.to_thread(self._render_prompt, request)
+
+    @cached_property
+    def labels(self) -> tuple[Label, ...]:
+        """The labels of decisions that are one token each."""
+        ids = {text: self.encode_text(text) for text in list_spellings()}
+        return find_labels({text: one[0] for text, one in ids.items() if len(one) == 1})
+
+    async def render_decision(self, model: str, messages: Sequence[Message]) -> list[int]:
+        """Return the prompt of one question, up to where the text of the final answer begins: the model does not
+        reason."""
+        prompt = await self.render_prompt(build_chat(model, messages, reasoning_effort="low"))
+        return [*prompt.token_ids, CHANNEL, *self.encode_text("final"), MESSAGE]
 
     async def build_matcher(self, grammar: TurnGrammar, tenant: str) -> GrammarMatcher:
         """Return a matcher at the start of a turn. A new grammar is compiled at the tenant's turn. Raises

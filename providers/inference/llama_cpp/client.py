@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -174,6 +174,33 @@ class EngineClient:
         """Return the length of a text with the tokens that the model has around every text."""
         body = body_to_json({"content": text, "add_special": True})
         return len((await self._post("/tokenize", body, ""))["tokens"])
+
+    async def find_token_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """Return the ids of the tokens that have these texts: of those texts that are one token, none with a line
+        break."""
+        content = "".join(f"\n{text}" for text in texts)
+        body = {"content": content, "add_special": False, "parse_special": False, "with_pieces": True}
+        tokens = (await self._post("/tokenize", body_to_json(body), ""))["tokens"]
+        return {token["piece"]: token["id"] for token in tokens if isinstance(token["piece"], str)}
+
+    async def score_chat(self, request: ChatRequest, engine_fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the engine's answer to a chat of one token, with the probabilities that the fields demand. Models
+        that may reason do not."""
+        fields = {
+            **engine_fields,
+            "max_completion_tokens": 1,
+            "chat_template_kwargs": {"enable_thinking": False},
+            "stream": False,
+            "stream_options": None,
+        }
+        body = request_to_body(request, _build_dialect(fields))
+        return await self._post("/v1/chat/completions", body, request.model)
+
+    async def score_tokens(self, token_ids: Sequence[int], engine_fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the engine's answer of one token to a prompt of tokens, with the probabilities that the fields
+        demand."""
+        body = {**engine_fields, "prompt": token_ids, "n_predict": 1}
+        return await self._post("/completion", body_to_json(body), "")
 
     async def context_tokens(self) -> int:
         """Return the context length of one slot: the configured one, or the model's own if that is smaller."""

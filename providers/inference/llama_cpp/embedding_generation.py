@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from apis.chat import ChatRequest
 from apis.completion import CompletionBatch, CompletionRequest
+from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ContextLengthExceeded, Unsupported
@@ -34,6 +35,14 @@ class EmbeddingGeneration:
     def check_completion(self, request: CompletionRequest) -> None:
         """Raise Unsupported: the model has no text completions."""
         raise self._build_refusal(request.model, "complete texts")
+
+    def check_decision(self, request: DecisionRequest) -> None:
+        """Raise Unsupported: the model makes no decisions."""
+        raise self._build_refusal(request.model, "decide")
+
+    async def decide(self, client: EngineClient, request: DecisionRequest) -> Decisions:
+        """Raise Unsupported: the model makes no decisions."""
+        raise self._build_refusal(request.model, "decide")
 
     async def generate(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """Raise Unsupported: the model has no chats."""

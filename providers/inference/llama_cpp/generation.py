@@ -4,20 +4,25 @@ There is one for gpt-oss (Harmony, in tokens), one for embedding models, and one
 template).
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options, share_of_salt
 from apis.completion import CompletionBatch, CompletionRequest
+from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import DeltaBatch
 from apis.errors import Unsupported
 from apis.inference import ALL_CONSTRAINTS, Modality, Model
 from apis.wire.base import Effort
 from apis.wire.text_format import JsonObjectFormat
+from providers.inference.decisions.labels import Label, find_labels, list_spellings, require_labels
+from providers.inference.decisions.prompts import build_chat, refuse_images
+from providers.inference.decisions.rows import DecisionRow, LabelScores, decide_by_labels
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.llama_cpp.client import Constraint, EngineClient, schema_to_constraint
+from providers.inference.llama_cpp.label_scores import FEW_LABELS, ScoredToken, read_scored_chat, score_labels
 from providers.inference.llama_cpp.prompts import (
     add_verbosity,
     build_answer_messages,
@@ -84,6 +89,14 @@ class Generation(Protocol):
         """See `Inference.complete`; `check_completion` has passed."""
         ...
 
+    def check_decision(self, request: DecisionRequest) -> None:
+        """Raise Unsupported naming what the model cannot decide."""
+        ...
+
+    async def decide(self, client: EngineClient, request: DecisionRequest) -> Decisions:
+        """See `Inference.decide`; `check_decision` has passed."""
+        ...
+
     async def count_tokens(self, lend_client: ClientLender, request: ChatRequest) -> int:
         """See `Inference.count_tokens`; `check` has passed. The model is loaded only if the engine must count."""
         ...
@@ -99,6 +112,7 @@ class TemplateGeneration:
 
     def __init__(self, settings: GenerationSettings) -> None:
         self._settings = settings
+        self._labels: Sequence[Label] = ()
 
     def describe(self, model: Model) -> Model:
         """See `Generation.describe`."""
@@ -143,6 +157,28 @@ class TemplateGeneration:
     def complete(self, client: EngineClient, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """See `Generation.complete`."""
         return client.complete(limit_completion(request, self._settings.max_output_tokens))
+
+    def check_decision(self, request: DecisionRequest) -> None:
+        """See `Generation.check_decision`."""
+        if not self._settings.takes_images:
+            refuse_images(request)
+
+    async def decide(self, client: EngineClient, request: DecisionRequest) -> Decisions:
+        """See `Generation.decide`. The rows are read one after the other, so that all find the input in one slot."""
+        if not self._labels:
+            self._labels = find_labels(await client.find_token_ids(list_spellings()))
+        labels = self._labels
+
+        async def read(row: DecisionRow) -> LabelScores:
+            chat = build_chat(request.model, row.messages)
+
+            async def ask(fields: Mapping[str, Any]) -> ScoredToken:
+                return read_scored_chat(await client.score_chat(chat, fields))
+
+            return await score_labels(ask, labels[: row.label_count], measures_mass=row.is_first)
+
+        require_labels(len(labels), [len(question.options) for question in request.questions], FEW_LABELS)
+        return await decide_by_labels(request, [label.text for label in labels], read)
 
     async def count_tokens(self, lend_client: ClientLender, request: ChatRequest) -> int:
         """Return the length of the first prompt that the model reads; with tools, the one for the decision."""

@@ -4,19 +4,23 @@ llama.cpp's own template for these models loses the difference between text and 
 model wrote in earlier turns. Its grammars are llguidance's, as those of the other engines are.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final, Self
 
 from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
 from apis.completion import CompletionBatch, CompletionRequest
+from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import DeltaBatch, Finish
 from apis.errors import ContextLengthExceeded
 from apis.inference import ALL_CONSTRAINTS, Model
 from apis.wire.base import Effort
 from providers.inference.chat_completions.body import body_to_json
 from providers.inference.chat_completions.chunk_reader import ChunkReader
+from providers.inference.decisions.labels import require_labels
+from providers.inference.decisions.prompts import refuse_images
+from providers.inference.decisions.rows import DecisionRow, LabelScores, decide_by_labels
 from providers.inference.harmony.chunks import EnforcedGrammar, HarmonyChunkReader
 from providers.inference.harmony.completions import grammar_param
 from providers.inference.harmony.grammar import TurnGrammar
@@ -32,6 +36,12 @@ from providers.inference.llama_cpp.generation import (
     check_common,
     check_completion,
     limit_completion,
+)
+from providers.inference.llama_cpp.label_scores import (
+    FEW_LABELS,
+    ScoredToken,
+    read_scored_completion,
+    score_labels,
 )
 from providers.inference.llama_cpp.slots import SlotLease, SlotTable
 
@@ -108,6 +118,34 @@ class HarmonyGeneration:
                     yield batch
         finally:
             self._slots.release(lease, output_tokens)
+
+    def check_decision(self, request: DecisionRequest) -> None:
+        """See `Generation.check_decision`."""
+        refuse_images(request)
+        counts = [len(question.options) for question in request.questions]
+        require_labels(len(self._harmony.labels), counts, FEW_LABELS)
+
+    async def decide(self, client: EngineClient, request: DecisionRequest) -> Decisions:
+        """See `Generation.decide`. All rows are read in one slot."""
+        labels, lease = self._harmony.labels, self._slots.lease((), 0, request.cache_salt)
+        may_reuse = lease.may_reuse
+
+        async def read(row: DecisionRow) -> LabelScores:
+            ids = await self._harmony.render_decision(request.model, row.messages)
+
+            async def ask(fields: Mapping[str, Any]) -> ScoredToken:
+                nonlocal may_reuse
+                own = {"id_slot": lease.number, "cache_prompt": may_reuse}
+                scored = read_scored_completion(await client.score_tokens(ids, {**fields, **own}))
+                may_reuse = True  # from now on the slot has a prompt of this decision
+                return scored
+
+            return await score_labels(ask, labels[: row.label_count], measures_mass=row.is_first)
+
+        try:
+            return await decide_by_labels(request, [label.text for label in labels], read, is_joined=False)
+        finally:
+            self._slots.release(lease, self._settings.context_tokens)
 
     def check_completion(self, request: CompletionRequest) -> None:
         """See `Generation.check_completion`."""

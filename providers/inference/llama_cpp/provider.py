@@ -16,6 +16,7 @@ from pydantic import Field
 
 from apis.chat import ChatRequest, share_of_salt
 from apis.completion import CompletionBatch, CompletionRequest
+from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError, ModelNotFound, UpstreamError, UpstreamTimeout
@@ -143,6 +144,14 @@ class LlamaCpp(Inference):
             ):
                 async for batch in batches:
                     yield batch
+
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        """See `Inference.decide`."""
+        generation = self._find_generation(request.model)
+        generation.check_decision(request)
+        with self._name_engine_in_errors():
+            async with self._get_pool().use(request.model, share_of_salt(request.cache_salt)) as client:
+                return await generation.decide(client, request)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the first prompt that the model reads; with tools, this may be the one for the

@@ -17,7 +17,6 @@ ABSENT_RESOURCES: Final[Mapping[str, str]] = {
     "audio": _TEXT_ONLY,
     "chatkit": "Use responses and conversations.",
     "content_provenance_checks": "No images are checked here.",
-    "decisions": "Ask for one by a response with a JSON schema.",
     "evals": _NO_TRAINING,
     "fine_tuning": _NO_TRAINING,
     "images": "The routes here write text.",

@@ -7,6 +7,7 @@ from stack.http.routes.chat import CHAT_ROUTES, STORED_COMPLETION_ROUTES
 from stack.http.routes.completions import COMPLETION_ROUTES
 from stack.http.routes.containers import CONTAINER_ROUTES
 from stack.http.routes.conversations import CONVERSATION_ROUTES
+from stack.http.routes.decisions import DECISION_ROUTES, SYSTEM_ONE_ROUTES
 from stack.http.routes.embeddings import EMBEDDING_ROUTES
 from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
@@ -34,6 +35,7 @@ API_ROUTES: Final = (
     *CHAT_ROUTES,
     *COMPLETION_ROUTES,
     *EMBEDDING_ROUTES,
+    *DECISION_ROUTES,
     *MODEL_ROUTES,
     *CONVERSATION_ROUTES,
     *FILE_ROUTES,
@@ -48,6 +50,7 @@ API_ROUTES: Final = (
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
 EXTENSION_ROUTES: Final = (
     *MESSAGE_ROUTES,
+    *SYSTEM_ONE_ROUTES,
     *LISTING_ROUTES,
     *RESPONSE_DETAIL_ROUTES,
     *OVERVIEW_ROUTES,

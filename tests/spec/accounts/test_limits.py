@@ -21,6 +21,7 @@ from providers.kv_store.memory import Memory
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES
 from tests.stack.http.raw import ask, bearer, error_code
 from tests.support.sdk.client import sdk_client
+from tests.support.sdk.decisions import DECISION_FIELDS
 from tests.support.sdk.requests import asked
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, scripted, serving
@@ -106,7 +107,8 @@ async def test_every_route_that_reaches_a_model_is_limited(served: Served) -> No
             body: dict[str, Any] = {"model": "scripted", "input": "hi", "messages": said, "query": "hi"}
             body |= {"file_id": "file-1", "file_ids": ["file-1"], "max_tokens": 9}
             body = {name: value for name, value in body.items() if name in fields}
-            if "model" in fields and "input" not in body and "messages" not in body:
+            body |= DECISION_FIELDS.get(route.path, {})
+            if "model" in fields and not {"input", "state"} & body.keys() and "messages" not in body:
                 body["prompt"] = "hi"
             answer = await ask(served.url, body, path=f"/v1{route.path}", headers=bearer(client.api_key))
             assert error_code(answer, 429) == "rate_limit_exceeded", route

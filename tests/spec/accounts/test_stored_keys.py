@@ -15,6 +15,7 @@ from stack.http.route import Route
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES, STORED_COMPLETION_ROUTES
 from tests.stack.http.raw import ask, bearer, error_code
 from tests.support.sdk.client import sdk_client
+from tests.support.sdk.decisions import DECISION_FIELDS
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, serving
 from tests.support.tenants.accounts import CHAINED, stored_organization
@@ -175,7 +176,8 @@ async def test_every_route_that_takes_a_model_is_closed_to_keys_for_other_models
         for route in taken:
             assert route.body is not None
             body = {name: value for name, value in fields.items() if name in route.body.model_fields}
-            if "input" not in body and "messages" not in body:
+            body |= DECISION_FIELDS.get(route.path, {})
+            if not {"input", "state"} & body.keys() and "messages" not in body:
                 body["prompt"] = "hi"
             answer = await ask(served.url, body, path=f"/v1{route.path}", headers=bearer(key.value))
             assert error_code(answer, 403) == "model_not_allowed", route
@@ -189,7 +191,16 @@ def admitted(route: Route, scope: str) -> bool:
     resource = route.path.split("/")[1]
     own = {
         "responses": {
-            *("responses", "chat", "completions", "conversations", "containers", "embeddings"),
+            *(
+                "responses",
+                "chat",
+                "completions",
+                "conversations",
+                "containers",
+                "embeddings",
+                "decisions",
+                "systemone",
+            ),
             *("batches", "messages", "stack", "traces", "webhook_endpoints", "webhook_event_types"),
         },
         "files": {"files", "skills", "uploads", "vector_stores"},

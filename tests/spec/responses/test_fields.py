@@ -97,7 +97,6 @@ ABSENT_CALLS: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "/videos": lambda client: client.get("/videos", cast_to=dict),
     "/evals": lambda client: client.evals.list(),
     "/fine_tuning": lambda client: client.fine_tuning.jobs.list(),
-    "/decisions": lambda client: client.post("/decisions", cast_to=dict),
 }
 
 

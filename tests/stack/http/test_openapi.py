@@ -121,6 +121,21 @@ CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
         stream_options={"include_usage": True},
     ),
     "embed": lambda client: client.embeddings.create(model="m", input=["a", "b"], dimensions=8),
+    "decide": lambda client: client.decisions.create(
+        model="m",
+        input=[
+            {"role": "developer", "content": "Be strict."},
+            {"role": "user", "content": [{"type": "input_json", "data": {"a": [1]}}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "done"},
+        ],
+        questions=[
+            {"type": "predicate", "instructions": "True?", "name": "p"},
+            {"type": "choice", "instructions": "Which?", "choices": [{"value": True}, {"value": "b"}]},
+            {"type": "score", "instructions": "How?", "levels": [{"label": "a"}, {"label": "b"}]},
+        ],
+        prompt_cache_options={"ttl": "30m"},
+    ),
     "list models": lambda client: client.models.list(),
     "retrieve a model": lambda client: client.models.retrieve("m"),
     "create a conversation": lambda client: client.conversations.create(items=ITEMS[:2], metadata={"k": "v"}),

@@ -26,6 +26,8 @@ def table_of(span: SentSpan) -> str:
             return "gen_ai.invoke_agent.internal"
         case "chat", _:
             return "gen_ai.client.inference"
+        case "decide", _:
+            return "stack.decide"
         case "embeddings", _:
             return "gen_ai.client.embeddings"
         case "retrieval", _:
@@ -67,7 +69,7 @@ def check_name(span: SentSpan) -> None:
     match table_of(span):
         case "gen_ai.invoke_agent.internal":
             expected = f"invoke_agent {parts.get('gen_ai.agent.name', '')}"
-        case "gen_ai.client.inference" | "gen_ai.client.embeddings":
+        case "gen_ai.client.inference" | "gen_ai.client.embeddings" | "stack.decide":
             expected = f"{parts['gen_ai.operation.name']} {parts['gen_ai.request.model']}"
         case "gen_ai.execute_tool.internal":
             expected = f"execute_tool {parts['gen_ai.tool.name']}"

@@ -21,6 +21,8 @@ _APIS = {"CreateChatCompletion": "chat: ", "ChatStreamOptions": "chat: ", "Messa
 _COMPACT = {
     "CompactConversation": "compact: ",
     "SearchStores": "vector store search: ",
+    "CreateDecision": "decisions: ",
+    "DecisionText": "decisions: ",
     "EmbeddingRequest": "embeddings: ",
     "CreateBatch": "batches: ",
     "CreateProject": "project: ",

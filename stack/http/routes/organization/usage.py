@@ -34,11 +34,11 @@ from stack.http.routes.organization.objects import JsonObject, require_organizat
 _DEFAULT_BUCKETS: Final = {"1h": 24, "1d": 7}
 _WIDTHS_S: Final = {"1h": HOUR_S, "1d": 24 * HOUR_S}
 _EMBEDDINGS: Final = "embeddings"
+_DECISIONS: Final = "decisions"
 _UNCOUNTED: Final = {
     "audio_speeches": "The models here write text.",
     "audio_transcriptions": "The models here read text and images.",
     "code_interpreter_sessions": "Its calls are counted, by 'usage.completions'.",
-    "decisions": "There are none here.",
     "moderations": "No moderation model is served here.",
     "vector_stores": "The size of a vector store is 'usage_bytes' of its object, and its history is not stored.",
 }
@@ -163,6 +163,16 @@ def _count_generated(counts: UsageCounts) -> JsonObject:
     }
 
 
+def _count_decided(counts: UsageCounts) -> JsonObject:
+    return {
+        "input_tokens": counts.input_tokens,
+        "input_cached_tokens": counts.cached_tokens,
+        "input_uncached_tokens": counts.input_tokens - counts.cached_tokens,
+        "output_tokens": counts.output_tokens,
+        "num_model_requests": counts.requests,
+    }
+
+
 def _count_embedded(counts: UsageCounts) -> JsonObject:
     return {"input_tokens": counts.input_tokens, "num_model_requests": counts.requests}
 
@@ -182,6 +192,10 @@ _count_file_searches = _count_calls("file_search_call", "num_requests", with_req
 _KINDS: Final = {
     "completions": _UsageKind(
         *("completions", UsageQuery, _count_generated, ""),
+        ("api_key_id", "model", "user_id", "batch", "service_tier"),
+    ),
+    "decisions": _UsageKind(
+        *("decisions", UsageQuery, _count_decided, _DECISIONS),
         ("api_key_id", "model", "user_id", "batch", "service_tier"),
     ),
     "embeddings": _UsageKind("embeddings", UsageQuery, _count_embedded, _EMBEDDINGS),

@@ -1,0 +1,206 @@
+"""From a request of the Decisions API to the questions that models are asked."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, assert_never, cast
+
+import orjson
+
+from apis.chat import ImagePart, ImageUrl, TextPart
+from apis.decisions import (
+    ChoiceQuestion,
+    CreateDecision,
+    DecisionCustomCall,
+    DecisionCustomOutput,
+    DecisionFunctionCall,
+    DecisionFunctionOutput,
+    DecisionImage,
+    DecisionItem,
+    DecisionJson,
+    DecisionOption,
+    DecisionOutputText,
+    DecisionQuestion,
+    DecisionRefusal,
+    DecisionRequest,
+    DecisionText,
+    PredicateQuestion,
+    Question,
+    ScoreQuestion,
+)
+from apis.errors import InvalidRequest
+
+Part = TextPart | ImagePart
+WirePart = DecisionText | DecisionImage | DecisionJson | DecisionOutputText | DecisionRefusal
+PREDICATE_OPTIONS: Final = ("yes", "no")
+MAX_JSON_LEVELS: Final = 32
+MAX_JSON_VALUES: Final = 10_000
+MAX_JSON_BYTES: Final = 256 * 1024
+
+
+def convert_decision(decision: CreateDecision) -> DecisionRequest:
+    """Return what models are asked. Raises InvalidRequest, naming the field, for a choice that is there twice, an
+    output without a call, and JSON that is too large."""
+    instructions, parts = _convert_input(decision.input)
+    questions = [_convert_question(question, f"questions[{at}]") for at, question in enumerate(decision.questions)]
+    return DecisionRequest(
+        model=decision.model,
+        instructions=instructions,
+        input=parts,
+        questions=questions,
+        prompt_cache_key=decision.prompt_cache_key,
+    )
+
+
+def find_images(decision: CreateDecision) -> dict[str, str]:
+    """Return the place of each image by its URL."""
+    places: dict[str, str] = {}
+    for at, item in enumerate(decision.input if isinstance(decision.input, list) else ()):
+        name = "output" if isinstance(item, DecisionFunctionOutput | DecisionCustomOutput) else "content"
+        places |= _list_images(getattr(item, name, None), f"input[{at}].{name}")
+    for at, question in enumerate(decision.questions):
+        places |= _list_images(question.instructions, f"questions[{at}].instructions")
+    return places
+
+
+def _list_images(content: Any, param: str) -> Iterator[tuple[str, str]]:
+    for at, part in enumerate(cast("list[Any]", content) if isinstance(content, list) else ()):
+        if isinstance(part, DecisionImage):
+            yield part.image_url, f"{param}[{at}].image_url"
+
+
+def _convert_input(value: str | Sequence[DecisionItem]) -> tuple[str, list[Part]]:
+    """Return the instructions of the developer with which an input begins, and the rest as parts. More than one message
+    of the user is a transcript."""
+    if isinstance(value, str):
+        return "", [TextPart(text=value)]
+    instructions: list[str] = []
+    items = [*enumerate(value)]
+    while items and (text := _read_instructions(items[0][1])) is not None:
+        instructions.append(text)
+        items.pop(0)
+    if len(items) == 1 and getattr(items[0][1], "role", None) == "user":
+        at, item = items[0]
+        return "\n\n".join(instructions), _convert_content(getattr(item, "content", ""), f"input[{at}].content")
+    parts: list[Part] = []
+    calls: set[tuple[str, str]] = set()
+    for at, item in items:
+        parts += _convert_item(item, f"input[{at}]", calls)
+    return "\n\n".join(instructions), parts
+
+
+def _read_instructions(item: DecisionItem) -> str | None:
+    """Return the text of a message of the developer or the system; None of any other item."""
+    if getattr(item, "role", None) not in ("developer", "system"):
+        return None
+    content: str | Sequence[DecisionText] = getattr(item, "content", "")
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _convert_item(item: DecisionItem, param: str, calls: set[tuple[str, str]]) -> list[Part]:
+    """Return one item of a transcript under its heading. Raises InvalidRequest for an output without its call."""
+    match item:
+        case DecisionFunctionCall():
+            calls.add(("function", item.call_id))
+            return _under(f"call of {_tool_name(item)}", [TextPart(text=item.arguments)])
+        case DecisionCustomCall():
+            calls.add(("custom", item.call_id))
+            return _under(f"call of {_tool_name(item)}", [TextPart(text=item.input)])
+        case DecisionFunctionOutput() | DecisionCustomOutput():
+            kind = "function" if isinstance(item, DecisionFunctionOutput) else "custom"
+            if (kind, item.call_id) not in calls:
+                raise InvalidRequest(
+                    f"No {kind} call with the call_id '{item.call_id}' is before its output.",
+                    param=f"{param}.call_id",
+                    code="invalid_value",
+                )
+            return _under("output of the call", _convert_content(item.output, f"{param}.output"))
+        case _:
+            return _under(item.role, _convert_content(item.content, f"{param}.content"))
+
+
+def _tool_name(call: DecisionFunctionCall | DecisionCustomCall) -> str:
+    return f"{call.namespace}.{call.name}" if call.namespace else call.name
+
+
+def _under(heading: str, parts: Sequence[Part]) -> list[Part]:
+    return [TextPart(text=f"[{heading}]\n"), *parts, TextPart(text="\n\n")]
+
+
+def _convert_content(content: str | Sequence[WirePart], param: str) -> list[Part]:
+    if isinstance(content, str):
+        return [TextPart(text=content)]
+    parts: list[Part] = []
+    for at, part in enumerate(content):
+        match part:
+            case DecisionImage():
+                parts.append(ImagePart(image_url=ImageUrl(url=part.image_url, detail=part.detail)))
+            case DecisionJson():
+                parts.append(TextPart(text=_render_json(part, f"{param}[{at}].data")))
+            case DecisionRefusal():
+                parts.append(TextPart(text=part.refusal))
+            case DecisionText() | DecisionOutputText():
+                parts.append(TextPart(text=part.text))
+            case _:
+                assert_never(part)
+        if at + 1 < len(content):
+            parts.append(TextPart(text="\n"))
+    return parts
+
+
+def _render_json(part: DecisionJson, param: str) -> str:
+    """Return the JSON of a part. Raises InvalidRequest for one beyond OpenAI's limits."""
+    layer: list[Any] = [part.data]
+    levels = values = 0
+    while layer:
+        levels += 1
+        inner: list[Any] = []
+        for each in layer:
+            inner += cast("dict[str, Any]", each).values() if isinstance(each, dict) else each
+        values += len(inner)
+        layer = [value for value in inner if isinstance(value, dict | list)]
+    data = orjson.dumps(part.data)
+    if levels > MAX_JSON_LEVELS or values > MAX_JSON_VALUES or len(data) > MAX_JSON_BYTES:
+        raise InvalidRequest(
+            f"The JSON of one part has at most {MAX_JSON_LEVELS} levels, {MAX_JSON_VALUES} values and {MAX_JSON_BYTES} "
+            "bytes. Send less, or text.",
+            param=param,
+            code="invalid_value",
+        )
+    return data.decode()
+
+
+def _convert_question(question: Question, param: str) -> DecisionQuestion:
+    match question:
+        case PredicateQuestion():
+            options = [DecisionOption(text=text) for text in PREDICATE_OPTIONS]
+        case ChoiceQuestion():
+            _refuse_twins(question, param)
+            options = [
+                DecisionOption(text=_choice_text(choice.value), description=choice.description or "")
+                for choice in question.choices
+            ]
+        case ScoreQuestion():
+            options = [
+                DecisionOption(text=level.label, description=level.description or "") for level in question.levels
+            ]
+        case _:
+            assert_never(question)
+    place = f"{param}.instructions"
+    instructions = _convert_content(question.instructions, place)
+    return DecisionQuestion(kind=question.type, instructions=instructions, options=options, param=place)
+
+
+def _choice_text(value: str | bool) -> str:  # noqa: FBT001 - a value
+    return value if isinstance(value, str) else str(value).lower()
+
+
+def _refuse_twins(question: ChoiceQuestion, param: str) -> None:
+    seen: set[tuple[type, str | bool]] = set()
+    for at, choice in enumerate(question.choices):
+        key = type(choice.value), choice.value
+        if key in seen:
+            raise InvalidRequest(
+                "Two choices have the same value. Each is an option of its own.",
+                param=f"{param}.choices[{at}].value",
+                code="invalid_value",
+            )
+        seen.add(key)

@@ -1,0 +1,9 @@
+"""Requests for decisions that are as short as they can be."""
+
+from typing import Any, Final
+
+DECISION_FIELDS: Final[dict[str, dict[str, Any]]] = {
+    "/decisions": {"input": "hi", "questions": [{"type": "predicate", "instructions": "hi"}]},
+    "/systemone": {"state": "hi", "questions": {"q": {"type": "noul", "instructions": "hi"}}},
+}
+"""The fields but the model, by the path of the route."""
