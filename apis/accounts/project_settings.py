@@ -10,6 +10,7 @@ from pydantic import Field
 from apis.errors import PermissionDenied
 from apis.inference import ModelNames
 from apis.wire.base import Wire
+from apis.wire.tools import TOOL_TYPES
 
 PermissionMode = Literal["allow_list", "deny_list"]
 HostedTool = Literal["code_interpreter", "file_search", "image_generation", "mcp", "web_search"]
@@ -23,11 +24,7 @@ _TIER_NAMES: Final[Mapping[str, str]] = {"priority": "fast"}
 """Values of `service_tier` by the tier that they are another name of."""
 _STANDARD_TIERS: Final = frozenset({"auto", "default", "scale"})
 _HOSTED_TOOL_TYPES: Final[Mapping[str, HostedTool]] = {
-    **{name: name for name in HOSTED_TOOLS},
-    "browser_search": "web_search",
-    "web_search_2025_08_26": "web_search",
-    "web_search_preview": "web_search",
-    "web_search_preview_2025_03_11": "web_search",
+    name: tool for each in TOOL_TYPES for name in each.type_names() if (tool := each.type_names()[0]) in HOSTED_TOOLS
 }
 """The tool that each type of a declaration stands for, in all its spellings."""
 

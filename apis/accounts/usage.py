@@ -1,6 +1,7 @@
 """Usage: the tokens, requests and tool calls of each project, key and model, hour by hour."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, Self
 
@@ -9,11 +10,11 @@ from openai.types.responses import Response
 from pydantic import Field
 
 from apis.wire.base import Wire
+from apis.wire.item_types import ITEM_TYPES
 
 HOUR_S: Final = 3600
 MAX_BUCKETS: Final[Mapping[str, int]] = {"1h": 168, "1d": 31}
 """The most buckets of one page, by their width."""
-_HOSTED_CALLS: Final = frozenset({"code_interpreter_call", "file_search_call", "mcp_call", "web_search_call"})
 COSTS_MAX_BUCKETS: Final = 180
 
 
@@ -147,20 +148,8 @@ class CostsQuery(Wire):
 
 
 def count_hosted_calls(response: Response) -> dict[str, int]:
-    """Return the numbers of calls of hosted tools by the type of their item. A shell that runs at the client's side is
-    none of the server's, and an image that was not generated is none."""
-    counts: dict[str, int] = {}
-    for item in response.output:
-        match item.type:
-            case "shell_call":
-                is_hosted = item.environment is not None and item.environment.type != "local"
-            case "image_generation_call":
-                is_hosted = item.status == "completed"
-            case _:
-                is_hosted = item.type in _HOSTED_CALLS
-        if is_hosted:
-            counts[item.type] = counts.get(item.type, 0) + 1
-    return counts
+    """Return the numbers of calls of hosted tools by the type of their item."""
+    return dict(Counter(item.type for item in response.output if ITEM_TYPES[item.type].counts(item)))
 
 
 def count_one_request(tokens: tuple[int, int, int, int], tool_calls: Mapping[str, int]) -> UsageCounts:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Annotated, Any, Final, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast, get_args
 from weakref import ref
 
 import orjson
@@ -58,6 +58,27 @@ def _refuse(rows: Mapping[str, FieldRow], value: Any) -> Any:
             if sent[name] is not None and sent[name] not in rows[name].accepted:
                 raise PydanticCustomError(REFUSED_FIELD, "refused", {"row": rows[name]})
     return cast("Any", value)
+
+
+class ToolWire(Wire):
+    """A declaration of a tool. The facts of a type of declaration are methods and constants of its class."""
+
+    runs_at_client: ClassVar[bool] = False
+    """True for the tools that only the client runs."""
+
+    @classmethod
+    def type_names(cls) -> tuple[str, ...]:
+        """Return the names of the type, its usual one first."""
+        return get_args(cls.model_fields["type"].annotation)
+
+    @classmethod
+    def choice_names(cls) -> tuple[str, ...]:
+        """Return the types of `tool_choice` that choose such a tool."""
+        return cls.type_names()
+
+    def echo(self) -> dict[str, Any]:
+        """Return the tool as the response shows it, for the validation by the SDK's types."""
+        return self.model_dump(exclude_none=True, by_alias=True)
 
 
 def value_to_kept_json(value: Any) -> bytes:

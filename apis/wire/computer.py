@@ -1,29 +1,40 @@
 """Computer use: the tools, the actions that a model asks the client's computer for, and the items that carry them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from apis.wire.base import Wire
+from apis.wire.base import ToolWire
 from apis.wire.item_parts import CallId, InputImage, ItemId, ItemStatus, ItemWire
 
+COMPUTER_CHOICES: Final = ("computer", "computer_use", "computer_use_preview")
 MAX_ACTIONS = 100
 """Maximum actions of one call."""
 
 
-class ComputerTool(Wire):
+class ComputerTool(ToolWire):
     """A computer that the client controls. One call holds several actions; the client answers with a screenshot."""
 
     type: Literal["computer"]
+    runs_at_client = True
+
+    @classmethod
+    def choice_names(cls) -> tuple[str, ...]:
+        return COMPUTER_CHOICES
 
 
-class ComputerUsePreviewTool(Wire):
+class ComputerUsePreviewTool(ToolWire):
     """The earlier form of the tool: one action for each call, on a display of this size in pixels."""
 
     type: Literal["computer_use_preview"]
     display_width: int = Field(ge=1, le=100_000)
     display_height: int = Field(ge=1, le=100_000)
     environment: Literal["windows", "mac", "linux", "ubuntu", "browser"]
+    runs_at_client = True
+
+    @classmethod
+    def choice_names(cls) -> tuple[str, ...]:
+        return COMPUTER_CHOICES
 
 
 class ClickAction(ItemWire):

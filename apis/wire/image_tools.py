@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from apis.wire.base import Wire
+from apis.wire.base import ToolWire, Wire
 
 ImageOption = Literal[
     "background",
@@ -29,7 +29,7 @@ class ImageMask(Wire):
     file_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
 
-class ImageGenerationTool(Wire):
+class ImageGenerationTool(ToolWire):
     """Images that the server's image model generates or edits. `auto` is everywhere the server's own choice."""
 
     type: Literal["image_generation"]

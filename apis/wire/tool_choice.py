@@ -1,6 +1,6 @@
 """The forms of a Responses request's `tool_choice`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
@@ -47,6 +47,11 @@ class ChosenHostedTool(Wire):
         ],
         AfterValidator(lambda type_: "web_search" if type_ == "browser_search" else type_),
     ]
+
+    def echo(self) -> dict[str, Any]:
+        """Return the choice as the response shows it: the SDK's type has one name of the web search."""
+        names = {"web_search": "web_search_preview", "web_search_2025_08_26": "web_search_preview"}
+        return {"type": names.get(self.type, self.type)}
 
 
 ChosenTool = Annotated[

@@ -1,12 +1,13 @@
 """The tools that a Responses request may declare."""
 
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
+from openai.types.responses.tool import Mcp
 from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag, field_serializer
 
-from apis.wire.base import Wire
+from apis.wire.base import ToolWire, Wire
 from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
 from apis.wire.image_tools import ImageGenerationTool
 from apis.wire.text_format import Grammar, TextFormatInput
@@ -17,11 +18,12 @@ _DOMAIN: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a
 Id = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
 
 
+_SDK_CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
 AllowedCallers = list[Literal["direct"]] | None
 """Who may call a tool: a program, which may call tools in OpenAI's API as the model does, is refused."""
 
 
-class FunctionTool(Wire):
+class FunctionTool(ToolWire):
     """A function that the client runs. `strict` constrains the model to the schema if the engine supports it. With
     `defer_loading` it is offered only after a tool search returned it."""
 
@@ -34,13 +36,18 @@ class FunctionTool(Wire):
     output_schema: dict[str, JsonValue] | None = None
     allowed_callers: AllowedCallers = None
     is_async: bool | None = Field(None, alias="async")
+    runs_at_client = True
+
+    def echo(self) -> dict[str, Any]:
+        # always present, for clients that validate the echo against a schema
+        return {"description": None, "parameters": None, **super().echo(), "strict": bool(self.strict)}
 
 
 class GrammarFormat(Grammar):
     type: Literal["grammar"]
 
 
-class CustomTool(Wire):
+class CustomTool(ToolWire):
     """A tool that the client runs on free text, or on text of a grammar."""
 
     type: Literal["custom"]
@@ -50,15 +57,23 @@ class CustomTool(Wire):
     defer_loading: bool | None = None
     allowed_callers: AllowedCallers = None
     is_async: bool | None = Field(None, alias="async")
+    runs_at_client = True
+
+    def echo(self) -> dict[str, Any]:
+        return {"format": {"type": "text"}, **super().echo()}
 
 
-class NamespaceTool(Wire):
+class NamespaceTool(ToolWire):
     """Tools of the client's under one name. Its calls carry it as `namespace`."""
 
     type: Literal["namespace"]
     name: DeclaredName
     description: str = ""
     tools: list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]] = Field(max_length=128)
+    runs_at_client = True
+
+    def echo(self) -> dict[str, Any]:
+        return {**super().echo(), "tools": [tool.echo() for tool in self.tools]}
 
 
 def ascii_domain(name: str) -> str:
@@ -95,7 +110,7 @@ class UserLocation(Wire):
     timezone: str | None = None
 
 
-class WebSearchTool(Wire):
+class WebSearchTool(ToolWire):
     """The web search, in all its spellings. With `external_web_access: false` no page is fetched."""
 
     type: Literal[
@@ -106,6 +121,9 @@ class WebSearchTool(Wire):
     user_location: UserLocation | None = None
     external_web_access: bool | None = None
     search_content_types: list[Literal["text", "image"]] | None = None
+
+    def echo(self) -> dict[str, Any]:
+        return {**super().echo(), "type": "web_search" if self.type == "browser_search" else self.type}
 
 
 class NoNetwork(Wire):
@@ -142,7 +160,7 @@ def _container_tag(value: Any) -> str:
     return "id" if isinstance(value, str) else "auto"
 
 
-class CodeInterpreterTool(Wire):
+class CodeInterpreterTool(ToolWire):
     """Python in the container of this id, or in one that the server creates."""
 
     type: Literal["code_interpreter"]
@@ -172,7 +190,7 @@ def _approval_tag(value: Any) -> str:
     return "mode" if isinstance(value, str) else "filter"
 
 
-class McpTool(Wire):
+class McpTool(ToolWire):
     """The tools of an MCP server, by URL or by the name of a connector.
 
     `authorization` and `headers` exist only in the request: they are never dumped, so neither echoed, stored nor
@@ -219,6 +237,12 @@ class McpTool(Wire):
             return ""
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
+    def echo(self) -> dict[str, Any]:
+        fields = super().echo()
+        if self.connector_id not in _SDK_CONNECTORS:  # it is one of this server's own
+            fields.pop("connector_id", None)
+        return fields
+
 
 class ComparisonFilter(Wire):
     """Selects the files whose attribute `key` compares in this way with `value`."""
@@ -255,7 +279,7 @@ class RankingOptions(Wire):
     hybrid_search: HybridWeights | None = None
 
 
-class FileSearchTool(Wire):
+class FileSearchTool(ToolWire):
     """A search in the uploaded files of vector stores."""
 
     type: Literal["file_search"]
@@ -265,7 +289,7 @@ class FileSearchTool(Wire):
     ranking_options: RankingOptions | None = None
 
 
-class ToolSearchTool(Wire):
+class ToolSearchTool(ToolWire):
     """A search for deferred tools. With `client` the client runs it and returns the tools; with `server`, the default,
     this server finds them by their words. MCP servers wait only for the client's search."""
 
@@ -275,10 +299,11 @@ class ToolSearchTool(Wire):
     parameters: dict[str, JsonValue] | None = None
 
 
-class LocalShellTool(Wire):
+class LocalShellTool(ToolWire):
     """Commands that the client runs, one by one, each a list of words."""
 
     type: Literal["local_shell"]
+    runs_at_client = True
 
 
 class Skill(Wire):
@@ -335,7 +360,7 @@ class ContainerReferenceEnvironment(Wire):
     container_id: Id
 
 
-class ShellTool(Wire):
+class ShellTool(ToolWire):
     """Shell commands, several at a time: in a container of this server, or, by default, where the client is."""
 
     type: Literal["shell"]
@@ -347,12 +372,21 @@ class ShellTool(Wire):
         | None
     ) = None
 
+    def echo(self) -> dict[str, Any]:
+        """Leave out the archives of skills, which would come with every event that holds the response."""
+        fields = super().echo()
+        for skill in fields.get("environment", {}).get("skills", ()):
+            if "source" in skill:
+                skill["source"]["data"] = ""
+        return fields
 
-class ApplyPatchTool(Wire):
+
+class ApplyPatchTool(ToolWire):
     """Files that the client creates, deletes or edits by a diff."""
 
     type: Literal["apply_patch"]
     allowed_callers: AllowedCallers = None
+    runs_at_client = True
 
 
 Tool = Annotated[
@@ -372,3 +406,5 @@ Tool = Annotated[
     | ComputerUsePreviewTool,
     Field(discriminator="type"),
 ]
+TOOL_TYPES: Final[tuple[type[ToolWire], ...]] = get_args(get_args(Tool)[0])
+"""The types of declarations."""

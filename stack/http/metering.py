@@ -5,7 +5,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from pydantic import BaseModel
 
-from apis.accounts.accounts import CLIENT_TOOLS, Accounts, Caller
+from apis.accounts.accounts import Accounts, Caller
 from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Meter, Use
 from apis.accounts.project_settings import OPEN_SETTINGS
 from apis.accounts.usage import UsageCounts, count_one_request
@@ -15,6 +15,7 @@ from apis.documents.embeddings import EmbeddingRequest
 from apis.errors import PermissionDenied
 from apis.inference import ModelNames
 from apis.responses import CreateResponse
+from apis.wire.base import ToolWire
 from providers.common.permissions import find_model, require_request
 from stack.build import Stack
 from stack.http.request_record import DISCONNECTED_STATUS, RequestRecord
@@ -24,7 +25,6 @@ _BYTES_PER_TOKEN: Final = 4
 _DEFAULT_OUTPUT_TOKENS: Final = 1024
 """Tokens that are reserved for an output whose length the request does not bound."""
 _OUTPUT_BOUNDS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")
-_CLIENT_RUN_TOOLS: Final = CLIENT_TOOLS | {"local_shell", "apply_patch", "computer_use_preview", "computer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ async def _open(
 ) -> Charge:
     request, model = granted.resolved, granted.model
     tools = cast("list[object]", getattr(request, "tools", None) or [])
-    has_hosted_tools = any(getattr(tool, "type", "function") not in _CLIENT_RUN_TOOLS for tool in tools)
+    has_hosted_tools = any(isinstance(tool, ToolWire) and not tool.runs_at_client for tool in tools)
     demand = Demand(
         "" if model is None else model.name,
         *tokens,

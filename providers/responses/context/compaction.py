@@ -15,6 +15,7 @@ from apis.errors import ContextLengthExceeded, InvalidRequest, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
 from apis.responses import CompactedConversation, CreateResponse
+from apis.wire.item_types import id_prefix
 from apis.wire.items import CompactionItem, InputMessage, output_to_input
 from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.conversation import ITEM_WORK, Conversation, ResponseProgress, stored_item
@@ -29,7 +30,6 @@ from providers.responses.events.ids import ResponseIds
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import usage_to_wire
-from providers.responses.tools.item_types import id_prefix
 
 _log = logging.getLogger(__name__)
 

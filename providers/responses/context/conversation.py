@@ -10,6 +10,7 @@ import orjson
 from apis.chat import ContentPart, Message
 from apis.wire.base import value_to_kept_json
 from apis.wire.item_parts import InputFile, InputImage
+from apis.wire.item_types import ITEM_TYPES
 from apis.wire.items import AssistantMessage, InputMessage, Item
 from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.messages import ItemReader, items_to_messages
@@ -22,7 +23,6 @@ from providers.responses.context.window import (
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.history_cache import LoadedHistory
-from providers.responses.tools.item_types import ITEM_TYPES
 
 
 class ResponseProgress(msgspec.Struct, frozen=True):

@@ -13,6 +13,14 @@ from apis.responses import CreateResponse
 from apis.storage.records import reading_stored
 from apis.wire.computer import ComputerCallOutput
 from apis.wire.item_parts import InputContentPart, InputFile, InputImage, InputText
+from apis.wire.item_types import (
+    CLIENT_CALL_TYPES,
+    HOSTED_CALL_TYPES,
+    INTERNAL_FIELDS,
+    LOOKED_UP_TYPES,
+    OUTPUT_TYPES,
+    id_prefix,
+)
 from apis.wire.items import (
     CompactionTrigger,
     CustomToolCallOutput,
@@ -24,7 +32,7 @@ from apis.wire.items import (
 )
 from apis.wire.tool_items import ImageGenerationCallItem, LocalShellCallOutput
 from providers.common.fair_turns import do_in_turns, end_pass
-from providers.responses.context.item_index import ItemIndex
+from providers.responses.context.item_index import TYPES_WITH_PARTS, ItemIndex
 from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.window import list_dropped_reasoning
 from providers.responses.events.ids import ResponseIds
@@ -33,17 +41,8 @@ from providers.responses.events.unvalidated import unvalidated
 from providers.responses.store.conversation_items import reject_existing_items, reject_repeated_items
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory, read_stored_items
 from providers.responses.store.item_lookup import FoundItem
-from providers.responses.tools.item_types import (
-    CLIENT_CALL_TYPES,
-    HOSTED_CALL_TYPES,
-    INTERNAL_FIELDS,
-    LOOKED_UP_TYPES,
-    OUTPUT_TYPES,
-    id_prefix,
-)
 from providers.responses.tools.mcp.approvals import find_approved_calls
 
-_TYPES_WITH_CONTENT: Final = frozenset({InputMessage, FunctionCallOutput, CustomToolCallOutput, ComputerCallOutput})
 _TYPES_WITH_ANOTHERS_ID: Final = frozenset({ItemReference, LocalShellCallOutput})
 _REFERRING_TYPES: Final = (ItemReference, ReasoningItem, ImageGenerationCallItem)
 """Types of items by which a client may mean a stored item of their id."""
@@ -267,7 +266,7 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
             seen_ids.add(item.id)
         if type(item) is InputMessage and isinstance(item.content, str):
             continue
-        if kind in _TYPES_WITH_CONTENT:
+        if kind in TYPES_WITH_PARTS:
             _check_content(item, f"{field}[{index}]")
 
 

@@ -13,7 +13,8 @@ from apis.wire.items import AssistantMessage, CustomToolCallOutput, FunctionCall
 
 ItemT = TypeVar("ItemT", bound=ItemWire)
 _MESSAGE_TYPES: Final = frozenset((InputMessage, AssistantMessage))
-_TYPES_WITH_PARTS: Final = (InputMessage, FunctionCallOutput, CustomToolCallOutput, ComputerCallOutput)
+TYPES_WITH_PARTS: Final = frozenset((InputMessage, FunctionCallOutput, CustomToolCallOutput, ComputerCallOutput))
+"""Types of the items that may hold files or images."""
 
 
 class ItemIndex:
@@ -75,7 +76,7 @@ class ItemIndex:
 
     def file_positions(self) -> Sequence[int]:
         """Return the positions of the items that may hold files or images, because they are more than text."""
-        return [at for at in self.positions(*_TYPES_WITH_PARTS) if not _is_text(self.items[at])]
+        return [at for at in self.positions(*TYPES_WITH_PARTS) if not _is_text(self.items[at])]
 
     def followed_by(self, output_items: Sequence[Item]) -> "ItemIndex":
         """Return the index of these items and of the output of the response until now."""

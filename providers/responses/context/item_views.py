@@ -1,7 +1,7 @@
 """ItemViews: the part of stored items that one request sees. All is stored; the `include` of each request decides."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import orjson
 from openai.types.responses import (
@@ -21,11 +21,11 @@ from apis.events import (
 )
 from apis.responses import CreateResponse
 from apis.wire.base import sdk_model_to_json
+from apis.wire.item_types import ITEM_TYPES
 from providers.responses.context.sealed_content import ENCRYPTED_CONTENT_INCLUDE, SealedContent
 from providers.responses.context.url_files import public_item
 from providers.responses.events.ids import response_id_of
 from providers.responses.store.history import History
-from providers.responses.tools.item_types import INTERNAL_FIELDS
 
 Seal = Callable[[str, str], str | None]
 """Returns the token of a reasoning item by its id and text; None where its model is not known any more."""
@@ -35,10 +35,8 @@ _LOGPROBS_MARK: Final = b'"logprobs":[{'
 _SHOWN_EVENTS: Final = ITEM_EVENTS | RESPONSE_EVENTS
 _LIVE_SHOWN_EVENTS: Final = ITEM_EVENTS | TERMINAL_EVENTS
 """Of a live stream: its first events hold a response without items."""
-_CHANGEABLE: Final = frozenset(
-    ("file_search_call", "code_interpreter_call", "web_search_call", "reasoning", "message", *INTERNAL_FIELDS)
-)
-"""Types of items that `show_item` may change."""
+_CHANGEABLE: Final = {row.name: row for row in ITEM_TYPES.values() if row.included_fields or row.internal_field}
+"""Types of items, besides messages and reasoning, that `show_item` may change."""
 _NO_VALUES: Final = frozenset[str]()
 
 
@@ -58,24 +56,17 @@ class ItemView:
     def show_item(self, item: dict[str, Any]) -> dict[str, Any]:
         """Change a stored item into what the request sees of it, and return it."""
         kind = item.get("type")
-        if kind == "file_search_call" and "file_search_call.results" not in self._include and item.get("results"):
-            item["results"] = None
-        elif kind == "code_interpreter_call" and "code_interpreter_call.outputs" not in self._include:
-            if item.get("outputs") is not None:
-                item["outputs"] = None
-        elif kind == "web_search_call":
-            if "web_search_call.results" not in self._include:
-                item.pop("results", None)
-            if "web_search_call.action.sources" not in self._include and isinstance(item.get("action"), dict):
-                item["action"].pop("sources", None)
-        elif kind == "message":
+        if kind == "message":
             self._show_parts(item.get("content"))
         elif kind == "reasoning":
             self._show_token(item)
             if self._hides_reasoning and item.get("content"):
                 item["content"] = []
-        elif (field := INTERNAL_FIELDS.get(kind or "")) is not None:
-            item.pop(field, None)
+        elif (row := _CHANGEABLE.get(kind or "")) is not None:
+            item.pop(row.internal_field or "", None)
+            for path, hidden_as in row.included_fields.items():
+                if f"{kind}.{path}" not in self._include:
+                    _hide_field(item, path, hidden_as)
         return item
 
     def _show_parts(self, content: Any) -> None:
@@ -147,6 +138,17 @@ class ItemView:
         if has_logprobs and event.type not in _SHOWN_EVENTS:
             self._show_parts([fields, fields.get("part")])
         return LoggedEvent(event.type, orjson.dumps(fields))
+
+
+def _hide_field(item: dict[str, Any], path: str, hidden_as: Literal["null", "absent"]) -> None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        if not isinstance(item := item.get(parent) or {}, dict):
+            return
+    if hidden_as == "absent":
+        item.pop(name, None)
+    elif item.get(name) is not None:
+        item[name] = None
 
 
 class ItemViews:

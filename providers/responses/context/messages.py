@@ -43,7 +43,6 @@ from apis.wire.items import (
 )
 from apis.wire.tool_items import (
     AdditionalTools,
-    LocalShellCallOutput,
     McpApprovalRequest,
     McpApprovalResponse,
 )
@@ -60,8 +59,6 @@ from providers.responses.tools.names import qualified_name
 _build_message = unvalidated(Message)
 _build_call, _build_called = unvalidated(FunctionCall), unvalidated(CalledFunction)
 _ALL_NATIVE_TOOLS: Final = frozenset[NativeToolName](get_args(NativeToolName))
-_TYPES_WITH_CONTENT: Final = frozenset({InputMessage, FunctionCallOutput, CustomToolCallOutput, ComputerCallOutput})
-_TYPES_WITH_ANOTHERS_ID: Final = frozenset({ItemReference, LocalShellCallOutput})
 _NO_ATTACHMENTS: Final[Mapping[InputFile | InputImage, ContentPart]] = {}
 
 

@@ -78,6 +78,6 @@ def public_item(item: dict[str, Any]) -> dict[str, Any]:
                 part.pop(FETCHED_FIELD, None)
                 if part.get("type") == "input_image":
                     part.setdefault("detail", "auto")
-    if item.get("type") == "computer_call_output" and isinstance(item.get("output"), dict):
+    if isinstance(item.get("output"), dict):  # a screenshot
         item["output"].pop(FETCHED_FIELD, None)
     return item

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from openai.types.responses import Response, ResponseError, ResponseOutputItem, ResponseUsage
 from openai.types.responses.response import (
@@ -14,7 +14,6 @@ from openai.types.responses.response import (
 )
 from openai.types.responses.response_text_config import ResponseTextConfig
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
-from openai.types.responses.tool import Mcp
 from openai.types.shared import Reasoning, ResponseFormatText
 
 from apis.deltas import Usage
@@ -22,20 +21,9 @@ from apis.errors import StackError
 from apis.responses import CreateResponse
 from apis.wire.base import remember_json
 from apis.wire.tool_choice import ChosenHostedTool
-from apis.wire.tools import (
-    ContainerAutoEnvironment,
-    CustomTool,
-    FunctionTool,
-    McpTool,
-    NamespaceTool,
-    ShellTool,
-    Tool,
-    WebSearchTool,
-)
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import add_extra, copy_with, unvalidated
 
-_CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
 _RANKED_TIERS: Final = {"flex": "flex", "fast": "priority", "priority": "priority", "ultrafast": "ultrafast"}
 """Name in a response of each tier that ranks it; `fast` and `priority` are one tier in OpenAI's API."""
 _NO_IMAGES: Final = ToolUsageImageGen(
@@ -130,7 +118,7 @@ def _echo_objects(request: CreateResponse) -> dict[str, Any]:
         },
         "text": {"format": _echo_format(text.get("format")), "verbosity": text.get("verbosity") or "medium"},
         "tool_choice": _echo_choice(request),
-        "tools": [_echo_tool(tool) for tool in request.tools or ()],
+        "tools": [tool.echo() for tool in request.tools or ()],
     }
 
 
@@ -254,36 +242,7 @@ def _echo_choice(request: CreateResponse) -> Any:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
         return choice or "auto"
-    if isinstance(choice, ChosenHostedTool) and choice.type in ("web_search", "web_search_2025_08_26"):
-        return {"type": "web_search_preview"}  # the only name of the search in the SDK's response
-    return choice.model_dump(exclude_none=True)
-
-
-def _echo_tool(tool: Tool) -> dict[str, Any]:
-    fields = tool.model_dump(exclude_none=True, by_alias=True)
-    match tool:
-        case FunctionTool():
-            # always present, for clients that validate the echo against a schema
-            return {"description": None, "parameters": None, **fields, "strict": bool(tool.strict)}
-        case CustomTool():
-            return {**fields, "format": fields.get("format") or {"type": "text"}}
-        case WebSearchTool(type="browser_search"):
-            return {**fields, "type": "web_search"}
-        case NamespaceTool(tools=tools):
-            return {**fields, "tools": [_echo_tool(inner) for inner in tools]}
-        case ShellTool(environment=ContainerAutoEnvironment(skills=list() as skills)):
-            echoed = [_echo_skill(skill.model_dump(exclude_none=True)) for skill in skills]
-            return {**fields, "environment": {**fields["environment"], "skills": echoed}}
-        case McpTool(connector_id=str() as connector) if connector not in _CONNECTORS:
-            del fields["connector_id"]  # a connector of this server's own is not in the SDK's types
-            return fields
-        case _:
-            return fields
-
-
-def _echo_skill(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a skill without its archive, which would come with every event that holds the response."""
-    return {**fields, "source": {**fields["source"], "data": ""}} if "source" in fields else fields
+    return choice.echo() if isinstance(choice, ChosenHostedTool) else choice.model_dump(exclude_none=True)
 
 
 def error_to_failure(error: StackError) -> ResponseError:

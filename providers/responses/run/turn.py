@@ -38,6 +38,7 @@ from apis.deltas import (
 from apis.errors import ToolFailed, UpstreamError
 from apis.events import EventList
 from apis.wire.base import Phase
+from apis.wire.item_types import id_prefix
 from providers.responses.events.citations import CitationScanner
 from providers.responses.events.open_items import FinalItemStatus, OpenReasoning
 from providers.responses.events.open_message import OpenMessage
@@ -46,7 +47,6 @@ from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import Call, ClientCall, HostedCall, ItemCall
 from providers.responses.tools.choice_policy import ToolChoicePolicy
 from providers.responses.tools.functions import ClientToolName, CustomToolCall
-from providers.responses.tools.item_types import id_prefix
 from providers.responses.tools.offered import OfferedTools
 
 NO_CALLS_LEFT: Final = "no more tool calls are allowed in this response. Answer with what you have."

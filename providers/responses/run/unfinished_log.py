@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from apis.events import LoggedEvent
-from providers.responses.tools.item_types import ITEM_TYPES
+from apis.wire.item_types import ITEM_TYPES
 
 JsonObject = dict[str, Any]
 _TEXT_FIELDS: Final = {
@@ -31,7 +31,6 @@ _PART_TEXT_EVENTS: Final = {
     "reasoning_text": "response.reasoning_text",
     "summary_text": "response.reasoning_summary_text",
 }
-_MCP_ERROR_CODE: Final = -32000
 _COMMAND: Final = "response.shell_call_command"
 _OUTPUT: Final = "response.shell_call_output_content"
 _KILLED: Final = {"type": "exit", "exit_code": 137}
@@ -69,8 +68,8 @@ class _OpenCommands:
         events: list[JsonObject] = []
         for index, texts in sorted(self._texts.items()):
             place = {"output_index": output_index, "command_index": index}
-            if item["type"] == "shell_call":
-                event: JsonObject = {"type": f"{_COMMAND}.done", **place, "command": texts.get("command", "")}
+            if "command" in texts:
+                event: JsonObject = {"type": f"{_COMMAND}.done", **place, "command": texts["command"]}
             else:
                 output = {"stdout": texts.get("stdout", ""), "stderr": texts.get("stderr", ""), "outcome": _KILLED}
                 event = {"type": f"{_OUTPUT}.done", "item_id": item["id"], **place, "output": [output]}
@@ -123,8 +122,8 @@ def close_log(
     for item in items:
         if not item.is_done:
             _close_item(item, closing_events, status)
-            if error_message and item.item["type"] == "mcp_call":
-                item.item["error"] = {"type": "mcp_protocol_error", "code": _MCP_ERROR_CODE, "message": error_message}
+            if error_message and (error := ITEM_TYPES[item.item["type"]].interrupted_error) is not None:
+                item.item["error"] = {**error, "message": error_message}
     for event in closing_events:
         event["sequence_number"] = number
         number += 1
@@ -170,8 +169,8 @@ def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status
         text = {row.streamed_field: item[row.streamed_field]}
         closing_events.append({"type": f"{row.text_event}.done", **place, **named, **text})
     closing_events += open_item.commands.close(item, index)
-    if item["type"] == "mcp_list_tools" and last not in ("in_progress", "completed", "failed"):
-        closing_events.append({"type": "response.mcp_list_tools.in_progress", **place})
+    if row.has_phases and not last:
+        closing_events.append({"type": f"response.{row.name}.in_progress", **place})
     phase = row.closing_phase(status)
     if phase is not None and last not in ("completed", "failed"):
         closing_events.append({"type": f"response.{row.name}.{phase}", **place})

@@ -20,12 +20,12 @@ from apis.errors import InvalidRequest, NotFound
 from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record, reading_stored, scan_all
+from apis.wire.item_types import id_prefix
 from apis.wire.items import Item, LocalShellCallOutput
 from providers.common.state.scan import decode_or_skip
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory, read_stored_items
-from providers.responses.tools.item_types import id_prefix
 
 MAX_CONVERSATION_ITEMS: Final = 10_000
 """Items of a conversation; a response in a longer one is refused."""

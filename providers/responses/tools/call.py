@@ -23,14 +23,14 @@ from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.events import EventList
 from apis.tool_runtime import Source
-from apis.wire.base import Wire
+from apis.wire.base import ToolWire
 from apis.wire.item_parts import ItemWire
+from apis.wire.item_types import ITEM_TYPES, ItemType
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
 from providers.responses.events.lifecycle import item_event
 from providers.responses.events.open_items import EMPTY_ARGUMENTS, GrowingText, item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
-from providers.responses.tools.item_types import ITEM_TYPES, ItemType
 from providers.responses.tools.tool_context import ToolContext
 
 RESULT_UNAVAILABLE: Final = "[What this gave is not known any more.]"
@@ -249,7 +249,7 @@ class TypedTool(ABC):
 class ToolType:
     """A type of tool: how its declarations become tools, and how the stored items of its calls become calls again."""
 
-    declaration: type[Wire]
+    declaration: type[ToolWire]
     create: Callable[[Any, ToolContext], TypedTool | None]
     """Return the tool of one declaration, or None for one that is ignored. Raises `context.not_configured_error(...)`
     if the server has no provider for it."""
@@ -266,3 +266,5 @@ class ToolType:
     """Return the call id and the text of a client's output item. `call_ids` maps item ids to call ids."""
     depends_on_model: bool = False
     """True if models with native tools or namespaces are offered the tool in another way."""
+    needs_modalities: bool = False
+    """True if the tool is created by the modalities of the model."""

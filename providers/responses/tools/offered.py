@@ -22,8 +22,7 @@ from apis.chat import (
 )
 from apis.errors import InvalidRequest, UpstreamError
 from apis.responses import CreateResponse
-from apis.wire.base import Wire
-from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
+from apis.wire.base import ToolWire
 from apis.wire.text_format import Grammar, TextFormatInput
 from apis.wire.tool_choice import AllowedTools, ChosenCustomTool, ChosenFunction, ChosenHostedTool, ChosenMcpTool
 from apis.wire.tool_items import ToolSearchOutput
@@ -35,7 +34,6 @@ from apis.wire.tools import (
     NamespaceTool,
     Tool,
     ToolSearchTool,
-    WebSearchTool,
 )
 from providers.common.grammars.schema_values import SchemaObject
 from providers.common.grammars.schemas import check_parameters
@@ -380,14 +378,10 @@ def declared_schemas(request: CreateResponse, items: ItemIndex = NO_ITEMS) -> li
     ]
 
 
-def _matches_choice(declaration: Wire, choice: ChosenMcpTool | ChosenHostedTool) -> bool:
+def _matches_choice(declaration: ToolWire, choice: ChosenMcpTool | ChosenHostedTool) -> bool:
     if isinstance(choice, ChosenMcpTool):
         return isinstance(declaration, McpTool) and declaration.server_label == choice.server_label
-    if isinstance(declaration, WebSearchTool):
-        return choice.type.startswith("web_search")
-    if choice.type.startswith("computer"):
-        return isinstance(declaration, ComputerTool | ComputerUsePreviewTool)
-    return getattr(declaration, "type", None) == choice.type
+    return choice.type in declaration.choice_names()
 
 
 def _names_server_in(

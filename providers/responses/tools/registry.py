@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
-from apis.wire.base import Wire
+from apis.wire.base import ToolWire
 from apis.wire.item_parts import ItemWire
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool
 from providers.responses.tools.apply_patch import APPLY_PATCH
@@ -35,7 +35,7 @@ _TOOL_TYPES: Final[Sequence[ToolType]] = (
     TOOL_SEARCH,
     WEB_SEARCH,
 )
-_TYPES_BY_DECLARATION: Final[Mapping[type[Wire], ToolType]] = {row.declaration: row for row in _TOOL_TYPES}
+_TYPES_BY_DECLARATION: Final[Mapping[type[ToolWire], ToolType]] = {row.declaration: row for row in _TOOL_TYPES}
 TYPES_BY_CALL_ITEM: Final[Mapping[type[ItemWire], ToolType]] = {
     item: row for row in _TOOL_TYPES for item in row.call_items
 }
@@ -44,6 +44,7 @@ TYPES_BY_OUTPUT_ITEM: Final[Mapping[type[ItemWire], ToolType]] = {
 }
 MODEL_DEPENDENT_TOOLS: Final = (NamespaceTool, *(row.declaration for row in _TOOL_TYPES if row.depends_on_model))
 """Declarations that are offered in another way to a model with native tools or namespaces."""
+MODALITY_DEPENDENT_TOOLS: Final = tuple(row.declaration for row in _TOOL_TYPES if row.needs_modalities)
 _MAX_MCP_SERVERS: Final = 32
 """Maximum MCP servers in one request; more are an InvalidRequest."""
 
@@ -52,7 +53,7 @@ _MAX_MCP_SERVERS: Final = 32
 class ToolBinding:
     """A declaration and the tool built from it."""
 
-    declaration: Wire
+    declaration: ToolWire
     tool: TypedTool
 
 
@@ -68,7 +69,7 @@ async def build_checked_tools(request: CreateResponse, context: ToolContext) -> 
 def build_tools(request: CreateResponse, context: ToolContext) -> Sequence[ToolBinding]:
     """Return the typed tools of a request. Raises Unsupported, naming the tool, for one that this server does not
     offer, and InvalidRequest for two that contradict each other."""
-    bindings: dict[tuple[type[Wire], str], ToolBinding] = {}
+    bindings: dict[tuple[type[ToolWire], str], ToolBinding] = {}
     if sum(isinstance(tool, McpTool) for tool in request.tools or ()) > _MAX_MCP_SERVERS:
         message = f"A request may declare {_MAX_MCP_SERVERS} MCP servers at most."
         raise InvalidRequest(message, param="tools", code="array_above_max_length")
@@ -97,6 +98,6 @@ def build_tools(request: CreateResponse, context: ToolContext) -> Sequence[ToolB
     return [*bindings.values()]
 
 
-def _options(declaration: Wire) -> Mapping[str, Any]:
+def _options(declaration: ToolWire) -> Mapping[str, Any]:
     """Return the fields except the type, which may have several spellings for one tool."""
     return {**dict(declaration), "type": None}

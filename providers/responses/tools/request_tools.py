@@ -9,7 +9,6 @@ from apis.inference import Inference
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
-from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
 from apis.wire.tool_items import AdditionalTools, ToolSearchOutput
 from apis.wire.tools import CustomTool, FunctionTool
 from providers.common.grammars.checks import check_grammars
@@ -23,7 +22,7 @@ from providers.responses.tools.input_tools import (
 )
 from providers.responses.tools.models import ModelCatalog
 from providers.responses.tools.offered import OfferedTools, declared_grammars, declared_schemas
-from providers.responses.tools.registry import MODEL_DEPENDENT_TOOLS, build_checked_tools
+from providers.responses.tools.registry import MODALITY_DEPENDENT_TOOLS, MODEL_DEPENDENT_TOOLS, build_checked_tools
 from providers.responses.tools.tool_context import ToolContext
 
 
@@ -72,7 +71,7 @@ class RequestTools:
         if not additional and all(isinstance(tool, FunctionTool | CustomTool) for tool in declared):
             return OfferedTools(request, enforces_grammars=enforces_grammars)
         depends_on_model = any(isinstance(tool, MODEL_DEPENDENT_TOOLS) for tool in declared)
-        needs_modalities = any(isinstance(tool, ComputerTool | ComputerUsePreviewTool) for tool in declared)
+        needs_modalities = any(isinstance(tool, MODALITY_DEPENDENT_TOOLS) for tool in declared)
         extended = add_typed_tools(request, additional)
         context = ToolContext(
             extended,

@@ -11,13 +11,13 @@ from apis.chat import ChatFunctionTool, FunctionDefinition
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.events import EventList
+from apis.wire.item_types import id_prefix
 from apis.wire.tool_items import ToolSearchOutput
 from apis.wire.tools import CustomTool, FunctionTool, NamespaceTool, ToolSearchTool
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.call import HostedCall, TypedTool
 from providers.responses.tools.input_tools import collect_additional_tools
-from providers.responses.tools.item_types import id_prefix
 from providers.responses.tools.names import qualified_name
 from providers.responses.tools.tool_context import ToolContext
 

@@ -91,5 +91,7 @@ def _call_from_item(item: ComputerCallItem, native_tools: frozenset[NativeToolNa
     )
 
 
-COMPUTER: Final = ToolType(ComputerTool, _create_tool, (ComputerCallItem,), _call_from_item)
-COMPUTER_USE_PREVIEW: Final = ToolType(ComputerUsePreviewTool, _create_preview_tool, (), _call_from_item)
+COMPUTER: Final = ToolType(ComputerTool, _create_tool, (ComputerCallItem,), _call_from_item, needs_modalities=True)
+COMPUTER_USE_PREVIEW: Final = ToolType(
+    ComputerUsePreviewTool, _create_preview_tool, (), _call_from_item, needs_modalities=True
+)

@@ -10,12 +10,11 @@ from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.events import EventList
 from apis.tool_servers import ServerTool, ToolServerFailed
+from apis.wire.item_types import UNKNOWN_OUTCOME_CODE
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.call import HostedCall
 
 _LIST_TOOLS_NAME: Final = "mcp_list_tools"
-_NOT_EXECUTED_CODE: Final = -32000
-"""A code that JSON-RPC leaves to implementations: the call was not made, or its outcome is unknown."""
 _INTERRUPTED_MESSAGE: Final = (
     "Not made again: this call was begun before and broken off. Nobody knows whether it did what it was to do, nor "
     "with what result."
@@ -157,4 +156,4 @@ class InterruptedMcpCall(McpToolCall):
 
 
 def _protocol_error(message: str) -> McpProtocolError:
-    return McpProtocolError(type="mcp_protocol_error", code=_NOT_EXECUTED_CODE, message=message)
+    return McpProtocolError(type="mcp_protocol_error", code=UNKNOWN_OUTCOME_CODE, message=message)

@@ -13,6 +13,7 @@ from apis.containers import Containers, MountedSkill
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.events import EventList
+from apis.wire.item_types import id_prefix
 from apis.wire.items import Item
 from apis.wire.tool_items import ShellCallItem
 from apis.wire.tools import SkillSource
@@ -25,7 +26,6 @@ from providers.responses.tools.container.request_container import (
     EarlierCall,
     RequestContainer,
 )
-from providers.responses.tools.item_types import id_prefix
 from providers.responses.tools.shell.arguments import (
     CommandsParser,
     ShellArguments,

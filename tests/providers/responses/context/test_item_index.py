@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from apis.wire.item_types import CLIENT_CALL_TYPES, OUTPUT_TYPES
 from apis.wire.items import (
     ITEM_LIST_ADAPTER,
     AssistantMessage,
@@ -12,7 +13,6 @@ from apis.wire.items import (
     ReasoningItem,
 )
 from providers.responses.context.item_index import ItemIndex
-from providers.responses.tools.item_types import CLIENT_CALL_TYPES, OUTPUT_TYPES
 
 
 def read(*items: dict[str, Any]) -> list[Item]:

@@ -2,8 +2,8 @@
 
 from typing import get_args
 
+from apis.wire.item_types import HOSTED_CALL_TYPES, ITEM_TYPES
 from apis.wire.items import Item
-from providers.responses.tools.item_types import HOSTED_CALL_TYPES, ITEM_TYPES
 from providers.responses.tools.registry import TYPES_BY_CALL_ITEM
 
 

@@ -1,8 +1,8 @@
 """The types of items, one row each: everything about a type that is not its wire form or its tool's own code."""
 
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import Final, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Final, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,12 @@ class ItemType:
     """True for a type whose beginning and success are also events, `response.TYPE.in_progress` and `.completed`."""
     has_failed_event: bool = False
     """True for a type whose failure is also an event, `response.TYPE.failed`."""
+    interrupted_error: Mapping[str, Any] | None = None
+    """The `error`, without its message, of an item whose worker died; None where such items show none."""
+    included_fields: Mapping[str, Literal["null", "absent"]] = field(default_factory=dict[str, Any])
+    """Fields that only a request sees whose `include` names them, as `TYPE.FIELD`, and how the others see them."""
+    is_counted: Callable[[Any], bool] | None = None
+    """Return true for an item that counts as a call of a hosted tool; None where those that this server runs do."""
     is_datastore: bool = False
     """True for the calls of a tool that reads data of the tenant, and no service."""
     internal_field: str | None = None
@@ -35,12 +41,18 @@ class ItemType:
             return "completed" if self.has_phases else None
         return "failed" if self.has_failed_event and (status == "failed" or not self.has_status) else None
 
+    def counts(self, item: Any) -> bool:
+        """Return true if the item of this type, with the SDK's fields, is counted as a call of a hosted tool."""
+        return self.call == "hosted" if self.is_counted is None else self.is_counted(item)
+
     @property
     def text_event(self) -> str:
         """The name of the streamed text's events, without `.delta` or `.done`."""
         return f"response.{self.name}_{self.streamed_field}"
 
 
+UNKNOWN_OUTCOME_CODE: Final = -32000
+"""A code that JSON-RPC leaves to implementations: the call was not made, or its outcome is unknown."""
 _ROWS: Final = (
     ItemType("message", "msg"),
     ItemType("reasoning", "rs"),
@@ -48,19 +60,56 @@ _ROWS: Final = (
     ItemType("function_call_output", "fco"),
     ItemType("custom_tool_call", "ctc", call="client", streamed_field="input"),
     ItemType("custom_tool_call_output", "ctco"),
-    ItemType("web_search_call", "ws", call="hosted", has_phases=True, interrupted_status="failed"),
-    ItemType("code_interpreter_call", "ci", call="hosted", has_phases=True, streamed_field="code"),
-    ItemType("file_search_call", "fs", call="hosted", has_phases=True, interrupted_status="failed", is_datastore=True),
-    ItemType("image_generation_call", "ig", call="hosted", has_phases=True, interrupted_status="failed"),
+    ItemType(
+        *("web_search_call", "ws"),
+        call="hosted",
+        has_phases=True,
+        interrupted_status="failed",
+        included_fields={"results": "absent", "action.sources": "absent"},
+    ),
+    ItemType(
+        *("code_interpreter_call", "ci"),
+        call="hosted",
+        has_phases=True,
+        streamed_field="code",
+        included_fields={"outputs": "null"},
+    ),
+    ItemType(
+        *("file_search_call", "fs"),
+        call="hosted",
+        has_phases=True,
+        interrupted_status="failed",
+        is_datastore=True,
+        included_fields={"results": "null"},
+    ),
+    ItemType(
+        *("image_generation_call", "ig"),
+        call="hosted",
+        has_phases=True,
+        interrupted_status="failed",
+        is_counted=lambda item: item.status == "completed",
+    ),
     ItemType(
         "mcp_list_tools", "mcpl", has_status=False, has_phases=True, has_failed_event=True, internal_field="declaration"
     ),
-    ItemType("mcp_call", "mcp", call="hosted", has_phases=True, streamed_field="arguments", has_failed_event=True),
+    ItemType(
+        *("mcp_call", "mcp"),
+        call="hosted",
+        has_phases=True,
+        streamed_field="arguments",
+        has_failed_event=True,
+        interrupted_error={"type": "mcp_protocol_error", "code": UNKNOWN_OUTCOME_CODE},
+    ),
     ItemType("mcp_approval_request", "mcpr", has_status=False, call="approval", internal_field="server"),
     ItemType("mcp_approval_response", "mcpa", has_status=False),
     ItemType("local_shell_call", "lsh", call="client"),
     ItemType("local_shell_call_output", "lsho"),
-    ItemType("shell_call", "sh", call="client", interrupted_status="incomplete"),
+    ItemType(
+        *("shell_call", "sh"),
+        call="client",
+        interrupted_status="incomplete",
+        is_counted=lambda item: item.environment is not None and item.environment.type != "local",
+    ),
     ItemType("shell_call_output", "sho", interrupted_status="incomplete"),
     ItemType("apply_patch_call", "apc", call="client"),
     ItemType("apply_patch_call_output", "apco"),
