@@ -91,10 +91,10 @@ KeyVariableOption = Annotated[
     typer.Option(
         "--key",
         metavar="NAME",
-        help="Environment variable with the API key, whose name is written instead of the key. Without it, "
-        "OPENAI_API_KEY is read if the server needs a key.",
+        help="Environment variable with the API key: OPENAI_API_KEY, unless it is set.",
     ),
 ]
+DoctorUrlArgument = Annotated[str | None, typer.Argument(metavar="[URL]", help="Base URL of the API, with its /v1.")]
 WriteOption = Annotated[bool, typer.Option("--write", help="Write files that are the stack's alone.")]
 PrintOption = Annotated[bool, typer.Option("--print", help="Print what to put where: the default.")]
 RestoreOption = Annotated[bool, typer.Option("--restore", help="Put back what --write changed.")]
@@ -312,6 +312,19 @@ def connect(
     with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
         for line in import_from_string("stack.connect.command:connect")(client.value, url, key, model, action):
             typer.echo(line)
+
+
+@app.command()
+def doctor(
+    url: DoctorUrlArgument = None, *, key: KeyVariableOption = None, model: ModelOption = None, json: JsonOption = False
+) -> None:
+    """Check a running stack, or this machine without URL; exit code 1 if something does not work.
+
+    Each line that is not ok ends with its remedy. A warning is for what a stack can do without.
+    """
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        code = import_from_string("stack.doctor.command:doctor")(url, key, model, typer.echo, as_json=json)
+    raise typer.Exit(code)
 
 
 @app.command(

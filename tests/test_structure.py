@@ -63,6 +63,8 @@ OPENS_SOCKETS: Final = {
     "providers/tool_servers/mcp/wire.py",
     # to the server that the user puts under load
     "stack/bench/connection.py",
+    # names of errors of the OpenAI client's WebSocket
+    "stack/doctor/server_checks.py",
     # the server's own listener, and a pipe to a child process; to other workers, through a Unix socket
     "providers/tool_runtime/python/check.py",
     "providers/tool_runtime/python/guest.py",

@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 
 from apis.errors import ConfigError
-from stack.connect.server_models import NO_KEY, ServedModel, Server
+from stack.server_models import NO_KEY, ServedModel, Server
 
 _MAX_OUTPUT_TOKENS: Final = 32_000
 _ASSUMED_WINDOW: Final = 32_768

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from stack.connect.clients import SETUPS, Setup
-from stack.connect.server_models import read_server
 from stack.connect.written_files import WrittenFiles
+from stack.server_models import read_server
 
 Action = Literal["print", "write", "restore"]
 

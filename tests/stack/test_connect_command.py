@@ -3,11 +3,7 @@
 import asyncio
 import json
 import os
-import threading
 import tomllib
-from collections.abc import Generator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from typer.testing import CliRunner
 from stack.cli import ClientName, app
 from stack.connect.clients import SETUPS
 from tests.support.models.described_model import DESCRIBED
+from tests.support.servers.constant_server import answering
 from tests.support.servers.serving import Served, serving
 
 TWO: dict[str, Any] = {
@@ -263,31 +260,6 @@ async def test_mistakes_have_their_remedy(monkeypatch: pytest.MonkeyPatch) -> No
     assert (code, errors) == (1, f"No server answers at {served.url}/v1. Start one: stack run local\n")
     assert (await run("codex", "--write", "--restore"))[0] == 2
     assert (await run("cursor"))[0] == 2
-
-
-@contextmanager
-def answering(body: bytes) -> Generator[str]:
-    """A server that gives the same answer to everything; yields its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the library's
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize(

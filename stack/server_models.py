@@ -52,25 +52,32 @@ def read_server(url: str, key_variable: str | None, model: str | None) -> Server
     Raises UpstreamError, and ConfigError for a variable that is not set and for a model that the server does not have.
     """
     url = url.rstrip("/")
-    models = None if key_variable else _read_models(url, None)
+    models = None if key_variable else read_models(url, None)
     if models is None:
         key_variable = key_variable or DEFAULT_KEY_VARIABLE
-        models = _read_models(url, key_variable)
+        models = read_models(url, key_variable)
+    models = models or ()
+    return Server(url, key_variable, models, choose_model(url, models, model))
+
+
+def choose_model(url: str, models: Sequence[ServedModel], name: str | None) -> ServedModel:
+    """Return the model with this name, or the first one without a name. Raises UpstreamError and ConfigError."""
     if not models:
         raise UpstreamError(f"{url} lists no model that answers chats. Add one to its run config.")
-    chosen = models[0] if model is None else next((each for each in models if each.slug == model), None)
+    chosen = models[0] if name is None else next((model for model in models if model.slug == name), None)
     if chosen is None:
-        names = [each.slug for each in models[:_MAX_LISTED]]
+        names = [model.slug for model in models[:_MAX_LISTED]]
         more = f" and {len(models) - _MAX_LISTED} more" if len(models) > _MAX_LISTED else ""
-        raise ConfigError(f"{url} has no model {model!r}. Choose with --model: {', '.join(names)}{more}.")
-    return Server(url, key_variable, models, chosen)
+        raise ConfigError(f"{url} has no model {name!r}. Choose with --model: {', '.join(names)}{more}.")
+    return chosen
 
 
-def _read_models(url: str, key_variable: str | None) -> Sequence[ServedModel] | None:
-    """Return the models; None where no key is sent and the server needs one."""
+def read_models(url: str, key_variable: str | None, timeout_s: float = 30) -> Sequence[ServedModel] | None:
+    """Return the models that answer chats; None where no key is sent and the server needs one. Raises UpstreamError and
+    ConfigError."""
     key = read_key(key_variable) if key_variable else NO_KEY
     try:
-        with OpenAI(base_url=url, api_key=key, max_retries=0, timeout=30) as client:
+        with OpenAI(base_url=url, api_key=key, max_retries=0, timeout=timeout_s) as client:
             answer = client.get("/models?client_version=0.0.0", cast_to=object)
         return _Catalog.model_validate(answer).models
     except APIConnectionError as exc:
