@@ -8,6 +8,8 @@ from typing import Final
 
 from apis.errors import Unsupported
 
+FEW_LABELS: Final = "a label is one token, and its vocabulary has no more of them"
+"""Why a model has no label for a further option."""
 LABELS: Final = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)))
 """Texts that may be labels: A to Z, AA to ZZ."""
 

@@ -11,6 +11,7 @@ from apis.chat import Message
 from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import Usage
 from apis.errors import ContextLengthExceeded, UpstreamError
+from providers.inference.decisions.labels import Label
 from providers.inference.decisions.prompts import build_messages
 
 GOOD_MASS: Final = 0.5
@@ -38,6 +39,17 @@ class DecisionRow:
 
 
 ReadRow = Callable[[DecisionRow], Awaitable[LabelScores]]
+
+
+def logprobs_to_scores(labels: Sequence[Label], logprobs: Sequence[float], usage: Usage) -> LabelScores:
+    """Return the scores of labels from the log probabilities of all their tokens, in order. Raises UpstreamError where
+    none of the tokens has a probability."""
+    most = max(logprobs, default=-math.inf)
+    if most == -math.inf:
+        raise UpstreamError("The model gave no option of a question a probability.")
+    each = iter(logprobs)
+    weights = [math.fsum(math.exp(next(each) - most) for _ in label.token_ids) for label in labels]
+    return LabelScores(weights, min(math.fsum(weights) * math.exp(most), 1.0), usage)
 
 
 @dataclass(slots=True)

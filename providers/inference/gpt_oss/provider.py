@@ -12,11 +12,15 @@ from typing import Any, Final
 from pydantic import Field, TypeAdapter
 
 from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
-from apis.deltas import DeltaBatch, TokenLogprob
+from apis.decisions import DecisionRequest, Decisions
+from apis.deltas import DeltaBatch, TokenLogprob, Usage
 from apis.errors import ConfigError, ModelNotFound
 from apis.inference import ALL_CONSTRAINTS, DefaultSampling, Inference, Model
 from apis.provider import Provider, UserPath
 from apis.wire.base import Effort
+from providers.inference.decisions.labels import FEW_LABELS, Label, require_labels
+from providers.inference.decisions.prompts import refuse_images
+from providers.inference.decisions.rows import DecisionRow, LabelScores, decide_by_labels, logprobs_to_scores
 from providers.inference.gpt_oss.backend import LoadedRunner, load_backend
 from providers.inference.gpt_oss.checkpoint.loading import GIB, LoadingReport
 from providers.inference.gpt_oss.engine.engine import Engine, EngineMetrics, EngineRequest, EngineSettings
@@ -100,7 +104,7 @@ class GptOss(Inference):
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`. A grammar enforces `tool_choice`, `strict` functions and the text format during
         generation."""
-        engine, harmony = self._require_started(request)
+        engine, harmony = self._require_started(request.model)
         refuse_engine_options(request)
         sampling = request_to_sampling(request, self._default_sampling)
         prompt = await harmony.render_prompt(request)
@@ -128,6 +132,31 @@ class GptOss(Inference):
                 if end is not None:
                     return
 
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        """See `Inference.decide`. The text of the final answer begins at once: the model does not reason. As many rows
+        run at once as there are slots."""
+        engine, harmony = self._require_started(request.model)
+        labels = harmony.labels
+        refuse_images(request)
+        require_labels(len(labels), [len(question.options) for question in request.questions], FEW_LABELS)
+
+        async def read(row: DecisionRow) -> LabelScores:
+            ids = await harmony.render_decision(request.model, row.messages)
+            engine_request = EngineRequest(
+                ids=ids,
+                sampling=build_label_sampling(labels[: row.label_count]),
+                max_tokens=1,
+                tenant=share_of_salt(request.cache_salt),
+                salt=request.cache_salt,
+            )
+            async with aclosing(engine.submit(engine_request)) as steps:
+                step = await anext(steps)
+            scores = step.logprobs[0].scores
+            return logprobs_to_scores(labels[: row.label_count], scores, Usage(len(ids), 1, step.cached_tokens))
+
+        texts = [label.text for label in labels]
+        return await decide_by_labels(request, texts, read, parallel=self._config.slots, is_joined=False)
+
     async def used_effort(self, request: ChatRequest) -> Effort | None:
         """Return the effort of the system message."""
         return self._config.harmony.used_effort(request.reasoning_effort)
@@ -138,7 +167,7 @@ class GptOss(Inference):
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the number of tokens of the prompt that `chat` would send to the model."""
-        _, harmony = self._require_started(request)
+        _, harmony = self._require_started(request.model)
         return len((await harmony.render_prompt(request)).token_ids)
 
     def metrics(self) -> EngineMetrics:
@@ -147,11 +176,11 @@ class GptOss(Inference):
             raise RuntimeError("GptOss is used before start or after close")
         return self._engine.metrics()
 
-    def _require_started(self, request: ChatRequest) -> tuple[Engine, Harmony]:
+    def _require_started(self, model: str) -> tuple[Engine, Harmony]:
         if self._engine is None or self._harmony is None:
             raise RuntimeError("GptOss is used before start or after close")
-        if request.model != self._model.id:
-            raise ModelNotFound(request.model, [self._model.id])
+        if model != self._model.id:
+            raise ModelNotFound(model, [self._model.id])
         return self._engine, self._harmony
 
     def _load(self) -> LoadedRunner:
@@ -210,6 +239,11 @@ def request_to_sampling(request: ChatRequest, defaults: DefaultSampling) -> RowS
         logit_bias=parse_logit_bias(request.logit_bias or {}),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
+
+
+def build_label_sampling(labels: Sequence[Label]) -> RowSampling:
+    """Return the sampling of a row that reports the log probabilities of all tokens of these labels, in order."""
+    return RowSampling(temperature=0.0, logprobs=0, score_ids=[each for label in labels for each in label.token_ids])
 
 
 def _render_token_logprobs(harmony: Harmony, sampled_tokens: Sequence[SampledToken]) -> list[TokenLogprob | None]:

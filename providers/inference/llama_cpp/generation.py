@@ -17,12 +17,12 @@ from apis.errors import Unsupported
 from apis.inference import ALL_CONSTRAINTS, Modality, Model
 from apis.wire.base import Effort
 from apis.wire.text_format import JsonObjectFormat
-from providers.inference.decisions.labels import Label, find_labels, list_spellings, require_labels
+from providers.inference.decisions.labels import FEW_LABELS, Label, find_labels, list_spellings, require_labels
 from providers.inference.decisions.prompts import build_chat, refuse_images
 from providers.inference.decisions.rows import DecisionRow, LabelScores, decide_by_labels
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.llama_cpp.client import Constraint, EngineClient, schema_to_constraint
-from providers.inference.llama_cpp.label_scores import FEW_LABELS, ScoredToken, read_scored_chat, score_labels
+from providers.inference.llama_cpp.label_scores import ScoredToken, read_scored_chat, score_labels
 from providers.inference.llama_cpp.prompts import (
     add_verbosity,
     build_answer_messages,

@@ -18,7 +18,7 @@ from apis.inference import ALL_CONSTRAINTS, Model
 from apis.wire.base import Effort
 from providers.inference.chat_completions.body import body_to_json
 from providers.inference.chat_completions.chunk_reader import ChunkReader
-from providers.inference.decisions.labels import require_labels
+from providers.inference.decisions.labels import FEW_LABELS, require_labels
 from providers.inference.decisions.prompts import refuse_images
 from providers.inference.decisions.rows import DecisionRow, LabelScores, decide_by_labels
 from providers.inference.harmony.chunks import EnforcedGrammar, HarmonyChunkReader
@@ -38,7 +38,6 @@ from providers.inference.llama_cpp.generation import (
     limit_completion,
 )
 from providers.inference.llama_cpp.label_scores import (
-    FEW_LABELS,
     ScoredToken,
     read_scored_completion,
     score_labels,

@@ -17,7 +17,6 @@ from providers.inference.chat_completions.usage import parse_count
 from providers.inference.decisions.labels import Label
 from providers.inference.decisions.rows import LabelScores
 
-FEW_LABELS: Final = "a label is one token, and its vocabulary has no more of them"
 _BIAS: Final = 100.0
 """Added to the logits of all labels: more than what lies between the logits of any two tokens."""
 _UNCUT: Final[Mapping[str, Any]] = {"temperature": 1, "samplers": ["temperature"]}

@@ -181,6 +181,16 @@ def test_log_probabilities_are_the_models_own() -> None:
     assert (bare.token, bare.logprob, list(bare.top_logprobs)) == (one.token, one.logprob, [])
 
 
+def test_tokens_that_a_row_names_are_scored_whatever_is_chosen() -> None:
+    exact = [math.log(probability) for probability in expected(UNPENALISED)]
+    way = RowSampling(temperature=0.0, logit_bias={1: 9.0}, logprobs=0, score_ids=[9, 0, len(exact), -1])
+    others = [replace(way, score_ids=[3]), replace(way, score_ids=()), RowSampling(score_ids=[3])]
+    scored, one, none, silent = sampled([way, *others], [9, 9, 9, 9], None)
+    assert scored.scores == pytest.approx([exact[9], exact[0], -math.inf, -math.inf], abs=1e-5)
+    assert one.scores == pytest.approx([exact[3]], abs=1e-5)
+    assert (list(none.scores), list(silent.scores)) == ([], [])
+
+
 def test_a_token_that_is_computed_again_is_not_counted_again() -> None:
     sampler = Sampler(len(LOGITS), CPU)
     sampler.open(0, RowSampling(temperature=0, frequency_penalty=1.0), [3, 3, 3], [])

@@ -2,6 +2,7 @@
 alone, and a greedy one the torch runner's."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -171,6 +172,20 @@ async def test_greedy_tokens_are_the_torch_runners(expected: list[list[SampledTo
     for request, own, theirs in zip(requests(), expected, by_torch, strict=True):
         if request.sampling.temperature == 0 or request.sampling.logprobs is not None:
             assert [each.token for each in own] == [each.token for each in theirs]
+
+
+async def test_named_tokens_have_the_scores_of_the_torch_runner(weights: Weights, torch_runner: Runner) -> None:
+    """And a row that has a prefix in the cache has the same."""
+    random = Random(5)
+    stem = [random.randrange(SPEC.vocabulary) for _ in range(70)]
+    sampling = RowSampling(temperature=0.0, logprobs=0, score_ids=[7, 3, SPEC.vocabulary - 1, SPEC.vocabulary])
+    rows = [EngineRequest([*stem, number], sampling, max_tokens=1) for number in range(6)]
+    by_torch = await alone(torch_runner, rows)
+    async with running(runner(weights)) as engine:
+        together = [await answer(engine, rows[0]), *await asyncio.gather(*(answer(engine, row) for row in rows[1:]))]
+    for (own,), (theirs,) in zip(together, by_torch, strict=True):
+        assert own.scores[:3] == pytest.approx(theirs.scores[:3], abs=0.02)
+        assert own.scores[3] == -math.inf
 
 
 @pytest.mark.parametrize(("ahead", "guesses"), [(True, True), (True, False), (False, True)])

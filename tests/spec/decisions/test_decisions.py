@@ -19,6 +19,7 @@ from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch
 from tests.stack.http.raw import ask, check_error
 from tests.support.laws.telemetry_laws import check_all
 from tests.support.sdk.client import sdk_client
+from tests.support.sdk.decisions import PIXEL
 from tests.support.servers.otlp_receiver import otlp_variables, receiving_otlp
 from tests.support.servers.serving import Served, serving
 from tests.support.tenants.accounts import ROOT, new_project, organization_of, usage_results
@@ -40,10 +41,6 @@ SCORE: dict[str, Any] = {
     "instructions": "How angry is the customer?",
     "levels": [{"label": "calm"}, {"label": "annoyed"}, {"label": "furious"}],
 }
-PIXEL = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5E"
-    "rkJggg=="
-)
 DAMAGED = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
 NUMBERS = [{"value": 1}, {"value": 2}]
 UNNAMED = [{"label": ""}, {"label": "x"}]

@@ -7,3 +7,9 @@ DECISION_FIELDS: Final[dict[str, dict[str, Any]]] = {
     "/systemone": {"state": "hi", "questions": {"q": {"type": "noul", "instructions": "hi"}}},
 }
 """The fields but the model, by the path of the route."""
+
+PIXEL: Final = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5E"
+    "rkJggg=="
+)
+"""An image of one pixel."""

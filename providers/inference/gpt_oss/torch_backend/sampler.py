@@ -141,10 +141,23 @@ class Sampler:
         tops: list[list[tuple[int, float]]] = [
             list(zip(*pair, strict=True)) for pair in zip(_tensor_to_list(tokens), _tensor_to_list(values), strict=True)
         ]
+        row_ids = [self._sampling_by_slot[slot].score_ids for slot, _ in slot_tokens]
+        scores = self._score_tokens(raw_logits, total, row_ids)
         return {
-            slot: SampledToken(token, own[row], tops[row][: self._sampling_by_slot[slot].logprobs or 0])
+            slot: SampledToken(token, own[row], tops[row][: self._sampling_by_slot[slot].logprobs or 0], scores[row])
             for row, (slot, token) in enumerate(slot_tokens)
         }
+
+    def _score_tokens(self, raw_logits: Tensor, total: Tensor, row_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the log probabilities of the tokens that each row asks for."""
+        longest = max(map(len, row_ids))
+        if not longest:
+            return [[] for _ in row_ids]
+        padded = torch.tensor([[*ids, *[-1] * (longest - len(ids))] for ids in row_ids], device=raw_logits.device)
+        exists = (padded >= 0) & (padded < self._vocabulary)
+        values = raw_logits.gather(1, padded.clamp(0, self._vocabulary - 1)) - total
+        scores: list[list[float]] = _tensor_to_list(values.masked_fill_(~exists, -torch.inf))
+        return [row[: len(ids)] for row, ids in zip(scores, row_ids, strict=True)]
 
 
 def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
