@@ -44,7 +44,7 @@ DECODES_SCANS: Final = {
     "providers/responses/store/conversation_items.py load_conversation_history",
     "providers/responses/store/history.py _load_turns",
     # one record of another key
-    "providers/batches/workers.py _list_work_of",
+    "providers/batches/workers.py _list_blocks",
 }
 """Functions that scan and decode without skipping damaged records."""
 OPENS_SOCKETS: Final = {

@@ -18,7 +18,6 @@ from apis.inference import Inference
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import Lease
 from apis.storage.records import decode_record, delete_all
-from providers.batches.execution import LineGate
 from providers.batches.records import (
     ENDED,
     BatchRef,
@@ -32,17 +31,10 @@ from providers.batches.records import (
 from providers.batches.results import load_all_counts, read_results
 from providers.batches.validation import BatchValidator
 from providers.common.state.change import change
-from providers.common.state.worker_signs import WorkerSign
 
 _log = logging.getLogger(__name__)
 
 _DELETE_BATCH: Final = 256
-_MAX_LOSSES: Final = 3
-"""Workers that the steps of one batch as a whole may cost until it fails."""
-_WORKER_LOST: Final = LineError(
-    "worker_lost",
-    f"The processes that worked on this batch as a whole ended before they were done, {_MAX_LOSSES} times.",
-)
 
 
 class BatchControl:
@@ -54,17 +46,13 @@ class BatchControl:
         files: Files,
         inference: Inference,
         events: EventQueue,
-        sign: WorkerSign,
         *,
-        lease_s: float,
         max_line_bytes: int,
     ) -> None:
-        self._sign = sign
         self._kv = kv
         self._files = files
         self._inference = inference
         self._events = events
-        self._lease_s = lease_s
         self._max_line_bytes = max_line_bytes
 
     async def load(self, ref: BatchRef) -> tuple[BatchState, int] | None:
@@ -109,75 +97,24 @@ class BatchControl:
             return record.counts
         return await load_all_counts(self._kv, ref) if record.total else BlockCounts()
 
-    async def advance(self, ref: BatchRef, gate: LineGate) -> bool:
-        """Validate a new batch, or finish one whose blocks are all done. Returns False if another worker does that.
-        Raises LeaseLost. The last worker that this may cost does it alone, as `gate` admits it: so nothing else is to
-        blame if that worker ends."""
-        lease = Lease(self._kv, ref.control_key, self._lease_s)
-        if await lease.acquire() is None:
-            return False
-        async with lease.renew_in_background():
-            try:
-                if await self._is_last_try(ref):
-                    async with gate.admit(ref.tenant, alone=True):
-                        await self._advance(ref, lease)
-                else:
-                    await self._advance(ref, lease)
-            finally:
-                await lease.release(even_if_lost=True)
-        return True
-
-    async def _is_last_try(self, ref: BatchRef) -> bool:
-        """Return True if the batch has cost all but one of the workers that it may."""
+    async def advance(self, ref: BatchRef, lease: Lease) -> None:
+        """Validate a new batch, or finish one whose blocks are all done, as the holder of the lease. Raises
+        LeaseLost."""
         loaded = await self.load(ref)
-        if loaded is None:
-            return False
-        lost = [*loaded[0].lost_controllers, loaded[0].controller]
-        return sum(worker not in ("", self._sign.name) for worker in lost) == _MAX_LOSSES - 1
-
-    async def _advance(self, ref: BatchRef, lease: Lease) -> None:
-        """Take the next step of a batch. It is stored before that this worker does, so that a batch which ends its
-        workers is found out."""
-        record = await self.change(ref, self._begin_control)
-        if record is None:
+        if loaded is None or loaded[0].status in ENDED:
             await self._kv.write([Delete(ref.active_key)])
-            return
-        try:
-            if await self._has_lost_too_many(record):
-                await self._give_up(ref)
-            elif record.status == "validating":
-                await self._validate(ref, record, lease)
-            else:
-                await self._finish(ref)
-        finally:
-            await self.change(ref, self._end_control)
+        elif loaded[0].status == "validating":
+            await self._validate(ref, loaded[0], lease)
+        else:
+            await self._finish(ref)
 
-    def _begin_control(self, record: BatchState) -> bool:
-        if record.status in ENDED:
-            return False
-        if record.controller not in ("", self._sign.name):
-            record.lost_controllers.append(record.controller)
-        record.controller = self._sign.name
-        return True
-
-    async def _has_lost_too_many(self, record: BatchState) -> bool:
-        lost = record.lost_controllers
-        return len(lost) >= _MAX_LOSSES and len(await self._sign.list_ended(lost)) >= _MAX_LOSSES
-
-    def _end_control(self, record: BatchState) -> bool:
-        if record.controller != self._sign.name:
-            return False
-        record.controller, record.lost_controllers = "", []
-        return True
-
-    async def _give_up(self, ref: BatchRef) -> None:
+    async def give_up(self, ref: BatchRef, message: str) -> None:
         """Let a batch fail that has cost too many workers; what is executed of it already stays in no file."""
-        _log.error("%s fails: %d processes have ended while they worked on it as a whole", ref.id, _MAX_LOSSES)
 
         def fail(record: BatchState) -> bool:
             if record.status in ENDED:
                 return False
-            record.errors = [*record.errors, _WORKER_LOST]
+            record.errors = [*record.errors, LineError("worker_lost", message)]
             record.enter("failed")
             return True
 

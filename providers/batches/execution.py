@@ -13,7 +13,7 @@ import hashlib
 import logging
 import random
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -22,9 +22,8 @@ import msgspec
 from apis.batches.batches import BatchOwner, LineAnswer, LineExecutor
 from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import InvalidRequest, StorageCorrupt, StoredValueTooLarge
-from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
-from apis.storage.lease import Lease, LeaseLost
-from apis.storage.records import decode_record, encode_record
+from apis.storage.kv_store import Delete, KVStore, Op, Put
+from apis.storage.records import encode_record
 from providers.batches.records import (
     KEY_REVOKED,
     KEY_REVOKED_MESSAGE,
@@ -36,7 +35,7 @@ from providers.batches.records import (
 )
 from providers.batches.results import LineUsage, add_result, build_result, load_counts, read_usage
 from providers.batches.validation import decode_body, decode_line, splice_fields
-from providers.common.state.scan import skipping_damaged
+from providers.common.jobs import Claim
 from providers.common.state.worker_signs import WorkerSign
 
 _log = logging.getLogger(__name__)
@@ -67,19 +66,12 @@ class LineLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedBlock:
-    """A block whose lease this process holds."""
+class BatchBlock:
+    """A block of lines of a batch."""
 
     ref: BatchRef
     batch: BatchState
     name: str
-    block: BlockRecord
-    lease: Lease
-    sign: WorkerSign
-
-    @property
-    def key(self) -> str:
-        return f"{self.ref.block_prefix}{self.name}"
 
 
 class LineGate:
@@ -108,37 +100,19 @@ class LineGate:
         return await self._executor.may_execute(owner)
 
 
-async def claim_block(
-    kv: KVStore, ref: BatchRef, batch: BatchState, row: tuple[str, Entry], lease_s: float, sign: WorkerSign
-) -> ClaimedBlock | None:
-    """Claim a block that no worker holds; None if one does, or the block is done. Each line that another worker has
-    begun and not ended may have ended it. `sign` is that of this worker, which may have lost its lease in an outage."""
-    key, entry = row
-    name, block = key.removeprefix(ref.block_prefix), BlockRecord()
-    with skipping_damaged(kv, key, "BlockRecord"):
-        block = decode_record(entry, BlockRecord)
-    if block.begun and block.worker != sign.name:
-        done = (await load_counts(kv, ref, name)).done
-        for number in set(block.begun).difference(done):
-            block.losses.setdefault(number, []).append(block.worker)
-    block.begun, block.worker = [], sign.name
-    lease = Lease(kv, f"{ref.lease_prefix}{name}", lease_s)
-    put_block = Put(key, encode_record(block), _block_ttl_s(batch), entry.version)
-    # durable, so that no store that fails over forgets who executes it
-    if await lease.acquire([put_block], durable=True) is None:
-        return None
-    return ClaimedBlock(ref, batch, name, block, lease, sign)
-
-
 class BlockExecution:
     """The execution of one claimed block. `stop` ends it early."""
 
-    def __init__(self, kv: KVStore, claim: ClaimedBlock, gate: LineGate, limits: LineLimits) -> None:
+    def __init__(
+        self, kv: KVStore, claim: Claim[BatchBlock, BlockRecord], gate: LineGate, limits: LineLimits, sign: WorkerSign
+    ) -> None:
         self._kv = kv
         self._claim = claim
+        self._block = claim.subject
+        self._sign = sign
         self._gate = gate
         self._limits = limits
-        self._first_line, self._line_count = parse_block_name(claim.name)
+        self._first_line, self._line_count = parse_block_name(self._block.name)
         self._counts = BlockCounts()
         self._count_lock = asyncio.Lock()
         self._tasks: dict[asyncio.Task[None], int] = {}
@@ -146,11 +120,11 @@ class BlockExecution:
         self._storing: set[int] = set()
         self._stored_begun: frozenset[int] = frozenset()
         self._begun_lock = asyncio.Lock()
-        self._stop_reason: StopReason = abandon_reason(claim.batch) if claim.batch.abandons_lines else ""
+        self._stop_reason: StopReason = abandon_reason(self._block.batch) if self._block.batch.abandons_lines else ""
 
     @property
     def ref(self) -> BatchRef:
-        return self._claim.ref
+        return self._block.ref
 
     def stop(self, reason: StopReason) -> None:
         """End the execution: with `drain`, when the lines in progress have ended, for another worker to go on; else at
@@ -164,17 +138,16 @@ class BlockExecution:
                 task.cancel()
 
     async def run(self) -> None:
-        """Execute the lines and end the claim. Raises LeaseLost if another worker has it."""
-        claim = self._claim
-        async with claim.lease.renew_in_background():
-            try:
-                await self._run_lines()
-            finally:
-                for task in self._tasks:
-                    task.cancel()
-                if self._tasks:
-                    await asyncio.wait(self._tasks)
-                await self._end_claim()
+        """Execute the lines, and remove a block that is done. Raises LeaseLost if another worker has it."""
+        try:
+            await self._run_lines()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+        if len(self._counts.done) >= self._line_count:
+            await self._claim.lease.release([Delete(self._claim.job.key), Delete(self._data_key("input"))])
 
     async def _run_lines(self) -> None:
         lines = await self._load_lines()
@@ -198,10 +171,10 @@ class BlockExecution:
 
     async def _load_lines(self) -> dict[int, bytes]:
         """Return the lines without a result, by their numbers."""
-        ref = self._claim.ref
-        self._counts = await load_counts(self._kv, ref, self._claim.name)
+        ref = self._block.ref
+        self._counts = await load_counts(self._kv, ref, self._block.name)
         try:
-            input_entry = await self._kv.get(f"{ref.data_prefix('input')}{self._claim.name}")
+            input_entry = await self._kv.get(self._data_key("input"))
             if input_entry is None:
                 raise StorageCorrupt
             lines = input_entry.value.split(b"\n")
@@ -217,19 +190,18 @@ class BlockExecution:
     async def _run_line(self, number: int, line: bytes) -> None:
         """Execute a line until it has a result, and store that. Raises StoreUnavailable: an outage of the store fails
         no line."""
-        claim = self._claim
         losses = await self._count_losses(number)
         if losses >= _MAX_LOSSES:
             await self._store_error(number, line, _WORKER_LOST)
             return
         try:
-            await self._kv.require_room(claim.ref.tenant)
+            await self._kv.require_room(self._block.ref.tenant)
         except InvalidRequest as exc:
             await self._store_error(number, line, {"code": exc.code or exc.type, "message": exc.message})
             return
         attempt = 0
         while True:
-            async with self._gate.admit(claim.ref.tenant, alone=losses > 0):
+            async with self._gate.admit(self._block.ref.tenant, alone=losses > 0):
                 self._running.add(number)
                 await self._store_begun()
                 answer = await self._execute_line(number, line, attempt + 1)
@@ -247,19 +219,19 @@ class BlockExecution:
     async def _count_losses(self, number: int) -> int:
         """Return the number of workers that the line may have ended. Before it fails for them, those that live are
         found out, and do not count. Raises StoreUnavailable."""
-        block = self._claim.block
+        block = self._claim.record
         workers = block.losses.get(number, [])
         if len(workers) >= _MAX_LOSSES:
-            workers = block.losses[number] = await self._claim.sign.list_ended(workers)
+            workers = block.losses[number] = await self._sign.list_ended(workers)
         return len(workers)
 
     async def _execute_line(self, number: int, line: bytes, attempt: int) -> LineAnswer:
-        batch, body = self._claim.batch, bytes(decode_line(line).body)
+        batch, body = self._block.batch, bytes(decode_line(line).body)
         engine_priority = self._gate.engine_priority
         if engine_priority is not None and batch.endpoint != "/v1/embeddings":
             fields = decode_body(body)
             body = body if fields.priority is not None else splice_fields(body, {"priority": engine_priority})
-        owner = BatchOwner(self._claim.ref.tenant, batch.key_id)
+        owner = BatchOwner(self._block.ref.tenant, batch.key_id)
         return await self._gate.execute(batch.endpoint, body, owner, self._response_id(number, attempt))
 
     async def _store_begun(self) -> None:
@@ -269,15 +241,15 @@ class BlockExecution:
             begun = frozenset(self._running)
             if begun == self._stored_begun:
                 return
-            claim.block.begun = sorted(begun)
-            await claim.lease.write([Put(claim.key, encode_record(claim.block), _block_ttl_s(claim.batch))])
+            claim.record.begun = sorted(begun)
+            await claim.lease.write([Put(claim.job.key, encode_record(claim.record), block_life_s(self._block.batch))])
             self._stored_begun = begun
 
     def _response_id(self, number: int, attempt: int) -> str:
         """Return the id of the response of an attempt, the same for every worker that executes the line."""
-        name = f"{self._claim.ref.id}/{number}/{attempt}".encode()
+        name = f"{self._block.ref.id}/{number}/{attempt}".encode()
         digest = hashlib.blake2b(name, digest_size=16).hexdigest()
-        return f"resp_{self._claim.batch.created_at * 1000:012x}{digest}"
+        return f"resp_{self._block.batch.created_at * 1000:012x}{digest}"
 
     async def _store_answer(self, number: int, line: bytes, answer: LineAnswer) -> None:
         body = answer.body
@@ -303,30 +275,21 @@ class BlockExecution:
         of power may take it along with its count, and then the line is executed again."""
         claim = self._claim
         self._storing.add(number)
-        prefix = claim.ref.data_prefix("output" if is_success else "error")
-        ttl_s = _block_ttl_s(claim.batch)
+        prefix = self._block.ref.data_prefix("output" if is_success else "error")
+        ttl_s = block_life_s(self._block.batch)
         async with self._count_lock:
             counts = BlockCounts(**{name: getattr(self._counts, name) for name in BlockCounts.__struct_fields__})
             add_result(counts, number, usage, is_success=is_success)
             ops: list[Op] = [
                 Put(f"{prefix}{number:06d}", result, ttl_s),
-                Put(f"{claim.ref.data_prefix('progress')}{claim.name}", encode_record(counts), ttl_s),
+                Put(self._data_key("progress"), encode_record(counts), ttl_s),
             ]
             await claim.lease.write(ops)
             self._counts = counts
         self._running.discard(number)
 
-    async def _end_claim(self) -> None:
-        """Remove a block that is done, else return it to the other workers."""
-        claim = self._claim
-        ops: list[Op]
-        if len(self._counts.done) >= self._line_count:
-            ops = [Delete(claim.key), Delete(f"{claim.ref.data_prefix('input')}{claim.name}")]
-        else:
-            claim.block.begun = []
-            ops = [Put(claim.key, encode_record(claim.block), _block_ttl_s(claim.batch))]
-        with suppress(LeaseLost):
-            await claim.lease.release(ops)
+    def _data_key(self, kind: Literal["input", "progress"]) -> str:
+        return f"{self._block.ref.data_prefix(kind)}{self._block.name}"
 
 
 def _is_readable(line: bytes) -> bool:
@@ -344,5 +307,6 @@ def abandon_reason(batch: BatchState) -> StopReason:
     return "batch_cancelled" if batch.status == "cancelling" else "batch_expired"
 
 
-def _block_ttl_s(batch: BatchState) -> float:
+def block_life_s(batch: BatchState) -> float:
+    """Return the seconds after which the store may forget a block."""
     return max(1.0, 2.0 * (batch.expires_at - batch.created_at) + 86_400)

@@ -24,6 +24,7 @@ from apis.provider import Provider
 from apis.responses import Responses
 from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.storage.pages import Page, first_page
+from apis.storage.records import encode_record
 from apis.wire.completion_window import window_to_seconds
 from providers.batches.control import BatchControl
 from providers.batches.execution import LineGate, LineLimits
@@ -36,7 +37,8 @@ from providers.batches.records import (
     new_batch_ref,
 )
 from providers.batches.validation import BLOCK_LINES
-from providers.batches.workers import BatchWorkers, WorkerShares
+from providers.batches.workers import BatchWorkers, WorkerSettings
+from providers.common.jobs import JobRecord
 from providers.common.state.scan import list_records
 from providers.common.state.worker_signs import WorkerSign
 
@@ -82,13 +84,7 @@ class LeasedBatches(Batches):
         self._tenants = tenants
         self._sign = WorkerSign(kv_store, config.lease_s)
         self._control = BatchControl(
-            kv_store,
-            files,
-            inference,
-            responses.event_queue(),
-            self._sign,
-            lease_s=config.lease_s,
-            max_line_bytes=config.max_line_bytes,
+            kv_store, files, inference, responses.event_queue(), max_line_bytes=config.max_line_bytes
         )
         self._workers: BatchWorkers | None = None
 
@@ -98,7 +94,6 @@ class LeasedBatches(Batches):
 
     def execute_with(self, executor: LineExecutor) -> SpareCapacity:
         config, several = self._config, self._tenants.are_several
-        limits = LineLimits(config.max_attempts, config.retry_s)
         capacity = SpareCapacity(
             FairShare("lines of batches", config.max_running, several_tenants=several),
             executor.interactive_requests,
@@ -106,7 +101,7 @@ class LeasedBatches(Batches):
             engine_priority=config.engine_priority,
         )
         block_places = 2 * -(-config.max_running // BLOCK_LINES)
-        shares = WorkerShares(
+        settings = WorkerSettings(
             FairShare(
                 "blocks of batches",
                 _BLOCK_TENANTS * block_places,
@@ -114,11 +109,12 @@ class LeasedBatches(Batches):
                 several_tenants=True,
             ),
             FairShare("batches", _CONTROL_PLACES, several_tenants=several),
-            config.max_active,
+            LineLimits(config.max_attempts, config.retry_s),
+            *(config.max_active, config.lease_s, config.poll_s),
         )
         gate = LineGate(capacity, executor)
-        self._workers = BatchWorkers(self._kv, self._control, gate, limits, shares, self._sign)
-        self._workers.start(config.poll_s, config.lease_s)
+        self._workers = BatchWorkers(self._kv, self._control, gate, settings, self._sign)
+        self._workers.start()
         return capacity
 
     async def drain(self, *, at_once: bool = False) -> None:
@@ -157,7 +153,7 @@ class LeasedBatches(Batches):
             key_id=key_id,
         )
         ref = new_batch_ref(tenant)
-        await self._kv.write([ref.put(record, ABSENT), Put(ref.active_key, b"")])
+        await self._kv.write([ref.put(record, ABSENT), Put(ref.active_key, encode_record(JobRecord()))])
         self._wake()
         return batch_to_wire(ref.id, record, BlockCounts())
 

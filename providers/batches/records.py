@@ -1,7 +1,7 @@
 """Records of batches in a KVStore, their keys, and the object that a client sees.
 
     TENANT/batch/BATCH                     the batch
-    /batch_active/TENANT/BATCH             present until the batch has ended
+    /batch_active/TENANT/BATCH             the attempts at a step of the batch as a whole; present until it has ended
     /batch_lease/TENANT/BATCH/control      held by the worker that validates or finishes the batch
     /batch_block/TENANT/BATCH/BLOCK        a block of lines without all its results; BLOCK names them: FIRST-COUNT
     /batch_lease/TENANT/BATCH/BLOCK        held by the worker that executes the block; gone when not renewed in time
@@ -81,11 +81,21 @@ class BlockRecord(msgspec.Struct, omit_defaults=True):
     begun: list[int] = msgspec.field(default_factory=list[int])
     losses: dict[int, list[str]] = msgspec.field(default_factory=dict[int, list[str]])
 
+    def begin_attempt(self, worker: str) -> None:
+        """Note the worker that executes the block now. Each line that another one has begun and not ended may have
+        ended that one."""
+        for number in self.begun if self.worker != worker else ():
+            self.losses.setdefault(number, []).append(self.worker)
+        self.begun, self.worker = [], worker
+
+    def give_back(self, worker: str) -> None:
+        """Note that none of its lines is being executed."""
+        self.begun = []
+
 
 class BatchState(msgspec.Struct, omit_defaults=True):
     """The state of a batch. Times are seconds since the epoch. `counts` are final once the batch is finalizing;
-    `is_expiring` says that its window has passed; `key_id` is the key that created it. `controller` is the worker that
-    validates or finishes the batch, and `lost_controllers` are those that left it without an end."""
+    `is_expiring` says that its window has passed; `key_id` is the key that created it."""
 
     input_file_id: str
     endpoint: str
@@ -104,8 +114,6 @@ class BatchState(msgspec.Struct, omit_defaults=True):
     error_file_id: str | None = None
     is_expiring: bool = False
     key_id: str = ""
-    controller: str = ""
-    lost_controllers: list[str] = msgspec.field(default_factory=list[str])
 
     def enter(self, status: BatchStatus) -> None:
         """Change the status and set the time of it."""

@@ -1,248 +1,243 @@
-"""BatchWorkers: the batches and blocks that this process works on, claimed in turns of the tenants."""
+"""The queues of batches: batches to be validated or finished, and blocks of lines. BatchWorkers runs both."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass
 from typing import Final
 
 from apis.batches.batches import BatchOwner
 from apis.errors import StackError, StoreUnavailable
-from apis.fair_share import FairShare, Place
+from apis.fair_share import FairShare
 from apis.storage.kv_store import Entry, KVStore
-from apis.storage.lease import LeaseLost
 from apis.storage.records import decode_record, scan_groups
-from apis.ticks import wait_for_tick
 from providers.batches.control import BatchControl
 from providers.batches.execution import (
+    BatchBlock,
     BlockExecution,
     LineGate,
     LineLimits,
     abandon_reason,
-    claim_block,
+    block_life_s,
 )
-from providers.batches.records import ACTIVE_PREFIX, BatchRef, BatchState, decode_active_key
+from providers.batches.records import ACTIVE_PREFIX, BatchRef, BatchState, BlockRecord, decode_active_key
+from providers.common.jobs import MAX_UNRETURNED, Claim, Job, JobQueue, JobRecord, LeasedJobs
 from providers.common.state.scan import skipping_damaged
 from providers.common.state.worker_signs import WorkerSign
-from providers.common.supervision import supervise
 
 _log = logging.getLogger(__name__)
 
-_SCANNED_BLOCKS: Final = 64
+_SCANNED_BLOCKS: Final = 128
 _RETRY_S: Final = 2.0
-"""Seconds until a batch whose files could not be read or written is tried again."""
-_REST_FACTOR: Final = 4
-"""A look at all batches pauses for this many times its duration, so that it takes a fifth of the process's time."""
+"""Seconds until work that failed on a store, or on files, is tried again."""
 _CLOSE_TIMEOUT_S: Final = 0.4
-"""Seconds that cancelled blocks have to release their leases."""
-
-
-@dataclass(slots=True)
-class _TenantWork:
-    """The work that is there for one tenant, in its order."""
-
-    unchanged: list[BatchRef] = field(default_factory=list[BatchRef])
-    """Batches to be validated or finished."""
-    blocks: list[tuple[BatchRef, BatchState, tuple[str, Entry]]] = field(
-        default_factory=list[tuple[BatchRef, BatchState, tuple[str, Entry]]]
-    )
+"""Seconds that cancelled work has to be given back."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerShares:
-    """The shares of this process: blocks that it has claimed, and batches that it validates or finishes."""
+class WorkerSettings:
+    """The shares of this process, which are blocks that it has claimed, and batches that it validates or finishes; the
+    limits of a line; the active batches of a tenant; and seconds of a lease, and between two looks."""
 
     blocks: FairShare
     controls: FairShare
+    lines: LineLimits
     max_active: int
+    lease_s: float
+    poll_s: float
 
 
-class BatchWorkers:
-    """Claims blocks of all tenants' batches, and executes each in a task of its own."""
+class ControlQueue(JobQueue[BatchRef, JobRecord]):
+    """Batches to be validated or finished, as the last look for blocks has found them: `waiting`."""
+
+    title = "batches"
 
     def __init__(
         self,
         kv: KVStore,
         control: BatchControl,
         gate: LineGate,
-        limits: LineLimits,
-        shares: WorkerShares,
+        places: FairShare,
         sign: WorkerSign,
+        on_step: Callable[[], None],
     ) -> None:
-        self._kv = kv
+        """`on_step` is called when a batch has taken a step: it may have blocks now."""
+        super().__init__(kv, JobRecord, places, _RETRY_S)
         self._control = control
         self._gate = gate
-        self._limits = limits
-        self._shares = shares
         self._sign = sign
-        self._wakeup = asyncio.Event()
-        self._executions: dict[asyncio.Task[None], BlockExecution] = {}
-        self._controls: dict[BatchRef, asyncio.Task[None]] = {}
-        self._retry_at: dict[BatchRef, float] = {}
-        self._watcher: asyncio.Task[None] | None = None
-        self._is_draining = False
-        self._claiming = asyncio.Lock()
+        self._on_step = on_step
+        self.waiting: Sequence[Job[BatchRef]] = ()
 
-    def start(self, poll_s: float, lease_s: float) -> None:
-        self._sign.start()
-        self._watcher = supervise("the watcher of batches", lambda: self._watch(poll_s, lease_s))
+    async def list_waiting(self) -> AsyncGenerator[Job[BatchRef]]:
+        waiting, self.waiting = self.waiting, ()
+        for job in waiting:
+            yield job
 
-    def wake(self) -> None:
-        """Look for work now instead of after the poll interval."""
-        self._wakeup.set()
+    async def read_record(self, job: Job[BatchRef]) -> JobRecord:
+        """Return the record; one that is damaged counts as one lost worker, and is replaced by the claim."""
+        return await super().read_record(job) or JobRecord(1, workers=["unknown"])
 
-    async def drain(self, *, at_once: bool = False) -> None:
-        """Begin no more lines, and return when those in progress have ended; with `at_once` they are broken off, and
-        other workers execute them."""
-        self._is_draining = True
-        self._wakeup.set()
-        async with self._claiming:  # a block that was just claimed is executed
-            if self._watcher is not None:
-                self._watcher.cancel()
-        for task, execution in self._executions.items():
-            execution.stop("drain")
-            if at_once:
-                task.cancel()
-        while tasks := [*self._executions, *self._controls.values()]:
-            await asyncio.wait(tasks)
+    async def run(self, claim: Claim[BatchRef, JobRecord]) -> None:
+        """Take the next step of a batch. The last worker that it may cost does so alone: then nothing else is to blame
+        if that worker ends."""
+        record = claim.record
+        is_last_try = len(record.workers) == self.max_lost_workers
+        if is_last_try:  # it waits, and is not to blame if the process ends meanwhile
+            record.give_back(self._sign.name)
+            await claim.lease.write(await self.build_record_ops(claim))
+        async with self._gate.admit(claim.job.tenant, alone=True) if is_last_try else nullcontext():
+            if is_last_try:
+                record.begin_attempt(self._sign.name)
+                await claim.lease.write(await self.build_record_ops(claim))
+            await self._control.advance(claim.subject, claim.lease)
+        record.workers = [self._sign.name]  # the next step may cost as many
+        self._on_step()
 
-    async def close(self) -> None:
-        """Cancel all work, so that other workers can go on at once."""
-        self._is_draining = True
-        tasks = [*self._executions, *self._controls.values(), *([self._watcher] if self._watcher else [])]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
-        await self._sign.close()
+    async def fail(self, claim: Claim[BatchRef, JobRecord], lost_workers: int) -> None:
+        times = lost_workers or MAX_UNRETURNED
+        ended = "ended" if lost_workers else "left it"
+        message = f"The processes that worked on this batch as a whole {ended} before they were done, {times} times."
+        await self._control.give_up(claim.subject, message)
 
-    async def _watch(self, poll_s: float, lease_s: float) -> None:
-        while not self._is_draining:
-            self._wakeup.clear()
-            began_at = time.monotonic()
-            try:
-                work = await self._list_work()
-                async with self._claiming:
-                    self._start_controls(work)
-                    await self._claim_blocks(work, lease_s)
-            except StackError as exc:
-                _log.warning("batches wait: %s", exc.message)
-            await asyncio.sleep(_REST_FACTOR * (time.monotonic() - began_at))
-            await wait_for_tick(self._wakeup, poll_s)
 
-    async def _list_work(self) -> dict[str, _TenantWork]:
-        work: dict[str, _TenantWork] = {}
-        async for tenant, rows in scan_groups(self._kv, ACTIVE_PREFIX, limit=self._shares.max_active):
-            refs = [decode_active_key(key) for key, _ in rows]
-            entries = await self._kv.get_many([ref.key for ref in refs])
-            tenant_work = work.setdefault(tenant, _TenantWork())
-            for ref, entry in zip(refs, entries, strict=True):
-                try:
-                    with skipping_damaged(self._kv, ref.key, "BatchState"):
-                        await self._list_work_of(ref, entry, tenant_work)
-                except StoreUnavailable:
-                    raise
-                except StackError as exc:
-                    _log.warning("%s waits: %s", ref.id, exc.message)
-        return work
+class BlockQueue(JobQueue[BatchBlock, BlockRecord]):
+    """Blocks of the batches that are in progress. Poison among them is found line by line."""
 
-    async def _list_work_of(self, ref: BatchRef, entry: Entry | None, work: _TenantWork) -> None:
+    title = "blocks of batches"
+
+    def __init__(
+        self,
+        kv: KVStore,
+        control: BatchControl,
+        gate: LineGate,
+        settings: WorkerSettings,
+        sign: WorkerSign,
+        on_controls: Callable[[Sequence[Job[BatchRef]]], None],
+    ) -> None:
+        """`on_controls` is called with the batches that have to be validated or finished, at each look."""
+        super().__init__(kv, BlockRecord, settings.blocks, _RETRY_S)
+        self._control = control
+        self._gate = gate
+        self._settings = settings
+        self._sign = sign
+        self._on_controls = on_controls
+        self.executions: dict[str, BlockExecution] = {}
+
+    async def list_waiting(self) -> AsyncGenerator[Job[BatchBlock]]:
+        controls: list[Job[BatchRef]] = []
+        async with aclosing(scan_groups(self.kv, ACTIVE_PREFIX, limit=self._settings.max_active)) as groups:
+            async for tenant, rows in groups:
+                refs, block_count = [decode_active_key(key) for key, _ in rows], 0
+                entries = await self.kv.get_many([ref.key for ref in refs])
+                for ref, entry, (key, active) in zip(refs, entries, rows, strict=True):
+                    blocks = await self._try_list_blocks(ref, entry, is_enough=block_count >= _SCANNED_BLOCKS)
+                    if blocks is None:
+                        controls.append(Job(tenant, ref, ref.control_key, self._settings.lease_s, key, active))
+                    else:
+                        block_count += len(blocks)
+                        for block in blocks:
+                            yield block
+        self._on_controls(controls)
+
+    async def _try_list_blocks(
+        self, ref: BatchRef, entry: Entry | None, *, is_enough: bool
+    ) -> Sequence[Job[BatchBlock]] | None:
+        """Return what `_list_blocks` does, and nothing of a batch that cannot be read or changed now."""
+        try:
+            with skipping_damaged(self.kv, ref.key, "BatchState"):
+                return await self._list_blocks(ref, entry, is_enough=is_enough)
+        except StoreUnavailable:
+            raise
+        except StackError as exc:
+            _log.warning("%s waits: %s", ref.id, exc.message)
+        return ()
+
+    async def _list_blocks(
+        self, ref: BatchRef, entry: Entry | None, *, is_enough: bool
+    ) -> Sequence[Job[BatchBlock]] | None:
+        """Return the blocks of a batch; None if it has to be validated or finished. With `is_enough`, only those whose
+        lines are abandoned are read."""
         record = None if entry is None else decode_record(entry, BatchState)
         if record is None or record.status == "validating":
-            work.unchanged.append(ref)
-            return
+            return None
         if record.status == "in_progress" and not record.is_expiring and time.time() > record.expires_at:
             record = await self._control.change(ref, _begin_expiry) or record
         if record.status == "in_progress" and not await self._gate.may_execute(BatchOwner(ref.tenant, record.key_id)):
             record = await self._control.change(ref, BatchState.revoke) or record
         if record.abandons_lines:
-            for execution in self._executions.values():
+            for execution in self.executions.values():
                 if execution.ref == ref:
                     execution.stop(abandon_reason(record))
-        if len(work.blocks) >= _SCANNED_BLOCKS and not record.abandons_lines:
-            return
-        rows = await self._kv.scan(ref.block_prefix, limit=_SCANNED_BLOCKS)
-        if not rows:
-            work.unchanged.append(ref)
-            return
-        leases = await self._kv.get_many([f"{ref.lease_prefix}{_block_name(key)}" for key, _ in rows])
-        work.blocks += [(ref, record, row) for row, lease in zip(rows, leases, strict=True) if lease is None]
+        if is_enough and not record.abandons_lines:
+            return ()
+        rows = await self.kv.scan(ref.block_prefix, limit=_SCANNED_BLOCKS)
+        jobs: list[Job[BatchBlock]] = []
+        for key, block_entry in rows:
+            name = key.removeprefix(ref.block_prefix)
+            lease_key = f"{ref.lease_prefix}{name}"
+            block = BatchBlock(ref, record, name)
+            jobs.append(Job(ref.tenant, block, lease_key, self._settings.lease_s, key, block_entry))
+        return jobs or None
 
-    def _start_controls(self, work: dict[str, _TenantWork]) -> None:
-        """Validate or finish batches, of each tenant its oldest first; one that failed, or that another worker has,
-        after a pause."""
-        if self._is_draining:
-            return
-        active = {ref for each in work.values() for ref in each.unchanged}
-        self._retry_at = {ref: retry_at for ref, retry_at in self._retry_at.items() if ref in active}
-        for tenant in sorted(work, key=self._shares.controls.used_by):
-            for ref in work[tenant].unchanged:
-                if ref in self._controls or self._retry_at.get(ref, 0) > time.monotonic():
-                    continue
-                place = self._shares.controls.try_acquire(tenant)
-                if place is None:
-                    break
-                task = asyncio.create_task(self._run(ref.id, partial(self._advance, ref)))
-                self._controls[ref] = task
-                task.add_done_callback(lambda _, ref=ref, place=place: self._end_control(ref, place))
+    async def read_record(self, job: Job[BatchBlock]) -> BlockRecord:
+        return await super().read_record(job) or BlockRecord()
 
-    async def _advance(self, ref: BatchRef) -> None:
-        self._retry_at[ref] = time.monotonic() + _RETRY_S
-        if await self._control.advance(ref, self._gate):
-            self._retry_at.pop(ref, None)
-            self._wakeup.set()
+    def find_record_life_s(self, job: Job[BatchBlock], record: BlockRecord) -> float:
+        return block_life_s(job.subject.batch)
 
-    def _end_control(self, ref: BatchRef, place: Place) -> None:
-        _log_bug(self._controls[ref])
-        del self._controls[ref]
-        place.release()
-
-    async def _claim_blocks(self, work: dict[str, _TenantWork], lease_s: float) -> None:
-        """Claim blocks while there are places; the tenant that uses the fewest comes first."""
-        waiting = {tenant: each.blocks for tenant, each in work.items() if each.blocks}
-        while waiting and not self._is_draining:
-            tenant = min(waiting, key=self._shares.blocks.used_by)
-            place = self._shares.blocks.try_acquire(tenant) if waiting[tenant] else None
-            if place is None:
-                del waiting[tenant]
-                continue
-            with ExitStack() as claim_stack:
-                claim_stack.enter_context(place)
-                ref, record, row = waiting[tenant].pop(0)
-                claim = None
-                with skipping_damaged(self._kv, row[0], "BlockRecord"):
-                    claim = await claim_block(self._kv, ref, record, row, lease_s, self._sign)
-                if claim is not None:
-                    self._start_execution(BlockExecution(self._kv, claim, self._gate, self._limits), place)
-                    claim_stack.pop_all()
-
-    def _start_execution(self, execution: BlockExecution, place: Place) -> None:
-        task = asyncio.create_task(self._run(execution.ref.id, execution.run))
-        self._executions[task] = execution
-        task.add_done_callback(lambda ended: self._end_execution(ended, place))
-
-    def _end_execution(self, task: "asyncio.Task[None]", place: Place) -> None:
-        _log_bug(task)
-        del self._executions[task]
-        place.release()
-        self._wakeup.set()
-
-    async def _run(self, batch_id: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, claim: Claim[BatchBlock, BlockRecord]) -> None:
+        key = claim.job.lease_key
+        self.executions[key] = BlockExecution(self.kv, claim, self._gate, self._settings.lines, self._sign)
         try:
-            await work()
-        except LeaseLost:
-            _log.info("a part of %s has ended, or another worker has it now", batch_id)
-        except StackError as exc:
-            _log.warning("a part of %s is done again later: %s", batch_id, exc.message)
+            await self.executions[key].run()
+        finally:
+            del self.executions[key]
 
 
-def _log_bug(task: "asyncio.Task[None]") -> None:
-    """Log the exception of a part of a batch that no provider should raise. The part is done again later."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("a part of a batch failed on a bug", exc_info=error)
+class BatchWorkers:
+    """The work of this process at the batches of all tenants."""
+
+    def __init__(
+        self, kv: KVStore, control: BatchControl, gate: LineGate, settings: WorkerSettings, sign: WorkerSign
+    ) -> None:
+        self._sign = sign
+        self._control_queue = ControlQueue(kv, control, gate, settings.controls, sign, self.wake)
+        self._block_queue = BlockQueue(kv, control, gate, settings, sign, self._begin_controls)
+        self._controls = LeasedJobs(self._control_queue, sign, settings.poll_s)
+        self._blocks = LeasedJobs(self._block_queue, sign, settings.poll_s)
+
+    def start(self) -> None:
+        self._sign.start()
+        self._controls.start()
+        self._blocks.start()
+
+    def wake(self) -> None:
+        """Look for work now instead of after the poll interval."""
+        self._blocks.wake()
+
+    def _begin_controls(self, jobs: Sequence[Job[BatchRef]]) -> None:
+        self._control_queue.waiting = jobs
+        if jobs:
+            self._controls.wake()
+
+    async def drain(self, *, at_once: bool = False) -> None:
+        """Begin no more lines, and return when those in progress have ended; with `at_once` they are broken off, and
+        other workers execute them."""
+        await asyncio.gather(self._blocks.stop_claiming(), self._controls.stop_claiming())
+        await asyncio.sleep(0)  # a block that was just claimed begins
+        for execution in self._block_queue.executions.values():
+            execution.stop("drain")
+        if at_once:
+            await self._blocks.cancel([claim.job.lease_key for claim in self._blocks.claims])
+        await asyncio.gather(self._blocks.drain(), self._controls.drain())
+
+    async def close(self) -> None:
+        """Cancel all work, so that other workers can go on at once."""
+        await asyncio.gather(self._blocks.close(_CLOSE_TIMEOUT_S), self._controls.close(_CLOSE_TIMEOUT_S))
+        await self._sign.close()
 
 
 def _begin_expiry(record: BatchState) -> bool:
@@ -250,7 +245,3 @@ def _begin_expiry(record: BatchState) -> bool:
         return False
     record.is_expiring = True
     return True
-
-
-def _block_name(key: str) -> str:
-    return key.rpartition("/")[2]

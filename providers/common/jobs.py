@@ -44,7 +44,7 @@ class ClaimRecord(Protocol):
         """Note that the worker runs the job now."""
         ...
 
-    def give_back(self) -> None:
+    def give_back(self, worker: str) -> None:
         """Note that the worker leaves the job in order."""
         ...
 
@@ -62,10 +62,11 @@ class JobRecord(msgspec.Struct):
         self.attempts += 1
         self.workers = [*(each for each in self.workers if each != worker), worker]
 
-    def give_back(self) -> None:
-        """Take the present attempt back."""
-        self.handovers += 1
-        self.workers = self.workers[:-1]
+    def give_back(self, worker: str) -> None:
+        """Take the attempt of the worker back, if it has not been."""
+        if worker in self.workers:
+            self.handovers += 1
+            self.workers = [each for each in self.workers if each != worker]
 
 
 SubjectT = TypeVar("SubjectT")
@@ -127,12 +128,14 @@ class JobQueue(ABC, Generic[SubjectT, RecordT]):
         """Return the seconds after which the store may forget the record."""
         return None
 
-    def give_back_ops(self, claim: Claim[SubjectT, RecordT]) -> Sequence[Op]:
-        """Return the operations that store the record of a job which goes back, unless it has been removed."""
-        if claim.version is None:
-            return ()
-        life_s = self.find_record_life_s(claim.job, claim.record)
-        return [Put(claim.job.key, encode_record(claim.record), life_s, claim.version)]
+    async def build_record_ops(self, claim: Claim[SubjectT, RecordT]) -> list[Op]:
+        """Return the operation that stores the record of a claimed job; none for a job that was removed meanwhile, or
+        that has no record."""
+        job, record = claim.job, claim.record
+        entry = None if job.entry is None else await self.kv.get(job.key)
+        if entry is None:
+            return []
+        return [Put(job.key, encode_record(record), self.find_record_life_s(job, record), entry.version)]
 
     @abstractmethod
     async def run(self, claim: Claim[SubjectT, RecordT]) -> None:
@@ -179,7 +182,7 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
         """The jobs that this process runs."""
         return [claim for _, claim in self._running.values()]
 
-    async def cancel(self, lease_keys: Collection[str], timeout_s: float) -> None:
+    async def cancel(self, lease_keys: Collection[str], timeout_s: float | None = None) -> None:
         """Take these jobs from this process, if it runs them, and wait until they are given back."""
         await self._cancel([self._running[key][0] for key in lease_keys if key in self._running], timeout_s)
 
@@ -205,7 +208,7 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
         watchers = [] if self._watcher is None else [self._watcher]
         await self._cancel([*watchers, *(task for task, _ in self._running.values())], timeout_s)
 
-    async def _cancel(self, tasks: Collection["asyncio.Task[None]"], timeout_s: float) -> None:
+    async def _cancel(self, tasks: Collection["asyncio.Task[None]"], timeout_s: float | None) -> None:
         if tasks:
             await asyncio.sleep(0)  # a job that is cancelled before its first step would not be given back
             for task in tasks:
@@ -275,15 +278,7 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
         record = await self._queue.read_record(job)
         if record is None:
             return None
-        record.begin_attempt(self._sign.name)
-        ops: list[Op] = []
-        if job.entry is not None:
-            life_s = self._queue.find_record_life_s(job, record)
-            ops = [Put(job.key, encode_record(record), life_s, job.entry.version)]
-        lease = Lease(self._kv, job.lease_key, job.lease_s, holder=self._sign.name)
-        # durable, so that no store that fails over forgets who runs it
-        versions = await lease.acquire(ops, durable=True)
-        return None if versions is None else Claim(job, record, lease, versions[0] if versions else None)
+        return await claim_job(self._kv, job, record, self._sign, self._queue.find_record_life_s(job, record))
 
     def _start(self, claim: Claim[SubjectT, RecordT], place: Place) -> None:
         key = claim.job.lease_key
@@ -336,11 +331,24 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
 
     async def _give_back(self, claim: Claim[SubjectT, RecordT], delay_s: float) -> None:
         """Return a job to the queue, for another worker after `delay_s`. One that was removed meanwhile stays so."""
-        claim.record.give_back()
-        ops, lease = self._queue.give_back_ops(claim), claim.lease
+        lease = claim.lease
+        claim.record.give_back(self._sign.name)
         with suppress(StackError, LeaseLost, TimeoutError):
             async with asyncio.timeout(_GIVE_BACK_S):
+                ops = await self._queue.build_record_ops(claim)
                 if delay_s:
                     await lease.write(ops, ttl_s=delay_s)
                 elif not await lease.release(ops):
                     await lease.release()
+
+
+async def claim_job(
+    kv: KVStore, job: Job[SubjectT], record: RecordT, sign: WorkerSign, life_s: float | None = None
+) -> Claim[SubjectT, RecordT] | None:
+    """Begin an attempt at a job: store it in the record, and acquire the lease; None if another worker did."""
+    record.begin_attempt(sign.name)
+    lease = Lease(kv, job.lease_key, job.lease_s, holder=sign.name)
+    ops = [] if job.entry is None else [Put(job.key, encode_record(record), life_s, job.entry.version)]
+    # durable, so that no store that fails over forgets who runs it
+    versions = await lease.acquire(ops, durable=True)
+    return None if versions is None else Claim(job, record, lease, versions[0] if versions else None)

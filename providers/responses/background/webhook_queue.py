@@ -98,6 +98,7 @@ class WebhookQueue(JobQueue[_Queue, WebhookDelivery]):
         places = FairShare(self.title, _MAX_DELIVERIES, several_tenants=tenants.are_several)
         super().__init__(kv, WebhookDelivery, places, retry_s=_RETRY_S)
         self._fetcher = fetcher
+        self._sign = sign
         self.log = WebhookLog(kv)
         self.endpoints = StoredWebhookEndpoints(kv, fetcher, places, endpoint_options)
         self._configured = {hook.queue_name: _Queue(hook, webhook_queue_prefix(hook.queue_name)) for hook in webhooks}
@@ -244,7 +245,7 @@ class WebhookQueue(JobQueue[_Queue, WebhookDelivery]):
         ops: list[Op] = [Delete(job.key, claim.version)]
         ops += await self.log.attempt_ops((job.tenant, delivery.response_id, delivery.id), attempt, status, due_s)
         if due_s is not None:
-            delivery.give_back()
+            delivery.give_back(self._sign.name)
             life_s = self.find_record_life_s(job, delivery)
             ops.append(Put(_delivery_key(claim.subject, due_s, delivery), encode_record(delivery), life_s))
         await claim.lease.release(ops, even_if_lost=True)

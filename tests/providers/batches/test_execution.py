@@ -17,13 +17,16 @@ from apis.fair_share import FairShare
 from apis.storage.kv_store import Delete, KVStore, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
-from providers.batches.execution import BlockExecution, ClaimedBlock, LineGate, LineLimits, claim_block
+from providers.batches.execution import BatchBlock, BlockExecution, LineGate, LineLimits
 from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord, build_block_name, new_batch_ref
 from providers.batches.validation import MAX_ERRORS, BatchValidator, splice_fields
+from providers.common.jobs import Claim, Job, claim_job
+from providers.common.state.scan import decode_or_skip
 from providers.common.state.worker_signs import WorkerSign
 from providers.kv_store.memory import Memory
 from tests.support.sdk.batch_files import batch_line
 
+ClaimedBlock = Claim[BatchBlock, BlockRecord]
 LIMITS = LineLimits(max_attempts=3, retry_s=0.01)
 SIGN_INTERVAL_S = 0.02
 
@@ -101,8 +104,28 @@ async def claim(
     kv: KVStore, ref: BatchRef, batch: BatchState, lease_s: float = 5, worker: str = "one"
 ) -> ClaimedBlock | None:
     rows = await kv.scan(ref.block_prefix)
-    sign = WorkerSign(kv, SIGN_INTERVAL_S, name=worker)
-    return await claim_block(kv, ref, batch, rows[0], lease_s, sign) if rows else None
+    if not rows:
+        return None
+    key, entry = rows[0]
+    name = key.removeprefix(ref.block_prefix)
+    job = Job(ref.tenant, BatchBlock(ref, batch, name), f"{ref.lease_prefix}{name}", lease_s, key, entry)
+    record = decode_or_skip(kv, key, entry, BlockRecord) or BlockRecord()
+    return await claim_job(kv, job, record, WorkerSign(kv, SIGN_INTERVAL_S, name=worker))
+
+
+def execution_of(kv: KVStore, claimed: ClaimedBlock, gate: LineGate, limits: LineLimits = LIMITS) -> BlockExecution:
+    return BlockExecution(kv, claimed, gate, limits, WorkerSign(kv, SIGN_INTERVAL_S, name=claimed.record.worker))
+
+
+async def run(kv: KVStore, claimed: ClaimedBlock, execution: BlockExecution) -> None:
+    """Run the block, and give it back where it is not done."""
+    try:
+        async with claimed.lease.renew_in_background():
+            await execution.run()
+    finally:
+        if not claimed.lease.is_relinquished:
+            claimed.record.give_back(claimed.record.worker)
+            await claimed.lease.release([Put(claimed.job.key, encode_record(claimed.record))])
 
 
 async def results(kv: KVStore, ref: BatchRef) -> tuple[list[str], list[str]]:
@@ -114,7 +137,7 @@ async def results(kv: KVStore, ref: BatchRef) -> tuple[list[str], list[str]]:
 
 async def execute(kv: KVStore, claimed: ClaimedBlock | None, executor: Executor, limits: LineLimits = LIMITS) -> None:
     assert claimed is not None
-    await BlockExecution(kv, claimed, line_gate(executor, 8), limits).run()
+    await run(kv, claimed, execution_of(kv, claimed, line_gate(executor, 8), limits))
 
 
 async def test_clients_requests_leave_lines_a_share_only(kv: Memory) -> None:
@@ -136,7 +159,7 @@ async def test_busy_places_go_round_the_tenants(kv: Memory) -> None:
         ref, batch = await store_block(kv, tenant, 16)
         claimed = await claim(kv, ref, batch)
         assert claimed is not None
-        executions.append(BlockExecution(kv, claimed, LineGate(capacity, executor), LIMITS))
+        executions.append(execution_of(kv, claimed, LineGate(capacity, executor)))
     running = asyncio.create_task(executions[0].run())
     async with asyncio.timeout(10):
         while loud.running < 16:  # noqa: ASYNC110 - what is waited for sets no event
@@ -195,7 +218,7 @@ async def test_places_go_round_the_tenants(kv: Memory) -> None:
         ref, batch = await store_block(kv, tenant, 16)
         claimed = await claim(kv, ref, batch)
         assert claimed is not None
-        executions.append(BlockExecution(kv, claimed, gate, LIMITS))
+        executions.append(execution_of(kv, claimed, gate))
     await asyncio.gather(*(execution.run() for execution in executions))
     order = [tenant for tenant, _ in executor.executed]
     assert order[:32].count("quiet") == 16
@@ -209,7 +232,7 @@ async def test_a_block_goes_on_where_its_worker_was_killed(kv: Memory) -> None:
     executor.answer = lambda count: LineAnswer(200, "req", b"{}")
     gate = line_gate(executor, 1)
     assert first is not None
-    execution = BlockExecution(kv, first, gate, LIMITS)
+    execution = execution_of(kv, first, gate)
     lines = await execution._load_lines()  # pyright: ignore[reportPrivateUsage]  # as much as the killed worker did
     for number in (1, 2, 3):
         await execution._run_line(number, lines[number])  # pyright: ignore[reportPrivateUsage]  # the same
@@ -231,7 +254,7 @@ async def test_a_line_whose_result_the_store_has_lost_is_executed_again(kv: Memo
     assert claimed is not None
     [(lease_key, lease)] = await kv.scan(ref.lease_prefix)
     executor = Executor()
-    execution = BlockExecution(kv, claimed, line_gate(executor, 1), LIMITS)
+    execution = execution_of(kv, claimed, line_gate(executor, 1))
     lines = await execution._load_lines()  # pyright: ignore[reportPrivateUsage]  # as much as it did before the fail-over
     await execution._run_line(1, lines[1])  # pyright: ignore[reportPrivateUsage]  # the same
     for kind in ("output", "progress"):
@@ -258,7 +281,7 @@ async def test_a_line_is_stored_as_begun_while_it_is_executed(kv: Memory) -> Non
 
     claimed = await claim(kv, ref, batch)
     assert claimed is not None
-    await BlockExecution(kv, claimed, line_gate(Looking(), 1), LIMITS).run()
+    await run(kv, claimed, execution_of(kv, claimed, line_gate(Looking(), 1)))
     assert stored == [[1], [2], [3], [4]]
 
 
@@ -267,9 +290,9 @@ async def test_a_line_that_has_cost_two_workers_fails_alone(kv: Memory) -> None:
     ref, batch = await store_block(kv, "t", 6, begun=[1, 2, 3], worker="ended")
     first = await claim(kv, ref, batch, lease_s=0.05)
     assert first is not None
-    assert first.block.losses == {1: ["ended"], 2: ["ended"], 3: ["ended"]}
+    assert first.record.losses == {1: ["ended"], 2: ["ended"], 3: ["ended"]}
     executor = Executor(wait_s=60)
-    execution = BlockExecution(kv, first, line_gate(executor, 8), LIMITS)
+    execution = execution_of(kv, first, line_gate(executor, 8))
     running = asyncio.create_task(execution._run_lines())  # pyright: ignore[reportPrivateUsage]  # `run` would release the lease
     async with asyncio.timeout(5):
         while not executor.executed:  # noqa: ASYNC110 - what is waited for sets no event
@@ -290,7 +313,7 @@ async def test_lines_that_lost_their_lease_in_an_outage_are_not_to_blame(kv: Mem
     ref, batch = await store_block(kv, "t", 3, begun=[1, 2], losses={1: ["ended"]}, worker="one")
     claimed = await claim(kv, ref, batch, worker="one")
     assert claimed is not None
-    assert claimed.block.losses == {1: ["ended"]}
+    assert claimed.record.losses == {1: ["ended"]}
     await execute(kv, claimed, Executor())
     assert await results(kv, ref) == (["1", "2", "3"], [])
 
@@ -312,7 +335,7 @@ async def test_a_line_that_waits_for_its_next_attempt_is_not_to_blame(kv: Memory
     claimed = await claim(kv, ref, batch)
     assert claimed is not None
     busy = LineAnswer(503, "req", b"{}", is_transient=True, retry_after_s=60)
-    execution = BlockExecution(kv, claimed, line_gate(Executor(answer=lambda _: busy), 8), LIMITS)
+    execution = execution_of(kv, claimed, line_gate(Executor(answer=lambda _: busy), 8))
     running = asyncio.create_task(execution.run())
     begun = [[0]]
     async with asyncio.timeout(5):
@@ -359,8 +382,8 @@ async def test_a_drained_block_ends_what_it_began_and_returns_the_rest(kv: Memor
     claimed = await claim(kv, ref, batch)
     assert claimed is not None
     executor = Executor(wait_s=0.05)
-    execution = BlockExecution(kv, claimed, line_gate(executor, 4), LIMITS)
-    running = asyncio.create_task(execution.run())
+    execution = execution_of(kv, claimed, line_gate(executor, 4))
+    running = asyncio.create_task(run(kv, claimed, execution))
     async with asyncio.timeout(5):
         while executor.running < 4:  # noqa: ASYNC110 - the executor sets no event
             await asyncio.sleep(0.001)
@@ -379,7 +402,7 @@ async def test_a_cancelled_block_names_every_line_once(kv: Memory) -> None:
     claimed = await claim(kv, ref, batch)
     assert claimed is not None
     executor = Executor(wait_s=0.01)
-    execution = BlockExecution(kv, claimed, line_gate(executor, 3), LIMITS)
+    execution = execution_of(kv, claimed, line_gate(executor, 3))
     running = asyncio.create_task(execution.run())
     await asyncio.sleep(0.025)
     execution.stop("batch_cancelled")
@@ -417,7 +440,7 @@ async def test_the_engines_priority_is_added_to_bodies_without_one(kv: Memory) -
     executor = Executor()
     claimed = await claim(kv, ref, batch)
     assert claimed is not None
-    await BlockExecution(kv, claimed, line_gate(executor, 8, engine_priority=9), LIMITS).run()
+    await run(kv, claimed, execution_of(kv, claimed, line_gate(executor, 8, engine_priority=9)))
     assert executor.executed[0][1]["priority"] == 9
 
 

@@ -8,9 +8,12 @@ from apis.batches.batches import LineExecutor
 from apis.batches.spare_capacity import SpareCapacity
 from apis.fair_share import FairShare
 from apis.storage.kv_store import Put
+from apis.storage.records import decode_record, encode_record
 from providers.batches.control import BatchControl
 from providers.batches.execution import LineGate
 from providers.batches.records import BatchRef, BatchState, new_batch_ref
+from providers.batches.workers import ControlQueue
+from providers.common.jobs import Job, JobRecord, LeasedJobs
 from providers.common.state.worker_signs import WorkerSign
 from tests.support.sdk.batch_files import batch_line, read_results, upload_lines, wait_for_end
 from tests.support.servers.serving import Served, serving
@@ -22,9 +25,9 @@ async def add_batch(served: Served, *lost: str, **fields: Any) -> BatchRef:
     """Store a batch of one line as a process left it that ended."""
     file_id = await upload_lines(served.client, [batch_line("one")])
     ref, now = new_batch_ref("default"), int(time.time())
-    lives: dict[str, Any] = {"controller": "ended", "lost_controllers": [*lost], **fields}
-    record = BatchState(file_id, "/v1/responses", "24h", now, now + 86_400, **lives)
-    await served.stack.kv_store.write([ref.put(record, 0), Put(ref.active_key, b"")])
+    record = BatchState(file_id, "/v1/responses", "24h", now, now + 86_400, **fields)
+    job = JobRecord(len(lost) + 1, 0, [*lost, "ended"])
+    await served.stack.kv_store.write([ref.put(record, 0), Put(ref.active_key, encode_record(job))])
     return ref
 
 
@@ -69,21 +72,36 @@ async def test_the_last_process_that_a_batch_may_cost_does_nothing_else_that_may
         kv, events = served.stack.kv_store, served.stack.responses.event_queue()
         assert served.stack.files is not None
         sign = WorkerSign(kv, 0.5, name="present")
-        limits: dict[str, Any] = {"lease_s": 10, "max_line_bytes": 10_000}
-        control = BatchControl(kv, served.stack.files, served.stack.inference, events, sign, **limits)
+        control = BatchControl(kv, served.stack.files, served.stack.inference, events, max_line_bytes=10_000)
         capacity, suspects = SpareCapacity(FairShare("lines", 4), lambda: 0, busy_places=1), {"response"}
         capacity.isolate_from(suspects)
         gate = LineGate(capacity, cast("LineExecutor", None))
+        queue = ControlQueue(kv, control, gate, FairShare("batches", 4), sign, lambda: None)
+        jobs = LeasedJobs(queue, sign, poll_s=0.05)
         first, last = await add_batch(served), await add_batch(served, "first")
-        assert await control.advance(first, gate)
-        advancing = asyncio.create_task(control.advance(last, gate))
-        await asyncio.sleep(0.2)
-        # it waits, and has not begun: were this process to end, the batch would not be blamed
-        waiting = await control.load(last)
-        assert waiting is not None
-        assert (waiting[0].status, waiting[0].controller) == ("validating", "ended")
-        suspects.clear()
-        assert await advancing
-        validated = await control.load(last)
-        assert validated is not None
-        assert validated[0].status == "in_progress"
+        refs = [first, last]
+        entries = await kv.get_many([ref.active_key for ref in refs])
+        queue.waiting = [
+            Job(ref.tenant, ref, ref.control_key, 10, ref.active_key, entry)
+            for ref, entry in zip(refs, entries, strict=True)
+        ]
+        jobs.start()
+        try:
+            await wait_for_status(control, first, "in_progress")
+            await asyncio.sleep(0.2)
+            # it waits, and has not begun: were this process to end, the batch would not be blamed
+            await wait_for_status(control, last, "validating")
+            entry = await kv.get(last.active_key)
+            assert entry is not None
+            assert decode_record(entry, JobRecord).workers == ["first", "ended"]
+            assert await kv.get(last.control_key) is not None
+            suspects.clear()
+            await wait_for_status(control, last, "in_progress")
+        finally:
+            await jobs.close(5)
+
+
+async def wait_for_status(control: BatchControl, ref: BatchRef, status: str) -> None:
+    async with asyncio.timeout(10):
+        while (loaded := await control.load(ref)) is None or loaded[0].status != status:
+            await asyncio.sleep(0.01)
