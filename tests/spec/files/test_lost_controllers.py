@@ -103,5 +103,5 @@ async def test_the_last_process_that_a_batch_may_cost_does_nothing_else_that_may
 
 async def wait_for_status(control: BatchControl, ref: BatchRef, status: str) -> None:
     async with asyncio.timeout(10):
-        while (loaded := await control.load(ref)) is None or loaded[0].status != status:
+        while (loaded := await control.load(ref)) is None or loaded[0].status != status:  # noqa: ASYNC110 - a store sets no event
             await asyncio.sleep(0.01)
