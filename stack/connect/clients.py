@@ -30,10 +30,11 @@ class SetupFile:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The files of one client, and the shell command that starts it with them."""
+    """The files of one client, and the shell command that starts it with them. `note` is for what else to do."""
 
     files: Sequence[SetupFile]
     start: str
+    note: str | None = None
 
 
 def build_codex(server: Server) -> Setup:
@@ -110,9 +111,10 @@ def build_opencode(server: Server) -> Setup:
 
 
 def build_continue(server: Server) -> Setup:
-    """Return a block of models that Continue adds to every config. It has no reference to the environment: the key
-    comes from its own file of secrets."""
+    """Return a config of Continue's `cn`, which its editors also read as a block of models. Editors have no reference
+    to the environment: their key comes from Continue's own file of secrets."""
     folder = _find_folder("CONTINUE_GLOBAL_DIR", "~/.continue")
+    path = folder / "models" / "stack.yaml"
     key = f"${{{{ secrets.{server.key_variable} }}}}" if server.key_variable else NO_KEY
     models = [
         {
@@ -131,10 +133,10 @@ def build_continue(server: Server) -> Setup:
         for model in (server.model, *(model for model in server.models if model != server.model))
     ]
     block = {"name": "Responses Stack", "version": "1.0.0", "schema": "v1", "models": models}
-    start = f"choose the model {server.model.slug} in Continue"
+    note = f"In an editor, choose the model {server.model.slug}"
     if server.key_variable:
-        start = f"put {server.key_variable}=YOUR_KEY into {folder / '.env'}, then {start}"
-    return Setup((SetupFile(folder / "models" / "stack.yaml", _to_yaml(block)),), start)
+        note += f", and put {server.key_variable}=YOUR_KEY into {folder / '.env'}"
+    return Setup((SetupFile(path, _to_yaml(block)),), f"cn --config {shlex.quote(str(path))}", note)
 
 
 def build_aider(server: Server) -> Setup:

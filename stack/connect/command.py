@@ -25,6 +25,8 @@ def connect(client: str, url: str, key_variable: str | None, model: str | None, 
     if action == "write":
         yield from written.write({file.path: file.text for file in setup.files})
         yield f"Start it: {setup.start}"
+        if setup.note is not None:
+            yield f"{setup.note}."
         yield f"Undo it: stack connect {client} --restore"
     else:
         yield from _print_lines(client, setup)
@@ -39,6 +41,8 @@ def _print_lines(client: str, setup: Setup) -> Iterator[str]:
             yield f"# {_shorten(file.path)} is written by this command:"
             yield f"{file.command}\n"
     yield f"# Start it: {setup.start}"
+    if setup.note is not None:
+        yield f"# {setup.note}."
     yield f"# `stack connect {client} --write` writes this, and `--restore` undoes it."
 
 

@@ -1,12 +1,13 @@
 """Files that `stack connect` writes, with the backups and the record by which it undoes that, byte for byte."""
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -47,44 +48,64 @@ class WrittenFiles:
         self._folder = Path(state) / "responses-stack" / "connect"
         self._record_path = self._folder / f"{client}.json"
 
-    def write(self, texts: Mapping[Path, str]) -> Iterator[str]:
-        """Write the texts and yield a line about each. Raises ConfigError, and then has changed no file of the client
+    def write(self, texts: Mapping[Path, str]) -> list[str]:
+        """Write the texts and return a line about each. Raises ConfigError, and then has changed no file of the client
         where one of them was edited by hand."""
-        record = self._load_record()
         texts = {Path(os.path.realpath(path)): text for path, text in texts.items()}
-        self._refuse_edited([file for file in record.files if file.path in texts])
-        self._make_folders(record, self._folder)
-        backups = [self._add_file(record, path, text) for path, text in texts.items()]
-        for path in texts:
-            self._make_folders(record, path.parent)
-        for (path, text), backup in zip(texts.items(), backups, strict=True):
-            _replace(path, text.encode())
-            yield f"Wrote {path}" + (f"; the file that was there is {backup}" if backup else "")
+        made = _make_folder(self._folder)
+        with self._lock():
+            record = self._load_record()
+            record.folders += made
+            self._refuse_edited([file for file in record.files if file.path in texts])
+            backups = [self._add_file(record, path, text) for path, text in texts.items()]
+            for path in texts:
+                record.folders += _find_missing(path.parent)
+                self._save(record)
+                _make_folder(path.parent)
+            for path, text in texts.items():
+                _replace(path, text.encode())
+        return [
+            f"Wrote {path}" + (f"; the file that was there is {backup}" if backup else "")
+            for path, backup in zip(texts, backups, strict=True)
+        ]
 
-    def restore(self) -> Iterator[str]:
-        """Bring back the files as they were before the first `write`, and yield a line about each. Raises
+    def restore(self) -> list[str]:
+        """Bring back the files as they were before the first `write`, and return a line about each. Raises
         ConfigError, and then has changed nothing where a file was edited by hand."""
-        record = self._load_record()
-        if not record.files:
-            raise ConfigError(
-                f"Nothing to restore: `stack connect {self._client} --write` has written no file on this machine."
-            )
-        self._refuse_edited(record.files)
-        for file in record.files:
-            if file.backup is not None:
-                self._make_folders(record, file.path.parent)
-                _restore(file.backup, file.path)
-                yield f"Restored {file.path}"
-            elif file.path.exists():
-                _remove(file.path)
-                yield f"Removed {file.path}"
-        for file in record.files:
-            if file.backup is not None:
-                _remove(file.backup)
-        _remove(self._record_path)
-        for folder in reversed(record.folders):
+        with self._lock():
+            record = self._load_record()
+            if not record.files:
+                raise self._build_missing_error()
+            self._refuse_edited(record.files)
+            lines = [_restore_file(file) for file in record.files]
+            _remove(self._record_path)
+            for file in record.files:
+                if file.backup is not None:
+                    _remove(file.backup)
+        for folder in (*reversed(record.folders), self._folder, self._folder.parent):
             with suppress(OSError):  # others have files there by now
                 folder.rmdir()
+        return [line for line in lines if line]
+
+    @contextmanager
+    def _lock(self) -> Generator[None]:
+        """Keep other commands out, for as long as the context is entered."""
+        try:
+            descriptor = os.open(self._folder, os.O_RDONLY)
+        except FileNotFoundError:
+            raise self._build_missing_error() from None
+        except OSError as exc:
+            raise _build_error(self._folder, exc) from exc
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _build_missing_error(self) -> ConfigError:
+        return ConfigError(
+            f"Nothing to restore: `stack connect {self._client} --write` has written no file on this machine."
+        )
 
     def _load_record(self) -> _Record:
         try:
@@ -111,25 +132,42 @@ class WrittenFiles:
         if file is None:
             backup = self._folder / f"{self._client}.{len(record.files)}.backup" if path.exists() else None
             if backup is not None:
-                _restore(path, backup)
+                _copy(path, backup)
             file = _File(path=path, backup=backup, hashes=[])
             record.files.append(file)
         file.hashes = [*file.hashes[1 - _MAX_HASHES :], hashlib.sha256(text.encode()).hexdigest()]
         self._save(record)
         return file.backup
 
-    def _make_folders(self, record: _Record, folder: Path) -> None:
-        missing = [each for each in (*reversed(folder.parents), folder) if not each.exists()]
-        record.folders += [each for each in missing if each not in record.folders]
-        if folder != self._folder:
-            self._save(record)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as exc:
-            raise _build_error(folder, exc) from exc
-
     def _save(self, record: _Record) -> None:
         _replace(self._record_path, json.dumps(record.model_dump(mode="json"), indent=2).encode())
+
+
+def _restore_file(file: _File) -> str | None:
+    """Bring back one file as it was; returns a line about it, None if there is nothing to do."""
+    if file.backup is not None:
+        _make_folder(file.path.parent)
+        _copy(file.backup, file.path)
+        return f"Restored {file.path}"
+    if not file.path.exists():
+        return None
+    _remove(file.path)
+    return f"Removed {file.path}"
+
+
+def _find_missing(folder: Path) -> list[Path]:
+    """Return the folders that are not there on the way to this one, the outermost first."""
+    return [each for each in (*reversed(folder.parents), folder) if not each.exists()]
+
+
+def _make_folder(folder: Path) -> list[Path]:
+    """Make a folder that only its owner can enter; returns those that were made. Raises ConfigError."""
+    missing = _find_missing(folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise _build_error(folder, exc) from exc
+    return missing
 
 
 def _hash_file(path: Path) -> str | None:
@@ -159,7 +197,7 @@ def _replace(path: Path, content: bytes) -> None:
         raise _build_error(path, exc) from exc
 
 
-def _restore(source: Path, path: Path) -> None:
+def _copy(source: Path, path: Path) -> None:
     """Copy a file with its permissions and times, whole or not at all."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -1,7 +1,8 @@
-"""Codex, Claude Code and opencode, where they are installed, with nothing but the files that `stack connect` writes:
-each is started as the command says, does one task, and leaves the home folder when the files are taken back.
+"""Codex, Claude Code, opencode, Continue and aider, where they are installed, with nothing but the files that `stack
+connect` writes: each is started as the command says and does one task, and then the files are taken back.
 
-    npm install -g @openai/codex @anthropic-ai/claude-code opencode-ai
+    npm install -g @openai/codex @anthropic-ai/claude-code opencode-ai @continuedev/cli
+    pip install aider-chat
 """
 
 import asyncio
@@ -138,3 +139,26 @@ async def test_opencode_runs_a_command(tmp_path: Path) -> None:
         assert (tmp_path / "work" / "made.txt").read_text() == "42\n"
     await restore(home, "opencode")
     assert not list(home.rglob("stack.json"))
+
+
+@needs("cn")
+async def test_continue_answers(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with serving(described([{"text": "All done."}]), server=KEYS) as served:
+        start = await write(served, home, "continue")
+        assert "All done." in await run(home, f"{start} -p 'Go on.'")
+    await restore(home, "continue")
+    assert not list(home.rglob("stack.yaml"))
+
+
+@needs("aider")
+async def test_aider_writes_a_file(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with serving(described([{"text": "new.txt\n```\nhello\n```\n"}]), server=KEYS) as served:
+        start = await write(served, home, "aider")
+        options = "--yes-always --no-git --no-analytics --edit-format whole --message 'Go on.'"
+        output = await run(home, f"{start} {options}")
+        assert (tmp_path / "work" / "new.txt").read_text() == "hello\n"
+        assert "Warning for" not in output  # it knows the window
+    await restore(home, "aider")
+    assert not list(home.glob(".aider.stack.*"))

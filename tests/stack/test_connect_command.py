@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from stack.cli import ClientName, app
 from stack.connect.clients import SETUPS
+from stack.connect.written_files import WrittenFiles
 from tests.support.models.described_model import DESCRIBED
 from tests.support.servers.constant_server import answering
 from tests.support.servers.serving import Served, serving
@@ -198,6 +199,28 @@ async def test_a_write_that_was_cut_off_can_be_undone(home: Path) -> None:
     (codex / "stack.models.json").write_text("old")
     (codex / "stack.models.json").chmod(tree[".codex/stack.models.json"][1])
     assert (await run("codex", "--restore"))[0] == 0
+    assert read_tree(home) == tree
+
+
+async def test_commands_at_the_same_time_keep_the_file_that_was_there(home: Path) -> None:
+    file = home / "settings"
+    file.write_text("mine")
+    texts = [f"text {number}" for number in range(20)]
+    writes = (asyncio.to_thread(WrittenFiles("codex").write, {file: text}) for text in texts)
+    await asyncio.gather(*writes)
+    assert file.read_text() in texts
+    await asyncio.to_thread(WrittenFiles("codex").restore)
+    assert file.read_text() == "mine"
+
+
+async def test_clients_are_taken_back_in_any_order(home: Path) -> None:
+    (home / ".local" / "state").mkdir(parents=True)
+    tree = read_tree(home)
+    async with serving(TWO) as served:
+        for client in ("codex", "aider", "env"):
+            await connect(served, client, "--write")
+    for client in ("aider", "codex", "env"):
+        assert (await run(client, "--restore"))[0] == 0
     assert read_tree(home) == tree
 
 
