@@ -52,10 +52,10 @@ class WrittenFiles:
         """Write the texts and return a line about each. Raises ConfigError, and then has changed no file of the client
         where one of them was edited by hand."""
         texts = {Path(os.path.realpath(path)): text for path, text in texts.items()}
-        made = _make_folder(self._folder)
+        new_folders = _make_folder(self._folder)
         with self._lock():
             record = self._load_record()
-            record.folders += made
+            record.folders += new_folders
             self._refuse_edited([file for file in record.files if file.path in texts])
             backups = [self._add_file(record, path, text) for path, text in texts.items()]
             for path in texts:

@@ -20,10 +20,10 @@ def doctor(
     `write` gets a line for each finding, or all of them as one JSON document at the end.
     """
     findings = check_machine(model, HttpServerConfig()) if url is None else check_server(url, key_variable, model)
-    found = asyncio.run(_collect(findings, (lambda _: None) if as_json else lambda each: write(_render(each))))
-    counts = Counter(finding.status for finding in found)
+    collected = asyncio.run(_collect(findings, (lambda _: None) if as_json else lambda each: write(_render(each))))
+    counts = Counter(finding.status for finding in collected)
     if as_json:
-        write(json.dumps({"ok": not counts["failed"], "checks": [asdict(finding) for finding in found]}, indent=2))
+        write(json.dumps({"ok": not counts["failed"], "checks": [asdict(finding) for finding in collected]}, indent=2))
     else:
         write(", ".join(f"{count} {status}" for status, count in counts.items()) + ".")
     return 1 if counts["failed"] else 0
