@@ -64,15 +64,6 @@ class LiveBatch(list[T], Generic[T]):
         """Return the live batch of `convert(self)`."""
         return LiveBatch(convert(self), self._push_source_to, (*self._conversions, convert))
 
-    def preceded_by(self, first: Sequence[T]) -> "LiveBatch[T]":
-        """Return the live batch of `first` and this one; the batches that are pushed stay as they are."""
-        return LiveBatch([*first, *self], self._push_source_to, self._conversions)
-
-
-def prepend_to_batch(first: Sequence[T], batch: Sequence[T]) -> Sequence[T]:
-    """Return both as one batch; live if `batch` is."""
-    return batch.preceded_by(first) if isinstance(batch, LiveBatch) else [*first, *batch]
-
 
 def convert_batch(batch: Sequence[T], convert: Conversion[T, U]) -> Sequence[U]:
     """Return `convert(batch)`; live if `batch` is, and pushed batches are then converted, too. A pushed batch that

@@ -23,10 +23,11 @@ from apis.batches.spare_capacity import SpareCapacity
 from apis.chat import Sampling
 from apis.conversations import Conversations, ItemInclude, contains_text
 from apis.errors import Unsupported
-from apis.events import EventQueue, ResponseEventBatch
+from apis.events import EventQueue, ResponseEvent, ResponseEventBatch
 from apis.observation.background import Observation
 from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
+from apis.sink import Sink
 from apis.webhook_endpoints import WebhookEndpoints
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.completion_window import SOONEST, window_to_seconds
@@ -259,21 +260,22 @@ class ItemList(Wire):
 
 
 class Session(ABC):
-    """The responses of one connection. Unlike `Responses.create`, it lets a request continue an unstored response, in
+    """The responses of one connection. Unlike `Responses.respond`, it lets a request continue an unstored response, in
     this session only and as long as the session's memory lasts. A response that continues another on the same stream
     replaces it; one on another stream is a fork and does not."""
 
     @abstractmethod
-    def create(
+    async def respond(
         self,
         request: CreateResponse,
+        sink: Sink[ResponseStreamEvent],
         *,
         stream_id: str = "",
         generate: bool = True,
         charge: Charge | None = None,
         caller: Caller | None = None,
-    ) -> AsyncGenerator[Sequence[ResponseStreamEvent]]:
-        """Create a response as `Responses.create` does, never in the background; several may run at a time. Without
+    ) -> None:
+        """Create a response as `Responses.respond` does, never in the background; several may run at a time. Without
         `generate` no model is called: the response holds its input for later responses to continue. Raises
         InvalidRequest also for a stored response that continues an unstored one."""
 
@@ -315,34 +317,35 @@ class Responses(Provider, ABC):
         `server_error`; one that is closed early is stored like that, too, instead of as `cancelled`."""
 
     def resolve_prompt(self, request: CreateResponse) -> CreateResponse:
-        """Return the request with the fields of the prompt that it refers to, for permissions and limits; `create`
+        """Return the request with the fields of the prompt that it refers to, for permissions and limits; `respond`
         takes the request as it was sent. Raises InvalidRequest for an unknown prompt and for wrong variables."""
         return request
 
     @abstractmethod
-    def create(
+    async def respond(
         self,
         request: CreateResponse,
+        sink: Sink[ResponseEvent],
         *,
         tenant: str,
         response_id: str | None = None,
         charge: Charge | None = None,
         caller: Caller | None = None,
-    ) -> AsyncGenerator[ResponseEventBatch]:
-        """Create a response, under a new id or one from the caller (`apis.storage.keys.new_response_id`), and yield its
-        events in batches that became ready together; the laws of the stream hold for all. Without `stream` in the
-        request the only event is the terminal one. A background response that waits fails with KeyRevoked if the key
-        of the `caller` is not valid any more when it is its turn.
+    ) -> None:
+        """Create a response, under a new id or one from the caller (`apis.storage.keys.new_response_id`), and put its
+        events into `sink` in batches that became ready together; the laws of the stream hold for all. Without `stream`
+        in the request the only event is the terminal one. A background response that waits fails with KeyRevoked if the
+        key of the `caller` is not valid any more when it is its turn.
 
         Raises InvalidRequest, NotFound or StoreUnavailable before the first event. Later a failure appears twice: as
         the terminal `response.failed`, then as the StackError that caused it, so that no caller that drains the stream
-        can mistake it for an answer. The terminal event of a stored response is in the store before it is yielded.
-        Closing the generator early stops the generation and stores the output so far as `cancelled`. A stored response
-        ends the `charge` in the step that stores it; a background response takes the charge along. Raises
+        can mistake it for an answer. The terminal event of a stored response is in the store before it is put.
+        A caller that is cancelled stops the generation, and the output so far is stored as `cancelled`. A stored
+        response ends the `charge` in the step that stores it; a background response takes the charge along. Raises
         PermissionDenied if the `caller` may not use a tool or a model of the response as it is built, with the tools of
         its prompt, its chain and its conversation.
 
-        A `background` response continues without the generator. With `stream` the events are those of `follow` from the
+        A `background` response continues without its caller. With `stream` the events are those of `follow` from the
         first one; without, it is `response.queued`. Raises RateLimited if too many responses wait.
         """
 

@@ -17,7 +17,7 @@ from apis.documents.fetcher import Fetcher
 from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
 from apis.errors import InvalidRequest, NotFound, StackError
-from apis.events import EventQueue, ResponseEventBatch
+from apis.events import EventQueue, ResponseEvent, ResponseEventBatch
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.image_generator import ImageGenerator
 from apis.inference import Inference
@@ -37,6 +37,7 @@ from apis.responses import (
     SpareCapacity,
     WebhookEndpoints,
 )
+from apis.sink import Sink
 from apis.storage.kv_store import Delete, Eviction, KVStore
 from apis.storage.records import reading_stored
 from apis.tool_runtime import ToolRuntime
@@ -47,7 +48,7 @@ from providers.responses.background.observation import BackgroundObservation
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
-from providers.responses.run.response_stream import LiveEventView, ResponseStreams
+from providers.responses.run.response_runner import ResponseRunner
 from providers.responses.session import SessionFactory
 from providers.responses.settings import LoopSettings
 from providers.responses.store.history_keys import EVICTABLE_KINDS, LINE_KIND
@@ -100,9 +101,9 @@ class ResponsesLoop(Responses):
         self._preparer = ResponsePreparer(
             options, inference, kv_store, reader, request_tools, self._conversations, self._prompts
         )
-        self._streams = ResponseStreams(self._history, config.response_timeout_s)
+        self._runner = ResponseRunner(self._history, config.response_timeout_s)
         self._sessions = SessionFactory(
-            self._history, self._preparer, self._streams, self._views, cache_bytes=config.session_bytes
+            self._history, self._preparer, self._runner, self._views, cache_bytes=config.session_bytes
         )
         deployment = config.build_deployment(tenants)
         self._background = BackgroundResponses(kv_store, self._history, self._preparer, fetcher, deployment, accounts)
@@ -132,28 +133,29 @@ class ResponsesLoop(Responses):
         return self._background.metrics().background_running
 
     def end_running(self) -> None:
-        self._streams.end_running()
+        self._runner.end_running()
 
     async def close(self) -> None:
         await self._background.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.wait({self._sweeper})
-        await self._streams.close()
+        await self._runner.close()
 
     def resolve_prompt(self, request: CreateResponse) -> CreateResponse:
         with self._prompts.rendering(request) as rendered:
             return rendered
 
-    async def create(
+    async def respond(
         self,
         request: CreateResponse,
+        sink: Sink[ResponseEvent],
         *,
         tenant: str,
         response_id: str | None = None,
         charge: Charge | None = None,
         caller: Caller | None = None,
-    ) -> AsyncGenerator[ResponseEventBatch]:
+    ) -> None:
         pending = await self._preparer.prepare(request, tenant, ResponseIds(response_id), caller=caller)
         lasting_key = await self._accounts.find_lasting_key(caller) if request.background and caller is not None else ""
         pending = pending.charged_to(charge, lasting_key)
@@ -162,15 +164,10 @@ class ResponsesLoop(Responses):
         if request.background:
             async with pending.lock or nullcontext(), aclosing(self._background.create(pending)) as logged_batches:
                 async for logged_events in logged_batches:
-                    yield view.show_events(logged_events)
+                    await sink.put(view.show_events(logged_events))
             return
-        live_view = LiveEventView(view)
-        show = live_view.show if request.stream else live_view.show_end
-        stream = self._streams.stream_input_only(pending) if request.is_prewarm else self._streams.stream(pending)
-        async with aclosing(stream):
-            async for events in stream:
-                if visible_events := show(events):
-                    yield visible_events
+        run = self._runner.run_input_only if request.is_prewarm else self._runner.run
+        await run(pending, sink, view)
 
     def open_session(self, *, tenant: str) -> Session:
         return self._sessions.open(tenant)
@@ -258,7 +255,7 @@ class ResponsesLoop(Responses):
     ) -> CompactedConversation:
         pending = await self._preparer.prepare_unlocked(CreateResponse(**dict(request)), tenant, caller)
         chat, compactor = pending.agent_loop.chat, self._preparer.compactor
-        return await self._streams.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
+        return await self._runner.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
 
     def metrics(self) -> BackgroundMetrics:
         return self._background.metrics()

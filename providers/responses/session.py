@@ -2,18 +2,17 @@
 
 import math
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from openai.types.responses import Response, ResponseCompletedEvent, ResponseIncompleteEvent
+from openai.types.responses import Response, ResponseStreamEvent
 
 from apis.accounts.accounts import Caller
 from apis.accounts.charges import Charge
 from apis.errors import InvalidRequest
-from apis.events import EventBatch
 from apis.responses import CreateResponse, Session
+from apis.sink import Sink
 from apis.telemetry import agent_traceparent
 from apis.wire.items import items_to_json
 from providers.responses.context.input_items import HistorySource
@@ -21,7 +20,7 @@ from providers.responses.context.item_views import ItemViews
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import ResponsePreparer
 from providers.responses.run.pending_response import PendingResponse
-from providers.responses.run.response_stream import LiveEventView, ResponseStreams
+from providers.responses.run.response_runner import ResponseRunner
 from providers.responses.store.history import (
     History,
     chain_too_long_error,
@@ -50,14 +49,14 @@ class SessionFactory:
         self,
         history: History,
         preparer: ResponsePreparer,
-        streams: ResponseStreams,
+        runner: ResponseRunner,
         views: ItemViews,
         *,
         cache_bytes: int,
     ) -> None:
         self.history = history
         self.preparer = preparer
-        self.streams = streams
+        self.runner = runner
         self.views = views
         self.cache = HistoryCache(cache_bytes, max_age_s=math.inf)
 
@@ -73,19 +72,20 @@ class LoopSession(Session):
     def __init__(self, tenant: str, factory: SessionFactory) -> None:
         self._tenant = tenant
         self._preparer = factory.preparer
-        self._streams = factory.streams
+        self._runner = factory.runner
         self._views = factory.views
         self._session_history = _SessionHistory(factory.history, factory.cache, tenant, f"{id(self)}/")
 
-    async def create(
+    async def respond(
         self,
         request: CreateResponse,
+        sink: Sink[ResponseStreamEvent],
         *,
         stream_id: str = "",
         generate: bool = True,
         charge: Charge | None = None,
         caller: Caller | None = None,
-    ) -> AsyncGenerator[EventBatch]:
+    ) -> None:
         previous_id = request.previous_response_id
         if previous_id is not None and request.store is not False and self._session_history.has_response(previous_id):
             message = (
@@ -98,14 +98,13 @@ class LoopSession(Session):
         )
         pending = pending.charged_to(charge)
         is_input_only = not generate or request.is_prewarm
-        stream = self._streams.stream_input_only if is_input_only else self._streams.stream
-        live_view = LiveEventView(self._views.of_create(request))
-        async with aclosing(stream(pending)) as batches:
-            async for events in batches:
-                shown_events, final = live_view.show(events), events[-1]
-                if request.store is False and isinstance(final, ResponseCompletedEvent | ResponseIncompleteEvent):
-                    self._session_history.put(pending, final.response, stream_id)
-                yield shown_events
+        run = self._runner.run_input_only if is_input_only else self._runner.run
+
+        def keep(response: Response) -> None:
+            if request.store is False:
+                self._session_history.put(pending, response, stream_id)
+
+        await run(pending, sink, self._views.of_create(request), keep)
 
     def forget(self, response_id: str, *, stream_id: str = "") -> None:
         self._session_history.forget(response_id, stream_id)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 import orjson
 from starlette.responses import Response
@@ -13,8 +13,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import Overloaded, StackError, error_to_body
 from apis.events import FLAT_EVENTS, INITIAL_EVENTS, TERMINAL_EVENTS, LoggedEvent
-from apis.live_batch import LiveBatch
 from apis.shared_timeout import SharedTimeout
+from apis.sink import Stream
 from apis.ticks import next_tick
 from providers.common.fair_turns import current_turn, run_long
 from providers.common.tracebacks import without_traceback
@@ -240,7 +240,7 @@ class EventStream(Response):
 
     `request_record` is that of the request. If the request creates a response, it observes the first event, the first
     output and the last event.
-    Batches after the first output are pushed where their source can do that: see `apis.live_batch`.
+    Batches of a `Stream` after the first output are pushed.
     """
 
     keep_alive_frame: ClassVar[bytes] = KEEP_ALIVE_FRAME
@@ -262,7 +262,8 @@ class EventStream(Response):
         outlives_client: bool = False,
     ) -> None:
         super().__init__()
-        self._batches = batches
+        self._batches: AsyncGenerator[Sequence[Any]] = batches
+        self._pushed = cast("Stream[Any]", batches) if isinstance(batches, Stream) else None
         self._frame = frame
         self._monitor = monitor
         self._request_record = request_record
@@ -286,6 +287,10 @@ class EventStream(Response):
         is_log = False
         ending, last = b"", self.done_frame
         waits = self._creates_response
+
+        def push(batch: Sequence[Any]) -> bool:
+            return stream.push(self._frame(batch))
+
         if self._encode_error is not None:
             self._monitor.head_timeout.start(stream.begin_early)
         try:
@@ -301,8 +306,8 @@ class EventStream(Response):
                     ending = self._frame(batch)  # leaves with the end of the body
                     continue
                 await self._write(batch, stream, at_once=is_first_output, in_turns=is_large)
-                if not waits:
-                    self._request_pushes(batch, stream)
+                if not waits and self._pushed is not None and stream.takes_pushes:
+                    self._pushed.push_to(push)
         except StackError as exc:
             without_traceback(exc)
             if not stream.is_open:
@@ -344,11 +349,6 @@ class EventStream(Response):
             return False
         self._request_record.observe(batch[-1])
         return True
-
-    def _request_pushes(self, batch: Sequence[Any], stream: _OpenStream) -> None:
-        """Let the source of a live batch push the next ones, where the connection takes them."""
-        if isinstance(batch, LiveBatch) and stream.takes_pushes:
-            batch.push_to(stream.push, self._frame)
 
     def _awaits_first_output(self, batch: Sequence[Any]) -> bool:
         """Return true if neither this batch nor one before it has output; record the time of the first that has."""

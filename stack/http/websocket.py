@@ -25,6 +25,7 @@ from apis.errors import (
 )
 from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
+from apis.sink import Stream
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
 from providers.common.fair_turns import REQUEST_WORK, calculate, current_turn
 from providers.common.held_bytes import HELD_PLACES
@@ -260,11 +261,10 @@ class _SocketHandler:
             context.places.append(await self._admission.enter(self._tenant, request))
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
             salted, stream_id = self._add_salt(request, self._tenant), create_message.stream_id
-            created = self._session.create(
-                salted, stream_id=stream_id, generate=generate, charge=charge, caller=self._caller
-            )
+            options = {"generate": generate, "charge": charge, "caller": self._caller}
+            respond = partial(self._session.respond, salted, stream_id=stream_id, **options)
             record.expect_response()
-            async with aclosing(created) as batches:
+            async with aclosing(Stream[ResponseStreamEvent](respond)) as batches:
                 async for events in batches:
                     if not started:
                         started = True

@@ -38,7 +38,7 @@ from stack.serving.socket_connection import WebSocketServerConnection
 _IDLE_TIMEOUT_S = 75
 _POLL_S = 0.1
 _TICK_S = 0.5
-_CANCEL_TIMEOUT_S = 0.3
+_CANCEL_TIMEOUT_S = 1.0
 _FLUSH_TIMEOUT_S = 0.2
 _EXIT_TIMEOUT_S = 0.9
 # Seconds that a draining server waits for a request which may be on its way.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from apis.live_batch import LiveBatch, Receiver, convert_batch, prepend_to_batch
+from apis.live_batch import LiveBatch, Receiver, convert_batch
 
 
 class _Source:
@@ -46,19 +46,3 @@ def test_a_pushed_batch_that_becomes_empty_does_not_reach_the_receiver() -> None
 
 def test_a_plain_batch_stays_plain() -> None:
     assert type(convert_batch([1, 0], _texts)) is list
-
-
-def test_what_is_prepended_is_not_pushed_again() -> None:
-    source, received = _Source(), list[object]()
-
-    def receive(batch: object) -> bool:
-        received.append(batch)
-        return True
-
-    batch = prepend_to_batch(["first"], convert_batch(source.batch(1), _texts))
-    assert batch == ["first", "1"]
-    assert isinstance(batch, LiveBatch)
-    batch.push_to(receive, "".join)
-    assert source.receivers[0]([2, 3])
-    assert received == ["23"]
-    assert type(prepend_to_batch([1], [2])) is list

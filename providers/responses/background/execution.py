@@ -7,7 +7,7 @@ the lease are one write, so none is visible without the others.
 import asyncio
 import logging
 import time
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -44,6 +44,7 @@ from providers.responses.background.stored_run import (
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.events.ids import ResponseIds
+from providers.responses.events.response_events import assign_sequence_numbers, in_progress_event, terminal_event
 from providers.responses.events.response_object import ResponseStatus, error_to_failure
 from providers.responses.prepare import ResponsePreparer
 from providers.responses.run.checkpoint import (
@@ -55,19 +56,13 @@ from providers.responses.run.checkpoint import (
     load_checkpoints,
     usage_from_log,
 )
-from providers.responses.run.pending_response import PendingResponse, bug_to_error, failure_to_error
+from providers.responses.run.pending_response import PendingResponse, bug_to_error, failure_to_error, shutdown_error
 from providers.responses.run.response_span import (
     ResponseSpan,
     background_run,
     background_span,
     count_resumed_run,
     store_span,
-)
-from providers.responses.run.response_stream import (
-    assign_sequence_numbers,
-    in_progress_event,
-    shutdown_error,
-    terminal_event,
 )
 from providers.responses.run.unfinished_log import ClosedLog, close_log
 from providers.responses.store.conversation_lock import release_lock
@@ -401,10 +396,9 @@ class RunExecutor:
         limit = asyncio.timeout(self._config.timeout_s)
         try:
             if journal.next_number < INITIAL_EVENT_COUNT:
-                await journal.append([in_progress_event(pending.build_initial_response())])
-            async with limit, aclosing(pending.agent_loop.run(on_checkpoint=on_checkpoint)) as batches:
-                async for events in batches:
-                    await journal.append(events)
+                await journal.put([in_progress_event(pending.build_initial_response())])
+            async with limit:
+                await pending.agent_loop.run(journal, on_checkpoint=on_checkpoint)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:  # noqa: BLE001 - the stream's outer edge; a native panic is no Exception

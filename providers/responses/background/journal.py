@@ -8,13 +8,13 @@ import msgspec
 from openai.types.responses import ResponseStreamEvent
 
 from apis.events import INITIAL_EVENT_COUNT
-from apis.live_batch import LiveBatch
+from apis.sink import Sink
 from apis.storage.kv_store import Delete, Op, Put
 from apis.ticks import wait_for_tick
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.runs import RunLease
+from providers.responses.events.response_events import assign_sequence_numbers
 from providers.responses.run.checkpoint import Checkpoint, checkpoint_key, encode_checkpoint
-from providers.responses.run.response_stream import assign_sequence_numbers
 
 _BATCH_INTERVAL_S: Final = 0.1
 """Seconds between writes; events of this time share one. The first output is written at once."""
@@ -28,7 +28,7 @@ _RENEW_INTERVAL_S: Final = 1.0
 """Longest time in seconds between two writes: a run that was cancelled elsewhere stops by then."""
 
 
-class Journal:
+class Journal(Sink[ResponseStreamEvent]):
     """Numbers events from `next_number` on and writes them in batches, together with the checkpoints of the run, of
     which `checkpoint_count` have been written before."""
 
@@ -52,19 +52,16 @@ class Journal:
         self._has_space = asyncio.Event()
         self._is_stopping = False
 
-    async def append(self, events: Sequence[ResponseStreamEvent]) -> None:
-        """Number events and buffer them; wait while the store is too slow for the buffer. The next ones are pushed
-        where their source can do that: see `apis.live_batch`."""
-        self._push(events)
+    async def put(self, batch: Sequence[ResponseStreamEvent]) -> None:
+        """Number events and buffer them; wait while the store is too slow for the buffer."""
+        self.write(batch)
         while self._buffered_bytes >= _MAX_BUFFERED_BYTES:
             self._has_space.clear()
             await self._has_space.wait()
-        if isinstance(events, LiveBatch):
-            events.push_to(self._push)
 
-    def _push(self, events: Sequence[ResponseStreamEvent]) -> bool:
+    def write(self, batch: Sequence[ResponseStreamEvent]) -> bool:
         """Number events and buffer them; return true while there is room for more."""
-        self._buffer_events(events)
+        self._buffer_events(batch)
         self._is_write_due.set()
         if self._buffered_bytes >= _BATCH_BYTES:
             self._is_pause_over.set()

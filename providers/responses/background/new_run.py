@@ -11,8 +11,8 @@ from apis.storage.kv_store import Op, Put
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.ranks import Rank, request_rank
 from providers.responses.background.runs import ResponseRef, StoredRequest
+from providers.responses.events.response_events import assign_sequence_numbers
 from providers.responses.run.pending_response import PendingResponse
-from providers.responses.run.response_stream import assign_sequence_numbers
 
 
 @dataclass(frozen=True, slots=True)

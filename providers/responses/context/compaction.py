@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
-from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem
+from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem, ResponseStreamEvent
 
 from apis.chat import ChatRequest, Message
 from apis.deltas import DeltaBatch, Finish, TextDelta, Usage, estimate_tokens, measure_deltas
@@ -15,6 +15,7 @@ from apis.errors import ContextLengthExceeded, InvalidRequest, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
 from apis.responses import CompactedConversation, CreateResponse
+from apis.sink import Sink
 from apis.wire.item_types import id_prefix
 from apis.wire.items import CompactionItem, InputMessage, output_to_input
 from providers.common.fair_turns import do_in_turns, end_pass
@@ -117,9 +118,7 @@ class Compactor:
         """Return the user's messages unchanged and one compaction item for everything else in the chat, which is the
         conversation's. Raises like `Inference.chat`."""
         summary = _Summary()
-        async with aclosing(summary.generate(self._inference, chat, _MAX_SUMMARY_WORDS)) as beginnings:
-            async for _ in beginnings:
-                pass
+        await summary.generate(self._inference, chat, _MAX_SUMMARY_WORDS)
         users = [item for item in conversation.window().verbatim_items() if item.role == "user"]
         content = await _build_partial_content(users, conversation, summary.text)
         token = (await self._build_seal(tenant))(_content_to_json(content))
@@ -199,8 +198,8 @@ class ResponseCompaction:
         """The response is the compaction, without an answer."""
         return self._threshold is None
 
-    async def run(self, chat: ChatRequest) -> AsyncGenerator[EventBatch]:
-        """Yield the events of a compaction, if one is needed; `contents` then has it."""
+    async def run(self, chat: ChatRequest, sink: Sink[ResponseStreamEvent]) -> None:
+        """Put the events of a compaction into `sink`, if one is needed; `contents` then has it."""
         self.last_usage = None
         roles = [message.role for message in chat.messages]
         last_answer = max((at for at, role in enumerate(roles) if role in ("assistant", "tool")), default=-1)
@@ -209,12 +208,7 @@ class ResponseCompaction:
         threshold = self._threshold.tokens if self._threshold is not None else None
         summary = self._unfinished = _Summary()
         words = _MAX_SUMMARY_WORDS if threshold is None else max(50, min(_MAX_SUMMARY_WORDS, threshold // 4))
-        async with aclosing(summary.generate(self._inference, chat, words)) as beginnings:
-            async for _ in beginnings:
-                self._open_item = opened = _OpenCompactionItem(
-                    self._output.ids.new_item_id(id_prefix("compaction")), self._output.reserve_index()
-                )
-                yield [item_added_event(opened.index, opened.item()), _build_compacting_event(opened)]
+        await summary.generate(self._inference, chat, words, lambda: sink.put(self._begin_item()))
         self._unfinished = None
         if threshold is None:
             content = await _build_partial_content(
@@ -225,7 +219,13 @@ class ResponseCompaction:
         token = self._seal(_content_to_json(content))
         self.contents[token] = content
         self.last_usage = summary.usage
-        yield self._close_item(token)
+        await sink.put(self._close_item(token))
+
+    def _begin_item(self) -> EventBatch:
+        self._open_item = opened = _OpenCompactionItem(
+            self._output.ids.new_item_id(id_prefix("compaction")), self._output.reserve_index()
+        )
+        return [item_added_event(opened.index, opened.item()), _build_compacting_event(opened)]
 
     def close_open_items(self) -> EventBatch:
         """Return the events that close the open item of a response that ends early."""
@@ -281,9 +281,15 @@ class _Summary:
             return self.usage
         return Usage(measure_chat(self._prompt), estimate_tokens(self._delta_count, self._chars))
 
-    async def generate(self, inference: Inference, chat: ChatRequest, max_words: int) -> AsyncGenerator[None]:
-        """Have the model write the summary; yields once, when the model begins. Raises like `Inference.chat`, and
-        UpstreamError for an empty summary."""
+    async def generate(
+        self,
+        inference: Inference,
+        chat: ChatRequest,
+        max_words: int,
+        on_begin: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Have the model write the summary; `on_begin` is called when the model begins. Raises like `Inference.chat`,
+        and UpstreamError for an empty summary."""
         fields = {name: value for name in _COPIED_FIELDS if (value := getattr(chat, name)) is not None}
         prompt = Message(role="user", content=_PROMPT.format(words=max_words))
         request = ChatRequest.model_validate({**fields, "messages": [*chat.messages, prompt]})
@@ -297,7 +303,8 @@ class _Summary:
                     async for deltas in batches:
                         if not begun:
                             begun = True
-                            yield
+                            if on_begin is not None:
+                                await on_begin()
                         self._apply_deltas(deltas)
                 break
             except ContextLengthExceeded:

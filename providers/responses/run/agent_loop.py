@@ -2,7 +2,7 @@
 their results, until it ends its answer or calls a tool of the client."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from itertools import islice
@@ -13,11 +13,12 @@ from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from openai.types.responses.response_output_item import McpListTools
 
 from apis.chat import ChatRequest, Message, share_of_salt
-from apis.deltas import Finish, Usage
+from apis.deltas import DeltaBatch, Finish, Usage
 from apis.errors import ExternalConnectorError, StackError, ToolFailed, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
-from apis.live_batch import convert_batch
+from apis.live_batch import LiveBatch
+from apis.sink import Sink
 from apis.wire.items import Item, output_to_input
 from providers.responses.context.compaction import ResponseCompaction
 from providers.responses.context.conversation import Conversation, ResponseProgress
@@ -68,6 +69,8 @@ class AgentLoop:
     """The turns of one response. `state`, `chat` (the current turn's) and `incomplete_reason` are valid whenever `run`
     is suspended or has ended."""
 
+    _sink: Sink[ResponseStreamEvent]
+
     def __init__(self, plan: LoopPlan, output: ResponseOutput, checkpoint: Checkpoint | None = None) -> None:
         """Start with the first turn, or resume from `checkpoint`, whose items are in `output`."""
         self.state = checkpoint or Checkpoint(
@@ -103,73 +106,82 @@ class AgentLoop:
         """An MCP server that cannot list its tools fails the response."""
         return self._plan.requires_tool_lists
 
-    def run(self, *, on_checkpoint: Callable[[Checkpoint], None] | None = None) -> AsyncGenerator[EventBatch]:
-        """Yield the events of all turns, as batches that became ready together. Where they have no readers, some are
-        left out, and batches may be empty. `on_checkpoint` is called with each state from which another worker can
-        resume, once all events before it have been taken."""
+    async def run(
+        self, sink: Sink[ResponseStreamEvent], *, on_checkpoint: Callable[[Checkpoint], None] | None = None
+    ) -> None:
+        """Put the events of all turns into `sink`, as batches that became ready together. Where they have no readers,
+        some are left out, and batches may be empty. `on_checkpoint` is called with each state from which another worker
+        can resume, once all events before it have been put."""
+        self._sink = sink
         self._on_checkpoint = on_checkpoint
         for result in (*self._conversation.tool_results.values(), *self.state.tool_results.values()):
             self._output.sources.update(result.sources)
             self._output.files.update(result.files)
         if self._compaction is not None and self._compaction.is_whole_response:
-            return self._compact(self._compaction)
-        return self._run_turns()
+            await self._compact(self._compaction)
+        else:
+            await self._run_turns()
 
-    async def _run_turns(self) -> AsyncGenerator[EventBatch]:
-        state, has_readers = self.state, self._output.has_readers
+    async def _run_turns(self) -> None:
+        state = self.state
         while True:
             self._output.turn = state.turn
             if self._toolbox.typed_tools or self._compaction is not None:
-                async with aclosing(self._prepare_turn()) as batches:
-                    async for events in batches:
-                        yield events
+                await self._prepare_turn()
             policy = (
                 ToolChoicePolicy(frozenset())
                 if self._is_last_turn
                 else self._toolbox.choice_policy(self.chat.tool_choice)
             )
             self._turn = turn = TurnStream(self._output, self._toolbox, policy, hosted_calls_left=state.calls_left)
-            async with aclosing(self._plan.inference.chat(self.chat)) as delta_batches:
-                async for deltas in delta_batches:
-                    events = convert_batch(deltas, turn.feed if has_readers else turn.feed_joined)
-                    if events or not has_readers:  # an empty one, too, asks for pushes
-                        yield events
+            await self._ask_model(turn)
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
-            if events := await self._place_matched_calls(turn):
-                yield events
+            await self._place_matched_calls(turn)
             state.usage = add_usage(state.usage, turn.count_usage(turn.finish))
             if self._plan.record_usage is not None:
                 self._plan.record_usage(self.chat, turn.finish.usage)
             if turn.hosted_calls:
-                async with aclosing(self._run_requested_calls(turn.hosted_calls)) as batches:
-                    async for events in batches:
-                        yield events
+                await self._run_requested_calls(turn.hosted_calls)
             if self._finish_turn(turn, turn.finish):
                 return
             state.turn += 1
             self._emit_checkpoint(state.turn)
             self.chat = self._next_chat()
 
-    async def _prepare_turn(self) -> AsyncGenerator[EventBatch]:
-        """Run the calls of tools before the model's turn, and compact a chat that is too long; `chat` is then ready."""
-        async with aclosing(self._run_calls_before_turn()) as batches:
-            async for events in batches:
-                yield events
-        if self._compaction is not None:
-            async with aclosing(self._compact(self._compaction)) as batches:
-                async for events in batches:
-                    yield events
+    async def _ask_model(self, turn: TurnStream) -> None:
+        """Let the model answer the chat, and feed its deltas to the turn as they arrive."""
+        sink, has_readers = self._sink, self._output.has_readers
+        feed = turn.feed if has_readers else turn.feed_joined
 
-    async def _place_matched_calls(self, turn: TurnStream) -> EventBatch:
-        """Match the inputs of custom tools with their grammars, and return the events of these calls."""
+        def receive(deltas: DeltaBatch) -> bool:
+            events = feed(deltas)
+            return sink.write(events) if events else True
+
+        async with aclosing(self._plan.inference.chat(self.chat)) as batches:
+            async for deltas in batches:
+                events = feed(deltas)
+                if events or not has_readers:
+                    await sink.put(events)
+                if isinstance(deltas, LiveBatch):
+                    deltas.push_to(receive)
+
+    async def _prepare_turn(self) -> None:
+        """Run the calls of tools before the model's turn, and compact a chat that is too long; `chat` is then ready."""
+        await self._run_calls_before_turn()
+        if self._compaction is not None:
+            await self._compact(self._compaction)
+
+    async def _place_matched_calls(self, turn: TurnStream) -> None:
+        """Match the inputs of custom tools with their grammars, and place these calls."""
         if not (grammar_calls := turn.grammar_calls):
-            return ()
+            return
         for call in grammar_calls:
             await call.match_input(share_of_salt(self.chat.cache_salt))
-        return turn.place_client_calls({result.name for _, result in self.state.rejected_calls})
+        if events := turn.place_client_calls({result.name for _, result in self.state.rejected_calls}):
+            await self._sink.put(events)
 
-    async def _run_calls_before_turn(self) -> AsyncGenerator[EventBatch]:
+    async def _run_calls_before_turn(self) -> None:
         """Run the calls that tools make themselves before the model's turn; `chat` then has their results."""
         iterators = [iter(tool.calls_before_turn(self.state.turn)) for tool in self._toolbox.typed_tools]
         ran = False
@@ -177,26 +189,19 @@ class AgentLoop:
             ran = True
             self._server_initiated_calls += calls
             for call in calls:
-                yield call.place(self._output)
-            async with aclosing(self._run_calls([call for call in calls if not call.counts_toward_limit])) as batches:
-                async for events in batches:
-                    yield events
+                await self._sink.put(call.place(self._output))
+            await self._run_calls([call for call in calls if not call.counts_toward_limit])
             if self._plan.requires_tool_lists:
                 _require_tool_lists(self._listing_errors())
-            counted_calls = [call for call in calls if call.counts_toward_limit]
-            async with aclosing(self._run_requested_calls(counted_calls)) as batches:
-                async for events in batches:
-                    yield events
+            await self._run_requested_calls([call for call in calls if call.counts_toward_limit])
         if ran:
             self._emit_checkpoint(self.state.turn)
             self._toolbox.refresh_names()
             self.chat = self._next_chat()
 
-    async def _compact(self, compaction: ResponseCompaction) -> AsyncGenerator[EventBatch]:
+    async def _compact(self, compaction: ResponseCompaction) -> None:
         """Compact the conversation if its chat is longer than the threshold."""
-        async with aclosing(compaction.run(self.chat)) as batches:
-            async for events in batches:
-                yield events
+        await compaction.run(self.chat, self._sink)
         if compaction.last_usage is not None:
             self.state.usage = add_usage(self.state.usage, compaction.last_usage)
             if self.state.token_budget is not None:  # the client's limit is for the answer, not for the summary
@@ -233,7 +238,7 @@ class AgentLoop:
         count = measure_chat(self.chat) if count is None else count
         self.state.usage = add_usage(self.state.usage, Usage(input_tokens=count))
 
-    async def _run_requested_calls(self, calls: Sequence[HostedCall]) -> AsyncGenerator[EventBatch]:
+    async def _run_requested_calls(self, calls: Sequence[HostedCall]) -> None:
         """Run the model's calls as far as the limits allow; the others fail with the reason. The model reads the
         results in the order of the calls."""
         state = self.state
@@ -245,15 +250,13 @@ class AgentLoop:
         if self._turn is not None and self._turn.continues and self._remaining_tokens() != 0:
             self._running_calls = calls
             self._emit_checkpoint(state.turn + 1)
-        async with aclosing(self._run_calls(allowed_calls)) as batches:
-            async for events in batches:
-                yield events
+        await self._run_calls(allowed_calls)
         for call, reason in zip(calls, reasons, strict=True):
             if reason:
                 events = call.fail(ToolFailed(f"Not run: {reason}"))
                 self._output.record_done_items(events)
                 self._record_tool_result(call)
-                yield events
+                await self._sink.put(events)
         self._running_calls = ()
 
     def _refusal_reasons(self, calls: Sequence[HostedCall]) -> Sequence[str]:
@@ -272,15 +275,17 @@ class AgentLoop:
             signatures.append(_call_signature(call))
         return reasons
 
-    async def _run_calls(self, calls: Sequence[HostedCall]) -> AsyncGenerator[EventBatch]:
+    async def _run_calls(self, calls: Sequence[HostedCall]) -> None:
         # for these calls only: held here, the runner would close a reference cycle around the whole response
-        runner = HostedCallRunner(self._output, self._plan.limits, self._record_tool_result)
-        async with aclosing(runner.run(calls)) as batches:
-            async for events in batches:
-                is_done = self._output.record_done_items(events)
-                yield events
-                if is_done and self._running_calls:
-                    self._emit_checkpoint(self.state.turn + 1)
+        await HostedCallRunner(self._output, self._plan.limits, self._record_tool_result, self._put_call_events).run(
+            calls
+        )
+
+    async def _put_call_events(self, events: EventBatch) -> None:
+        is_done = self._output.record_done_items(events)
+        await self._sink.put(events)
+        if is_done and self._running_calls:
+            self._emit_checkpoint(self.state.turn + 1)
 
     def _record_tool_result(self, call: HostedCall) -> None:
         if call.tool_result is not None:

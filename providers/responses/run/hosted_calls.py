@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from time import monotonic
 from typing import Final
 
@@ -43,20 +43,24 @@ class ToolCallLimits(msgspec.Struct, frozen=True):
 
 
 class HostedCallRunner:
-    """Runs hosted calls. `record_result` is called with each call that has its result, before its last events leave:
-    a checkpoint after these events must hold the result."""
+    """Runs hosted calls, and puts their events as they happen. `record_result` is called with each call that has its
+    result, before its last events are put: a checkpoint after these events must hold the result."""
 
     def __init__(
-        self, output: ResponseOutput, limits: ToolCallLimits, record_result: Callable[[HostedCall], None]
+        self,
+        output: ResponseOutput,
+        limits: ToolCallLimits,
+        record_result: Callable[[HostedCall], None],
+        put: Callable[[EventBatch], Awaitable[None]],
     ) -> None:
         self._output = output
         self._limits = limits
         self._record_result = record_result
+        self._put = put
 
-    async def run(self, calls: Sequence[HostedCall]) -> AsyncGenerator[EventBatch]:
-        """Yield the events of all calls as they happen. Closing the generator cancels the calls and waits until they
-        have stopped."""
-        queue: asyncio.Queue[EventBatch | None] = asyncio.Queue()
+    async def run(self, calls: Sequence[HostedCall]) -> None:
+        """Return when all calls have ended. A caller that is cancelled cancels the calls and waits until they have
+        stopped."""
         slots = asyncio.Semaphore(self._limits.parallel_calls)
 
         async def run_in_slot(call: HostedCall) -> None:
@@ -64,23 +68,13 @@ class HostedCallRunner:
                 with _open_tool_span(call) as span:
                     started_at, outcome = monotonic(), "cancelled"
                     try:
-                        outcome = await self._run_call(call, queue.put_nowait, span)
+                        outcome = await self._run_call(call, span)
                     finally:
                         self._log_call(call, monotonic() - started_at, outcome)
 
         tasks = [asyncio.create_task(run_in_slot(call)) for call in calls]
-        for task in tasks:
-            task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
-            running = len(tasks)
-            while running:
-                events = await queue.get()
-                if events is None:
-                    running -= 1
-                else:
-                    yield events
-            for task in tasks:
-                task.result()
+            await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
@@ -91,17 +85,18 @@ class HostedCallRunner:
         name, response_id = one_line(call.name or call.item_type), self._output.ids.response_id
         _log.info("the call %s of the tool %s in %s took %.3f s: %s", call.id, name, response_id, elapsed_s, outcome)
 
-    async def _run_call(self, call: HostedCall, emit: Callable[[EventBatch], None], span: Span) -> str:
+    async def _run_call(self, call: HostedCall, span: Span) -> str:
         """Run one call to its end, and return the outcome for the log. A failed tool raises nothing: its error is the
         result that the model reads."""
         limit_s = call.timeout_s or self._limits.tool_timeout_s
         outcome = ""
         try:
-            async with asyncio.timeout(limit_s), aclosing(call.run(self._output)) as batches:
+            async with asyncio.timeout(limit_s) as limit, aclosing(call.run(self._output)) as batches:
                 async for events in batches:
                     if not outcome and (outcome := _find_outcome(events, call)):
                         self._record_result(call)
-                    emit(events)
+                    async with _paused(limit):  # a reader may be slow, which is not the tool's time
+                        await self._put(events)
             failure, error_type = ToolFailed("The tool ended without a result."), "no_result"
         except StackError as exc:
             error_type = error_type_of(exc)
@@ -118,8 +113,18 @@ class HostedCallRunner:
             outcome = f"failed: {one_line(failure.message)[:300]}"
             events = call.fail(failure)
             self._record_result(call)
-            emit(events)
+            await self._put(events)
         return outcome
+
+
+@asynccontextmanager
+async def _paused(limit: asyncio.Timeout) -> AsyncGenerator[None]:
+    """Let the time within the context not count towards the limit."""
+    now = asyncio.get_running_loop().time
+    left_s = (limit.when() or now()) - now()
+    limit.reschedule(None)
+    yield
+    limit.reschedule(now() + left_s)
 
 
 @contextmanager

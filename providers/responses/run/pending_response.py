@@ -11,7 +11,7 @@ from apis.accounts.charges import Charge, Use
 from apis.accounts.usage import count_response
 from apis.chat import ChatRequest
 from apis.deltas import Usage
-from apis.errors import StackError, internal_error
+from apis.errors import Overloaded, StackError, internal_error
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from apis.wire.items import items_to_json
@@ -163,6 +163,11 @@ def use_of_response(response: Response) -> Use:
 def failure_to_error(exc: BaseException, response_id: str) -> StackError:
     """Return what ended a response as the error that the client gets, without what the response held."""
     return without_traceback(exc) if isinstance(exc, StackError) else bug_to_error(exc, response_id)
+
+
+def shutdown_error() -> Overloaded:
+    """Return the error of a response that the end of the process cut off."""
+    return Overloaded("The server was shut down before the response was complete. Send the request again.")
 
 
 def bug_to_error(exc: BaseException, response_id: str) -> StackError:

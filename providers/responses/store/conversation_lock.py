@@ -7,7 +7,7 @@ response follows items that it has not seen.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from typing import Final, TypeVar
 
 import orjson
@@ -121,13 +121,6 @@ async def release_lock(kv: KVStore, tenant: str, conversation_id: str, response_
 def hand_over_lock(lock: ConversationLock | None) -> AbstractAsyncContextManager[Sequence[Op]]:
     """Hand over the lock, if there is one."""
     return nullcontext(()) if lock is None else lock.hand_over()
-
-
-async def stream_with_lock(lock: ConversationLock, batches: AsyncGenerator[BatchT]) -> AsyncGenerator[BatchT]:
-    """Yield the batches while the lock is renewed."""
-    async with lock, aclosing(batches):
-        async for batch in batches:
-            yield batch
 
 
 def _lock_key(ref: ConversationKeys) -> str:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from apis.messages import CountMessageTokens, CreateMessage
 from apis.responses import CreateResponse, ReasoningOptions
+from apis.sink import Stream
 from providers.common.fair_turns import run_long
 from stack.http.answers import json_response, value_response
 from stack.http.context import HttpContext, Services
@@ -38,15 +39,15 @@ async def create_message(http: Request, context: HttpContext, services: Services
     del message  # its texts are in the request
     request = _add_server_options(http, services, request, form)
     request = await services.windows.fit(request, form, tenant=context.tenant, caller=context.caller)
-    batches, record = begin_response(context, services, request), context.request_record
+    respond, record = begin_response(context, services, request), context.request_record
     if request.stream:
         events = MessageEvents(form)
         return MessageStream(
-            *(batches, events.encode, services.monitor, record),
+            *(Stream(respond), events.encode, services.monitor, record),
             creates_response=True,
             encode_error=events.encode_error,
         )
-    response = await run_while_connected(http.scope, http.receive, read_final_response(batches, record))
+    response = await run_while_connected(http.scope, http.receive, read_final_response(respond, record))
     if len(response.output_text) > _LARGE_CHARS:
         return json_response(await run_long(_message_to_json, response, form))
     return json_response(_message_to_json(response, form))

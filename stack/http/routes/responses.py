@@ -1,6 +1,6 @@
 """/v1/responses: create, read, stream, cancel and delete responses, count their input, compact their conversation."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
@@ -12,8 +12,9 @@ from starlette.responses import Response
 from apis.conversations import ItemInclude
 from apis.deltas import Usage
 from apis.errors import InvalidRequest, NotFound
-from apis.events import ResponseEventBatch
+from apis.events import ResponseEvent
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
+from apis.sink import LastBatch, Sink, Stream
 from apis.storage.keys import new_response_id
 from apis.wire.base import remembered_json
 from providers.common.fair_turns import end_pass, run_long
@@ -47,29 +48,31 @@ class CountInputTokens(CreateResponse):
 
 async def create_response(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_metered(http, services.max_body_bytes, CreateResponse)
-    batches, record = begin_response(context, services, request), context.request_record
+    respond, record = begin_response(context, services, request), context.request_record
     is_stored = request.store is not False and not request.background  # one in the background goes on in any case
     outlives_client = is_stored and services.stack.config.server.finish_stored_responses
     if request.stream:
         obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
         return _stream_events(
-            *(http, services, batches, record),
+            *(http, services, Stream(respond), record),
             obfuscate=obfuscate,
             creates_response=True,
             outlives_client=outlives_client,
         )
-    final = read_final_response(batches, record)
+    final = read_final_response(respond, record)
     response = await (final if outlives_client else run_while_connected(http.scope, http.receive, final))
     return await _respond(http, services, response)
 
 
 def begin_response(
     context: HttpContext, services: Services, request: CreateResponse
-) -> AsyncGenerator[ResponseEventBatch]:
-    """Return the events of a new response, which the record of the HTTP request expects from now on."""
+) -> Callable[[Sink[ResponseEvent]], Coroutine[Any, Any, None]]:
+    """Return the function that puts the events of a new response into a sink; the record of the HTTP request expects
+    the response from now on."""
     response_id = context.response_id or new_response_id()
     context.request_record.expect_response(response_id)
-    return services.stack.responses.create(
+    return partial(
+        services.stack.responses.respond,
         services.cache_salts.add_salt(request, context.tenant),
         tenant=context.tenant,
         response_id=response_id,
@@ -208,16 +211,16 @@ def _stream_events(
     )
 
 
-async def read_final_response(batches: AsyncGenerator[Sequence[Any]], request_record: RequestRecord) -> ResponseObject:
+async def read_final_response(
+    respond: Callable[[Sink[ResponseEvent]], Coroutine[Any, Any, None]], request_record: RequestRecord
+) -> ResponseObject:
     """Return the response that the only event carries. A failed one raises its cause."""
-    last: Any = None
+    sink = LastBatch[Any]()
     try:
-        async for events in batches:
-            last = events[-1]
+        await respond(sink)
     finally:
-        request_record.observe(last)
-        await batches.aclose()
-    return last.response
+        request_record.observe(sink.batch[-1] if sink.batch else None)
+    return sink.batch[-1].response
 
 
 def parse_response_id(http: Request) -> str:

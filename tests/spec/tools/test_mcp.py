@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from apis.chat import ChatFunctionTool
-from providers.responses.run import response_stream
+from providers.responses.run import response_runner
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
 from tests.support.servers import mcp_server
@@ -245,7 +245,7 @@ async def test_a_server_that_cannot_be_listed_refuses_the_request_before_a_model
     broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X4: 424 with the code and the words that OpenAI uses, streamed or not."""
-    monkeypatch.setattr(response_stream, "EARLY_FAILURE_WAIT_S", 5)
+    monkeypatch.setattr(response_runner, "EARLY_FAILURE_WAIT_S", 5)
     async with stacked(DONE) as (served, real):
         error = await refusal(served, 424, tools=[broken(real), function("get")])
         assert asked(served) == []

@@ -33,7 +33,7 @@ async def journal(log: EventLog) -> AsyncGenerator[Journal]:
     assert await lease.acquire() is not None
     journal = Journal(lease, 2, log)
     writing = asyncio.create_task(journal.run())
-    await journal.append([delta()])  # number 2, the last one of the initial events
+    await journal.put([delta()])  # number 2, the last one of the initial events
     await written(log, 1)
     yield journal
     journal.stop()
@@ -63,20 +63,20 @@ async def written(log: EventLog, count: int) -> None:
 
 
 async def test_the_first_output_does_not_wait_for_the_tick(log: EventLog, journal: Journal) -> None:
-    await journal.append([delta()])
+    await journal.put([delta()])
     await written(log, 2)
 
 
 async def test_later_output_waits_for_the_tick_or_a_full_batch(
     log: EventLog, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await journal.append([delta()])
+    await journal.put([delta()])
     await written(log, 2)
-    await journal.append([delta()])
+    await journal.put([delta()])
     await asyncio.sleep(0.05)
     assert len(await log.read_all(REF.id, tenant=REF.tenant)) == 2
     monkeypatch.setattr(journal_module, "_BATCH_BYTES", 1)
-    await journal.append([delta()])
+    await journal.put([delta()])
     await written(log, 4)
 
 

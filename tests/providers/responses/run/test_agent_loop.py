@@ -1,11 +1,13 @@
 """The turns of a response with tools that do something before the model's turn."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import pytest
-from openai.types.responses import ResponseOutputItem
+from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from openai.types.responses.response_output_item import McpApprovalRequest, McpCall, McpListTools
 
 from apis.chat import ChatFunctionTool, FunctionDefinition, Message
@@ -13,6 +15,7 @@ from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed, UpstreamError
 from apis.events import EventList
 from apis.responses import CreateResponse
+from apis.sink import LastBatch, Stream
 from apis.wire.items import InputMessage, Item, output_to_input
 from apis.wire.tools import McpTool
 from providers.inference.scripted import Scripted
@@ -127,7 +130,8 @@ def turns_of(
 
 async def played(turns: AgentLoop, checkpoints: list[Checkpoint] | None = None) -> list[str]:
     """The types of all events; the checkpoints are added to the list."""
-    async with aclosing(turns.run(on_checkpoint=None if checkpoints is None else checkpoints.append)) as batches:
+    on_checkpoint = None if checkpoints is None else checkpoints.append
+    async with aclosing(Stream[ResponseStreamEvent](partial(turns.run, on_checkpoint=on_checkpoint))) as batches:
         return [event.type.removeprefix("response.") async for events in batches for event in events]
 
 
@@ -223,8 +227,10 @@ async def test_a_model_whose_calls_were_refused_is_given_no_tools_by_whoever_goe
 
 async def test_breaking_off_closes_a_listing_that_is_under_way() -> None:
     turns, _, output = turns_of(Server(), [{"text": "3."}])
-    async with aclosing(turns.run()) as batches:
-        await anext(batches)
+    turning = asyncio.create_task(turns.run(LastBatch()))
+    await asyncio.sleep(0)
+    turning.cancel()
+    await asyncio.wait({turning})
     closing = turns.close_open_items()
     assert [event.type for event in closing] == ["response.mcp_list_tools.failed", "response.output_item.done"]
     assert len(output.finished_items()) == 1
