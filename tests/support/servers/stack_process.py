@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -13,10 +13,15 @@ START_TIMEOUT_S: Final = 300
 
 
 @asynccontextmanager
-async def running_stack(*arguments: str, cwd: Path, port: int = 0) -> AsyncGenerator[tuple[str, int]]:
+async def running_stack(
+    *arguments: str, cwd: Path, port: int = 0, environment: Mapping[str, str] | None = None
+) -> AsyncGenerator[tuple[str, int]]:
     """`stack run` as a user starts it; yields its URL and process id."""
     process = await asyncio.create_subprocess_exec(
-        str(STACK), "run", *arguments, "--port", str(port), cwd=cwd, stdout=asyncio.subprocess.PIPE
+        *(str(STACK), "run", *arguments, "--port", str(port)),
+        cwd=cwd,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     try:
