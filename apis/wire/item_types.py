@@ -32,6 +32,10 @@ class ItemType:
     """Return true for an item that counts as a call of a hosted tool; None where those that this server runs do."""
     is_datastore: bool = False
     """True for the calls of a tool that reads data of the tenant, and no service."""
+    result_type: str | None = None
+    """The type of the item that holds the result of such a call where this server runs it; None where its own does."""
+    has_id_of_call: bool = False
+    """True where clients send the id of the call as that of the item."""
     internal_field: str | None = None
     """A field that this server adds to stored items for itself, and that no client sees."""
 
@@ -103,10 +107,11 @@ _ROWS: Final = (
     ItemType("mcp_approval_request", "mcpr", has_status=False, call="approval", internal_field="server"),
     ItemType("mcp_approval_response", "mcpa", has_status=False),
     ItemType("local_shell_call", "lsh", call="client"),
-    ItemType("local_shell_call_output", "lsho"),
+    ItemType("local_shell_call_output", "lsho", has_id_of_call=True),
     ItemType(
         *("shell_call", "sh"),
         call="client",
+        result_type="shell_call_output",
         interrupted_status="incomplete",
         is_counted=lambda item: item.environment is not None and item.environment.type != "local",
     ),
@@ -130,8 +135,12 @@ CLIENT_CALL_TYPES: Final = frozenset(row.name for row in _ROWS if row.call == "c
 """Types of the calls that the client runs, unless this server does; each has a `call_id`."""
 OUTPUT_TYPES: Final = frozenset(row.name for row in _ROWS if row.name.endswith("_output"))
 """Types of the outputs of such calls."""
-SEALED_TYPES: Final = HOSTED_CALL_TYPES | {"shell_call_output"}
+CALLS_WITH_RESULTS: Final = frozenset(row.name for row in _ROWS if row.result_type)
+"""Types of the calls whose result is an item of its own where this server runs them."""
+SEALED_TYPES: Final = HOSTED_CALL_TYPES | {row.result_type for row in _ROWS if row.result_type}
 """Types of the items that hold the sealed result of a call that this server ran, where the client stores it."""
+TYPES_WITH_ID_OF_CALL: Final = frozenset(row.name for row in _ROWS if row.has_id_of_call)
+"""Types of the items that clients send with the id of the call that they answer."""
 REPLAYED_TYPES: Final = frozenset(row.name for row in _ROWS if row.call in ("hosted", "approval"))
 """Types of the calls that each model names in its own way: they are rewritten for the model of every request."""
 INTERNAL_FIELDS: Final[Mapping[str, str]] = {row.name: row.internal_field for row in _ROWS if row.internal_field}

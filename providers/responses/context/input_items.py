@@ -19,6 +19,7 @@ from apis.wire.item_types import (
     INTERNAL_FIELDS,
     LOOKED_UP_TYPES,
     OUTPUT_TYPES,
+    TYPES_WITH_ID_OF_CALL,
     id_prefix,
 )
 from apis.wire.items import (
@@ -30,7 +31,7 @@ from apis.wire.items import (
     ItemReference,
     ReasoningItem,
 )
-from apis.wire.tool_items import ImageGenerationCallItem, LocalShellCallOutput
+from apis.wire.tool_items import ImageGenerationCallItem
 from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.item_index import TYPES_WITH_PARTS, ItemIndex
 from providers.responses.context.sealed_content import SealedContent
@@ -43,7 +44,6 @@ from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
 from providers.responses.store.item_lookup import FoundItem
 from providers.responses.tools.mcp.approvals import find_approved_calls
 
-_TYPES_WITH_ANOTHERS_ID: Final = frozenset({ItemReference, LocalShellCallOutput})
 _REFERRING_TYPES: Final = (ItemReference, ReasoningItem, ImageGenerationCallItem)
 """Types of items by which a client may mean a stored item of their id."""
 _RESOLVE_WORK: Final = 200
@@ -253,7 +253,7 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
     seen_ids: set[str] = set()
     for index, item in enumerate(items):
         kind = type(item)  # for 25,000 items: an isinstance that is false costs pydantic a microsecond
-        if kind in _TYPES_WITH_ANOTHERS_ID:
+        if kind is ItemReference or item.type in TYPES_WITH_ID_OF_CALL:
             continue
         if kind is CompactionTrigger:
             if field != "input" or index != len(items) - 1:

@@ -17,9 +17,8 @@ from pydantic import SecretStr
 
 from apis.responses import CreateResponse
 from apis.storage.kv_store import ABSENT, KVStore, Put
-from apis.wire.item_types import SEALED_TYPES
+from apis.wire.item_types import CALLS_WITH_RESULTS, OUTPUT_TYPES, SEALED_TYPES
 from apis.wire.items import Item, ReasoningItem, ReasoningText
-from apis.wire.tool_items import ShellCallItem, ShellCallOutput
 from providers.common.fair_turns import do_in_turns
 from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.sealing import Sealer, UnsealError, generate_key
@@ -109,11 +108,12 @@ class SealedContent:
     ) -> Mapping[str, ToolResultRecord]:
         """Return the results of hosted calls, by item id, with those that only sealed items hold. A token that cannot
         be opened is ignored: the item's own text is used then."""
-        call_ids = {call.call_id: call.id for call in index.of(ShellCallItem)}
+        calls = (index.items[position] for position in index.named(CALLS_WITH_RESULTS))
+        call_ids = {getattr(call, "call_id", None): call.id for call in calls}
         tokens: dict[str, str] = {}
         for position in index.named(SEALED_TYPES):
             item = index.items[position]
-            item_id = call_ids.get(item.call_id) if isinstance(item, ShellCallOutput) else item.id
+            item_id = call_ids.get(getattr(item, "call_id", None)) if item.type in OUTPUT_TYPES else item.id
             if item_id and item_id not in tool_results and (token := _sealed_token(item)):
                 tokens[item_id] = token
         if not tokens:

@@ -21,7 +21,6 @@ from apis.errors import StackError
 from apis.responses import CreateResponse
 from apis.wire.base import remember_json
 from apis.wire.tool_choice import ChosenHostedTool
-from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import add_extra, copy_with, unvalidated
 
 _RANKED_TIERS: Final = {"flex": "flex", "fast": "priority", "priority": "priority", "ultrafast": "ultrafast"}
@@ -52,7 +51,7 @@ _build_response = unvalidated(Response)
 _build_usage = unvalidated(ResponseUsage)
 _build_input_details = unvalidated(InputTokensDetails)
 _build_output_details = unvalidated(OutputTokensDetails)
-_NO_TOOL_USAGE: Final = remember_json(ToolUsage(image_gen=_NO_IMAGES, web_search=ToolUsageWebSearch(num_requests=0)))
+NO_TOOL_USAGE: Final = remember_json(ToolUsage(image_gen=_NO_IMAGES, web_search=ToolUsageWebSearch(num_requests=0)))
 IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter"]
 """Why a response is incomplete. `max_messages`: the model sent only invalid calls and never answered."""
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -130,6 +129,7 @@ def end_response(
     *,
     reason: IncompleteReason | None = None,
     error: ResponseError | None = None,
+    tool_usage: ToolUsage = NO_TOOL_USAGE,
 ) -> Response:
     """Return the response in its final state; it has its usage in every state."""
     return copy_with(
@@ -138,7 +138,7 @@ def end_response(
             "status": status,
             "output": [*output],
             "usage": usage_to_wire(usage),
-            "tool_usage": _count_searches(output),
+            "tool_usage": tool_usage,
             "completed_at": int(time.time()) if status == "completed" else None,
             "incomplete_details": IncompleteDetails(reason=reason) if reason else None,
             "error": error,
@@ -152,36 +152,6 @@ def response_from_json(fields: Mapping[str, Any]) -> Response:
     error = fields.get("error")
     response = Response.model_validate({**fields, "error": None})
     return response if error is None else response.model_copy(update={"error": ResponseError.model_construct(**error)})
-
-
-def _count_searches(output: Sequence[ResponseOutputItem]) -> ToolUsage:
-    searches = [item for item in output if item.type == "web_search_call" and item.status == "completed"]
-    if not searches:
-        return _NO_TOOL_USAGE
-    count = sum(search.action.type == "search" for search in searches)
-    return ToolUsage(image_gen=_NO_IMAGES, web_search=ToolUsageWebSearch(num_requests=count))
-
-
-def add_image_usage(response: Response, tool_results: Mapping[str, ToolResultRecord]) -> Response:
-    """Return the finished response with the tokens of the images that it generated, where their server counts them.
-    `tool_results` are the results of hosted calls by item id."""
-    if not tool_results:
-        return response
-    images = (item for item in response.output if item.type == "image_generation_call")
-    states: list[Any] = [result.state for item in images if (result := tool_results.get(item.id)) is not None]
-    usages: list[dict[str, int]] = [state["image_usage"] for state in states if state and "image_usage" in state]
-    if not usages or response.tool_usage is None:
-        return response
-    total = {name: sum(usage[name] for usage in usages) for name in usages[0]}
-    image_gen = ToolUsageImageGen(
-        input_tokens=total["input_tokens"],
-        input_tokens_details=ToolUsageImageGenInputTokensDetails(
-            image_tokens=total["input_image_tokens"], text_tokens=total["input_text_tokens"]
-        ),
-        output_tokens=total["output_tokens"],
-        total_tokens=total["input_tokens"] + total["output_tokens"],
-    )
-    return response.model_copy(update={"tool_usage": response.tool_usage.model_copy(update={"image_gen": image_gen})})
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:

@@ -23,7 +23,6 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import (
     IncompleteReason,
     ResponseStatus,
-    add_image_usage,
     begin_response,
     end_response,
     error_to_failure,
@@ -34,6 +33,7 @@ from providers.responses.run.response_span import store_span
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import FinishedResponse, History
 from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.tools.registry import sum_tool_usage
 
 _log = logging.getLogger(__name__)
 
@@ -105,15 +105,9 @@ class PendingResponse(msgspec.Struct, frozen=True):
         initial = self.build_initial_response()
         if self.comparison is not None:
             initial.prompt_cache_diagnostics = self.comparison.with_usage(state.usage)
-        response = end_response(
-            initial,
-            status,
-            self.output.finished_items(),
-            state.usage,
-            reason=reason,
-            error=error,
-        )
-        return add_image_usage(response, state.tool_results)
+        items = self.output.finished_items()
+        tool_usage = sum_tool_usage(items, state.tool_results)
+        return end_response(initial, status, items, state.usage, reason=reason, error=error, tool_usage=tool_usage)
 
     async def store(self, response: Response, history: History) -> bool:
         """Store the final response unless the request forbids it; return whether it was stored. Raises the lock's

@@ -20,8 +20,8 @@ from apis.errors import InvalidRequest, NotFound
 from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record, reading_stored, scan_all
-from apis.wire.item_types import id_prefix
-from apis.wire.items import Item, LocalShellCallOutput
+from apis.wire.item_types import TYPES_WITH_ID_OF_CALL, id_prefix
+from apis.wire.items import Item
 from providers.common.state.scan import decode_or_skip
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
@@ -173,7 +173,7 @@ def reject_repeated_items(input_items: Sequence[Item], field: str = "input") -> 
     """Raise InvalidRequest, naming the index in `field`, for an item that a request adds to a conversation twice."""
     seen_ids: set[str] = set()
     for index, item in enumerate(input_items):
-        if item.id is None or type(item) is LocalShellCallOutput:
+        if item.id is None or item.type in TYPES_WITH_ID_OF_CALL:
             continue
         if item.id in seen_ids:
             raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"{field}[{index}].id", code="invalid_value")
@@ -187,7 +187,7 @@ def reject_existing_items(input_items: Sequence[Item], history: LoadedHistory) -
     positions = {
         item.id: position
         for position, item in enumerate(input_items)
-        if item.id and type(item) is not LocalShellCallOutput
+        if item.id and item.type not in TYPES_WITH_ID_OF_CALL
     }
     for item in history.items if positions else ():
         if item.id in positions:
@@ -203,8 +203,8 @@ def conversation_not_found_error(conversation_id: str) -> NotFound:
 
 
 def _assign_item_id(fields: dict[str, Any], ids: ResponseIds) -> dict[str, Any]:
-    """Return the item with an id of its own: clients send the output of a local shell with the id of its call."""
-    if fields["type"] != "local_shell_call_output":
+    """Return the item with an id of its own, where clients send it with the id of its call."""
+    if fields["type"] not in TYPES_WITH_ID_OF_CALL:
         return fields
     return {
         **fields,

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 import orjson
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
+from pydantic import BaseModel
 
 from apis.chat import ChatFunctionTool, ChatTool, NativeTool, NativeToolName
 from apis.deltas import ToolCallStart
@@ -268,3 +269,6 @@ class ToolType:
     """True if models with native tools or namespaces are offered the tool in another way."""
     needs_modalities: bool = False
     """True if the tool is created by the modalities of the model."""
+    sum_usage: Callable[[Sequence[Any], Mapping[str, ToolResultRecord]], Mapping[str, BaseModel]] | None = None
+    """Return the fields of a response's `tool_usage` for its items of this tool, with the results of all calls by item
+    id. None for a tool that counts nothing there."""

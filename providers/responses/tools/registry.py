@@ -2,13 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, get_args
+
+from openai.types.responses import ResponseOutputItem
+from openai.types.responses.response import ToolUsage
 
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
 from apis.wire.base import ToolWire
 from apis.wire.item_parts import ItemWire
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool
+from providers.responses.events.response_object import NO_TOOL_USAGE
+from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.apply_patch import APPLY_PATCH
 from providers.responses.tools.call import ToolType, TypedTool
 from providers.responses.tools.code_interpreter.tool import CODE_INTERPRETER
@@ -45,6 +50,12 @@ TYPES_BY_OUTPUT_ITEM: Final[Mapping[type[ItemWire], ToolType]] = {
 MODEL_DEPENDENT_TOOLS: Final = (NamespaceTool, *(row.declaration for row in _TOOL_TYPES if row.depends_on_model))
 """Declarations that are offered in another way to a model with native tools or namespaces."""
 MODALITY_DEPENDENT_TOOLS: Final = tuple(row.declaration for row in _TOOL_TYPES if row.needs_modalities)
+_USAGE_SUMS: Final = [
+    (get_args(item.model_fields["type"].annotation)[0], row.sum_usage)
+    for row in _TOOL_TYPES
+    for item in row.call_items
+    if row.sum_usage is not None
+]
 _MAX_MCP_SERVERS: Final = 32
 """Maximum MCP servers in one request; more are an InvalidRequest."""
 
@@ -96,6 +107,15 @@ def build_tools(request: CreateResponse, context: ToolContext) -> Sequence[ToolB
         if tool is not None:
             bindings[type(declaration), label] = ToolBinding(declaration, tool)
     return [*bindings.values()]
+
+
+def sum_tool_usage(output: Sequence[ResponseOutputItem], tool_results: Mapping[str, ToolResultRecord]) -> ToolUsage:
+    """Return the `tool_usage` of a finished response. `tool_results` are the results of its calls by item id."""
+    fields: dict[str, Any] = {}
+    for item_type, sum_usage in _USAGE_SUMS:
+        if items := [item for item in output if item.type == item_type]:
+            fields |= sum_usage(items, tool_results)
+    return ToolUsage(**{**dict(NO_TOOL_USAGE), **fields}) if fields else NO_TOOL_USAGE
 
 
 def _options(declaration: ToolWire) -> Mapping[str, Any]:

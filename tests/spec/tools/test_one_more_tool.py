@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from openai import AsyncOpenAI
 
 from providers.responses.run.checkpoint import LOST_CALL_MESSAGE
 from tests.support.laws.source_trees import ROOT
@@ -68,7 +67,7 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def served(product: Path, folder: Path, upstream: UpstreamServer) -> AsyncGenerator[tuple[AsyncOpenAI, int]]:
+async def served(product: Path, folder: Path, upstream: UpstreamServer) -> AsyncGenerator[tuple[Any, int]]:
     """A client of the product's server, on a store in the folder, and the process id of the server."""
     config = {
         "inference": {"provider": "vllm", "base_url": upstream.base_url},
@@ -104,9 +103,9 @@ async def test_its_calls_are_streamed_stored_and_listed(product: Path, tmp_path:
         assert first.tools[0].to_dict() == TOOL
         assert (await client.responses.retrieve(first.id)).output == first.output
         await client.responses.create(**fields, input="Sure?", previous_response_id=first.id)
-        sent = [{"role": "user", "content": "hi"}, *(each.to_dict() for each in first.output)]
-        again = await client.responses.create(**fields, input=[*sent, {"role": "user", "content": "Sure?"}])
-        listed = await client.responses.input_items.list(again.id, order="asc")
+        sent: Any = [{"role": "user", "content": "hi"}, *(each.to_dict() for each in first.output)]
+        again: Any = await client.responses.create(**fields, input=[*sent, {"role": "user", "content": "Sure?"}])
+        listed: Any = await client.responses.input_items.list(again.id, order="asc")
         assert [each.type for each in listed.data] == ["message", "program", "message", "message"]
         for received in upstream.received[-2:]:
             messages = received.json["messages"]

@@ -19,7 +19,11 @@ from providers.responses.tools.tool_context import ToolContext
 from tests.support.toy_tool.wire import ProgramItem, ProgramTool
 
 _NAME: Final = "program"
-_PARAMETERS: Final = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+_PARAMETERS: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"code": {"type": "string"}},
+    "required": ["code"],
+}
 
 
 class Programs(TypedTool):

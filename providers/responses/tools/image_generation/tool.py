@@ -1,9 +1,11 @@
 """The tool `image_generation` as a request declares it: what the model is offered, and what the images server gets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args
 
 import orjson
+from openai.types.responses.response import ToolUsageImageGen, ToolUsageImageGenInputTokensDetails
+from openai.types.responses.response_output_item import ImageGenerationCall as ImageGenerationItem
 
 from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
 from apis.deltas import ToolCallStart
@@ -152,4 +154,27 @@ def _call_from_item(item: ImageGenerationCallItem, native_tools: frozenset[Nativ
     return ToolResultRecord(item.id or "", _NAME, orjson.dumps(arguments).decode(), output)
 
 
-IMAGE_GENERATION: Final = ToolType(ImageGenerationTool, _create_tool, (ImageGenerationCallItem,), _call_from_item)
+def _sum_usage(
+    items: Sequence[ImageGenerationItem], tool_results: Mapping[str, ToolResultRecord]
+) -> Mapping[str, ToolUsageImageGen]:
+    """Return the tokens of the images, where their server counts them."""
+    states: list[Any] = [result.state for item in items if (result := tool_results.get(item.id)) is not None]
+    usages: list[dict[str, int]] = [state["image_usage"] for state in states if state and "image_usage" in state]
+    if not usages:
+        return {}
+    total = {name: sum(usage[name] for usage in usages) for name in usages[0]}
+    details = ToolUsageImageGenInputTokensDetails(
+        image_tokens=total["input_image_tokens"], text_tokens=total["input_text_tokens"]
+    )
+    image_gen = ToolUsageImageGen(
+        input_tokens=total["input_tokens"],
+        input_tokens_details=details,
+        output_tokens=total["output_tokens"],
+        total_tokens=total["input_tokens"] + total["output_tokens"],
+    )
+    return {"image_gen": image_gen}
+
+
+IMAGE_GENERATION: Final = ToolType(
+    ImageGenerationTool, _create_tool, (ImageGenerationCallItem,), _call_from_item, sum_usage=_sum_usage
+)

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 import orjson
+from openai.types.responses import ResponseFunctionWebSearch
+from openai.types.responses.response import ToolUsageWebSearch
 
 from apis.chat import ChatTool, NativeTool, NativeToolName
 from apis.deltas import ToolCallStart
@@ -138,6 +140,13 @@ def _object_entries(value: Any) -> list[Mapping[str, Any]]:
     return [cast(Mapping[str, Any], entry) for entry in entries if isinstance(entry, dict)]
 
 
+def _sum_usage(
+    items: Sequence[ResponseFunctionWebSearch], tool_results: Mapping[str, ToolResultRecord]
+) -> Mapping[str, ToolUsageWebSearch]:
+    searches = sum(item.status == "completed" and item.action.type == "search" for item in items)
+    return {"web_search": ToolUsageWebSearch(num_requests=searches)}
+
+
 WEB_SEARCH: Final = ToolType(
     WebSearchTool,
     _create_tool,
@@ -145,4 +154,5 @@ WEB_SEARCH: Final = ToolType(
     _call_from_item,
     call_for_model=_call_for_model,
     depends_on_model=True,
+    sum_usage=_sum_usage,
 )

@@ -1,10 +1,46 @@
-"""The table of item types against the items that a request may hold, and the registry of tools."""
+"""The table of item types against the items of requests, the registry of tools, and the rest of the code."""
 
-from typing import get_args
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, get_args
+
+from openai.types.responses import ResponseOutputItem
 
 from apis.wire.item_types import HOSTED_CALL_TYPES, ITEM_TYPES
 from apis.wire.items import Item
 from providers.responses.tools.registry import TYPES_BY_CALL_ITEM
+from tests.support.laws.source_trees import ROOT, nodes, python_files, shared_trees
+
+__all__ = ["shared_trees"]
+
+COMMON: Final = {
+    *("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+    *("additional_tools", "configuration_update", "compaction", "compaction_trigger", "item_reference"),
+}
+"""Types of the items that belong to no tool of the server's registry."""
+TOOLS_AND_WIRE: Final = ("apis/wire/", "providers/responses/tools/")
+NAME_A_TOOLS_ITEM: Final = {
+    # pictures among the items: screenshots and generated images
+    "providers/responses/context/attachments.py",
+    "providers/responses/context/input_items.py",
+    "providers/responses/context/item_index.py",
+    "providers/responses/context/messages.py",  # and the client's answers to approval requests
+    "providers/responses/context/replay.py",
+    "providers/responses/context/url_files.py",
+    # a response may need the lists of its MCP servers before it begins
+    "providers/responses/run/agent_loop.py",
+    "providers/responses/run/first_batches.py",
+    # Anthropic's API has a web search of its own form
+    "stack/http/messages/answer.py",
+    "stack/http/messages/events.py",
+    "stack/http/messages/server_tools.py",
+    "stack/http/messages/tools.py",
+    # OpenAI's API has a path for the usage of these tools
+    "stack/http/routes/organization/usage.py",
+}
+"""Files outside of the tools and the wire that know a tool by the type of its item. A new tool adds none."""
 
 
 def test_the_table_has_every_item_of_a_request_and_no_other() -> None:
@@ -20,3 +56,28 @@ def test_no_two_types_share_an_id_prefix() -> None:
 def test_every_hosted_call_is_read_by_a_tool_of_the_registry() -> None:
     readable = {get_args(item.model_fields["type"].annotation)[0] for item in TYPES_BY_CALL_ITEM}
     assert readable >= HOSTED_CALL_TYPES
+
+
+def test_only_these_files_know_a_tool_by_its_item() -> None:
+    types = ITEM_TYPES.keys() - COMMON
+    classes = {get_args(each)[0].__name__ for each in get_args(get_args(Item)[0]) if get_args(each)[1].tag in types}
+    for item in get_args(get_args(ResponseOutputItem)[0]):
+        if get_args(item.model_fields["type"].annotation)[0] in types:
+            classes.add(item.__name__)
+    named = re.compile(rf"\b({'|'.join(types)})\b")
+    found = {
+        str(file.relative_to(ROOT))
+        for file in python_files("apis", "providers", "stack", "configs")
+        if any(word in classes or named.search(word) for word in words(file))
+    }
+    assert {file for file in found if not file.startswith(TOOLS_AND_WIRE)} == NAME_A_TOOLS_ITEM
+
+
+def words(file: Path) -> Iterator[str]:
+    """The imported names and the texts of a file, but for its docstrings."""
+    docstrings = {id(node.value) for node in nodes(file) if isinstance(node, ast.Expr)}
+    for node in nodes(file):
+        if isinstance(node, ast.alias):
+            yield node.name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
