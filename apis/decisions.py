@@ -248,7 +248,7 @@ class DecisionOption(Wire):
 
 
 class DecisionQuestion(Wire):
-    """A question as models are asked. The options of a predicate are yes and no, those of a score its levels, the
+    """A question as models read it. The options of a predicate are yes and no, those of a score its levels, the
     lowest first. `param` is the place of its instructions in the request."""
 
     kind: Literal["predicate", "choice", "score"]

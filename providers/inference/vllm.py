@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from apis.chat import ChatRequest
 from apis.completion import CompletionBatch, CompletionRequest
+from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError, StackError
@@ -16,8 +17,10 @@ from apis.imports import import_from_string, install_command
 from apis.inference import Inference, Modality, Model, ModelHost, ModelNames
 from apis.observation.background import UpstreamHealth
 from apis.wire.base import Effort
+from providers.inference.chat_completions.decisions import RemoteDecisions
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
 from providers.inference.chat_completions.endpoint import DEFAULT_TAG, LISTING_TIMEOUT_S, ChatCompletions
+from providers.inference.chat_completions.first_token import FirstToken
 from providers.inference.chat_completions.formatted_answers import chat_in_two_passes, needs_two_passes
 from providers.inference.chat_completions.health import HealthWatch
 from providers.inference.chat_completions.reasoning_tags import (
@@ -28,6 +31,7 @@ from providers.inference.chat_completions.reasoning_tags import (
 )
 from providers.inference.chat_completions.replicas import Upstreams
 from providers.inference.chat_completions.settings import RemoteEngineSettings
+from providers.inference.decisions.prompts import refuse_images
 from providers.inference.http.client import HttpClient
 
 if TYPE_CHECKING:
@@ -48,6 +52,7 @@ class VLLM(Inference):
         self._upstreams: Upstreams | None = None
         self._health_task: asyncio.Task[None] | None = None
         self._opening_models = OpeningModels()
+        self._decisions = RemoteDecisions(config.engine)
         self._models_cache: tuple[float, Sequence[Model]] | None = None
 
     async def start(self) -> None:
@@ -131,6 +136,19 @@ class VLLM(Inference):
         """Request vectors from the server's /embeddings, a few inputs at a time. `headers_timeout_s` applies to each
         part."""
         return join_embeddings([await self._get_upstreams().embed(part) for part in split_request(request)])
+
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        """Return the decisions of the server's /systemone where the model is one for decisions, else those that the
+        first token of a chat shows, between 20 options at most."""
+        upstreams, template = self._get_upstreams(), self._harmony_template
+        if template is None:
+            return await self._decisions.decide(upstreams, request, upstreams.score_chat)
+        refuse_images(request)
+
+        async def score(chat: ChatRequest) -> FirstToken:
+            return await upstreams.score_tokens(chat, await template.render_decision(chat))
+
+        return await self._decisions.decide(upstreams, request, score)
 
     async def model_host(self, model: str) -> ModelHost:
         """Return the server, by the name of its engine."""

@@ -84,8 +84,8 @@ class ChatDialect:
     affinity_headers: tuple[str, ...] = ()
 
 
-def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
-    """Return the body of a streamed chat. Raises Unsupported for a field that the server does not have."""
+def request_to_body(request: ChatRequest, dialect: ChatDialect, *, is_streamed: bool = True) -> bytes:
+    """Return the body of a chat. Raises Unsupported for a field that the server does not have."""
     if dialect.engine == "openai":
         refuse_engine_options(request)
     body = _build_prompt(request, dialect)
@@ -102,8 +102,9 @@ def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
     body |= _build_tool_options(request) | _build_guidance(request)
     if request.response_format is not None and request.response_format.type != "text":
         body["response_format"] = request.response_format.model_dump(by_alias=True, exclude_none=True)
-    body["stream"] = True
-    body["stream_options"] = {"include_usage": True}
+    if is_streamed:
+        body["stream"] = True
+        body["stream_options"] = {"include_usage": True}
     return body_to_json({**body, **dialect.extra_body})
 
 

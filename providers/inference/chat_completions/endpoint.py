@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from apis.chat import ChatRequest
 from apis.completion import CompletionBatch, CompletionRequest
+from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
@@ -26,7 +27,14 @@ from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.chunks import ChatChunkReader
 from providers.inference.chat_completions.embeddings import parse_embeddings, request_to_embedding_body
 from providers.inference.chat_completions.errors import ConnectTimeout, UpstreamUnavailable, response_to_error
+from providers.inference.chat_completions.first_token import (
+    FirstToken,
+    parse_chat_answer,
+    parse_text_answer,
+    token_ids_to_body,
+)
 from providers.inference.chat_completions.strict_templates import ArrangedChat, MessageOrder
+from providers.inference.chat_completions.system_one import NO_DECISIONS, parse_system_one
 from providers.inference.chat_completions.text_completions import NO_COMPLETIONS, CompletionReader, write_completion
 from providers.inference.chat_completions.usage import parse_count
 from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
@@ -283,6 +291,40 @@ class ChatCompletions:
             chat.remember()
             return parse_count(_decode_response(response, _TokenCount).count)
 
+    async def score_chat(self, request: ChatRequest) -> FirstToken:
+        """Return the likeliest first tokens of the answer to a chat that asks for them. Errors as in `embed`, and
+        Unsupported from a server that reports none."""
+        current_span().set(self._server_attributes)
+        await self._check_model(request.model)
+        chat = ArrangedChat(request, self._message_orders)
+        headers = affinity_headers(self._dialect.affinity_headers, request)
+        while True:
+            body = request_to_body(chat.request, self._dialect, is_streamed=False)
+            try:
+                response = await self._request_json("POST", "/chat/completions", body, request.model, headers=headers)
+            except StackError as exc:
+                if not chat.adapt(exc):
+                    raise
+                continue
+            chat.remember()
+            return parse_chat_answer(response)
+
+    async def score_tokens(self, model: str, token_ids: Sequence[int], cache_salt: str | None) -> FirstToken:
+        """Return the likeliest first tokens after a prompt of tokens. Errors as in `score_chat`."""
+        current_span().set(self._server_attributes)
+        await self._check_model(model)
+        salt = {} if cache_salt is None else {"cache_salt": cache_salt}
+        body = token_ids_to_body(model, token_ids, {**salt, **self._dialect.extra_body})
+        return parse_text_answer(await self._request_json("POST", "/completions", body, model, NO_COMPLETIONS))
+
+    async def decide(self, request: DecisionRequest, body: bytes) -> Decisions:
+        """Return the decisions of a decision model: `body` is that of the request. Raises Unsupported from a server
+        without them."""
+        current_span().set(self._server_attributes)
+        await self._check_model(request.model)
+        response = await self._request_json("POST", "/systemone", body, request.model, NO_DECISIONS)
+        return parse_system_one(response, request)
+
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; one attempt. A large request must be split by the caller: see `split_request`."""
         current_span().set(self._server_attributes)
@@ -292,11 +334,17 @@ class ChatCompletions:
         return await asyncio.to_thread(parse_embeddings, response_body, request)
 
     async def _request_json(
-        self, method: str, path: str, body: bytes | None, model: str = "", unsupported_feature: str = ""
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        model: str = "",
+        unsupported_feature: str = "",
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> bytes:
         """Send a request and return its short JSON response. `unsupported_feature` describes what a server without this
         path cannot do."""
-        connection = await self._send(method, path, body)
+        connection = await self._send(method, path, body, headers=headers)
         try:
             await self._check_support(connection, model, unsupported_feature)
             if connection.status != 200:

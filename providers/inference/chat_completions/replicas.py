@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from apis.chat import ChatRequest
 from apis.completion import CompletionBatch, CompletionRequest
+from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import RateLimited, StackError, UpstreamError, UpstreamTimeout
@@ -22,6 +23,7 @@ from providers.inference.chat_completions.affinity import affinity_key, in_fligh
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.endpoint import ChatCompletions
 from providers.inference.chat_completions.errors import ConnectTimeout, UpstreamUnavailable
+from providers.inference.chat_completions.first_token import FirstToken
 from providers.inference.circuit_breaker import CircuitBreaker, Clock
 
 RETRYABLE: Final = (UpstreamUnavailable, ConnectTimeout, RateLimited)
@@ -125,11 +127,29 @@ class Upstreams:
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; all inputs in one request."""
+        return await self._ask(lambda endpoint: endpoint.embed(request))
 
-        async def embed_once(endpoint: ChatCompletions) -> AsyncGenerator[Embeddings]:
-            yield await endpoint.embed(request)
+    async def score_chat(self, request: ChatRequest) -> FirstToken:
+        """See `ChatCompletions.score_chat`."""
+        key = affinity_key(request) if len(self.upstreams) > 1 else None
+        return await self._ask(lambda endpoint: endpoint.score_chat(request), key)
 
-        async with aclosing(self._stream_with_retries(embed_once)) as results:
+    async def score_tokens(self, request: ChatRequest, token_ids: Sequence[int]) -> FirstToken:
+        """See `ChatCompletions.score_tokens`; the tokens are the prompt of the chat."""
+        key = affinity_key(request) if len(self.upstreams) > 1 else None
+        return await self._ask(lambda each: each.score_tokens(request.model, token_ids, request.cache_salt), key)
+
+    async def decide(self, request: DecisionRequest, body: bytes) -> Decisions:
+        """See `ChatCompletions.decide`."""
+        return await self._ask(lambda endpoint: endpoint.decide(request, body))
+
+    async def _ask(self, ask: Callable[[ChatCompletions], Awaitable[T]], key: str | None = None) -> T:
+        """Return the result of one server, or of another one if that failed."""
+
+        async def ask_once(endpoint: ChatCompletions) -> AsyncGenerator[T]:
+            yield await ask(endpoint)
+
+        async with aclosing(self._stream_with_retries(ask_once, key)) as results:
             return await anext(results)
 
     async def _stream_with_retries(

@@ -23,11 +23,15 @@ def build_messages(
     `is_joined` input and question are one message, as many chat templates demand."""
     instructions = f"{_TASK}\n\n{request.instructions}" if request.instructions else _TASK
     parts = [TextPart(text="# Input\n\n"), *request.input]
-    asked = [TextPart(text="# Question\n\n"), *question.instructions, TextPart(text=_render_options(question, labels))]
+    question_parts = [
+        TextPart(text="# Question\n\n"),
+        *question.instructions,
+        TextPart(text=_render_options(question, labels)),
+    ]
     system = Message(role="system", content=instructions)
     if is_joined:
-        return [system, _user_message([*parts, TextPart(text="\n\n"), *asked])]
-    return [system, _user_message(parts), _user_message(asked)]
+        return [system, _user_message([*parts, TextPart(text="\n\n"), *question_parts])]
+    return [system, _user_message(parts), _user_message(question_parts)]
 
 
 def build_chat(model: str, messages: Sequence[Message], **fields: Any) -> ChatRequest:

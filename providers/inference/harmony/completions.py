@@ -69,6 +69,10 @@ class HarmonyTemplate:
         """Return the length of the rendered prompt."""
         return len((await self._render_prompt(request)).token_ids)
 
+    async def render_decision(self, request: ChatRequest) -> list[int]:
+        """Return the prompt of one question, up to where the text of the final answer begins."""
+        return await self._harmony.render_decision(request.model, request.messages)
+
     async def _render_prompt(self, request: ChatRequest) -> HarmonyPrompt:
         if self._enforces_grammars:
             return await self._harmony.render_prompt(request)

@@ -84,7 +84,7 @@ Ask = Callable[[Mapping[str, Any]], Awaitable[ScoredToken]]
 
 
 async def score_labels(ask: Ask, labels: Sequence[Label], *, measures_mass: bool) -> LabelScores:
-    """Return the scores of the labels at the end of a prompt. With `measures_mass` the engine is asked once more, for
+    """Return the scores of the labels at the end of a prompt. With `measures_mass` the engine reads it once more, for
     the probability that it gave one of them among all tokens."""
     ids = [token_id for label in labels for token_id in label.token_ids]
     bias = {"logit_bias": [[token_id, _BIAS] for token_id in ids]}

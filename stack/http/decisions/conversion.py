@@ -1,4 +1,4 @@
-"""From a request of the Decisions API to the questions that models are asked."""
+"""From a request of the Decisions API to the questions that models read."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, assert_never, cast
@@ -37,8 +37,8 @@ MAX_JSON_BYTES: Final = 256 * 1024
 
 
 def convert_decision(decision: CreateDecision) -> DecisionRequest:
-    """Return what models are asked. Raises InvalidRequest, naming the field, for a choice that is there twice, an
-    output without a call, and JSON that is too large."""
+    """Return the request that models read. Raises InvalidRequest, naming the field, for a choice that is there twice,
+    an output without a call, and JSON that is too large."""
     instructions, parts = _convert_input(decision.input)
     questions = [_convert_question(question, f"questions[{at}]") for at, question in enumerate(decision.questions)]
     return DecisionRequest(

@@ -23,7 +23,7 @@ from stack.http.decisions.conversion import PREDICATE_OPTIONS
 
 
 def convert_system_one(request: CreateSystemOne) -> DecisionRequest:
-    """Return what models are asked."""
+    """Return the request that models read."""
     images = [ImagePart(image_url=ImageUrl(url=_to_url(image))) for image in request.images or ()]
     return DecisionRequest(
         model=request.model,
@@ -79,7 +79,7 @@ def _convert_question(name: str, question: SystemOneQuestion) -> DecisionQuestio
 
 
 def _build_option(text: str, description: JsonValue) -> DecisionOption:
-    return DecisionOption(text=text, description="" if description is None else _render(description))
+    return DecisionOption(text=text, description=_render(description))
 
 
 def _build_answer(question: SystemOneQuestion, probabilities: Sequence[float]) -> JsonObject:
@@ -107,6 +107,8 @@ def _build_answer(question: SystemOneQuestion, probabilities: Sequence[float]) -
 
 
 def _render(value: Any) -> str:
+    if value is None:
+        return ""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 

@@ -369,6 +369,20 @@ def _probabilities(decision: Decision) -> Any:
     return decision.answers[0].to_dict()["probabilities"]
 
 
+async def test_another_stack_is_a_server_of_decisions(served: Served) -> None:
+    """Its /v1/systemone answers the questions of this one, also those with more options than a chat can have."""
+    upstream = {"provider": "vllm", "engine": "openai", "base_url": f"{served.url}/v1"}
+    questions = [PREDICATE, {**CHOICE, "choices": [{"value": f"n{number}"} for number in range(30)]}, SCORE]
+    own = await decide(served, questions=questions)
+    async with serving(upstream) as front:
+        other = await decide(front, questions=questions)
+    for one, another in zip(own.answers, other.answers, strict=True):
+        fields, others = one.to_dict(), another.to_dict()
+        for name in fields.keys() & {"probability", "score", "confidence"}:
+            assert fields[name] == pytest.approx(others[name], abs=2 * NOISE)
+    assert other.usage.input_tokens == own.usage.input_tokens
+
+
 async def test_decisions_are_counted_and_priced_by_themselves(served: Served) -> None:
     """`usage.decisions` has them, and `usage.completions` has not."""
     local = {"provider": "llama_cpp", "model": MODEL, "threads": 1, "context_tokens": 1024, "parallel": 1}
