@@ -15,6 +15,8 @@ from apis.errors import ConfigError
 from stack.server_models import NO_KEY, ServedModel, Server
 
 _MAX_OUTPUT_TOKENS: Final = 32_000
+_PROFILE: Final = "stack"
+"""The name of Codex's profile."""
 _ASSUMED_WINDOW: Final = 32_768
 """Tokens of a window that the server does not know, for clients that demand a number."""
 
@@ -40,8 +42,14 @@ class Setup:
 def build_codex(server: Server) -> Setup:
     """Return a profile of Codex and its catalog of the models."""
     folder = _find_folder("CODEX_HOME", "~/.codex")
-    _check_file(folder / "config.toml", "Codex", tomllib.loads)
-    profile, catalog = folder / "stack.config.toml", folder / "stack.models.json"
+    own = _read_settings(folder / "config.toml", "Codex", tomllib.loads)
+    legacy = own.get("profiles")
+    if own.get("profile") == _PROFILE or (isinstance(legacy, Mapping) and _PROFILE in legacy):
+        raise ConfigError(
+            f'{folder / "config.toml"}: Codex starts no profile while this file has profile = "{_PROFILE}" or '
+            f"[profiles.{_PROFILE}]. Remove them, then run this again."
+        )
+    profile, catalog = folder / f"{_PROFILE}.config.toml", folder / f"{_PROFILE}.models.json"
     key_line = f"env_key = {_to_toml(server.key_variable)}\n" if server.key_variable else ""
     header = "" if not server.key_variable else f'-H "Authorization: Bearer ${server.key_variable}" '
     text = (
@@ -49,6 +57,7 @@ def build_codex(server: Server) -> Setup:
         'model_provider = "stack"\n'
         f"model_catalog_json = {_to_toml(str(catalog))}\n"
         'web_search = "disabled"  # remove this line if the stack has a search among its tools\n'
+        f"{_replace_window(own, server.model.context_window)}"
         "\n"
         "[model_providers.stack]\n"
         'name = "stack"\n'
@@ -59,18 +68,20 @@ def build_codex(server: Server) -> Setup:
     )
     models = _to_json({"models": [model.model_dump() for model in server.models]})
     fetch = f"curl -s {header}{shlex.quote(f'{server.url}/models?client_version=0')} > {shlex.quote(str(catalog))}"
-    return Setup((SetupFile(profile, text), SetupFile(catalog, models, fetch)), "codex --profile stack")
+    return Setup((SetupFile(profile, text), SetupFile(catalog, models, fetch)), f"codex --profile {_PROFILE}")
 
 
 def build_claude(server: Server) -> Setup:
-    """Return a file of settings for Claude Code. Keys of other servers in the environment are not sent."""
+    """Return a file of settings for Claude Code. Models, servers and keys in the environment do not count."""
     folder = _find_folder("CLAUDE_CONFIG_DIR", "~/.claude")
-    _check_file(folder / "settings.json", "Claude Code", json.loads)
+    _read_settings(folder / "settings.json", "Claude Code", json.loads)
     name, window = server.model.slug, server.model.context_window
     environment = {
         "ANTHROPIC_BASE_URL": server.root,
         "ANTHROPIC_API_KEY": "",
         "ANTHROPIC_AUTH_TOKEN": "" if server.key_variable else NO_KEY,
+        **dict.fromkeys((f"CLAUDE_CODE_USE_{cloud}" for cloud in ("BEDROCK", "VERTEX", "FOUNDRY")), ""),
+        "ANTHROPIC_MODEL": name,
         **dict.fromkeys((f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU", "FABLE")), name),
         "CLAUDE_CODE_SUBAGENT_MODEL": name,
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
@@ -234,14 +245,24 @@ def _find_output_tokens(model: ServedModel) -> int:
     return min(_MAX_OUTPUT_TOKENS, (model.context_window or _ASSUMED_WINDOW) // 4)
 
 
-def _check_file(path: Path, client: str, parse: Callable[[str], object]) -> None:
-    """Raise ConfigError for the client's own settings, which we never change, where the client cannot read them."""
+def _read_settings(path: Path, client: str, parse: Callable[[str], Any]) -> Mapping[str, Any]:
+    """Return the client's own settings, which we never change; none without a file. Raises ConfigError for a file that
+    the client cannot read."""
     try:
-        parse(path.read_text())
+        return parse(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
-        return
+        return {}
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{path}: {client} cannot read it: {exc}. Repair it first, then run this again.") from exc
+
+
+def _replace_window(own: Mapping[str, Any], window: int | None) -> str:
+    """Return lines with the model's window where Codex's own settings have another one, which would hold for all
+    models. Codex takes the window from the catalog otherwise."""
+    if window is None:
+        return ""
+    values = {"model_context_window": window, "model_auto_compact_token_limit": window * 9 // 10}
+    return "".join(f"{name} = {value}\n" for name, value in values.items() if name in own)
 
 
 def _set_variable(name: str, server: Server) -> str:

@@ -37,8 +37,8 @@ def described(*turns: Script, **fields: Any) -> dict[str, Any]:
 
 
 async def run(home: Path, command: str) -> str:
-    """What the shell command prints, run in the folder `work` of a home of its own. The keys of other servers that are
-    in the environment must not be sent."""
+    """What the shell command prints, run in the folder `work` of a home of its own. Keys and servers that are in the
+    environment must not count."""
     work = home.parent / "work"
     work.mkdir(exist_ok=True)
     environment = {
@@ -46,6 +46,8 @@ async def run(home: Path, command: str) -> str:
         "HOME": str(home),
         "STACK_KEY": KEY,
         "ANTHROPIC_API_KEY": "sk-of-anthropic",
+        "ANTHROPIC_MODEL": "claude-opus-4-1",
+        "CLAUDE_CODE_USE_BEDROCK": "1",
         "OPENAI_API_KEY": "sk-of-openai",
         "DISABLE_AUTOUPDATER": "1",
         "OPENCODE_DISABLE_AUTOUPDATE": "1",

@@ -226,7 +226,11 @@ async def test_clients_are_taken_back_in_any_order(home: Path) -> None:
 
 @pytest.mark.parametrize(
     ("client", "name", "text"),
-    [("codex", ".codex/config.toml", "model = "), ("claude", ".claude/settings.json", '{"env": }')],
+    [
+        ("codex", ".codex/config.toml", "model = "),
+        ("codex", ".codex/config.toml", 'model = "\\ud800"'),
+        ("claude", ".claude/settings.json", '{"env": }'),
+    ],
 )
 async def test_broken_settings_of_the_client_are_named(client: str, name: str, text: str, home: Path) -> None:
     path = home / name
@@ -238,6 +242,27 @@ async def test_broken_settings_of_the_client_are_named(client: str, name: str, t
     assert (code, read_tree(home)) == (1, tree)
     assert errors.startswith(f"{path}: C")
     assert "Repair it first" in errors
+
+
+@pytest.mark.parametrize("text", ['profile = "stack"\n', '[profiles.stack]\nmodel = "x"\n'])
+async def test_codex_starts_no_profile_with_a_legacy_one_of_its_name(text: str, home: Path) -> None:
+    path = home / ".codex" / "config.toml"
+    path.parent.mkdir()
+    path.write_text(text)
+    async with serving(TWO) as served:
+        code, _, errors = await connect(served, "codex", "--write")
+    assert (code, "Remove them, then run this again." in errors) == (1, True)
+    assert errors.startswith(str(path))
+
+
+async def test_the_window_of_other_models_does_not_hold_for_those_of_the_stack(home: Path) -> None:
+    path = home / ".codex" / "config.toml"
+    path.parent.mkdir()
+    path.write_text("model_context_window = 400000\nmodel_auto_compact_token_limit = 300000\n")
+    async with serving(TWO) as served:
+        await connect(served, "codex", "--write")
+    profile = tomllib.loads((home / ".codex" / "stack.config.toml").read_text())
+    assert (profile["model_context_window"], profile["model_auto_compact_token_limit"]) == (131_072, 117_964)
 
 
 async def test_a_folder_that_cannot_be_written_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

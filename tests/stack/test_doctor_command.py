@@ -3,12 +3,14 @@
 import asyncio
 import json
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from apis.imports import install_command
 from stack.cli import app
 from stack.doctor.finding import Finding
 from stack.doctor.machine_checks import check_machine
@@ -175,6 +177,14 @@ def test_the_memory_is_that_of_the_named_model() -> None:
     code, statuses, messages = read_document("--model", "gpt-9")
     assert (code, statuses["memory"]) == (1, "failed")
     assert "Choose one: smollm2-135m-instruct" in messages["memory"]
+
+
+def test_a_machine_without_the_local_engine_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    install_command()  # reads how this project was installed, which no event loop may do in the tests
+    _, statuses, messages = read_document()
+    assert (statuses["disk"], statuses["memory"]) == ("skipped", "warning")
+    assert "pip install" in messages["memory"]
 
 
 async def test_a_port_in_use_is_named_unless_a_stack_has_it() -> None:
