@@ -101,6 +101,8 @@ class TaskChild:
     def run(self, task: Mapping[str, Any]) -> Any:
         """Return the result of the task. Raises TaskDied, and OSError if no process can be started."""
         line = json.dumps(task).encode() + b"\n"
+        if self._process is not None and self._process.poll() is not None:  # it has died, and not of this task
+            self.close()
         was_started = self._process is not None
         result, status = self._exchange(line)
         if was_started and status == _IDLE_STATUS:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from apis.errors import InvalidRequest
@@ -130,6 +133,11 @@ for line in sys.stdin:
 """
 
 
+def wait_for_death(pid: int) -> None:
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.001)
+
+
 def test_a_child_is_started_again_after_it_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S1, S27: each task has its result or its death, and no secret of the server."""
     monkeypatch.setenv("SOME_API_KEY", "secret")
@@ -147,7 +155,11 @@ def test_a_child_is_started_again_after_it_died(tmp_path: Path, monkeypatch: pyt
         third = child.run({"a": 3})[1]
         assert third != first
         child.run("retire")  # pyright: ignore[reportArgumentType] - as above
-        assert child.run({"a": 4})[1] != third
+        fourth = child.run({"a": 4})[1]
+        assert fourth != third
+        os.kill(fourth, signal.SIGKILL)  # while it has no task
+        wait_for_death(fourth)
+        assert child.run({"a": 5})[1] != fourth
         with pytest.raises(TaskDied) as died:
             quick.run("sleep")  # pyright: ignore[reportArgumentType] - as above
         assert died.value.is_timeout

@@ -160,7 +160,7 @@ async def test_four_chains_on_two_slots_read_only_what_is_new(served: Served) ->
 
     chains = await asyncio.gather(*map(hold, range(4)))
     assert sum(cached for *_, cached in chains) >= 0.7 * sum(shared for shared, *_ in chains)
-    assert all(cached <= 1.1 * (shared + answered) for shared, answered, cached in chains)
+    assert all(cached <= 1.1 * (shared + answered) for shared, answered, cached in chains), chains
 
 
 def without_ids(response: Response) -> list[dict[str, Any]]:
