@@ -141,9 +141,11 @@ class VLLM(Inference):
         """Return the decisions of the server's /systemone where the model is one for decisions, else those that the
         first token of a chat shows, between 20 options at most."""
         upstreams, template = self._get_upstreams(), self._harmony_template
+        modalities = self._config.modalities
+        if template is not None or (modalities is not None and "image" not in modalities):
+            refuse_images(request)
         if template is None:
             return await self._decisions.decide(upstreams, request, upstreams.score_chat)
-        refuse_images(request)
 
         async def score(chat: ChatRequest) -> FirstToken:
             return await upstreams.score_tokens(chat, await template.render_decision(chat))

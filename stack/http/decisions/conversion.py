@@ -73,18 +73,18 @@ def _convert_input(value: str | Sequence[DecisionItem]) -> tuple[str, list[Part]
     if isinstance(value, str):
         return "", [TextPart(text=value)]
     instructions: list[str] = []
-    items = [*enumerate(value)]
-    while items and (text := _read_instructions(items[0][1])) is not None:
+    first = 0
+    while first < len(value) and (text := _read_instructions(value[first])) is not None:
         instructions.append(text)
-        items.pop(0)
-    if len(items) == 1 and getattr(items[0][1], "role", None) == "user":
-        at, item = items[0]
-        return "\n\n".join(instructions), _convert_content(getattr(item, "content", ""), f"input[{at}].content")
-    parts: list[Part] = []
-    calls: set[tuple[str, str]] = set()
-    for at, item in items:
-        parts += _convert_item(item, f"input[{at}]", calls)
-    return "\n\n".join(instructions), parts
+        first += 1
+    parts = _PartList()
+    if len(value) == first + 1 and getattr(value[first], "role", None) == "user":
+        parts.add_content(getattr(value[first], "content", ""), f"input[{first}].content")
+    else:
+        calls: set[tuple[str, str]] = set()
+        for at in range(first, len(value)):
+            parts.add_item(value[at], f"input[{at}]", calls)
+    return "\n\n".join(instructions), parts.join()
 
 
 def _read_instructions(item: DecisionItem) -> str | None:
@@ -95,55 +95,71 @@ def _read_instructions(item: DecisionItem) -> str | None:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def _convert_item(item: DecisionItem, param: str, calls: set[tuple[str, str]]) -> list[Part]:
-    """Return one item of a transcript under its heading. Raises InvalidRequest for an output without its call."""
-    match item:
-        case DecisionFunctionCall():
-            calls.add(("function", item.call_id))
-            return _under(f"call of {_tool_name(item)}", [TextPart(text=item.arguments)])
-        case DecisionCustomCall():
-            calls.add(("custom", item.call_id))
-            return _under(f"call of {_tool_name(item)}", [TextPart(text=item.input)])
-        case DecisionFunctionOutput() | DecisionCustomOutput():
-            kind = "function" if isinstance(item, DecisionFunctionOutput) else "custom"
-            if (kind, item.call_id) not in calls:
-                raise InvalidRequest(
-                    f"No {kind} call with the call_id '{item.call_id}' is before its output.",
-                    param=f"{param}.call_id",
-                    code="invalid_value",
-                )
-            return _under("output of the call", _convert_content(item.output, f"{param}.output"))
-        case _:
-            return _under(item.role, _convert_content(item.content, f"{param}.content"))
+class _PartList:
+    """Parts of a prompt. Neighbouring texts become one part, because there may be 100,000 of them."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self._texts: list[str] = []
+
+    def join(self) -> list[Part]:
+        """Return the parts that were added."""
+        self._end_text()
+        return self._parts
+
+    def add_item(self, item: DecisionItem, param: str, calls: set[tuple[str, str]]) -> None:
+        """Add one item of a transcript under its heading. Raises InvalidRequest for an output without its call."""
+        match item:
+            case DecisionFunctionCall():
+                calls.add(("function", item.call_id))
+                self._texts += [f"[call of {_tool_name(item)}]\n", item.arguments]
+            case DecisionCustomCall():
+                calls.add(("custom", item.call_id))
+                self._texts += [f"[call of {_tool_name(item)}]\n", item.input]
+            case DecisionFunctionOutput() | DecisionCustomOutput():
+                kind = "function" if isinstance(item, DecisionFunctionOutput) else "custom"
+                if (kind, item.call_id) not in calls:
+                    raise InvalidRequest(
+                        f"No {kind} call with the call_id '{item.call_id}' is before its output.",
+                        param=f"{param}.call_id",
+                        code="invalid_value",
+                    )
+                self._texts.append("[output of the call]\n")
+                self.add_content(item.output, f"{param}.output")
+            case _:
+                self._texts.append(f"[{item.role}]\n")
+                self.add_content(item.content, f"{param}.content")
+        self._texts.append("\n\n")
+
+    def add_content(self, content: str | Sequence[WirePart], param: str) -> None:
+        """Add a text, or parts on lines of their own. Raises InvalidRequest for JSON that is too large."""
+        if isinstance(content, str):
+            self._texts.append(content)
+            return
+        for at, part in enumerate(content):
+            if at:
+                self._texts.append("\n")
+            match part:
+                case DecisionImage():
+                    self._end_text()
+                    self._parts.append(ImagePart(image_url=ImageUrl(url=part.image_url, detail=part.detail)))
+                case DecisionJson():
+                    self._texts.append(_render_json(part, f"{param}[{at}].data"))
+                case DecisionRefusal():
+                    self._texts.append(part.refusal)
+                case DecisionText() | DecisionOutputText():
+                    self._texts.append(part.text)
+                case _:
+                    assert_never(part)
+
+    def _end_text(self) -> None:
+        if self._texts:
+            self._parts.append(TextPart(text="".join(self._texts)))
+            self._texts = []
 
 
 def _tool_name(call: DecisionFunctionCall | DecisionCustomCall) -> str:
     return f"{call.namespace}.{call.name}" if call.namespace else call.name
-
-
-def _under(heading: str, parts: Sequence[Part]) -> list[Part]:
-    return [TextPart(text=f"[{heading}]\n"), *parts, TextPart(text="\n\n")]
-
-
-def _convert_content(content: str | Sequence[WirePart], param: str) -> list[Part]:
-    if isinstance(content, str):
-        return [TextPart(text=content)]
-    parts: list[Part] = []
-    for at, part in enumerate(content):
-        match part:
-            case DecisionImage():
-                parts.append(ImagePart(image_url=ImageUrl(url=part.image_url, detail=part.detail)))
-            case DecisionJson():
-                parts.append(TextPart(text=_render_json(part, f"{param}[{at}].data")))
-            case DecisionRefusal():
-                parts.append(TextPart(text=part.refusal))
-            case DecisionText() | DecisionOutputText():
-                parts.append(TextPart(text=part.text))
-            case _:
-                assert_never(part)
-        if at + 1 < len(content):
-            parts.append(TextPart(text="\n"))
-    return parts
 
 
 def _render_json(part: DecisionJson, param: str) -> str:
@@ -185,8 +201,9 @@ def _convert_question(question: Question, param: str) -> DecisionQuestion:
         case _:
             assert_never(question)
     place = f"{param}.instructions"
-    instructions = _convert_content(question.instructions, place)
-    return DecisionQuestion(kind=question.type, instructions=instructions, options=options, param=place)
+    parts = _PartList()
+    parts.add_content(question.instructions, place)
+    return DecisionQuestion(kind=question.type, instructions=parts.join(), options=options, param=place)
 
 
 def _choice_text(value: str | bool) -> str:  # noqa: FBT001 - a value

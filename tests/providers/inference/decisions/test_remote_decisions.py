@@ -183,6 +183,14 @@ async def test_what_its_own_route_cannot_say_goes_to_the_chat() -> None:
     assert [part["type"] for part in content] == ["text", "image_url", "text"]
 
 
+async def test_images_are_refused_where_the_run_config_has_none() -> None:
+    image = ImagePart(image_url=ImageUrl(url="data:image/png;base64,AA"))
+    async with serving(chat_answer({"A": 1.0}), modalities=[]) as (vllm, upstream):
+        with pytest.raises(Unsupported, match="reads text only") as caught:
+            await vllm.decide(decision_request(input=[image]))
+    assert (caught.value.param, upstream.received) == ("input", [])
+
+
 async def test_twenty_one_options_are_refused_by_name() -> None:
     many = question("choice", options=tuple(map(str, range(21))))
     async with serving(chat_answer({"A": 1.0})) as (vllm, upstream):
