@@ -47,6 +47,15 @@ DECODES_SCANS: Final = {
     "providers/batches/workers.py _list_blocks",
 }
 """Functions that scan and decode without skipping damaged records."""
+CLAIMS: Final = {
+    "providers/common/jobs.py",
+    "providers/responses/background/runs.py",  # runs that begin at once, or are cancelled
+    "providers/responses/store/conversation_lock.py",  # one turn of a conversation at a time
+    "providers/accounts/ledger/stored_ledger.py",  # one process sweeps
+    "stack/retention/sweeper.py",  # the same
+    "stack/http/idempotency.py",  # one request of a key at a time
+}
+"""Files that acquire leases: queues of jobs leave that to LeasedJobs."""
 OPENS_SOCKETS: Final = {
     # to where requests, models, tools and pages point
     "providers/fetcher/connections.py",
@@ -235,6 +244,12 @@ def test_a_scan_of_records_skips_the_damaged_ones() -> None:
             if scans and "decode_record" in calls and "skipping_damaged" not in calls:
                 strict.add(f"{where(file)} {function.name}")
     assert strict == DECODES_SCANS
+
+
+def test_jobs_are_claimed_in_one_place() -> None:
+    claims = re.compile(r"\b(Run)?Lease\((?!Lease\))")
+    found = {where(file) for file in OURS if "import Lease" in (text := file.read_text()) and claims.search(text)}
+    assert found == CLAIMS
 
 
 def is_lame(comment: str) -> bool:

@@ -8,10 +8,11 @@ fails alone. A worker that lost its lease and lives is not counted as lost.
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, aclosing, nullcontext, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
@@ -76,7 +77,7 @@ RecordT = TypeVar("RecordT", bound=ClaimRecord)
 @dataclass(frozen=True, slots=True)
 class Job(Generic[SubjectT]):
     """A job that waits: `subject` is the thing that it is about, and `entry` is its record under `key`; None for a job
-    that has no record."""
+    that has no record. One that does not `needs_place` is run beyond all limits."""
 
     tenant: str
     subject: SubjectT
@@ -84,6 +85,7 @@ class Job(Generic[SubjectT]):
     lease_s: float
     key: str = ""
     entry: Entry | None = None
+    needs_place: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,10 @@ class JobQueue(ABC, Generic[SubjectT, RecordT]):
     """A plural noun for the log."""
     max_lost_workers: ClassVar[int] = 3
     """Workers that one job may cost until it fails."""
+    renews_leases: ClassVar[bool] = True
+    """False for jobs that renew their leases as they write."""
+    tenant_limit: float = math.inf
+    """Jobs of one tenant that may run at a time, as `count_running` counts them."""
 
     def __init__(self, kv: KVStore, record_type: type[RecordT], places: FairShare, retry_s: float) -> None:
         """`places` are the jobs that this process runs at a time. A job that raised a StackError waits `retry_s`."""
@@ -118,6 +124,17 @@ class JobQueue(ABC, Generic[SubjectT, RecordT]):
     @abstractmethod
     def list_waiting(self) -> AsyncGenerator[Job[SubjectT]]:
         """Yield jobs that may be run now, each tenant's in its order; those that are leased are left out later."""
+
+    async def count_running(self, tenant: str) -> int:
+        """Return the number of the tenant's jobs that run: in this process, unless the queue counts those of all."""
+        return self.places.used_by(tenant)
+
+    async def claim(self, job: Job[SubjectT], sign: WorkerSign) -> Claim[SubjectT, RecordT] | None:
+        """Claim a job; None if another worker has it, or it must not be claimed now."""
+        record = await self.read_record(job)
+        if record is None:
+            return None
+        return await claim_job(self.kv, job, record, sign, self.find_record_life_s(job, record))
 
     async def read_record(self, job: Job[SubjectT]) -> RecordT | None:
         """Return the record of a job that is to be claimed; None if it must not be claimed now. A damaged record is
@@ -150,6 +167,9 @@ class JobQueue(ABC, Generic[SubjectT, RecordT]):
         is for jobs that fail never: it is run again."""
         await self.run(claim)
 
+    def on_end(self, claim: Claim[SubjectT, RecordT]) -> None:
+        """Take note that the task of a job has ended, also one that was cancelled before its first step."""
+
 
 class LeasedJobs(Generic[SubjectT, RecordT]):
     """The jobs of one queue that this process runs. A free place goes to the tenant that uses the fewest; among equals,
@@ -167,7 +187,8 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
         self._last_turns: dict[str, int] = {}
         self._running: dict[str, tuple[asyncio.Task[None], Claim[SubjectT, RecordT]]] = {}
         self._watcher: asyncio.Task[None] | None = None
-        self._is_stopping = False
+        self.is_stopping = False
+        """Once true, no more jobs are claimed."""
 
     def start(self) -> None:
         """Begin to look for jobs."""
@@ -188,7 +209,7 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
 
     async def stop_claiming(self) -> None:
         """Claim no more jobs. One that was just claimed is run."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._wakeup.set()
         async with self._claiming:
             if self._watcher is not None:
@@ -216,7 +237,7 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
             await asyncio.wait(tasks, timeout=timeout_s)
 
     async def _watch(self) -> None:
-        while not self._is_stopping:
+        while not self.is_stopping:
             self._wakeup.clear()
             try:
                 await self._look()
@@ -246,12 +267,22 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
 
     async def _claim_in_turns(self, waiting: dict[str, deque[Job[SubjectT]]]) -> None:
         """Start jobs up to the limit. The rest is looked at when one of these ends, or at the next look."""
+        for tenant, jobs in waiting.items():
+            for job in jobs:
+                if not job.needs_place and (claim := await self._try_claim(job)):
+                    self.start_job(claim, None)
+            waiting[tenant] = deque(job for job in jobs if job.needs_place)
+        running = {tenant: await self._queue.count_running(tenant) for tenant in waiting}
         self._last_turns = {tenant: turn for tenant, turn in self._last_turns.items() if tenant in waiting}
-        while waiting and not self._is_stopping:
-            tenant = min(waiting, key=lambda name: (self._places.used_by(name), self._last_turns.get(name, 0)))
-            place = self._places.try_acquire(tenant)
+        while waiting and not self.is_stopping:
+            tenant = min(waiting, key=lambda name: (running[name], self._last_turns.get(name, 0)))
+            is_below_limit = running[tenant] < self._queue.tenant_limit
+            place = self._places.try_acquire(tenant) if is_below_limit else None
             if place is None or not await self._claim_next(waiting[tenant], place):
                 del waiting[tenant]
+            else:
+                running[tenant] += 1
+                self._last_turns[tenant] = max(self._last_turns.values(), default=0) + 1
 
     async def _claim_next(self, jobs: deque[Job[SubjectT]], place: Place) -> bool:
         """Start the first job that can be claimed; return False, and release the place, if there is none."""
@@ -259,37 +290,39 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
             places.enter_context(place)
             while jobs:
                 job = jobs.popleft()
-                if job.lease_key not in self._running and (claim := await self._try_claim(job)):
-                    self._start(claim, place)
+                if claim := await self._try_claim(job):
+                    self.start_job(claim, place)
                     places.pop_all()
                     return True
         return False
 
     async def _try_claim(self, job: Job[SubjectT]) -> Claim[SubjectT, RecordT] | None:
+        if self.is_stopping or job.lease_key in self._running:
+            return None
         try:
-            return await self._claim(job)
+            return await self._queue.claim(job, self._sign)
         except StoreUnavailable:
             raise
         except StackError as exc:
             _log.warning("%s waits: %s", job.lease_key, exc.message)
             return None
 
-    async def _claim(self, job: Job[SubjectT]) -> Claim[SubjectT, RecordT] | None:
-        record = await self._queue.read_record(job)
-        if record is None:
-            return None
-        return await claim_job(self._kv, job, record, self._sign, self._queue.find_record_life_s(job, record))
-
-    def _start(self, claim: Claim[SubjectT, RecordT], place: Place) -> None:
+    def start_job(self, claim: Claim[SubjectT, RecordT], place: Place | None) -> "asyncio.Task[None]":
+        """Run a claimed job in a task, which releases its place in the end."""
         key = claim.job.lease_key
         task = asyncio.create_task(self._run(claim))
         self._running[key] = task, claim
-        self._last_turns[place.tenant] = max(self._last_turns.values(), default=0) + 1
-        task.add_done_callback(lambda ended: self._on_end(key, ended, place))
+        task.add_done_callback(lambda ended: self._on_end(claim, ended, place))
+        return task
 
-    def _on_end(self, key: str, task: "asyncio.Task[None]", place: Place) -> None:
-        del self._running[key]
-        place.release()
+    def _on_end(self, claim: Claim[SubjectT, RecordT], task: "asyncio.Task[None]", place: Place | None) -> None:
+        key = claim.job.lease_key
+        running = self._running.get(key)
+        if running is not None and running[0] is task:
+            del self._running[key]
+        if place is not None:
+            place.release()
+        self._queue.on_end(claim)
         self._wakeup.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed on a bug", key, exc_info=error)
@@ -297,8 +330,8 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
     async def _run(self, claim: Claim[SubjectT, RecordT]) -> None:
         lease, queue = claim.lease, self._queue
         try:
-            async with lease.renew_in_background():
-                lost_workers = await self._find_poison(claim.record)
+            async with lease.renew_in_background() if queue.renews_leases else nullcontext():
+                lost_workers = await self._find_poison(claim)
                 if lost_workers is None:
                     await queue.run(claim)
                 else:
@@ -316,14 +349,16 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
             if not lease.is_relinquished:
                 await self._give_back(claim, 0)
 
-    async def _find_poison(self, record: RecordT) -> int | None:
+    async def _find_poison(self, claim: Claim[SubjectT, RecordT]) -> int | None:
         """Return the number of workers that the job has cost if it fails for that, or 0 if it has been left too often;
-        else None. Workers that live are found out before, and do not count."""
+        else None. Workers that live are found out before, and forgotten."""
+        record = claim.record
         if not isinstance(record, JobRecord):
             return None
         *lost, present = record.workers
         if len(lost) >= self._queue.max_lost_workers:
-            lost = await self._sign.list_ended(lost)
+            async with claim.lease.renew_in_background():
+                lost = await self._sign.list_ended(lost)
             record.workers = [*lost, present]
         if len(lost) >= self._queue.max_lost_workers:
             return len(lost)

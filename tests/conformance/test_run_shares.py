@@ -6,6 +6,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from apis.errors import StackError
 from apis.fair_share import Tenants
 from apis.storage.kv_store import Put
 from providers.responses.background.ranks import QueueLimits, Rank
@@ -38,7 +39,7 @@ class Fleet:
         self.workers.append(BackgroundWorkers(runs, self._execute, config, SEVERAL))
         return runs
 
-    async def _execute(self, claimed: ClaimedRun) -> None:
+    async def _execute(self, claimed: ClaimedRun, _: StackError | None) -> None:
         self.ends[claimed.ref] = asyncio.Event()
         self.began.append(claimed.ref.tenant)
         async with self._changed:

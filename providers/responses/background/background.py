@@ -102,10 +102,10 @@ class BackgroundResponses:
         """Claim no more runs, end the streams of readers, release each run as soon as another worker can resume it,
         and return when no run is left in this process. With `at_once`, runs do not go on where there is no other
         worker: each waits for the next one, or fails if that could not resume it."""
-        self.event_log.is_closing = self._workers.is_draining = self._executor.is_draining = True
+        self.event_log.is_closing = self._executor.is_draining = True
+        self._workers.begin_drain()
         self._wakeups.wake_all()
-        for ref in self._executor.list_resumable():
-            self._workers.stop_run(ref)
+        await self._workers.stop_runs(self._executor.list_resumable())
         if at_once and await self._is_alone():
             await self._workers.stop_all()
         await self._workers.drain()
@@ -211,7 +211,7 @@ class BackgroundResponses:
         while (claimed_run := await self._runs.take_over(ref)) is not None:
             with suppress(LeaseLost):
                 await self._executor.end_from_log(claimed_run, "cancelled")
-                self._workers.stop_run(ref)
+                await self._workers.stop_runs([ref])
                 return True
         return False
 

@@ -33,7 +33,7 @@ from providers.common.fair_turns import CURRENT_TURN, run_long, turn_of
 from providers.common.held_bytes import HELD_PLACES
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
-from providers.responses.background.runs import MAX_LOST_WORKERS, MAX_UNRETURNED, ClaimedRun, ResponseRef
+from providers.responses.background.runs import ClaimedRun, ResponseRef
 from providers.responses.background.stored_run import (
     build_charge_ops,
     build_final_response,
@@ -75,13 +75,6 @@ _QUEUED_EVENT_COUNT: Final = 2
 """Events in the log of a response that waits for a worker."""
 _RETRY_INTERVAL_S: Final = 0.2
 """Seconds between attempts to store a final response during an outage of the store."""
-_WORKERS_LOST_MESSAGE: Final = (
-    f"{MAX_LOST_WORKERS} servers that made this response stopped before it was done. It is not tried again."
-)
-_WORKERS_SILENT_MESSAGE: Final = (
-    f"{MAX_UNRETURNED} times, the server that made this response was too slow or could not reach its store. It is not "
-    "tried again."
-)
 _WORKER_STOPPED_MESSAGE: Final = "The server that made this response stopped before it was done."
 _WINDOW_EXPIRED_MESSAGE: Final = (
     "This response had not begun when its completion window expired (`background_options.completion_window`): the "
@@ -133,15 +126,15 @@ class RunExecutor:
             if journal.next_number <= INITIAL_EVENT_COUNT or (journal.is_at_checkpoint and not journal.is_running_calls)
         ]
 
-    async def execute(self, claimed_run: ClaimedRun) -> None:
+    async def execute(self, claimed_run: ClaimedRun, failure: StackError | None = None) -> None:
         """Bring a run to its end, or release it for another worker: when cancelled, and when the store is
-        unavailable, which is raised."""
+        unavailable, which is raised. With a `failure` it is executed no more, and ends with that."""
         CURRENT_TURN.set(turn_of(claimed_run.ref.tenant))
         places: list[Place] = []
         HELD_PLACES.set(places)
         try:
             with background_run(claimed_run.stored_request.trace, self._find_queue_time(claimed_run)):
-                await self._execute(claimed_run)
+                await self._execute(claimed_run, failure)
         finally:
             for place in places:
                 place.release()
@@ -151,9 +144,9 @@ class RunExecutor:
         is_first = claimed_run.run.attempts == 1 and claimed_run.ref not in self._local_responses
         return claimed_run.queued_at_s if is_first else None
 
-    async def _execute(self, claimed_run: ClaimedRun) -> None:
+    async def _execute(self, claimed_run: ClaimedRun, failure: StackError | None) -> None:
         try:
-            error = await self._attempt(claimed_run)
+            error = failure or await self._attempt(claimed_run)
             if error is not None:
                 await self.end_from_log(claimed_run, "failed", error)
         except LeaseLost:
@@ -262,10 +255,6 @@ class RunExecutor:
         checkpoints = await load_checkpoints(self._kv, ref.tenant, ref.id)
         resume_point = find_resume_point(log, checkpoints)
         has_output = any(event.type not in INITIAL_EVENTS for event in log)
-        if await claimed_run.lease.count_lost_workers(run) >= MAX_LOST_WORKERS:
-            return StackError(_WORKERS_LOST_MESSAGE)
-        if run.unreturned_count > MAX_UNRETURNED:
-            return StackError(_WORKERS_SILENT_MESSAGE)
         if not run.is_portable:
             return StackError(_WORKER_STOPPED_MESSAGE)
         if has_output and resume_point is None:

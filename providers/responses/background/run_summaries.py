@@ -59,7 +59,7 @@ def _summarize(ref: ResponseRef, run: RunRecord, places: Mapping[str, int], hold
         created_at=read_queued_at(run.queue_key),
         queue_place=place,
         attempts=run.attempts,
-        handovers=run.handover_count,
+        handovers=run.handovers,
         is_leased=holder is not None,
         worker=holder or None,
         expires_at=read_deadline(run.queue_key) if place is not None else None,

@@ -31,6 +31,7 @@ from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record, scan_groups
 from apis.telemetry import TRACE_HEADERS, telemetry
+from providers.common.jobs import MAX_UNRETURNED, Claim, Job, JobRecord
 from providers.common.state.scan import report_damaged, scan_records
 from providers.common.state.worker_signs import WorkerSign
 from providers.responses.background.ranks import (
@@ -50,41 +51,29 @@ _BATCH_SIZE = 1000
 _CLAIM_PAGE = 16
 MAX_LOST_WORKERS: Final = 3
 """Workers that one run may cost before it fails: the next one only stores its end."""
-MAX_UNRETURNED: Final = 10
-"""Workers that may leave one run without a word, though they live, before it fails."""
 _MAX_END_CLAIMS: Final = 6
 """Workers that may fail to store the end of such a run, until no more claim it: its records are damaged."""
 
 
-class RunRecord(msgspec.Struct):
+class RunRecord(JobRecord, kw_only=True):
     """The state of a run. `queue_key` is absent from the store when the run has waited for too long. A run that is not
     `is_portable` can only be executed by the process that took the request, because the request holds secrets that are
-    not stored. `handover_count` of the `attempts` ended because their worker had to stop. `workers` are those that have
-    claimed it and not returned it, the last one claimed last."""
+    not stored."""
 
     status: Literal["queued", "in_progress"]
     queue_key: str
     is_portable: bool = True
-    attempts: int = 0
     slot_key: str = ""
-    handover_count: int = 0
-    workers: list[str] = []
 
     @property
     def is_deferred(self) -> bool:
         """True for a run with a completion window."""
         return is_deferred_key(self.queue_key)
 
-    @property
-    def unreturned_count(self) -> int:
-        """The claims of workers that have neither ended nor returned it; of a claimed run, with the present one."""
-        return self.attempts - self.handover_count
-
     def begin_attempt(self, worker: str) -> None:
-        """Note that the worker executes it now. A worker that claims it again lives, and has not been lost."""
+        """Note that the worker executes it now."""
+        super().begin_attempt(worker)
         self.status = "in_progress"
-        self.attempts += 1
-        self.workers = [*(each for each in self.workers if each != worker), worker]
 
 
 class StoredRequest(msgspec.Struct):
@@ -133,24 +122,13 @@ class RunLease(Lease):
 
     def end_ops(self) -> list[Op]:
         """Return the operations that end the run if the lease is still held: to be written with the final response."""
+        self._is_relinquished = True
         return [self.release_op, Delete(self.ref.run_key), Delete(self.ref.request_key)]
-
-    async def count_lost_workers(self, run: RunRecord) -> int:
-        """Return the number of earlier workers that the run may have ended. Before it fails for them, those that live
-        are found out, and forgotten. Raises LeaseLost."""
-        *earlier, present = run.workers
-        if len(earlier) >= MAX_LOST_WORKERS:
-            async with self.renew_in_background():
-                earlier = await self._sign.list_ended(earlier)
-            run.workers = [*earlier, present]
-            await self.write([Put(self.ref.run_key, encode_record(run), self._retention_s)])
-        return len(earlier)
 
     async def hand_back(self, run: RunRecord, extra_ops: Sequence[Op] = ()) -> None:
         """Return the run to the queue, so that another worker can resume it at once, and apply `extra_ops` with it.
         Nothing is written when the lease is lost."""
-        run.handover_count += 1
-        run.workers = run.workers[:-1]
+        run.give_back(self._sign.name)
         put_run = Put(self.ref.run_key, encode_record(run), self._retention_s)
         put_queue = Put(run.queue_key, b"", 60 * self.lease_s)
         with suppress(LeaseLost):
@@ -158,17 +136,20 @@ class RunLease(Lease):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedRun:
+class ClaimedRun(Claim[ResponseRef, RunRecord]):
     """A run with its request and lease; `is_late` if it has waited for too long."""
 
-    run: RunRecord
-    stored_request: StoredRequest
     lease: RunLease
+    stored_request: StoredRequest
     is_late: bool = False
 
     @property
+    def run(self) -> RunRecord:
+        return self.record
+
+    @property
     def ref(self) -> ResponseRef:
-        return self.lease.ref
+        return self.job.subject
 
     @property
     def queued_at_s(self) -> float:
@@ -189,8 +170,8 @@ class Runs:
         sign: WorkerSign | None = None,
     ) -> None:
         """`sign` names this process in its leases."""
-        self._kv = kv
-        self._sign = sign or WorkerSign(kv, lease_s)
+        self.kv = self._kv = kv
+        self.sign = sign or WorkerSign(kv, lease_s)
         self._lease_s = lease_s
         self._limits = limits
         self.retention_s = retention_s
@@ -210,16 +191,16 @@ class Runs:
         LeaseLost if a condition in `extra_ops` does not hold, RateLimited if too many runs of the tenant wait."""
         stored_request.trace = dict(TRACE_HEADERS.get())
         queue_key, retention_s = rank.build_key(ref.tenant, ref.id), self.retention_s + rank.window_s
-        run = RunRecord("queued", queue_key, is_portable)
+        run = RunRecord(status="queued", queue_key=queue_key, is_portable=is_portable)
         if start_now:
-            run.begin_attempt(self._sign.name)
+            run.begin_attempt(self.sign.name)
         put_request = Put(ref.request_key, encode_record(stored_request), retention_s)
         if start_now:
             lease = self._new_lease(ref)
             put_run = Put(ref.run_key, encode_record(run), self.retention_s, ABSENT)
             if await lease.acquire([put_run, put_request, *extra_ops], durable=True) is None:
                 raise LeaseLost
-            return ClaimedRun(run, stored_request, lease)
+            return self._build_claim(run, lease, stored_request)
         while True:
             run.slot_key = await self._draw_free_slot(ref.tenant, rank)
             ops = [
@@ -312,7 +293,7 @@ class Runs:
             return None
         try:
             record = decode_record(run, RunRecord)
-            if record.unreturned_count >= MAX_UNRETURNED + _MAX_END_CLAIMS:
+            if record.attempts - record.handovers >= MAX_UNRETURNED + _MAX_END_CLAIMS:
                 return None
             if max_lost < len(record.workers) < MAX_LOST_WORKERS:
                 return None
@@ -343,7 +324,7 @@ class Runs:
     ) -> ClaimedRun | None:
         run, stored_request = decode_record(run_entry, RunRecord), decode_record(request_entry, StoredRequest)
         slot_key, run.slot_key = run.slot_key, ""
-        run.begin_attempt(self._sign.name)
+        run.begin_attempt(self.sign.name)
         ops: list[Op] = [
             Put(ref.run_key, encode_record(run), self.retention_s, run_entry.version),
             *(Delete(key) for key in (run.queue_key, slot_key) if key),
@@ -352,10 +333,14 @@ class Runs:
         # durable, so that no store that fails over forgets who runs it
         if await lease.acquire(ops, expect=expect, durable=True) is None:
             return None
-        return ClaimedRun(run, stored_request, lease)
+        return self._build_claim(run, lease, stored_request)
+
+    def _build_claim(self, run: RunRecord, lease: RunLease, stored_request: StoredRequest) -> ClaimedRun:
+        job = Job(lease.ref.tenant, lease.ref, lease.key, lease.lease_s)
+        return ClaimedRun(job, run, lease, None, stored_request)
 
     def _new_lease(self, ref: ResponseRef) -> RunLease:
-        return RunLease(self._kv, ref, self._lease_s, self.retention_s, self._sign)
+        return RunLease(self._kv, ref, self._lease_s, self.retention_s, self.sign)
 
     async def list_orphaned(self) -> list[ResponseRef]:
         """Return the runs that no worker will claim from the queue: in progress without a lease, or queued for too

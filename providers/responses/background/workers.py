@@ -3,21 +3,23 @@
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import StackError
 from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
-from apis.ticks import wait_for_tick
-from providers.common.supervision import supervise
+from apis.storage.kv_store import Op, Put
+from apis.storage.records import encode_record
+from providers.common.jobs import MAX_UNRETURNED, Claim, Job, JobQueue, LeasedJobs
+from providers.common.state.worker_signs import WorkerSign
 from providers.responses.background.deferred import DeferredRuns
 from providers.responses.background.ranks import QueueLimits
-from providers.responses.background.runs import MAX_LOST_WORKERS, ClaimedRun, ResponseRef, Runs
+from providers.responses.background.runs import MAX_LOST_WORKERS, ClaimedRun, ResponseRef, RunRecord, Runs
 from providers.responses.background.worker_registry import WorkerRegistry
 
 _log = logging.getLogger(__name__)
@@ -25,6 +27,14 @@ _MAX_COUNTED_RUNS = 1000
 """Limit of a tenant's running runs where none is configured and there is one tenant."""
 _CLOSE_TIMEOUT_S = 0.4
 """Seconds that cancelled runs have to release their leases."""
+
+_WORKERS_LOST_MESSAGE: Final = (
+    f"{MAX_LOST_WORKERS} servers that made this response stopped before it was done. It is not tried again."
+)
+_WORKERS_SILENT_MESSAGE: Final = (
+    f"{MAX_UNRETURNED} times, the server that made this response was too slow or could not reach its store. It is not "
+    "tried again."
+)
 
 
 class BackgroundConfig(BaseModel):
@@ -78,66 +88,65 @@ class BackgroundMetrics:
     background_waiting: int
 
 
-class BackgroundWorkers:
+class BackgroundWorkers(JobQueue[ResponseRef, RunRecord]):
     """Claims waiting and orphaned runs, and executes each in a task of its own.
 
-    A free place goes to the waiting tenant that has the fewest runs in all processes; among equals, to the one that
-    this process served the longest time ago.
+    A free place goes to the waiting tenant that has the fewest runs in all processes. Orphaned runs are claimed beyond
+    all limits: they have begun, and their clients wait.
     """
+
+    title = "background responses"
+    max_lost_workers = MAX_LOST_WORKERS
+    renews_leases = False
+    """The journal of a run does, and the end of a run is written on the version of its lease."""
 
     def __init__(
         self,
         runs: Runs,
-        execute: Callable[[ClaimedRun], Awaitable[None]],
+        execute: Callable[[ClaimedRun, StackError | None], Awaitable[None]],
         config: BackgroundConfig,
         tenants: Tenants = ONE_TENANT,
         registry: WorkerRegistry | None = None,
     ) -> None:
-        """`registry` is where this process reports itself, if anywhere."""
+        """`execute` is `RunExecutor.execute`. `registry` is where this process reports itself, if anywhere."""
+        tenant_limit = config.find_tenant_limit(tenants)
+        places = FairShare(
+            self.title, config.max_running, tenant_places=tenant_limit, several_tenants=tenants.are_several
+        )
+        super().__init__(runs.kv, RunRecord, places, retry_s=config.lease_s)
+        self.tenant_limit = self._tenant_limit = tenant_limit
         self._registry = registry
         self._runs = runs
         self._execute = execute
         self._config = config
-        self._wakeup = asyncio.Event()
-        self._tasks: dict[ResponseRef, asyncio.Task[None]] = {}
-        self._tenant_limit = config.find_tenant_limit(tenants)
-        self._places = FairShare(
-            "background responses",
-            config.max_running,
-            tenant_places=self._tenant_limit,
-            several_tenants=tenants.are_several,
-        )
-        self._last_turns: dict[str, int] = {}
+        self._jobs = LeasedJobs(self, runs.sign, config.poll_s)
         self._last_try: ResponseRef | None = None
         self._suspects: set[ResponseRef] = set()
         self._capacity: SpareCapacity | None = None
-        self._claiming = asyncio.Lock()
-        self._watcher: asyncio.Task[None] | None = None
         self._deferred = DeferredRuns(
             runs,
             lambda claimed: self.start_run(claimed, None),
-            tenant_limit=self._tenant_limit,
+            tenant_limit=tenant_limit,
             poll_s=4 * config.poll_s,  # they have hours, and those of this process wake it
         )
+        self._swept_at = 0.0
         self._waiting_count = 0
-        self.is_draining = False
-        """Once true, no more runs are claimed."""
 
     def start(self) -> None:
-        self._watcher = supervise("the watcher of background responses", self._watch)
+        self._jobs.start()
 
     async def try_reserve_place(self, tenant: str) -> Place | None:
         """Return a place if one more run of the tenant can start here now, for `start_run`."""
         others_wait = await self._runs.has_waiting(tenant)
-        running = await self._runs.count_running(tenant, self._tenant_limit)
+        running = await self.count_running(tenant)
         # no await from here on: another task could take the place
-        if self.is_draining or others_wait or max(running, self._places.used_by(tenant)) >= self._tenant_limit:
+        if self._jobs.is_stopping or others_wait or max(running, self.places.used_by(tenant)) >= self.tenant_limit:
             return None
-        return self._places.try_acquire(tenant)
+        return self.places.try_acquire(tenant)
 
     def wake(self) -> None:
         """Look for waiting runs now instead of after the poll interval."""
-        self._wakeup.set()
+        self._jobs.wake()
         self._deferred.wake()
 
     def start_deferred(self, capacity: SpareCapacity) -> None:
@@ -148,131 +157,74 @@ class BackgroundWorkers:
 
     def start_run(self, claimed_run: ClaimedRun, place: Place | None) -> "asyncio.Task[None]":
         """Execute a claimed run in a task, which releases its place in the end."""
-        task = asyncio.create_task(self._run_claimed(claimed_run))
-        self._tasks[claimed_run.ref] = task
-        task.add_done_callback(lambda ended: self._end_run(claimed_run.ref, ended, place))
-        return task
+        return self._jobs.start_job(claimed_run, place)
 
-    def _end_run(self, ref: ResponseRef, task: "asyncio.Task[None]", place: Place | None) -> None:
-        """Forget a run that has ended here: also one whose task was cancelled before its first step."""
-        if self._tasks.get(ref) is task:
-            del self._tasks[ref]
-            self._suspects.discard(ref)
-        if place is not None:
-            place.release()
-        self._wakeup.set()
-
-    def stop_run(self, ref: ResponseRef) -> None:
-        """Cancel a run, if this process executes it."""
-        task = self._tasks.get(ref)
-        if task is not None:
-            task.cancel()
+    async def stop_runs(self, refs: Sequence[ResponseRef]) -> None:
+        """Cancel these runs, if this process executes them. Each hands its lease back, or ends."""
+        await self._jobs.cancel([ref.lease_key for ref in refs], 0)
 
     async def stop_all(self) -> None:
-        """Cancel all runs, also one that is just claimed. Each hands its lease back, or ends."""
+        """Cancel all runs, also one that is just claimed."""
         await self._stop_claiming()
-        await asyncio.sleep(0)  # a run that is cancelled before its first step would hand nothing back
-        if self._tasks:
-            _log.info(
-                "%d background responses stop here, and go on with the next start where they can", len(self._tasks)
-            )
-        for ref in [*self._tasks]:
-            self.stop_run(ref)
+        refs = [claim.subject for claim in self._jobs.claims]
+        if refs:
+            _log.info("%d background responses stop here, and go on with the next start where they can", len(refs))
+        await self.stop_runs(refs)
 
     def metrics(self) -> BackgroundMetrics:
-        return BackgroundMetrics(len(self._tasks), self._waiting_count)
+        return BackgroundMetrics(len(self._jobs.claims), self._waiting_count)
+
+    def begin_drain(self) -> None:
+        """Claim no more runs."""
+        self._jobs.is_stopping = True
 
     async def drain(self) -> None:
         """Claim no more runs, and return when the last one has ended."""
         await self._stop_claiming()
-        while self._tasks:
-            await asyncio.wait([*self._tasks.values()])
+        await self._jobs.drain()
 
     async def _stop_claiming(self) -> None:
-        self.is_draining = True
-        self._wakeup.set()
+        self.begin_drain()
         await self._deferred.stop()
-        async with self._claiming:  # a run that was just claimed is started
-            if self._watcher is not None:
-                self._watcher.cancel()
+        await self._jobs.stop_claiming()
 
     async def close(self) -> None:
         """Cancel all runs, so that other workers can resume them at once."""
-        self.is_draining = True
+        self.begin_drain()
         await self._deferred.stop(_CLOSE_TIMEOUT_S)
-        await asyncio.sleep(0)  # a run that is cancelled before its first step would hand nothing back
-        tasks = [*self._tasks.values(), *([self._watcher] if self._watcher else [])]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
+        await self._jobs.close(_CLOSE_TIMEOUT_S)
         if self._registry is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await self._registry.remove()
 
-    async def _watch(self) -> None:
-        poll_s, swept_at = self._config.poll_s, 0.0
-        while not self.is_draining:
-            self._wakeup.clear()
-            if self._registry is not None:
-                await self._registry.report(len(self._tasks))
-            is_sweep_due = time.monotonic() - swept_at > self._config.lease_s / 4
-            swept_at = time.monotonic() if is_sweep_due else swept_at
-            try:
-                async with self._claiming:
-                    await self._claim_queued()
-                    if is_sweep_due:
-                        await self._claim_orphaned()
-                if is_sweep_due:
-                    self._waiting_count = len(await self._runs.list_waiting(self._config.max_waiting))
-            except StackError as exc:
-                _log.warning("background responses wait: %s", exc.message)
-            await wait_for_tick(self._wakeup, poll_s)
-
-    async def _claim_queued(self) -> None:
-        if self._places.used >= self._config.max_running:
-            return
-        waiting: dict[str, deque[tuple[str, ResponseRef]]] = {}
+    async def list_waiting(self) -> AsyncGenerator[Job[ResponseRef]]:
+        lease_s = self._config.lease_s
+        if self._registry is not None:
+            await self._registry.report(len(self._jobs.claims))
         for key, ref in await self._runs.list_waiting(self._config.max_running):
-            waiting.setdefault(ref.tenant, deque()).append((key, ref))
-        running = {tenant: await self._runs.count_running(tenant, self._tenant_limit) for tenant in waiting}
-        self._last_turns = {tenant: turn for tenant, turn in self._last_turns.items() if tenant in waiting}
-        while waiting and not self.is_draining:
-            tenant = min(waiting, key=lambda name: (running[name], self._last_turns.get(name, 0)))
-            place = self._places.try_acquire(tenant) if running[tenant] < self._tenant_limit else None
-            if place is None or not waiting[tenant]:
-                del waiting[tenant]
-            elif await self._claim_waiting(*waiting[tenant].popleft(), place):
-                running[tenant] += 1
-                self._last_turns[tenant] = max(self._last_turns.values(), default=0) + 1
+            yield Job(ref.tenant, ref, ref.lease_key, lease_s, key)
+        if time.monotonic() - self._swept_at > lease_s / 4:
+            self._swept_at = time.monotonic()
+            for ref in await self._runs.list_orphaned():
+                yield Job(ref.tenant, ref, ref.lease_key, lease_s, needs_place=False)
+            self._waiting_count = len(await self._runs.list_waiting(self._config.max_waiting))
 
-    async def _claim_waiting(self, key: str, ref: ResponseRef, place: Place) -> bool:
-        """Start a waiting run; return False, and release the place, if another worker has it."""
-        with ExitStack() as claim_stack:
-            claim_stack.enter_context(place)
-            claimed = await self._claim(ref, key)
-            if claimed is not None:
-                self.start_run(claimed, place)
-                claim_stack.pop_all()
-        return claimed is not None
+    async def count_running(self, tenant: str) -> int:
+        """Return the number of the tenant's runs in all processes, up to its limit."""
+        return await self._runs.count_running(tenant, self._tenant_limit)
 
-    async def _claim_orphaned(self) -> None:
-        """Claim orphaned runs beyond all limits: they have begun, and their clients wait."""
-        for ref in await self._runs.list_orphaned():
-            if not self.is_draining and ref not in self._tasks and (claimed := await self._claim(ref)):
-                self.start_run(claimed, None)
-
-    async def _claim(self, ref: ResponseRef, key: str = "") -> ClaimedRun | None:
+    async def claim(self, job: Job[ResponseRef], sign: WorkerSign) -> ClaimedRun | None:
         """Claim a run, unless it has lost workers and may take other work down with it: one that has one worker left to
         lose where another such run is executed here, and any while a line of a batch is executed alone."""
-        max_lost = MAX_LOST_WORKERS - (2 if self._last_try in self._tasks else 1)
+        ref = job.subject
+        max_lost = MAX_LOST_WORKERS - (2 if any(each.subject == self._last_try for each in self._jobs.claims) else 1)
         if self._capacity is not None and self._capacity.is_running_alone:
             max_lost = 0
         self._suspects.add(ref)  # before it is claimed: no line begins alone meanwhile
         claimed, has_lost = None, False
         try:
-            claimed = await self._runs.claim(ref, key, max_lost=max_lost)
+            claimed = await self._runs.claim(ref, job.key, max_lost=max_lost)
             has_lost = claimed is not None and len(claimed.run.workers) > 1
         finally:
             if not has_lost:
@@ -281,8 +233,17 @@ class BackgroundWorkers:
             self._last_try = ref
         return claimed
 
-    async def _run_claimed(self, claimed_run: ClaimedRun) -> None:
-        try:
-            await self._execute(claimed_run)
-        except StackError as exc:
-            _log.warning("a background response goes to another worker: %s", exc.message)
+    async def build_record_ops(self, claim: Claim[ResponseRef, RunRecord]) -> list[Op]:
+        """Return the operation that stores the record of a run, which is there as long as its lease is held."""
+        return [Put(claim.subject.run_key, encode_record(claim.record), self._runs.retention_s)]
+
+    async def run(self, claim: Claim[ResponseRef, RunRecord]) -> None:
+        assert isinstance(claim, ClaimedRun)
+        await self._execute(claim, None)
+
+    async def fail(self, claim: Claim[ResponseRef, RunRecord], lost_workers: int) -> None:
+        assert isinstance(claim, ClaimedRun)
+        await self._execute(claim, StackError(_WORKERS_LOST_MESSAGE if lost_workers else _WORKERS_SILENT_MESSAGE))
+
+    def on_end(self, claim: Claim[ResponseRef, RunRecord]) -> None:
+        self._suspects.discard(claim.subject)

@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 
+from apis.errors import StackError
 from apis.storage.kv_store import Put
 from providers.kv_store.sqlite import SQLite
 from providers.responses.background.ranks import QueueLimits, Rank
@@ -40,7 +41,7 @@ async def test_a_damaged_run_stops_no_other(part: str, damage: str, tmp_path: Pa
     others.append((await add(runs, "zeta", start_now=True))[0])  # its worker has ended, too
     executed: set[ResponseRef] = set()
 
-    async def execute(run: ClaimedRun) -> None:
+    async def execute(run: ClaimedRun, _: StackError | None) -> None:
         executed.add(run.ref)
         await run.lease.release(run.lease.end_ops()[1:])
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from apis.batches.spare_capacity import SpareCapacity
+from apis.errors import StackError
 from apis.fair_share import FairShare
 from apis.storage.kv_store import Op, Put
 from apis.storage.lease import LeaseLost
@@ -50,7 +51,7 @@ async def test_a_drain_waits_for_a_run_that_is_being_claimed(rank: Rank) -> None
     """C5: also for one with a completion window."""
     runs, executed = SlowRuns(), list[ResponseRef]()
 
-    async def execute(claimed_run: ClaimedRun) -> None:
+    async def execute(claimed_run: ClaimedRun, _: StackError | None) -> None:
         await asyncio.sleep(0.01)
         executed.append(claimed_run.ref)
 
@@ -68,24 +69,26 @@ async def test_a_drain_waits_for_a_run_that_is_being_claimed(rank: Rank) -> None
     assert executed == [ref]
 
 
-async def test_a_run_that_is_stopped_before_its_first_step_ends_no_drain() -> None:
-    """C8: a drain returns although the task of a run was cancelled before it began."""
+async def test_a_run_that_is_stopped_as_it_begins_is_given_back() -> None:
+    """C8: a drain returns, and another worker can claim the run at once."""
     runs, executed = SlowRuns(), list[ResponseRef]()
     runs.answered.set()
     ref = await add(runs, Rank(5))
     claimed = await runs.claim(ref)
     assert claimed is not None
 
-    async def execute(claimed_run: ClaimedRun) -> None:
+    async def execute(claimed_run: ClaimedRun, _: StackError | None) -> None:
         executed.append(claimed_run.ref)
+        await asyncio.Event().wait()
 
     workers = BackgroundWorkers(runs, execute, BackgroundConfig())
     workers.start_run(claimed, None)
-    workers.stop_run(ref)
+    await workers.stop_runs([ref])
     async with asyncio.timeout(5):
         await workers.drain()
-    assert not executed
+    assert executed == [ref]
     assert workers.metrics().background_running == 0
+    assert await runs.list_orphaned() == [ref]
 
 
 async def test_a_run_that_has_lost_a_worker_and_a_line_alone_are_never_executed_together() -> None:
@@ -96,7 +99,7 @@ async def test_a_run_that_has_lost_a_worker_and_a_line_alone_are_never_executed_
     assert await lost.claim(ref) is not None
     runs = Runs(store, QueueLimits(10, 10), lease_s=10, retention_s=100)
 
-    async def execute(claimed_run: ClaimedRun) -> None:
+    async def execute(claimed_run: ClaimedRun, _: StackError | None) -> None:
         assert claimed_run.ref == ref
         executing.set()
         await may_end.wait()
