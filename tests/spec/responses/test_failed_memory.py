@@ -73,5 +73,5 @@ async def test_a_failed_answer_leaves_no_cycle_of_references(garbage: list[Any],
             frames = [each.f_code.co_qualname for each in garbage if isinstance(each, types.FrameType)]
             garbage.clear()
             assert not held
-            ours = ("ResponseStreams", "EventStream", "AgentLoop", "RunExecutor")
+            ours = ("ResponseRunner", "Stream", "EventStream", "AgentLoop", "RunExecutor")
             assert not [name for name in frames if name.startswith(ours)]
