@@ -36,6 +36,8 @@ class ItemType:
     """The type of the item that holds the result of such a call where this server runs it; None where its own does."""
     has_id_of_call: bool = False
     """True where clients send the id of the call as that of the item."""
+    lists_tools: bool = False
+    """True for the tools of a server, which are listed before the model can call them."""
     internal_field: str | None = None
     """A field that this server adds to stored items for itself, and that no client sees."""
 
@@ -94,7 +96,12 @@ _ROWS: Final = (
         is_counted=lambda item: item.status == "completed",
     ),
     ItemType(
-        "mcp_list_tools", "mcpl", has_status=False, has_phases=True, has_failed_event=True, internal_field="declaration"
+        *("mcp_list_tools", "mcpl"),
+        has_status=False,
+        has_phases=True,
+        has_failed_event=True,
+        lists_tools=True,
+        internal_field="declaration",
     ),
     ItemType(
         *("mcp_call", "mcp"),
@@ -143,6 +150,8 @@ TYPES_WITH_ID_OF_CALL: Final = frozenset(row.name for row in _ROWS if row.has_id
 """Types of the items that clients send with the id of the call that they answer."""
 REPLAYED_TYPES: Final = frozenset(row.name for row in _ROWS if row.call in ("hosted", "approval"))
 """Types of the calls that each model names in its own way: they are rewritten for the model of every request."""
+LISTING_TYPES: Final = frozenset(row.name for row in _ROWS if row.lists_tools)
+"""Types of the items that list the tools of a server."""
 INTERNAL_FIELDS: Final[Mapping[str, str]] = {row.name: row.internal_field for row in _ROWS if row.internal_field}
 """The field of each type that has one for this server alone."""
 LOOKED_UP_TYPES: Final = REPLAYED_TYPES | INTERNAL_FIELDS.keys()

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
-from openai.types.responses.response_output_item import McpListTools
 
 from apis.chat import ChatRequest, Message, share_of_salt
 from apis.deltas import DeltaBatch, Finish, Usage
@@ -19,6 +18,7 @@ from apis.events import EventBatch
 from apis.inference import Inference
 from apis.live_batch import LiveBatch
 from apis.sink import Sink
+from apis.wire.item_types import LISTING_TYPES
 from apis.wire.items import Item, output_to_input
 from providers.responses.context.compaction import ResponseCompaction
 from providers.responses.context.conversation import Conversation, ResponseProgress
@@ -378,7 +378,7 @@ class AgentLoop:
 
     def _listing_errors(self) -> Mapping[str, str]:
         """Return the errors of servers whose tools could not be listed, by server label."""
-        items = [item for item in self._output.items if isinstance(item, McpListTools)]
+        items: list[Any] = [item for item in self._output.finished_items() if item.type in LISTING_TYPES]
         return {item.server_label: item.error for item in items if item.error}
 
     def _messages(self) -> list[Message]:

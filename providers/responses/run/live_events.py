@@ -10,6 +10,7 @@ from apis.events import FLAT_EVENTS, EventBatch
 from apis.inference import CALL_ATTEMPTS, CallAttempts
 from apis.shared_timeout import SharedTimeout
 from apis.sink import Sink
+from apis.wire.item_types import LISTING_TYPES
 from providers.responses.context.item_views import ItemView
 from providers.responses.events.response_events import assign_sequence_numbers
 
@@ -19,6 +20,7 @@ _HEAD_WAIT_S: Final = 1 - EARLY_FAILURE_WAIT_S
 """Seconds more that it waits for a server that has been sent the request, and has not yet answered with a status."""
 _RETRY_WAIT_S: Final = 10
 """Seconds that the first event waits for servers of which one has failed already."""
+_UNLISTED_PHASES: Final = {f"response.{name}.{phase}" for name in LISTING_TYPES for phase in ("in_progress", "failed")}
 
 
 class LiveEvents(Sink[ResponseStreamEvent]):
@@ -172,5 +174,5 @@ class _Opening:
 def _is_unlisted_event(event: ResponseStreamEvent) -> bool:
     """Return True for an event of a server's listing that has not succeeded."""
     if isinstance(event, ResponseOutputItemAddedEvent | ResponseOutputItemDoneEvent):
-        return event.item.type == "mcp_list_tools"
-    return event.type in ("response.mcp_list_tools.in_progress", "response.mcp_list_tools.failed")
+        return event.item.type in LISTING_TYPES
+    return event.type in _UNLISTED_PHASES

@@ -29,9 +29,6 @@ NAME_A_TOOLS_ITEM: Final = {
     "providers/responses/context/messages.py",  # and the client's answers to approval requests
     "providers/responses/context/replay.py",
     "providers/responses/context/url_files.py",
-    # a response may need the lists of its MCP servers before it begins
-    "providers/responses/run/agent_loop.py",
-    "providers/responses/run/first_batches.py",
     # Anthropic's API has a web search of its own form
     "stack/http/messages/answer.py",
     "stack/http/messages/events.py",
