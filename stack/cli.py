@@ -85,7 +85,7 @@ DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="Days (UTC), toda
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 KeyIdArgument = Annotated[str, typer.Argument(metavar="KEY_ID", help="An id that `stack keys list` prints.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-ClientArgument = Annotated[ClientName, typer.Argument(metavar="CLIENT", help="|".join(ClientName))]
+ClientArgument = Annotated[ClientName, typer.Argument(metavar="CLIENT", help="The program to connect.")]
 KeyVariableOption = Annotated[
     str | None,
     typer.Option(
@@ -94,7 +94,7 @@ KeyVariableOption = Annotated[
         help="Environment variable with the API key: OPENAI_API_KEY, unless it is set.",
     ),
 ]
-DoctorUrlArgument = Annotated[str | None, typer.Argument(metavar="[URL]", help="Base URL of the API, with its /v1.")]
+DoctorUrlArgument = Annotated[str | None, typer.Argument(metavar="URL", help="Base URL of the API, with its /v1.")]
 WriteOption = Annotated[bool, typer.Option("--write", help="Write files that are the stack's alone.")]
 PrintOption = Annotated[bool, typer.Option("--print", help="Print what to put where: the default.")]
 RestoreOption = Annotated[bool, typer.Option("--restore", help="Put back what --write changed.")]
@@ -320,7 +320,8 @@ def doctor(
 ) -> None:
     """Check a running stack, or this machine without URL; exit code 1 if something does not work.
 
-    Each line that is not ok ends with its remedy. A warning is for what a stack can do without.
+    Each line that is not ok ends with its remedy. A warning is for what a stack can do without. Without URL, --model
+    is one of the local engine, whose memory is checked.
     """
     with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
         code = import_from_string("stack.doctor.command:doctor")(url, key, model, typer.echo, as_json=json)

@@ -77,6 +77,16 @@ async def test_a_stack_that_does_everything_is_well() -> None:
     assert output.splitlines()[-1] == "9 ok."
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300, func_only=True)
+async def test_a_stack_with_an_engine_of_its_own_is_well() -> None:
+    """A model that is too small to call tools or to write JSON by itself does both under the engine's grammars."""
+    engine = {"provider": "llama_cpp", "model": "smollm2-135m-instruct", "threads": 1, "context_tokens": 4096}
+    async with serving({**engine, "parallel": 1}) as served:
+        code, statuses, messages = await doctor(served)
+    assert (code, statuses) == (0, dict.fromkeys(NAMES, "ok")), messages
+
+
 async def test_what_a_model_cannot_do_is_named_with_its_remedy() -> None:
     """The scripted model repeats the question: it calls nothing, writes no JSON and caches nothing."""
     async with serving() as served:
