@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from openai import APIConnectionError, APIStatusError, AuthenticationError, OpenAI, OpenAIError
 from pydantic import BaseModel, ConfigDict, Field
@@ -47,11 +48,14 @@ class Server:
 
 
 def read_server(url: str, key_variable: str | None, model: str | None) -> Server:
-    """Read the models of the server. The key is only sent where the server needs one, or its variable is named.
+    """Read the models of the server; the API of an address without a path is at /v1. The key is only sent where the
+    server needs one, or its variable is named.
 
     Raises UpstreamError, and ConfigError for a variable that is not set and for a model that the server does not have.
     """
     url = url.rstrip("/")
+    if not urlsplit(url).path:
+        url += "/v1"
     models = None if key_variable else read_models(url, None)
     if models is None:
         key_variable = key_variable or DEFAULT_KEY_VARIABLE

@@ -170,6 +170,12 @@ async def test_the_script_of_variables_is_a_shell_script(home: Path, monkeypatch
     assert output.decode() == f"sk-right it's $one {served.url}\n"
 
 
+async def test_an_address_without_a_path_has_its_api_at_v1(home: Path) -> None:
+    async with serving(TWO) as served:
+        _, output, _ = await run("env", "--url", f"{served.url}/", "--print")
+    assert f"OPENAI_BASE_URL={served.url}/v1\n" in output
+
+
 async def test_a_file_that_was_edited_is_left_to_its_owner(home: Path) -> None:
     profile = home / ".codex" / "stack.config.toml"
     async with serving(TWO) as served:
