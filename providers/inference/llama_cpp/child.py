@@ -67,7 +67,7 @@ def start_server(settings: dict[str, Any]) -> Any:
     params.cache_ram_mib = settings["prompt_cache_mib"]
     if settings["is_embedding"]:
         params.embedding = True
-        # A text is read in one batch, because every token of it reads all the others.
+    if settings["reads_at_once"]:
         params.n_batch = params.n_ubatch = settings["context_tokens"]
     params.ui = False
     params.endpoint_slots = False

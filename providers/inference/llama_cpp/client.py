@@ -183,6 +183,10 @@ class EngineClient:
         tokens = (await self._post("/tokenize", body_to_json(body), ""))["tokens"]
         return {token["piece"]: token["id"] for token in tokens if isinstance(token["piece"], str)}
 
+    async def decide(self, body: bytes, model: str) -> bytes:
+        """Return the engine's answer to the questions of a System One request."""
+        return await self._request_bytes("POST", "/v1/systemone", body, model)
+
     async def score_chat(self, request: ChatRequest, engine_fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the engine's answer to a chat of one token, with the probabilities that the fields demand. Models
         that may reason do not."""

@@ -43,7 +43,8 @@ class DraftSettings:
 class LlamaCppSettings:
     """Settings of the child process. `sampling` holds defaults for requests without values, in the engine's own names;
     `prompt_cache_mib` is memory for the caches of prompts that are in no slot; `projector_path` is the file through
-    which the model sees images; an `is_embedding` model makes vectors and no text."""
+    which the model sees images; an `is_embedding` model makes vectors and no text. With `reads_at_once` a text is read
+    in one batch, because every token of it reads all the others."""
 
     model: str
     model_path: str
@@ -54,6 +55,7 @@ class LlamaCppSettings:
     prompt_cache_mib: int = 0
     projector_path: str | None = None
     is_embedding: bool = False
+    reads_at_once: bool = False
     drafts: DraftSettings | None = None
 
 

@@ -10,6 +10,7 @@ from apis.imports import import_from_string, install_command
 from apis.inference import Model
 from providers.inference.chat_completions.reasoning_tags import TagsOption, find_tags
 from providers.inference.harmony.options import HarmonyOptions
+from providers.inference.llama_cpp.decision_generation import DECISION_ENCODERS, DecisionGeneration
 from providers.inference.llama_cpp.embedding_generation import EmbeddingGeneration
 from providers.inference.llama_cpp.engine import DraftSettings, LlamaCppSettings
 from providers.inference.llama_cpp.generation import Generation, GenerationSettings, TemplateGeneration
@@ -70,6 +71,7 @@ def _build_engine_settings(local: LocalModel, settings: ModelSettings) -> LlamaC
         prompt_cache_mib=0 if local.size.is_embedding else memory.prompt_cache_mib,
         projector_path=None if local.projector_path is None else str(local.projector_path),
         is_embedding=local.size.is_embedding,
+        reads_at_once=local.size.is_embedding or local.decision_type in DECISION_ENCODERS,
         drafts=_build_drafts(local),
     )
 
@@ -83,6 +85,8 @@ def _build_drafts(local: LocalModel) -> DraftSettings | None:
 async def _load_generation(local: LocalModel, context_tokens: int, settings: ModelSettings) -> Generation:
     if local.size.is_embedding:
         return EmbeddingGeneration(local.vector_dimensions, context_tokens)
+    if local.decision_type:
+        return DecisionGeneration()
     generation_settings = GenerationSettings(
         slots=settings.memory.parallel,
         context_tokens=context_tokens,

@@ -29,13 +29,15 @@ _VECTOR_POOLING_TYPES: Final = frozenset((1, 2, 3))
 class GgufHeader:
     """`context_tokens` is the length that the model was trained for; `kv_bytes_per_token` is an upper bound, since a
     layer with a sliding window counts as if it had none; `vector_dimensions` is the length of its vectors, which an
-    `is_embedding` model returns. All three are 0 where the file does not say."""
+    `is_embedding` model returns. All three are 0 where the file does not say. `decision_type` is the kind of a model
+    for decisions, empty for any other one."""
 
     architecture: str
     context_tokens: int
     kv_bytes_per_token: int
     vector_dimensions: int = 0
     is_embedding: bool = False
+    decision_type: str = ""
 
 
 def read_header(path: Path) -> GgufHeader | None:
@@ -61,8 +63,10 @@ def _fields_to_header(fields: dict[str, Any]) -> GgufHeader:
     total_kv_heads = sum(map(int, kv_heads)) if isinstance(kv_heads, list) else int(kv_heads) * layers  # type: ignore[arg-type]  # items of a file
     kv_bytes = total_kv_heads * (key_length + value_length) * _KV_ITEM_BYTES
     dimensions = number("embedding_length_out") or number("embedding_length")
-    is_embedding = architecture in _EMBEDDING_ARCHITECTURES or number("pooling_type") in _VECTOR_POOLING_TYPES
-    return GgufHeader(architecture, number("context_length"), kv_bytes, dimensions, is_embedding)
+    decision_type = str(fields.get(f"{architecture}.decision.type", ""))
+    makes_vectors = architecture in _EMBEDDING_ARCHITECTURES or number("pooling_type") in _VECTOR_POOLING_TYPES
+    is_embedding = makes_vectors and not decision_type
+    return GgufHeader(architecture, number("context_length"), kv_bytes, dimensions, is_embedding, decision_type)
 
 
 def _read_fields(source: IO[bytes]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class LocalModel:
     """Model whose files are on this machine. `path` is the first part of the weights, `architecture` is empty where the
     file does not say; `vector_dimensions` is the length of an embedding model's vectors. `projector_path` is the file
     through which it sees images; `draft_tokens` and `draft_path` are how the engine speculates; `downloaded` says that
-    it was fetched just now."""
+    it was fetched just now. `decision_type` is the kind of a model for decisions, empty for any other one."""
 
     id: str
     path: Path
@@ -31,6 +31,7 @@ class LocalModel:
     downloaded: bool = False
     draft_tokens: int = 0
     draft_path: Path | None = None
+    decision_type: str = ""
 
 
 async def resolve_model(
@@ -46,8 +47,9 @@ async def resolve_model(
         local = await asyncio.to_thread(_add_projector, local, projector_path)
     if reference.draft_tokens == 0:
         return local
-    if local.size.is_embedding or local.projector_path is not None:
-        kind = "makes embeddings" if local.size.is_embedding else "sees images"
+    if local.size.is_embedding or local.decision_type or local.projector_path is not None:
+        purpose = "makes decisions" if local.decision_type else "sees images"
+        kind = "makes embeddings" if local.size.is_embedding else purpose
         raise ConfigError(f"draft_model: the model '{local.id}' {kind}, for which the engine does not speculate.")
     if reference.draft is None:
         return replace(local, draft_tokens=reference.draft_tokens)
@@ -109,6 +111,7 @@ def describe_file(model_id: str, path: Path, *, downloaded: bool = False) -> Loc
         architecture=header.architecture,
         vector_dimensions=header.vector_dimensions,
         downloaded=downloaded,
+        decision_type=header.decision_type,
     )
 
 
