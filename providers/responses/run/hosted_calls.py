@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 from typing import Final
 
 import msgspec
-from openai.types.responses import ResponseOutputItemDoneEvent
+from openai.types.responses import ResponseStreamEvent
 
 from apis.errors import StackError, ToolFailed
 from apis.events import EventBatch
@@ -89,15 +89,16 @@ class HostedCallRunner:
         """Run one call to its end, and return the outcome for the log. A failed tool raises nothing: its error is the
         result that the model reads."""
         limit_s = call.timeout_s or self._limits.tool_timeout_s
-        outcome = ""
+        failure, error_type, events = None, "", list[ResponseStreamEvent]()
         try:
-            async with asyncio.timeout(limit_s) as limit, aclosing(call.run(self._output)) as batches:
-                async for events in batches:
-                    if not outcome and (outcome := _find_outcome(events, call)):
-                        self._record_result(call)
+            async with asyncio.timeout(limit_s) as limit:
+
+                async def emit(events: EventBatch) -> None:
                     async with _paused(limit):  # a reader may be slow, which is not the tool's time
                         await self._put(events)
-            failure, error_type = ToolFailed("The tool ended without a result."), "no_result"
+
+                await call.run(self._output, emit)
+            events = call.finish()
         except StackError as exc:
             error_type = error_type_of(exc)
             failure = exc if isinstance(exc, ToolFailed) else ToolFailed(exc.message)
@@ -108,13 +109,12 @@ class HostedCallRunner:
             error_type = error_type_of(exc)
             _log.exception("the tool %s failed on a bug", call.name)
             failure = ToolFailed("The tool failed on an error of its own.")
-        if not outcome:
+        if failure is not None:
             span.fail(error_type)
-            outcome = f"failed: {one_line(failure.message)[:300]}"
             events = call.fail(failure)
-            self._record_result(call)
-            await self._put(events)
-        return outcome
+        self._record_result(call)
+        await self._put(events)
+        return "completed" if failure is None else f"failed: {one_line(failure.message)[:300]}"
 
 
 @asynccontextmanager
@@ -149,12 +149,3 @@ def _open_tool_span(call: HostedCall) -> Generator[Span]:
         yield span
         result = call.tool_result.output if call.tool_result is not None else None
         span.set(telemetry().describe_tool(call.text, result))
-
-
-def _find_outcome(events: EventBatch, call: HostedCall) -> str:
-    """Return the status of the call's item if the call ends with these events."""
-    for event in events:
-        if isinstance(event, ResponseOutputItemDoneEvent) and event.output_index == call.last_index:
-            is_failed = getattr(event.item, "error", None) is not None
-            return "failed" if is_failed else getattr(event.item, "status", None) or "completed"
-    return ""

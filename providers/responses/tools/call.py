@@ -10,7 +10,7 @@ by the model. There are two kinds of them:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Final, Literal, cast
@@ -34,6 +34,8 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
 from providers.responses.tools.tool_context import ToolContext
 
+Emit = Callable[[EventList], Awaitable[None]]
+"""Sends events to the client; it waits while the client reads slowly."""
 RESULT_UNAVAILABLE: Final = "[What this gave is not known any more.]"
 """The output that a model sees of a hosted call whose stored result is gone and whose item shows none."""
 _NATIVE_CALL_NAMES: Final = {"browser": ("browser.search", "browser.open", "browser.find"), "python": ("python",)}
@@ -166,11 +168,15 @@ class HostedCall(ItemCall):
         return []
 
     @abstractmethod
-    def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        """Run the call with its complete arguments, record its result, and yield its events up to the item's done.
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
+        """Run the call with its complete arguments, emit the events of its progress, and record its result.
 
         Raises ToolFailed if the work cannot be done. The loop applies the time-out and may cancel the run at any time.
         """
+
+    def finish(self) -> EventList:
+        """Return the events that end a call that has run."""
+        return self.close("completed")
 
     def close(self, status: str) -> EventList:
         """Return the closing events; the item holds the sealed result for a client that stores the conversation."""

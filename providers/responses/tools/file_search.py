@@ -3,7 +3,7 @@
 The model receives the best passages, each with a number that it may cite; a citation names the passage's file.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, cast
 
 import orjson
@@ -24,7 +24,7 @@ from apis.wire.tools import FileSearchTool
 from providers.responses.events.citations import one_line
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
+from providers.responses.tools.call import RESULT_UNAVAILABLE, Emit, HostedCall, ToolType, TypedTool
 from providers.responses.tools.tool_context import ToolContext
 
 _FileSearchStatus = Literal["in_progress", "searching", "completed", "incomplete", "failed"]
@@ -127,14 +127,13 @@ class FileSearchCall(HostedCall):
         self._error = error
         return super().fail(error)
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        yield [self.phase_event("searching")]
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
+        await emit([self.phase_event("searching")])
         self._queries = self._parse_queries()
         self._search_results = await self._tool.search(self._queries)
         numbered = output.number_sources(results_to_passages(self._search_results))
         passages = [f"[{number}] {one_line(source.title)}\n{source.text}" for number, source in numbered.items()]
         self.record_result("\n\n".join(passages) or "Nothing was found.", sources=numbered)
-        yield self.close("completed")
 
     def _parse_queries(self) -> list[str]:
         arguments = self.parse_arguments()

@@ -1,7 +1,7 @@
 """The tool `tool_search` run by this server: the model searches the client's deferred tools, which it can then call."""
 
 import re
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -16,7 +16,7 @@ from apis.wire.tool_items import ToolSearchOutput
 from apis.wire.tools import CustomTool, FunctionTool, NamespaceTool, ToolSearchTool
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import HostedCall, TypedTool
+from providers.responses.tools.call import Emit, HostedCall, TypedTool
 from providers.responses.tools.input_tools import collect_additional_tools
 from providers.responses.tools.names import qualified_name
 from providers.responses.tools.tool_context import ToolContext
@@ -101,6 +101,7 @@ class ServerSearchCall(HostedCall):
     def __init__(self, tool: ServerToolSearch, start: ToolCallStart) -> None:
         super().__init__(start)
         self._tool = tool
+        self._matches: Sequence[_DeferredTool] = ()
 
     def item(self, status: str) -> ResponseToolSearchCall:
         try:
@@ -113,19 +114,22 @@ class ServerSearchCall(HostedCall):
             id=self.id, type="tool_search_call", execution="server", arguments=arguments, status=item_status
         )
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
         query: Any = self.parse_arguments().get("query")
         if not isinstance(query, str) or not query.strip():
             raise ToolFailed(f"`{_NAME}` needs a `query`, a text that is not empty.")
-        matches = self._tool.search(query)
+        self._matches = matches = self._tool.search(query)
         lines = [f"{entry.name}: {entry.tool.description or ''}" for entry in matches]
         nothing = f"No tool was found. There are: {self._tool.listing}."
         self.record_result("\n".join(["These tools can be called now:", *lines]) if matches else nothing)
-        item_id, index = output.ids.new_item_id(id_prefix("tool_search_output")), output.reserve_index()
-        yield [
-            *self.close("completed"),
-            item_added_event(index, _build_output(item_id, matches, "in_progress")),
-            item_done_event(index, _build_output(item_id, matches, "completed")),
+
+    def finish(self) -> EventList:
+        assert self.output is not None
+        item_id, index = self.output.ids.new_item_id(id_prefix("tool_search_output")), self.output.reserve_index()
+        return [
+            *super().finish(),
+            item_added_event(index, _build_output(item_id, self._matches, "in_progress")),
+            item_done_event(index, _build_output(item_id, self._matches, "completed")),
         ]
 
 

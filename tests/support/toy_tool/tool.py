@@ -1,7 +1,7 @@
 """The hosted tool `programmatic_tool_calling`: a program is a product of whole numbers, such as `6 * 7`."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Final
 
@@ -11,10 +11,9 @@ from openai.types.responses.response_output_item import Program
 from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
-from apis.events import EventList
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
+from providers.responses.tools.call import RESULT_UNAVAILABLE, Emit, HostedCall, ToolType, TypedTool
 from providers.responses.tools.tool_context import ToolContext
 from tests.support.toy_tool.wire import ProgramItem, ProgramTool
 
@@ -48,14 +47,13 @@ class ProgramCall(HostedCall):
         fields = {"id": self.id, "type": self.item_type, "call_id": self.call_id, "fingerprint": ""}
         return Program.model_validate({**fields, "code": self._code(), "status": status})
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
         factors = self._code().split("*")
         if factors == ["wait"]:
             await asyncio.sleep(60)
         if not all(factor.strip().isdecimal() for factor in factors):
             raise ToolFailed("A program multiplies whole numbers.")
         self.record_result(str(prod(map(int, factors))))
-        yield self.close("completed")
 
     def _code(self) -> str:
         code: Any = self.parse_arguments().get("code")

@@ -1,7 +1,7 @@
 """The hosted code interpreter: Python in a container, which the stack's ToolRuntime runs."""
 
 import base64
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, cast
 
@@ -22,7 +22,7 @@ from apis.wire.tool_items import CodeInterpreterCallItem, CodeLogs
 from apis.wire.tools import CodeInterpreterTool
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
-from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
+from providers.responses.tools.call import RESULT_UNAVAILABLE, Emit, HostedCall, ToolType, TypedTool
 from providers.responses.tools.code_interpreter.code_text import CodeParser
 from providers.responses.tools.container.request_container import (
     EarlierCall,
@@ -132,15 +132,14 @@ class _CodeInterpreterCall(HostedCall):
     def close(self, status: str) -> EventList:
         return [*self._finish_code(), *super().close(status)]
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
         last_delta = self._code_delta(self._code_parser.finish(self.text))
-        yield [*last_delta, *self._finish_code(), self.phase_event("interpreting")]
+        await emit([*last_delta, *self._finish_code(), self.phase_event("interpreting")])
         result = await self._tool.run(self.call_id, self._code_parser.code)
         self._outputs = _build_outputs(result, output)
         files = _written_files(result, self._tool.container.id)
         output.files.update(files)
         self.record_result(result.text, state=self._tool.container.state, files=files)
-        yield self.close("completed")
 
     @property
     def text(self) -> str:

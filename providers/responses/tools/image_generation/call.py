@@ -1,6 +1,6 @@
 """One call of `image_generation`: its item, its events and its result."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
@@ -14,7 +14,7 @@ from apis.events import EventList
 from apis.image_generator import GeneratedImage, ImageGenerator, ImageRequest, ImageUsage, PartialImage
 from apis.wire.image_tools import ImageGenerationTool
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import HostedCall
+from providers.responses.tools.call import Emit, HostedCall
 from providers.responses.tools.image_generation.sources import SourceImages
 
 _MAX_PROMPT_CHARS: Final = 32_000
@@ -89,8 +89,8 @@ class ImageGenerationCall(HostedCall):
         }
         return {name: value for name, value in settings.items() if value is not None}
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        yield [self.phase_event("generating")]
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
+        await emit([self.phase_event("generating")])
         arguments = self._read_arguments()
         self._prompt = arguments.prompt
         request = await self._tool.build_request(arguments)
@@ -98,14 +98,13 @@ class ImageGenerationCall(HostedCall):
         async with aclosing(self._tool.generator.generate(request)) as images:
             async for image in images:
                 if isinstance(image, PartialImage):
-                    yield [self._partial_event(image)]
+                    await emit([self._partial_event(image)])
                 else:
                     self._image = image
         if self._image is None:
             raise ToolFailed("The images server sent no image.")
         self._tool.sources.add_generated(self.id, self._image.base64_data)
         self.record_result(success_text(self.id), state=_usage_to_state(self._image.usage))
-        yield self.close("completed")
 
     def fail(self, error: ToolFailed) -> EventList:
         self._error = error

@@ -1,6 +1,6 @@
 """The hosted calls of an MCP server: the list of its tools, and the call of one tool."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, cast
 
 from openai.types.responses.mcp_tool_call_error import McpProtocolError, McpToolCallError
@@ -12,7 +12,7 @@ from apis.events import EventList
 from apis.tool_servers import ServerTool, ToolServerFailed
 from apis.wire.item_types import UNKNOWN_OUTCOME_CODE
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import HostedCall
+from providers.responses.tools.call import Emit, HostedCall
 
 _LIST_TOOLS_NAME: Final = "mcp_list_tools"
 _INTERRUPTED_MESSAGE: Final = (
@@ -67,9 +67,8 @@ class McpListToolsCall(HostedCall):
             item.error = self._error
         return item
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
         self._tools = await self._server.list_tools()
-        yield self.close("completed")
 
     def fail(self, error: ToolFailed) -> EventList:
         self._error = error.message
@@ -120,12 +119,11 @@ class McpToolCall(HostedCall):
         super().append(text, events)
         events.append(self.text_event("delta", delta=text))
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        yield self._finish_arguments()
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
+        await emit(self._finish_arguments())
         result = await self._server.call_tool(self._tool_name, self.parse_arguments())
         self._output = output.truncate_text(result)
         self.record_result(self._output)
-        yield self.close("completed")
 
     def fail(self, error: ToolFailed) -> EventList:
         self._error = error.error if isinstance(error, ToolServerFailed) else _protocol_error(error.message)
@@ -150,8 +148,8 @@ class InterruptedMcpCall(McpToolCall):
     """An approved call that was started before and interrupted. It fails without being repeated, because it may have
     taken effect."""
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        yield self._finish_arguments()
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
+        await emit(self._finish_arguments())
         raise ToolFailed(_INTERRUPTED_MESSAGE)
 
 

@@ -1,7 +1,7 @@
 """The shell in a container of this server: its calls, and the items that hold their output."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from openai.types.responses import ResponseFunctionShellToolCall, ResponseFunctionShellToolCallOutput
@@ -20,7 +20,7 @@ from apis.wire.tools import SkillSource
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile
-from providers.responses.tools.call import HostedCall, TypedTool
+from providers.responses.tools.call import Emit, HostedCall, TypedTool
 from providers.responses.tools.client import build_argument_error
 from providers.responses.tools.container.request_container import (
     EarlierCall,
@@ -144,19 +144,19 @@ class _ContainerShellCall(HostedCall):
         events += self._outputs.fail(error.message, _FAILURE_EXIT_CODE, self._result_id, self.result_index)
         return [*events, *self.close_result("completed")]
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
         self._arguments = arguments = self._validate_arguments()
         changes = self._parser.finish(arguments.commands)
         last_commands = self._command_events.build(changes, self.index)
         self._outputs.begin(len(arguments.commands))
-        yield [*last_commands, *self.close("completed"), *self._open_result()]
+        await emit([*last_commands, *self.close("completed"), *self._open_result()])
         notice = await self._tool.container.prepare()
         queue: asyncio.Queue[CommandEvent | None] = asyncio.Queue()
         task = asyncio.ensure_future(self._tool.run(arguments, queue))
         try:
             while (event := await queue.get()) is not None:
                 if events := self._outputs.feed(event, self._result_id, self.result_index):
-                    yield events
+                    await emit(events)
             result = await task
         finally:
             task.cancel()
@@ -165,7 +165,9 @@ class _ContainerShellCall(HostedCall):
         output.files.update(files)
         text = notice + self._describe_loss(result) + self._outputs.render()
         self.record_result(text, state=self._tool.container.state, files=files)
-        yield self.close_result("completed")
+
+    def finish(self) -> EventList:
+        return self.close_result("completed")
 
     def _describe_loss(self, result: CommandsResult) -> str:
         is_state_lost = self._tool.container.take_state_loss()

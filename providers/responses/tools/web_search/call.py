@@ -1,7 +1,7 @@
 """The common part of all calls of the web search: their items, their events and their access to the web."""
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -22,7 +22,7 @@ from apis.errors import ToolFailed
 from apis.events import EventList
 from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import HostedCall
+from providers.responses.tools.call import Emit, HostedCall
 from providers.responses.tools.web_search.pages import BrowsedPage, DomainFilter, PageHistory, wrap_lines
 
 SearchStatus = Literal["in_progress", "searching", "completed", "failed", "incomplete"]
@@ -86,10 +86,9 @@ class WebCall(HostedCall):
             id=self.id, type="web_search_call", status=cast(SearchStatus, status), action=action
         )
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        yield [self.phase_event("searching")]
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
+        await emit([self.phase_event("searching")])
         await self.execute(output)
-        yield self.close("completed")
 
     def int_argument(self, name: str, default: int) -> int:
         """Return an integer argument, which models write as 3, 3.0 or "3". Raises ToolFailed."""

@@ -1,7 +1,7 @@
 """The turns of a response with tools that do something before the model's turn."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from openai.types.responses.response_output_item import McpApprovalRequest, McpC
 from apis.chat import ChatFunctionTool, FunctionDefinition, Message
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed, UpstreamError
-from apis.events import EventList
 from apis.responses import CreateResponse
 from apis.sink import LastBatch, Stream
 from apis.wire.items import InputMessage, Item, output_to_input
@@ -28,7 +27,7 @@ from providers.responses.run.agent_loop import AgentLoop, LoopPlan
 from providers.responses.run.checkpoint import Checkpoint, collect_tool_results
 from providers.responses.run.hosted_calls import ToolCallLimits
 from providers.responses.store.history_cache import LoadedHistory
-from providers.responses.tools.call import ClientCall, HostedCall, TypedTool
+from providers.responses.tools.call import ClientCall, Emit, HostedCall, TypedTool
 from providers.responses.tools.offered import OfferedTools
 from providers.responses.tools.registry import ToolBinding
 
@@ -45,11 +44,10 @@ class Listing(HostedCall):
         super().__init__(NOBODY)
         self._tool = tool
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
         if self._tool.broken:
             raise ToolFailed("It is down.")
         self._tool.names_listed.append("add")
-        yield self.close("completed")
 
     def item(self, status: str) -> ResponseOutputItem:
         return McpListTools(id=self.id, type="mcp_list_tools", server_label="s", tools=[])
@@ -58,9 +56,8 @@ class Listing(HostedCall):
 class Adding(HostedCall):
     item_type = "mcp_call"
 
-    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
         self.record_result("3")
-        yield self.close("completed")
 
     def item(self, status: str) -> ResponseOutputItem:
         return McpCall.model_validate(
