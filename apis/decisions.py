@@ -249,7 +249,7 @@ class DecisionOption(Wire):
 
 class DecisionQuestion(Wire):
     """A question as models read it. The options of a predicate are yes and no, those of a score its levels, the
-    lowest first. `param` is the place of its instructions in the request."""
+    lowest first. `param` is its place in the request."""
 
     kind: Literal["predicate", "choice", "score"]
     instructions: list[TextPart | ImagePart]
@@ -259,11 +259,13 @@ class DecisionQuestion(Wire):
 
 class DecisionRequest(Wire):
     """Questions about one input. `instructions` are those of the developer. With two `orders` each question is read
-    with its options in their order and in the reverse one, and the probabilities are averaged."""
+    with its options in their order and in the reverse one, and the probabilities are averaged. `input_param` is the
+    field that the input comes from."""
 
     model: str = Field(min_length=1, max_length=256)
     instructions: str = ""
     input: list[TextPart | ImagePart]
+    input_param: str = "input"
     questions: list[DecisionQuestion] = Field(min_length=1, max_length=MAX_QUESTIONS)
     orders: int = 1
     prompt_cache_key: str | None = None

@@ -57,8 +57,7 @@ class RemoteDecisions:
             return None
 
     async def _decide_by_labels(self, request: DecisionRequest, score: ScoreChat) -> Decisions:
-        counts = [len(question.options) for question in request.questions]
-        require_labels(MAX_TOP_LOGPROBS, counts, _FEW_PROBABILITIES)
+        require_labels(MAX_TOP_LOGPROBS, request.questions, _FEW_PROBABILITIES)
         fields = dict(self._fields)
         fields["prompt_cache_key"], fields["cache_salt"] = request.prompt_cache_key, request.cache_salt
         fields["cache_root"] = secrets.token_hex(16)

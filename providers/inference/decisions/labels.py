@@ -6,6 +6,7 @@ from itertools import product
 from string import ascii_uppercase
 from typing import Final
 
+from apis.decisions import DecisionQuestion
 from apis.errors import Unsupported
 
 FEW_LABELS: Final = "a label is one token, and its vocabulary has no more of them"
@@ -43,12 +44,12 @@ def list_spellings() -> Iterable[str]:
         yield from spell_label(label)
 
 
-def require_labels(available: int, option_counts: Sequence[int], reason: str) -> None:
+def require_labels(available: int, questions: Sequence[DecisionQuestion], reason: str) -> None:
     """Raise Unsupported, naming the first question that has more options than there are labels."""
-    for at, count in enumerate(option_counts):
-        if count > available:
+    for question in questions:
+        if (count := len(question.options)) > available:
             raise Unsupported(
                 f"This model decides between {available} options at most, and here are {count}: {reason}.",
-                param=f"questions[{at}]",
+                param=question.param,
                 code="array_above_max_length",
             )

@@ -41,7 +41,8 @@ def build_chat(model: str, messages: Sequence[Message], **fields: Any) -> ChatRe
 
 def refuse_images(request: DecisionRequest) -> None:
     """Raise Unsupported, naming the field, where the request has images: the model reads text only."""
-    places = [("input", request.input), *((question.param, question.instructions) for question in request.questions)]
+    question_parts = ((f"{question.param}.instructions", question.instructions) for question in request.questions)
+    places = [(request.input_param, request.input), *question_parts]
     for param, parts in places:
         if any(isinstance(part, ImagePart) for part in parts):
             raise Unsupported("Images are not supported by this model, which reads text only.", param=param)

@@ -97,7 +97,7 @@ async def decide_by_labels(
         try:
             scores = await read(DecisionRow(messages, len(order), is_first))
         except ContextLengthExceeded as exc:
-            raise ContextLengthExceeded(exc.message, param="input") from exc
+            raise ContextLengthExceeded(exc.message, param=request.input_param) from exc
         sums.add(at, order, scores)
         return True
 

@@ -138,7 +138,7 @@ class GptOss(Inference):
         engine, harmony = self._require_started(request.model)
         labels = harmony.labels
         refuse_images(request)
-        require_labels(len(labels), [len(question.options) for question in request.questions], FEW_LABELS)
+        require_labels(len(labels), request.questions, FEW_LABELS)
 
         async def read(row: DecisionRow) -> LabelScores:
             ids = await harmony.render_decision(request.model, row.messages)

@@ -28,10 +28,10 @@ class DecisionGeneration(TextlessGeneration):
     def check_decision(self, request: DecisionRequest) -> None:
         """Raise Unsupported naming an image, and InvalidRequest naming a question with two options of one text."""
         refuse_images(request)
-        for at, question in enumerate(request.questions):
+        for question in request.questions:
             if len({option.text for option in question.options}) < len(question.options):
                 raise InvalidRequest(
-                    "This model needs options of different texts.", param=f"questions[{at}]", code="invalid_value"
+                    "This model needs options of different texts.", param=question.param, code="invalid_value"
                 )
 
     async def decide(self, client: EngineClient, request: DecisionRequest) -> Decisions:
@@ -41,4 +41,4 @@ class DecisionGeneration(TextlessGeneration):
         try:
             return parse_system_one(await client.decide(body, request.model), request)
         except ContextLengthExceeded as exc:
-            raise ContextLengthExceeded(exc.message, param="input") from exc
+            raise ContextLengthExceeded(exc.message, param=request.input_param) from exc

@@ -177,7 +177,7 @@ class TemplateGeneration:
 
             return await score_labels(ask, labels[: row.label_count], measures_mass=row.is_first)
 
-        require_labels(len(labels), [len(question.options) for question in request.questions], FEW_LABELS)
+        require_labels(len(labels), request.questions, FEW_LABELS)
         return await decide_by_labels(request, [label.text for label in labels], read)
 
     async def count_tokens(self, lend_client: ClientLender, request: ChatRequest) -> int:

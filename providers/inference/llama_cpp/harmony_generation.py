@@ -121,8 +121,7 @@ class HarmonyGeneration:
     def check_decision(self, request: DecisionRequest) -> None:
         """See `Generation.check_decision`."""
         refuse_images(request)
-        counts = [len(question.options) for question in request.questions]
-        require_labels(len(self._harmony.labels), counts, FEW_LABELS)
+        require_labels(len(self._harmony.labels), request.questions, FEW_LABELS)
 
     async def decide(self, client: EngineClient, request: DecisionRequest) -> Decisions:
         """See `Generation.decide`. All rows are read in one slot."""

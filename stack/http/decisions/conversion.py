@@ -200,10 +200,9 @@ def _convert_question(question: Question, param: str) -> DecisionQuestion:
             ]
         case _:
             assert_never(question)
-    place = f"{param}.instructions"
     parts = _PartList()
-    parts.add_content(question.instructions, place)
-    return DecisionQuestion(kind=question.type, instructions=parts.join(), options=options, param=place)
+    parts.add_content(question.instructions, f"{param}.instructions")
+    return DecisionQuestion(kind=question.type, instructions=parts.join(), options=options, param=param)
 
 
 def _choice_text(value: str | bool) -> str:  # noqa: FBT001 - a value

@@ -28,6 +28,7 @@ def convert_system_one(request: CreateSystemOne) -> DecisionRequest:
     return DecisionRequest(
         model=request.model,
         input=[TextPart(text=_render(request.state)), *images],
+        input_param="state",
         questions=[_convert_question(name, question) for name, question in request.questions.items()],
     )
 
@@ -73,9 +74,7 @@ def _convert_question(name: str, question: SystemOneQuestion) -> DecisionQuestio
         case _:
             assert_never(question)
     instructions: list[TextPart | ImagePart] = [TextPart(text=_render(question.instructions))]
-    return DecisionQuestion(
-        kind=kind, instructions=instructions, options=options, param=f"questions.{name}.instructions"
-    )
+    return DecisionQuestion(kind=kind, instructions=instructions, options=options, param=f"questions.{name}")
 
 
 def _build_option(text: str, description: JsonValue) -> DecisionOption:

@@ -339,7 +339,8 @@ async def test_a_state_and_its_criteria_may_be_json(served: Served) -> None:
             "invalid_type",
             "questions.q.criteria",
         ),
-        ({"images": [PIXEL]}, "unsupported_parameter", "input"),
+        ({"images": [PIXEL]}, "unsupported_parameter", "state"),
+        ({"state": "word " * 9000}, "context_length_exceeded", "state"),
         ({"images": ["AA"]}, "invalid_base64_image", "images[0]"),
     ],
 )

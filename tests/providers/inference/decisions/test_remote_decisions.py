@@ -29,7 +29,7 @@ def question(kind: Any, *descriptions: str, options: tuple[str, ...] | None = No
         kind=kind,
         instructions=[TextPart(text=f"A {kind}?")],
         options=[DecisionOption(text=text, description=description) for text, description in described],
-        param="questions[0].instructions",
+        param=f"questions.{kind}",
     )
 
 
@@ -196,7 +196,7 @@ async def test_twenty_one_options_are_refused_by_name() -> None:
     async with serving(chat_answer({"A": 1.0})) as (vllm, upstream):
         with pytest.raises(Unsupported, match="20 options at most, and here are 21") as caught:
             await vllm.decide(decision_request(question("choice"), many))
-    assert caught.value.param == "questions[1]"
+    assert caught.value.param == "questions.choice"
     assert upstream.chats == []
 
 

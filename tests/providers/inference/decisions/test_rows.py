@@ -23,7 +23,7 @@ def ask_for(*questions: Sequence[str], **fields: Any) -> DecisionRequest:
             kind="choice",
             instructions=[TextPart(text=f"Question {at}?")],
             options=[DecisionOption(text=text) for text in options],
-            param=f"questions[{at}].instructions",
+            param=f"questions[{at}]",
         )
         for at, options in enumerate(questions)
     ]
@@ -114,9 +114,10 @@ def test_labels_are_texts_of_one_token() -> None:
 
 
 def test_a_question_with_too_many_options_is_named() -> None:
-    require_labels(3, [3, 2], "so")
+    request = ask_for("xyz", "pqrs")
+    require_labels(4, request.questions, "so")
     with pytest.raises(Unsupported, match="3 options at most, and here are 4: so") as caught:
-        require_labels(3, [3, 4], "so")
+        require_labels(3, request.questions, "so")
     assert caught.value.param == "questions[1]"
 
 
