@@ -153,15 +153,13 @@ class HostedCall(ItemCall):
     """True if the call counts toward `max_tool_calls`."""
     timeout_s: float | None = None
     """Seconds that the call may take; None for the `tool_timeout_s` of the deployment."""
-    has_result_item: ClassVar[bool] = False
-    """True if the result is an item of its own, which is added in the same batch of events that ends the call's."""
     result_index: int = -1
-    """Index of the item with the result; -1 until it is added."""
+    """Index of the item with the result, which is added in the batch of events that ends the call's; -1 until then."""
 
     @property
     def last_index(self) -> int:
         """Index of the item with which the call ends; -1 until it is added."""
-        return self.result_index if self.has_result_item else self.index
+        return self.index if self.row.result_type is None else self.result_index
 
     def close_result(self, status: str) -> EventList:
         """Return the events that end the item with the result."""

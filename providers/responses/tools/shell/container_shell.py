@@ -97,7 +97,6 @@ class ContainerShell(TypedTool):
 
 class _ContainerShellCall(HostedCall):
     item_type = "shell_call"
-    has_result_item = True
 
     def __init__(self, tool: ContainerShell, start: ToolCallStart) -> None:
         super().__init__(start)
