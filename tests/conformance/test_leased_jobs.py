@@ -200,6 +200,30 @@ async def test_a_flood_of_one_tenant_delays_another_by_one_job(kv: KVStore) -> N
         await read_ends(kv, *(f"a/held-{number}" for number in range(8)))
 
 
+async def test_tenants_take_turns_for_places_that_are_free(kv: KVStore) -> None:
+    await add_jobs(kv, *(f"{tenant}/held-{number}" for tenant in "ab" for number in range(4)))
+    async with PracticeWorker(kv, places=4) as worker:
+
+        async def have_begun() -> bool:
+            return len(worker.queue.begun) == 4
+
+        await until(have_begun)
+        assert [name[0] for name in worker.queue.begun] == ["a", "b", "a", "b"]
+
+
+async def test_a_job_that_is_stopped_as_it_begins_is_given_back(kv: KVStore) -> None:
+    """C8: a task that is cancelled before its first step would give nothing back."""
+    await add_jobs(kv, "a/held")
+    worker = PracticeWorker(kv, lease_s=3600)
+    [job] = [each async for each in worker.queue.list_waiting()]
+    claim = await worker.queue.claim(job, worker.sign)
+    assert claim is not None
+    worker.jobs.start_job(claim, None)
+    await worker.jobs.cancel([job.lease_key], BOUND_S)
+    assert (await read_record(kv, "a/held")).workers == []
+    assert await kv.get(job.lease_key) is None
+
+
 async def test_two_workers_run_no_job_twice(shared_store: dict[str, Any], kv: KVStore) -> None:
     names = [f"{tenant}/good-{number}" for tenant in "ab" for number in range(10)]
     other = await open_store(shared_store)
