@@ -349,6 +349,11 @@ class Responses(Provider, ABC):
         first one; without, it is `response.queued`. Raises RateLimited if too many responses wait.
         """
 
+    async def find_window(self, model: str) -> int | None:
+        """Return the tokens that prompt and answer of a model may have together, under any of its names; None where
+        that is not known, which is the default. Raises nothing."""
+        return None
+
     @abstractmethod
     def open_session(self, *, tenant: str) -> Session:
         """Return the session of one connection, which must close it."""

@@ -97,6 +97,7 @@ class ResponsesLoop(Responses):
             summary_model=config.summary_model,
         )
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores, image_generator, reader)
+        self._model_catalog = request_tools.model_catalog
         self._prompts = config.prompt_library()
         self._preparer = ResponsePreparer(
             options, inference, kv_store, reader, request_tools, self._conversations, self._prompts
@@ -168,6 +169,9 @@ class ResponsesLoop(Responses):
             return
         run = self._runner.run_input_only if request.is_prewarm else self._runner.run
         await run(pending, sink, view)
+
+    async def find_window(self, model: str) -> int | None:
+        return await self._model_catalog.find_window(model)
 
     def open_session(self, *, tenant: str) -> Session:
         return self._sessions.open(tenant)

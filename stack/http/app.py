@@ -31,7 +31,6 @@ from stack.http.dispatch import dispatch
 from stack.http.edge import Edge
 from stack.http.freed_memory import find_trim, return_freed_memory
 from stack.http.idempotency import Idempotency
-from stack.http.messages.window import ModelWindows
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
 from stack.http.route_table import RouteTable
@@ -134,7 +133,6 @@ def _build_services(stack: Stack, metrics: Metrics, free_disk_bytes: int) -> Ser
         shares,
         AdmissionQueue(config, several_tenants=stack.config.has_several_tenants),
         StoreProbe(stack.kv_store),
-        ModelWindows(stack.inference, stack.responses),
     )
 
 

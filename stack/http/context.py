@@ -16,7 +16,6 @@ from apis.fair_share import Place
 from stack.build import Stack
 from stack.http.admission_queue import AdmissionQueue
 from stack.http.cache_salts import CacheSalts
-from stack.http.messages.window import ModelWindows
 from stack.http.metering import end_charge
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
@@ -112,7 +111,6 @@ class Services:
     shares: RequestShares
     admission: AdmissionQueue
     store_probe: StoreProbe
-    windows: ModelWindows
 
     @property
     def max_body_bytes(self) -> int:

@@ -1,9 +1,10 @@
-"""The capabilities of the served models, cached: their native tools and input modalities."""
+"""The abilities of the served models, cached: native tools, input modalities and windows."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from apis.chat import NativeToolName
@@ -50,6 +51,14 @@ class ModelCatalog:
         """Return whether the model can be shown the reasoning of all turns; False for an unknown model."""
         entry = await self._find_model(model)
         return entry is not None and entry.shows_all_reasoning
+
+    async def find_window(self, model: str) -> int | None:
+        """Return the tokens that prompt and answer may have together, under any name of the model; None if unknown."""
+        entry = await self._find_model(model)
+        if entry is None:
+            with suppress(StackError):
+                entry = self._models.get((await self._inference.find_names(model)).name)
+        return None if entry is None else entry.context_tokens
 
     async def _find_model(self, model: str) -> Model | None:
         # while one request lists the models again, the others go on with what is known, or wait for it

@@ -16,6 +16,7 @@ from stack.http.messages.answer import build_message
 from stack.http.messages.conversion import MessageForm, build_form, convert_count, convert_message
 from stack.http.messages.events import MessageEvents, MessageStream
 from stack.http.messages.json_text import to_json
+from stack.http.messages.window import fit_window
 from stack.http.parsing import find_header
 from stack.http.request_body import read_converted
 from stack.http.route import RESPONSES, Route
@@ -38,7 +39,8 @@ async def create_message(http: Request, context: HttpContext, services: Services
         form = build_form(message, request)
     del message  # its texts are in the request
     request = _add_server_options(http, services, request, form)
-    request = await services.windows.fit(request, form, tenant=context.tenant, caller=context.caller)
+    responses = services.stack.responses
+    request = await fit_window(request, form, responses, tenant=context.tenant, caller=context.caller)
     respond, record = begin_response(context, services, request), context.request_record
     if request.stream:
         events = MessageEvents(form)
