@@ -41,8 +41,8 @@ TURNS: dict[str, Callable[[int], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", TURNS)
 async def test_many_parts_of_a_decision_leave_turns_of_the_event_loop_to_others(kind: str) -> None:
     async with serving(EVEN) as served:
-        await longest_turn(served, "/v1/decisions", **{"model": "even", **TURNS[kind](100)})
-        assert await longest_turn(served, "/v1/decisions", **{"model": "even", **TURNS[kind](1)}) < MAX_TURN_S
+        await longest_turn(served, "/v1/decisions", model="even", **TURNS[kind](100))
+        assert await longest_turn(served, "/v1/decisions", model="even", **TURNS[kind](1)) < MAX_TURN_S
 
 
 async def test_a_state_with_many_values_does_so_too() -> None:
