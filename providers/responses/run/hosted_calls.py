@@ -120,11 +120,12 @@ class HostedCallRunner:
 @asynccontextmanager
 async def _paused(limit: asyncio.Timeout) -> AsyncGenerator[None]:
     """Let the time within the context not count towards the limit."""
-    now = asyncio.get_running_loop().time
-    left_s = (limit.when() or now()) - now()
+    now, ends_at = asyncio.get_running_loop().time, limit.when()
+    left_s = None if ends_at is None else ends_at - now()
     limit.reschedule(None)
     yield
-    limit.reschedule(now() + left_s)
+    if left_s is not None:  # else another context, within which this one began, does it
+        limit.reschedule(now() + left_s)
 
 
 @contextmanager
