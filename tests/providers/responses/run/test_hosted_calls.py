@@ -1,7 +1,6 @@
 """The time of a tool is its own: what a slow reader takes does not count."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 from openai.types.responses import ResponseOutputItem
@@ -12,7 +11,7 @@ from apis.events import EventBatch
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.run.hosted_calls import HostedCallRunner, ToolCallLimits
-from providers.responses.tools.call import HostedCall
+from providers.responses.tools.call import Emit, HostedCall
 
 LIMIT_S = 0.2
 
@@ -23,8 +22,8 @@ class Talking(HostedCall):
     item_type = "mcp_call"
     work_s = 0.0
 
-    async def run(self, output: ResponseOutput, emit: Callable[[EventBatch], Awaitable[None]]) -> None:
-        await asyncio.gather(emit(()), emit(()))
+    async def run(self, output: ResponseOutput, emit: Emit) -> None:
+        await asyncio.gather(emit([]), emit([]))
         await asyncio.sleep(self.work_s)
         self.record_result("3")
 
