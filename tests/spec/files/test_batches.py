@@ -180,7 +180,7 @@ async def test_lines_that_the_window_does_not_reach_expire(monkeypatch: pytest.M
     async with serving(SLOW, more=BATCHES) as served:
         monkeypatch.setattr("apis.wire.completion_window._UNIT_S", {"h": 1})
         monkeypatch.setattr("apis.wire.completion_window.MIN_WINDOW_S", 1)
-        batch = await create_batch(served.client, [batch_line("a"), batch_line("b")], completion_window="1h")
+        batch = await create_batch(served.client, [batch_line("a"), batch_line("b")], completion_window="3h")
         batch = await wait_for_end(served.client, batch, 10)
         assert batch.status == "expired"
         assert batch.expired_at is not None

@@ -312,7 +312,7 @@ async def test_large_bodies_of_one_tenant_delay_no_other() -> None:
         loud = [asyncio.create_task(ask(served.url, large, headers=bearer("sk-one"))) for _ in range(8)]
         await asyncio.wait(loud, return_when=asyncio.FIRST_COMPLETED)
         quiet = await ask(served.url, {**large, "input": items[:600]}, headers=bearer("sk-two"))
-        assert sum(each.done() for each in loud) <= 4
+        assert sum(each.done() for each in loud) <= 6  # in turns after two or three; else after all
         for answer in (quiet, *await asyncio.gather(*loud)):
             assert check_error(answer, 400)["param"] == "store"
 

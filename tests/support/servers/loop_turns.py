@@ -12,14 +12,24 @@ _REFERENCE_S: Final = 0.03
 
 
 class LoopTurns:
-    """The longest turn so far, in seconds of the reference machine."""
+    """The longest turn, in seconds of the reference machine. What other programs take from a core that is shared slows
+    its threads: the machine is as fast as it was before or after, whichever is slower."""
 
     def __init__(self) -> None:
-        self.longest_s = 0.0
-        self._speed = _REFERENCE_S / min(_time_work() for _ in range(3))
+        self._longest_cpu_s = 0.0
+        self._work_s = 0.0
+        self.compare()
+
+    @property
+    def longest_s(self) -> float:
+        return self._longest_cpu_s * _REFERENCE_S / self._work_s
 
     def add(self, cpu_s: float) -> None:
-        self.longest_s = max(self.longest_s, cpu_s * self._speed)
+        self._longest_cpu_s = max(self._longest_cpu_s, cpu_s)
+
+    def compare(self) -> None:
+        """Measure how fast the machine is now."""
+        self._work_s = max(self._work_s, min(_time_work() for _ in range(3)))
 
 
 @contextmanager
@@ -39,6 +49,7 @@ def measured_turns() -> Generator[LoopTurns]:
     try:
         yield turns
     finally:
+        turns.compare()
         gc.enable()
         base_events.BaseEventLoop._run_once = run_once  # pyright: ignore[reportAttributeAccessIssue] - as above
 
