@@ -11,6 +11,8 @@ import asyncio
 import dataclasses
 import math
 import os
+import struct
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -194,10 +196,7 @@ class _Scrape(Collector):
         info = GaugeMetricFamily("stack_info", "What serves here.", labels=["version"])
         info.add_metric([__version__], 1)
         yield info
-        library: Any = multiprocess
-        directory = self._directory
-        counted = self._registry if directory is None else library.MultiProcessCollector(None, str(directory))
-        metrics: Iterable[Metric] = counted.collect()
+        metrics = self._registry.collect() if self._directory is None else read_shared_metrics(self._directory)
         for metric in metrics:
             if metric.type == "gauge" and metric.name not in _SUMMED_GAUGES:
                 # a provider's number may go up only or down as well, which its name has to say
@@ -209,6 +208,20 @@ class _Scrape(Collector):
             ]
             yield metric
         yield from _process_metrics({"": os.getpid()} if self._directory is None else _read_pids(self._directory))
+
+
+def read_shared_metrics(directory: Path) -> Iterable[Metric]:
+    """Return the counts of all workers. A file that a worker is just beginning cannot be read, and is read again."""
+    library: Any = multiprocess
+    collector = library.MultiProcessCollector(None, str(directory))
+    for pause_s in _READ_PAUSES_S:
+        with suppress(struct.error, FileNotFoundError):
+            return collector.collect()
+        time.sleep(pause_s)
+    return collector.collect()
+
+
+_READ_PAUSES_S: Final = (0.01, 0.05, 0.25)
 
 
 _LABEL_NAMES: Final = {"pid": "worker"}

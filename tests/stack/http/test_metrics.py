@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from apis.provider import ProviderMetrics
 from providers.common.counters import DAMAGED_RECORDS, WATCHER_FAILURES
 from providers.inference.scripted import Scripted
+from stack.http.metrics import read_shared_metrics
 from tests.stack.http.raw import Answer, ask, bearer, check_error, connection, request
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.worker_processes import worker_processes
@@ -364,3 +367,11 @@ async def test_damaged_records_and_failures_of_watchers_are_counted() -> None:
         after = await figures(served)
     for name in ("stack_damaged_records_total", "stack_watcher_failures_total"):
         assert after[name] == [({}, before[name][0][1] + 1)]
+
+
+def test_a_worker_that_is_just_beginning_its_files_fails_no_scrape(tmp_path: Path) -> None:
+    """It creates a file before it gives it a size."""
+    file = tmp_path / "counter_1.db"
+    file.touch()
+    threading.Timer(0.03, lambda: os.truncate(file, 2**16)).start()
+    assert [*read_shared_metrics(tmp_path)] == []
