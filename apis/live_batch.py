@@ -7,7 +7,7 @@ then pulls on as before: while that pull waits, the source calls the function wi
 callback. The pull returns with the next batch that needs control: the last one, one after the receiver was not ready,
 or an error.
 
-    pulled:   socket -> task switch -> five generators down, five up -> consumer
+    pulled:   socket -> task switch -> all generators down, and up again -> consumer
     pushed:   socket -> source's callback -> conversions -> receiver
 
 A stage that yields the same batch object needs no code for this. One that replaces each batch by a function of it uses
@@ -43,10 +43,9 @@ class LiveBatch(list[T], Generic[T]):
         self._push_source_to = push_source_to
         self._conversions = conversions
 
-    def push_to(self, receive: Callable[[Any], bool], last_conversion: "Conversion[T, Any] | None" = None) -> None:
-        """Ask the source to push its next batches to `receive`, converted as this one was and then by
-        `last_conversion`."""
-        conversions = self._conversions if last_conversion is None else (*self._conversions, last_conversion)
+    def push_to(self, receive: Receiver[T]) -> None:
+        """Ask the source to push its next batches to `receive`, converted as this one was."""
+        conversions = self._conversions
         if not conversions:
             self._push_source_to(receive)
             return

@@ -28,7 +28,7 @@ ScoreChat = Callable[[ChatRequest], Awaitable[FirstToken]]
 
 
 class RemoteDecisions:
-    """The decisions of the models behind some servers."""
+    """The decisions of models on other servers."""
 
     def __init__(self, engine: UpstreamEngine) -> None:
         self._fields: dict[str, Any] = {"max_completion_tokens": 1, "temperature": 0, "logprobs": True}

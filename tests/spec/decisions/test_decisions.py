@@ -263,7 +263,7 @@ async def test_a_model_without_decisions_refuses_by_name(served: Served) -> None
         await decide(served, model="scripted")
     assert (caught.value.param, caught.value.code) == ("model", "unsupported_parameter")
     with pytest.raises(NotFoundError):
-        await decide(served, model="nobody")
+        await decide(served, model="missing")
 
 
 async def system_one(served: Served, **fields: Any) -> Any:
