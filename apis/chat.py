@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import Discriminator, Field, Tag
 
 from apis.errors import Unsupported
-from apis.wire.base import Effort, Phase, Wire
+from apis.wire.base import Effort, JsonValue, Phase, Wire
 from apis.wire.item_parts import text_or_list
 from apis.wire.text_format import Grammar, JsonObjectFormat, JsonSchema, TextFormat, TextFormatInput
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import Discriminator, Field, Tag
 
 from apis.chat import ImagePart, TextPart
 from apis.deltas import Usage
-from apis.wire.base import Phase, Wire
+from apis.wire.base import JsonValue, Phase, Wire
 from apis.wire.item_parts import CallId, ItemStatus, text_or_list
 
 MAX_QUESTIONS: Final = 400

@@ -5,8 +5,9 @@ The models have no `extra` in their config: pydantic then ignores unknown fields
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from apis.wire.base import JsonValue
 from apis.wire.item_parts import text_or_list
 
 _Name = Annotated[str, Field(min_length=1, max_length=256)]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from openai.types.responses.mcp_tool_call_error import McpProtocolError, McpToolCallError
-from pydantic import JsonValue
 
 from apis.errors import ToolFailed
 from apis.provider import Provider
+from apis.wire.base import JsonValue
 from apis.wire.tools import McpTool, ToolFilter
 
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar, cast, get_args
 from weakref import ref
 
 import orjson
@@ -10,6 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from apis.wire.field_rows import FieldRow, refused_fields
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue as JsonValue
+else:
+    JsonValue = Any
+    """A value that was read from JSON. Pydantic's own type would call Python for each part of it, to find nothing."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Metadata = Annotated[

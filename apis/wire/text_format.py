@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field
 
-from apis.wire.base import Wire
+from apis.wire.base import JsonValue, Wire
 
 
 class Grammar(Wire):

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field
 
+from apis.wire.base import JsonValue
 from apis.wire.item_parts import CallId, ItemId, ItemStatus, ItemWire
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool
 

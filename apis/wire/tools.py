@@ -5,9 +5,9 @@ from typing import Annotated, Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from openai.types.responses.tool import Mcp
-from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag, field_serializer
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_serializer
 
-from apis.wire.base import ToolWire, Wire
+from apis.wire.base import JsonValue, ToolWire, Wire
 from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
 from apis.wire.image_tools import ImageGenerationTool
 from apis.wire.text_format import Grammar, TextFormatInput

@@ -30,9 +30,9 @@ async def return_freed_memory(
     expected_bytes = await asyncio.to_thread(_read_resident_bytes)
     while True:
         await asyncio.sleep(interval_s)
+        size_bytes = await asyncio.to_thread(_read_resident_bytes)
         if held_bytes.used:
             continue
-        size_bytes = await asyncio.to_thread(_read_resident_bytes)
         if size_bytes > expected_bytes + _LEAST_GROWTH_BYTES:
             await asyncio.to_thread(trim, 0)
             expected_bytes = await asyncio.to_thread(_read_resident_bytes)

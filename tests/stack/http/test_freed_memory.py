@@ -10,25 +10,44 @@ from stack.http.freed_memory import find_trim, return_freed_memory
 MIB = 1024 * 1024
 
 
+class WatchedShare(FairShare):
+    """Counts how often somebody looks whether it is in use."""
+
+    looks = 0
+
+    @property
+    def used(self) -> int:
+        self.looks += 1
+        return super().used
+
+
+async def looked_at(share: WatchedShare, times: int) -> None:
+    """Return when the watch has looked at the share that many times more."""
+    enough = share.looks + times
+    async with asyncio.timeout(10):
+        while share.looks < enough:  # noqa: ASYNC110 - the watch has no event
+            await asyncio.sleep(0.005)
+
+
 async def test_memory_is_returned_when_the_last_large_request_is_over() -> None:
-    share, calls = FairShare("bytes", 10), list[int]()
+    share, calls = WatchedShare("bytes", 10), list[int]()
 
     def trim(pad: int) -> int:
         calls.append(pad)
         return 1
 
     watch = asyncio.create_task(return_freed_memory(share, trim, 0.005))
-    await asyncio.sleep(0.02)
+    await looked_at(share, 1)  # so that the size at the start was read
     place = share.try_acquire("a")
     assert place is not None
     grown = bytearray(b"x" * 100 * MIB)
-    await asyncio.sleep(0.05)
+    await looked_at(share, 3)
     assert calls == []
     place.release()
     async with asyncio.timeout(10):
         while not calls:  # noqa: ASYNC110 - the watch has no event
             await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
+    await looked_at(share, 3)
     assert calls == [0], "it is returned once, and not again as long as the process does not grow"
     watch.cancel()
     assert len(grown) == 100 * MIB
