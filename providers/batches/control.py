@@ -6,7 +6,6 @@ in the batch, so none is ever created twice.
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Final
@@ -122,9 +121,6 @@ class BatchControl:
         await self._delete_data_of_ended(ref)
 
     async def _validate(self, ref: BatchRef, record: BatchState, lease: Lease) -> None:
-        if time.time() > record.expires_at:
-            await self.end(ref, "expired", ("validating",))
-            return
         validator = BatchValidator(ref, record, lease, await self._list_models(), self._max_line_bytes)
         try:
             async with aclosing(self._files.content(record.input_file_id, tenant=ref.tenant)) as data:

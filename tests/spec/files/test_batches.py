@@ -176,10 +176,11 @@ async def test_a_cancelled_batch_ends_soon_and_names_every_line() -> None:
             await client.batches.cancel(batch.id)
 
 
-async def test_lines_that_the_window_does_not_reach_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unit_s", [1, 0], ids=["while they are executed", "before they are read"])
+async def test_lines_that_the_window_does_not_reach_expire(monkeypatch: pytest.MonkeyPatch, unit_s: int) -> None:
     async with serving(SLOW, more=BATCHES) as served:
-        monkeypatch.setattr("apis.wire.completion_window._UNIT_S", {"h": 1})
-        monkeypatch.setattr("apis.wire.completion_window.MIN_WINDOW_S", 1)
+        monkeypatch.setattr("apis.wire.completion_window._UNIT_S", {"h": unit_s})
+        monkeypatch.setattr("apis.wire.completion_window.MIN_WINDOW_S", 0)
         batch = await create_batch(served.client, [batch_line("a"), batch_line("b")], completion_window="3h")
         batch = await wait_for_end(served.client, batch, 10)
         assert batch.status == "expired"
