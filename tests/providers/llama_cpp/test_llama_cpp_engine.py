@@ -10,13 +10,13 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
 
 from apis.errors import ConfigError, UpstreamError
 from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.providers.llama_cpp.asking import ask, chat_request, finish_of, small_config, text_of
+from tests.support.servers.ended_processes import running_children
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("model_is_there")]
 
@@ -47,8 +47,7 @@ async def fresh() -> AsyncGenerator[LlamaCpp]:
 
 
 def children_of(pid: int) -> set[int]:
-    children = psutil.Process(pid).children(recursive=True)
-    return {child.pid for child in children if any(CHILD in word for word in child.cmdline())}
+    return {child.pid for child in running_children(CHILD, pid)}
 
 
 def ended(pid: int, timeout_s: float) -> bool:

@@ -2,14 +2,12 @@
 under several names."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from apis.errors import ConfigError, ModelNotFound, UpstreamError
@@ -17,6 +15,7 @@ from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, model
 from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.conformance.inference import drain
 from tests.providers.llama_cpp.asking import MODEL, chat_request, text_of
+from tests.support.servers.ended_processes import running_children
 from tests.support.servers.hub_server import hub_environment, running_hub
 from tests.support.servers.serving import serving
 
@@ -32,13 +31,8 @@ def weights() -> Path:
 
 
 def engines() -> set[int]:
-    """Return the ids of this process's engines; one that ends in this moment does not count."""
-    pids: set[int] = set()
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if any("llama_cpp/child.py" in word for word in child.cmdline()):
-                pids.add(child.pid)
-    return pids
+    """Return the ids of this process's engines."""
+    return {child.pid for child in running_children("llama_cpp/child.py")}
 
 
 def section(folder: Path, names: str, **fields: Any) -> dict[str, Any]:

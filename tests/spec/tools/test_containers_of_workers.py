@@ -15,7 +15,7 @@ from openai import NotFoundError
 from tests.providers.tool_runtime.python.test_python import ENDLESS, SessionLog, session_log
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import bare, create, refusal
-from tests.support.servers.ended_processes import assert_ended
+from tests.support.servers.ended_processes import assert_ended, running_children
 from tests.support.servers.serving import Served, serving
 from tests.support.servers.worker_processes import Workers, worker_processes
 
@@ -85,12 +85,9 @@ def container_of(response: Json) -> str:
 
 def session_server_of(workers: Workers) -> psutil.Process:
     """The session server that one of the workers has started."""
-    (server,) = [
-        child
-        for worker in workers.processes()
-        for child in worker.children()
-        if "session_server" in " ".join(child.cmdline())
-    ]
+    pids = {worker.pid for worker in workers.processes()}
+    children = [child for pid in pids for child in running_children("session_server", pid)]
+    (server,) = [child for child in children if child.ppid() in pids]
     return server
 
 

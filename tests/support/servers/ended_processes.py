@@ -1,9 +1,21 @@
-"""Waits for the end of processes that other processes have started."""
+"""Processes that other processes have started: those that run, and their end."""
 
 import asyncio
 import time
+from contextlib import suppress
 
 import psutil
+
+
+def running_children(part: str, pid: int | None = None) -> list[psutil.Process]:
+    """Return the descendants of a process, of this one by default, that have `part` in their command, oldest first. One
+    that ends meanwhile does not count."""
+    running: list[psutil.Process] = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie, too: it has ended
+            if part in " ".join(child.cmdline()):
+                running.append(child)
+    return sorted(running, key=psutil.Process.create_time)
 
 
 async def assert_ended(processes: list[psutil.Process], within_s: float = 20) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from providers.skills.kv import StoredSkills
 from providers.tool_runtime.python.provider import Python
 from tests.conformance.tool_runtime import LAWS, Subject, an_endless_call_ends_in_words
 from tests.providers.tool_runtime.python.test_cgroup import find_control_groups
-from tests.support.servers.ended_processes import assert_ended
+from tests.support.servers.ended_processes import assert_ended, running_children
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
@@ -109,12 +109,7 @@ def server_socket(python: Python) -> Path:
 
 def server_processes() -> list[psutil.Process]:
     """The session servers that this process has started, oldest first."""
-    servers: list[psutil.Process] = []
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # or a zombie: it has ended
-            if "session_server" in " ".join(child.cmdline()):
-                servers.append(child)
-    return sorted(servers, key=lambda server: server.create_time())
+    return [child for child in running_children("session_server") if child.ppid() == os.getpid()]
 
 
 def sandboxes() -> set[psutil.Process]:
