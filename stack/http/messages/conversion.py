@@ -130,12 +130,13 @@ def _estimate_input(request: CreateResponse) -> int:
         if isinstance(tool, FunctionTool):
             chars += len(tool.description or "") + len(to_json(tool.parameters))
     for item in request.input if isinstance(request.input, list) else ():
-        chars += _count_chars(getattr(item, "content", None)) + _count_chars(getattr(item, "output", None))
-        chars += len(getattr(item, "arguments", ""))
+        fields = vars(item)  # a model is slow to say that it has no such attribute
+        chars += _count_chars(fields.get("content")) + _count_chars(fields.get("output"))
+        chars += len(fields.get("arguments") or "")
     return max(1, chars // _CHARS_PER_TOKEN)
 
 
 def _count_chars(content: Any) -> int:
     if isinstance(content, str):
         return len(content)
-    return sum(len(getattr(part, "text", "")) for part in content or ())
+    return sum(len(vars(part).get("text") or "") for part in content or ())
