@@ -4,16 +4,18 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 from apis.chat import ChatRequest, NativeToolName
 from apis.completion import CompletionBatch, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import DeltaBatch
+from apis.deltas import Delta, DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import Unsupported
 from apis.observation.background import UpstreamHealth
 from apis.provider import Provider
+from apis.sink import Sink, Stream, put_all
 from apis.wire.base import Effort
 
 Modality = Literal["image", "file"]
@@ -118,7 +120,11 @@ class Inference(Provider, ABC):
         has one. Raises UpstreamError where the server that may have the model does not respond."""
         return ModelNames(model, frozenset({model}))
 
-    @abstractmethod
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.chat is Inference.chat and cls.stream is Inference.stream:
+            raise TypeError(f"{cls.__name__} has neither `chat` nor `stream`.")
+
     def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """Generate a response as non-empty batches of deltas; the last delta of the last batch is the only Finish.
 
@@ -126,7 +132,16 @@ class Inference(Provider, ABC):
         RateLimited, ContextLengthExceeded, ModelNotFound, InvalidRequest. A field that the provider cannot honour
         raises Unsupported with the field's name before the first batch. Closing the generator stops the generation
         within one second: always iterate under `contextlib.aclosing`.
+
+        A provider has this method or `stream`.
         """
+        return Stream(partial(self.stream, request))
+
+    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
+        """Put the batches of `chat` into `sink`, with the promises and errors of `chat`; cancelling stops the
+        generation. A provider that receives its data in a callback has this method, writes each batch there, and puts
+        the last one. An error of the sink ends the stream, and is raised."""
+        await put_all(self.chat(request), sink)
 
     @abstractmethod
     async def count_tokens(self, request: ChatRequest) -> int:

@@ -15,10 +15,14 @@ import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
+from apis.errors import StackError
+
 T = TypeVar("T")
+U = TypeVar("U")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 _MAX_WAITING: Final = 8
@@ -30,12 +34,71 @@ class Sink(ABC, Generic[T_contra]):
 
     @abstractmethod
     def write(self, batch: Sequence[T_contra]) -> bool:
-        """Take a batch that has just arrived, without waiting. Return true where another may follow in the same way:
-        after false the next one is put. An exception ends the stream."""
+        """Take a batch that has just arrived, without waiting. Return true where another may follow; after false, call
+        `ready` at once. An exception ends the stream."""
 
-    @abstractmethod
+    async def ready(self) -> None:
+        """Return when another batch may follow."""
+
     async def put(self, batch: Sequence[T_contra]) -> None:
-        """Take a batch, and return when there is room for another one."""
+        """Take a batch, and return when another one may follow."""
+        if not self.write(batch):
+            await self.ready()
+
+
+class ConvertedSink(Sink[T], Generic[T, U]):
+    """Passes on what `convert` makes of each batch, and nothing where that is empty."""
+
+    def __init__(self, sink: Sink[U], convert: Callable[[Sequence[T]], Sequence[U]]) -> None:
+        self._sink = sink
+        self._convert = convert
+
+    def write(self, batch: Sequence[T]) -> bool:
+        output = self._convert(batch)
+        return self._sink.write(output) if output else True
+
+    async def ready(self) -> None:
+        await self._sink.ready()
+
+    async def put(self, batch: Sequence[T]) -> None:
+        if output := self._convert(batch):
+            await self._sink.put(output)
+
+
+class ReceivingSink(Sink[T], Generic[T, U]):
+    """Passes on what the receiver of a stream makes of each batch; nothing where that is empty, unless `passes_empty`.
+    An error on the way is marked: no source of the batches is its cause."""
+
+    def __init__(
+        self, sink: Sink[U], receive: Callable[[Sequence[T]], Sequence[U]], *, passes_empty: bool = False
+    ) -> None:
+        self._sink = sink
+        self._receive = receive
+        self._passes_empty = passes_empty
+
+    def write(self, batch: Sequence[T]) -> bool:
+        try:
+            output = self._receive(batch)
+            return self._sink.write(output) if output or self._passes_empty else True
+        except StackError as exc:
+            exc.is_of_receiver = True
+            raise
+
+    async def ready(self) -> None:
+        try:
+            await self._sink.ready()
+        except StackError as exc:
+            exc.is_of_receiver = True
+            raise
+
+    async def put(self, batch: Sequence[T]) -> None:
+        try:
+            output = self._receive(batch)
+            if output or self._passes_empty:
+                await self._sink.put(output)
+        except StackError as exc:
+            exc.is_of_receiver = True
+            raise
 
 
 class LastBatch(Sink[T]):
@@ -47,9 +110,6 @@ class LastBatch(Sink[T]):
     def write(self, batch: Sequence[T]) -> bool:
         self.batch = batch
         return True
-
-    async def put(self, batch: Sequence[T]) -> None:
-        self.batch = batch
 
 
 class Stream(AsyncGenerator[Sequence[T], None], Sink[T]):
@@ -85,6 +145,9 @@ class Stream(AsyncGenerator[Sequence[T], None], Sink[T]):
 
     async def put(self, batch: Sequence[T]) -> None:
         self._append(batch)
+        await self.ready()
+
+    async def ready(self) -> None:
         while len(self._batches) >= _MAX_WAITING and not self._is_closing:
             self._room = asyncio.get_running_loop().create_future()
             await self._room
@@ -158,6 +221,13 @@ class Stream(AsyncGenerator[Sequence[T], None], Sink[T]):
         finally:
             if self._waiter is not None:  # in this step of the task, not one turn of the loop after its end
                 _wake(self._waiter)
+
+
+async def put_all(batches: AsyncGenerator[Sequence[T]], sink: Sink[T]) -> None:
+    """Put the batches of a generator into a sink, and close it."""
+    async with aclosing(batches):
+        async for batch in batches:
+            await sink.put(batch)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

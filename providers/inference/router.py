@@ -3,17 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from apis.chat import ChatRequest
-from apis.completion import CompletionBatch, CompletionRequest
+from apis.completion import CompletionBatch, CompletionDelta, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import DeltaBatch
+from apis.deltas import Delta, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import (
     ContextLengthExceeded,
@@ -26,7 +26,9 @@ from apis.errors import (
 )
 from apis.inference import CALL_ATTEMPTS, LOCAL_HOST, DefaultSampling, Inference, Model, ModelHost, ModelNames
 from apis.provider import Provider
+from apis.sink import Sink, Stream, put_all
 from apis.wire.base import Effort
+from providers.inference.attempts import Attempt
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.errors import ConnectTimeout
 from providers.inference.circuit_breaker import CircuitBreaker
@@ -123,40 +125,31 @@ class Router(Inference):
         own_ids = (await self._providers[provider].find_names(own)).names
         return next((self._names[provider, each] for each in sorted(own_ids) if (provider, each) in self._names), None)
 
-    def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
         """Forward to a provider of the request's model."""
-        return self._forward(request, lambda provider, forwarded: provider.chat(forwarded))
+        await self._forward(request, lambda provider, own, attempt: provider.stream(own, attempt.watch(sink)))
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """Forward to a provider of the request's model."""
-        return self._forward(request, lambda provider, forwarded: provider.complete(forwarded))
+
+        async def stream(sink: Sink[CompletionDelta | Usage]) -> None:
+            await self._forward(
+                request, lambda provider, own, attempt: put_all(provider.complete(own), attempt.watch(sink))
+            )
+
+        return Stream(stream)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Forward to a provider of the request's model."""
-
-        async def count(provider: Inference, forwarded: ChatRequest) -> AsyncGenerator[int]:
-            yield await provider.count_tokens(forwarded)
-
-        async with aclosing(self._forward(request, count)) as counts:
-            return await anext(counts)
+        return await self._forward(request, lambda provider, own, _: provider.count_tokens(own))
 
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Forward to a provider of the request's model."""
-
-        async def embed_once(provider: Inference, forwarded: EmbeddingRequest) -> AsyncGenerator[Embeddings]:
-            yield await provider.embed(forwarded, tenant=tenant)
-
-        async with aclosing(self._forward(request, embed_once)) as results:
-            return await anext(results)
+        return await self._forward(request, lambda provider, own, _: provider.embed(own, tenant=tenant))
 
     async def decide(self, request: DecisionRequest) -> Decisions:
         """Forward to a provider of the request's model."""
-
-        async def decide_once(provider: Inference, forwarded: DecisionRequest) -> AsyncGenerator[Decisions]:
-            yield await provider.decide(forwarded)
-
-        async with aclosing(self._forward(request, decide_once)) as results:
-            return await anext(results)
+        return await self._forward(request, lambda provider, own, _: provider.decide(own))
 
     async def used_effort(self, request: ChatRequest) -> Effort | None:
         """Forward to the provider of the request's model; None where there is none now, which `chat` reports."""
@@ -182,12 +175,8 @@ class Router(Inference):
             return LOCAL_HOST
         return await self._providers[name].model_host(own)
 
-    async def _forward(
-        self,
-        request: RequestT,
-        open_stream: Callable[[Inference, RequestT], AsyncGenerator[T]],
-    ) -> AsyncGenerator[T]:
-        """Yield the stream of the first provider of the request's model that has an output. Raises the error of the
+    async def _forward(self, request: RequestT, ask: Callable[[Inference, RequestT, Attempt], Awaitable[T]]) -> T:
+        """Return the result of the first provider of the request's model that has an output. Raises the error of the
         last one that was asked, or of one before it that failed, where the last one cannot serve such a request."""
         tried: list[Route] = []
         failure: StackError | None = None
@@ -195,20 +184,15 @@ class Router(Inference):
             route = (await self._find_candidates(request.model, tried))[0]
             tried.append(route)
             name, model = route
-            breaker, has_output = self._breakers[name], False
-            is_probe = breaker.begin_request()
+            breaker = self._breakers[name]
+            attempt = Attempt(breaker)
             try:
-                forwarded = request.model_copy(update={"model": model})
                 with self._public_name(request.model):
-                    async with aclosing(open_stream(self._providers[name], forwarded)) as batches:
-                        async for batch in batches:
-                            if not has_output:
-                                has_output = True
-                                breaker.record_success()
-                            yield batch
-                return
+                    result = await ask(self._providers[name], request.model_copy(update={"model": model}), attempt)
+                attempt.begin_output()
+                return result
             except StackError as exc:
-                is_unavailable = not has_output and _is_unavailable(exc)
+                is_unavailable = not attempt.has_output and _is_unavailable(exc)
                 if is_unavailable and not isinstance(exc, ModelNotFound):
                     breaker.record_failure()
                 earlier = failure if failure is not None and _hides(exc, failure) else None
@@ -221,7 +205,7 @@ class Router(Inference):
                     "%s does not serve %s now: %s Another provider is asked.", name, request.model, exc.message
                 )
             finally:
-                breaker.end_request(is_probe=is_probe)
+                attempt.end()
             if (attempts := CALL_ATTEMPTS.get()) is not None:
                 attempts.has_failed = True
 

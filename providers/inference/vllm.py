@@ -5,29 +5,31 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from apis.chat import ChatRequest
 from apis.completion import CompletionBatch, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import DeltaBatch
+from apis.deltas import Delta
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError, StackError
 from apis.imports import import_from_string, install_command
 from apis.inference import Inference, Modality, Model, ModelHost, ModelNames
 from apis.observation.background import UpstreamHealth
+from apis.sink import Sink, Stream
 from apis.wire.base import Effort
 from providers.inference.chat_completions.decisions import RemoteDecisions
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
 from providers.inference.chat_completions.endpoint import DEFAULT_TAG, LISTING_TIMEOUT_S, ChatCompletions
 from providers.inference.chat_completions.first_token import FirstToken
-from providers.inference.chat_completions.formatted_answers import chat_in_two_passes, needs_two_passes
+from providers.inference.chat_completions.formatted_answers import needs_two_passes, stream_in_two_passes
 from providers.inference.chat_completions.health import HealthWatch
 from providers.inference.chat_completions.reasoning_tags import (
     OpeningModels,
+    TagSink,
     find_tags,
     replay_reasoning,
-    split_reasoning,
 )
 from providers.inference.chat_completions.replicas import Upstreams
 from providers.inference.chat_completions.settings import RemoteEngineSettings
@@ -114,23 +116,21 @@ class VLLM(Inference):
         name = tagged if model not in listed and tagged in listed else model
         return ModelNames(name, frozenset({model, name, name.removesuffix(DEFAULT_TAG)}))
 
-    def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """See `Inference.chat`."""
-        chat, tags = self._get_upstreams().chat, find_tags(self._config.reasoning_tags, request.model)
+    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
+        """See `Inference.stream`."""
+        upstreams, tags = self._get_upstreams(), find_tags(self._config.reasoning_tags, request.model)
         if tags is not None:
             request = replay_reasoning(request, tags)
+            is_certain = self._config.reasoning_tags != "auto"
+            sink = TagSink(sink, request, tags, self._opening_models, is_certain=is_certain)
         if self._config.engine == "vllm" and self._harmony_template is None and needs_two_passes(request):
-            batches = chat_in_two_passes(chat, request)
+            await stream_in_two_passes(upstreams.stream, request, sink)
         else:
-            batches = chat(request)
-        if tags is None:
-            return batches
-        is_certain = self._config.reasoning_tags != "auto"
-        return split_reasoning(batches, request, tags, self._opening_models, is_certain=is_certain)
+            await upstreams.stream(request, sink)
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """Forward to the server's /completions. The prompt reaches the model as it is, also with a template here."""
-        return self._get_upstreams().complete(request)
+        return Stream(partial(self._get_upstreams().complete, request))
 
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Request vectors from the server's /embeddings, a few inputs at a time. `headers_timeout_s` applies to each

@@ -6,18 +6,17 @@ completions of clients all pass here, and without telemetry nothing is wrapped.
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from typing import Any, Final
 
 from apis.chat import ChatRequest
 from apis.completion import CompletionBatch, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import DeltaBatch, Finish, Usage
+from apis.deltas import Delta, DeltaBatch, Finish, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.inference import DefaultSampling, Inference, Model, ModelHost, ModelNames
-from apis.live_batch import convert_batch
 from apis.observation.background import UpstreamHealth
 from apis.provider import ProviderMetrics
+from apis.sink import ConvertedSink, Sink
 from apis.telemetry import Attributes, AttributeValue, Span, SpanType, current_agent, error_type_of
 from apis.wire.base import Effort
 from stack.telemetry import messages
@@ -63,21 +62,18 @@ class ObservedInference(Inference):
     def metrics(self) -> ProviderMetrics | None:
         return self._inference.metrics()
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
         host = await self._inference.model_host(request.model)
         call = _ModelCall(self._recorder, host, request, self._sampling)
         call.span.make_current()
-        batch: DeltaBatch = ()
         try:
-            async with aclosing(self._inference.chat(request)) as batches:
-                async for batch in batches:
-                    yield convert_batch(batch, call.observe)
+            await self._inference.stream(request, ConvertedSink(sink, call.observe))
         except BaseException as exc:
-            if not (batch and isinstance(batch[-1], Finish)):
+            if call.finish is None:
                 call.span.fail(error_type_of(exc))
             raise
         finally:
-            call.end(batch[-1] if batch and isinstance(batch[-1], Finish) else None)
+            call.end()
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         return self._inference.complete(request)
@@ -138,6 +134,7 @@ class _ModelCall:
         self.span: Span = recorder.open_span(span_type, request.model, self._attributes)
         self.batches: list[DeltaBatch] | None = [] if recorder.captures_content else None
         self.batch_count = 0
+        self.finish: Finish | None = None
         self.first_batch_at = self._started_at = time.perf_counter()
         self._sampling = sampling
         # the first chunk ends no gap; the one before a timed chunk is where its gap begins
@@ -159,10 +156,13 @@ class _ModelCall:
             self._gap_began_at = now
         if self.batches is not None:
             self.batches.append(batch)
+        if isinstance(last := batch[-1], Finish):
+            self.finish = last
         return batch
 
-    def end(self, finish: Finish | None) -> None:
+    def end(self) -> None:
         """Record the result and end the span."""
+        finish = self.finish
         now = time.perf_counter()
         result: dict[str, AttributeValue] = {}
         if self.batch_count:

@@ -1,13 +1,13 @@
 """Stream: batches are pulled or pushed in their order, and a reader that leaves ends what makes them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 
 import pytest
 
 from apis.errors import Overloaded
-from apis.sink import LastBatch, Sink, Stream
+from apis.sink import ConvertedSink, LastBatch, ReceivingSink, Sink, Stream, put_all
 
 Produce = Callable[[Sink[int]], Awaitable[None]]
 
@@ -168,3 +168,60 @@ async def test_only_the_last_batch_is_kept() -> None:
     assert sink.write([1])
     await sink.put([2, 3])
     assert sink.batch == [2, 3]
+
+
+class Received(Sink[int]):
+    """Keeps what is written, put and waited for, in order; it is never ready at once."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int]]] = []
+
+    def write(self, batch: Sequence[int]) -> bool:
+        self.calls.append(("write", [*batch]))
+        return False
+
+    async def ready(self) -> None:
+        self.calls.append(("ready", []))
+
+    async def put(self, batch: Sequence[int]) -> None:
+        self.calls.append(("put", [*batch]))
+
+
+def double(batch: Sequence[int]) -> list[int]:
+    return [2 * number for number in batch if number]
+
+
+async def test_a_converted_sink_passes_on_all_but_empty_batches() -> None:
+    received = Received()
+    sink = ConvertedSink(ConvertedSink(received, double), double)
+    assert not sink.write([1, 0])
+    assert sink.write([0])
+    await sink.ready()
+    await sink.put([3])
+    await sink.put([0])
+    assert received.calls == [("write", [4]), ("ready", []), ("put", [12])]
+
+
+@pytest.mark.parametrize("call", ["write", "put"])
+async def test_an_error_of_the_receiver_is_marked(call: str) -> None:
+    def refuse(_: Sequence[int]) -> list[int]:
+        raise Overloaded("of the receiver")
+
+    sink = ReceivingSink(Received(), refuse)
+    with pytest.raises(Overloaded) as refused:
+        await sink.put([1]) if call == "put" else sink.write([1])
+    assert refused.value.is_of_receiver
+
+
+async def test_put_waits_by_default_where_the_sink_is_not_ready() -> None:
+    class Simple(Received):
+        put = Sink[int].put
+
+    received = Simple()
+    await put_all(batches(), received)
+    assert received.calls == [("write", [1]), ("ready", []), ("write", [2]), ("ready", [])]
+
+
+async def batches() -> AsyncGenerator[list[int]]:
+    yield [1]
+    yield [2]

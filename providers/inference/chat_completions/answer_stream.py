@@ -1,14 +1,11 @@
-"""AnswerStream: the deltas of one answer, read from its connection. They are pulled batch by batch, or pushed as they
-arrive: see `apis.live_batch`."""
+"""AnswerStream: the deltas of one answer, read from its connection and written into a sink as they arrive."""
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from functools import partial
 from time import monotonic
 
 from apis.deltas import Delta
 from apis.errors import StackError, UpstreamError, UpstreamTimeout
-from apis.live_batch import LiveBatch, Receiver
+from apis.sink import Sink
 from providers.common.held_bytes import AnswerAllowance, too_many_bytes_error
 from providers.inference.chat_completions.answer_limits import (
     DEFAULT_MAX_ANSWER_BYTES,
@@ -35,23 +32,31 @@ class EndpointLimits:
 
 
 class AnswerStream:
-    """Reads one answer with `reader`, within `limits`. `server` names the server in errors."""
+    """Reads one answer with `reader`, within `limits`. `server` names the server in errors. `has_output` is true once a
+    batch has been passed on."""
 
     __slots__ = (
         "_allowance",
         "_connection",
         "_deadline",
+        "_exceeds_limits",
         "_has_started",
+        "_is_sink_ready",
+        "_last_batch",
         "_limits",
         "_max_deltas",
         "_push_error",
         "_reader",
-        "_receive",
         "_server",
-        "_unpushed",
+        "_sink",
+        "has_output",
     )
 
-    def __init__(self, connection: HttpConnection, reader: ChunkReader, limits: EndpointLimits, server: str) -> None:
+    def __init__(
+        self, connection: HttpConnection, reader: ChunkReader, limits: EndpointLimits, server: str, sink: Sink[Delta]
+    ) -> None:
+        self.has_output = False
+        self._sink = sink
         self._connection = connection
         self._reader = reader
         self._limits = limits
@@ -59,34 +64,64 @@ class AnswerStream:
         self._allowance = AnswerAllowance(limits.max_answer_bytes)
         self._max_deltas = limits.max_answer_bytes // MIN_DELTA_BYTES
         self._deadline = 0.0
-        self._has_started = False
-        self._receive: Receiver[Delta] | None = None
-        self._unpushed: list[Delta] = []
+        self._has_started = self._exceeds_limits = False
+        self._is_sink_ready = True
+        self._last_batch: list[Delta] = []
         self._push_error: BaseException | None = None
 
-    async def read(self, first_token_deadline: float) -> AsyncGenerator[LiveBatch[Delta]]:
-        """Yield the batches that are not pushed, the last one with the Finish. Raises UpstreamTimeout, AnswerTooLarge,
-        Overloaded, and the errors of the reader and of the connection: before the first batch as UpstreamUnavailable
-        where a retry is safe."""
-        reader = self._reader
+    async def read(self, first_token_deadline: float) -> None:
+        """Write the batches as they arrive, and put the last one, which has the Finish. Raises UpstreamTimeout,
+        AnswerTooLarge, Overloaded, and the errors of the reader and of the connection: before the first batch as
+        UpstreamUnavailable where a retry is safe."""
+        reader, connection = self._reader, self._connection
         self._deadline = first_token_deadline
         while not reader.is_finished:
             try:
-                batch = await (self._pull() if self._receive is None else self._push(self._receive))
+                if connection.is_ready:
+                    self._take(connection.read_available())
+                else:
+                    await connection.push_data(self._take_pushed, self._deadline)
             except TimeoutError as exc:
                 raise token_timeout_error(self._limits, has_started=self._has_started) from exc
             except HttpError as exc:
                 error = UpstreamError if self._has_started else UpstreamUnavailable
                 raise error(f"The connection to the {self._server} broke before the answer ended.") from exc
-            if self._is_too_large():
+            if self._push_error is not None:
+                raise self._push_error
+            if self._exceeds_limits:
                 raise self._size_error()
-            if batch:
-                yield LiveBatch(batch, self._push_to)
+            if self._last_batch:
+                self.has_output = True
+                await self._sink.put(self._last_batch)
             if reader.failure is not None:
-                raise reader.failure if self._has_started or batch else _to_retryable_error(reader.failure)
-            if not self._record_progress(batch) and monotonic() > self._deadline:
+                is_final = self._has_started or self._last_batch
+                raise reader.failure if is_final else _to_retryable_error(reader.failure)
+            if not self._is_sink_ready:
+                await self._sink.ready()
+                self._is_sink_ready = True
+                self._deadline = monotonic() + self._limits.token_gap_s
+            elif not reader.is_finished and monotonic() > self._deadline:
                 # while there is always data, no wait ends at the deadline
                 raise token_timeout_error(self._limits, has_started=self._has_started)
+
+    def _take(self, data: bytes) -> bool:
+        """Write what has arrived, the end of the answer where `data` is empty; return true if more may be taken at
+        once. The last batch is kept, to be put."""
+        reader = self._reader
+        batch = reader.feed(data) if data else reader.end()
+        self._exceeds_limits = self._is_too_large()
+        if reader.is_finished or reader.failure is not None or self._exceeds_limits:
+            self._last_batch = batch
+            return False
+        if batch or reader.saw_activity:
+            self._has_started = True
+            reader.saw_activity = False
+            self._deadline = monotonic() + self._limits.token_gap_s  # the event loop's own clock, without a call of it
+        if not batch:
+            return True
+        self.has_output = True
+        self._is_sink_ready = self._sink.write(batch)
+        return self._is_sink_ready
 
     def _is_too_large(self) -> bool:
         size_bytes = self._reader.answer_bytes
@@ -103,53 +138,14 @@ class AnswerStream:
         error.is_of_receiver = True  # the upstream has done nothing wrong
         return error
 
-    def _record_progress(self, batch: list[Delta]) -> bool:
-        """Move the deadline if the model has generated something."""
-        if not batch and not self._reader.saw_activity:
-            return False
-        self._has_started = True
-        self._reader.saw_activity = False
-        self._deadline = monotonic() + self._limits.token_gap_s  # the event loop's own clock, without a call of it
-        return True
-
-    async def _pull(self) -> list[Delta]:
-        """Return the next batch; an empty one where the data that arrived completes no delta."""
-        connection = self._connection
-        if not connection.is_ready:
-            await connection.wait_for_data(self._deadline)
-        data = connection.read_available()
-        return self._reader.feed(data) if data else self._reader.end()
-
-    def _push_to(self, receive: Receiver[Delta]) -> None:
-        self._receive = receive
-
-    async def _push(self, receive: Receiver[Delta]) -> list[Delta]:
-        """Push batches as they arrive, until one needs control or the receiver is not ready; return the batch that was
-        not pushed."""
-        if not self._connection.is_ready:
-            await self._connection.push_data(partial(self._push_data, receive), self._deadline)
-        self._receive = None
-        if self._push_error is not None:
-            raise self._push_error
-        batch, self._unpushed = self._unpushed, []
-        return batch
-
-    def _push_data(self, receive: Receiver[Delta], data: bytes) -> None:
-        """Pass on what has arrived. Runs in the callback of the connection, and so must not raise."""
-        reader = self._reader
+    def _take_pushed(self, data: bytes) -> None:
+        """Take what has arrived. Runs in the callback of the connection, and so must not raise."""
         try:
-            batch = reader.feed(data)
-            if reader.is_finished or reader.failure is not None or self._is_too_large():
-                self._unpushed = batch
-            else:
-                if self._record_progress(batch):
-                    self._connection.deadline = self._deadline
-                if not batch or receive(batch):
-                    return
+            if self._take(data):
+                self._connection.deadline = self._deadline
+                return
         except BaseException as exc:  # noqa: BLE001 - raised where the answer is read
             self._push_error = exc
-            if isinstance(exc, StackError):
-                exc.is_of_receiver = True
         self._connection.wake()
 
 

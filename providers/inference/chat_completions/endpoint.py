@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar
 
@@ -11,12 +11,13 @@ import msgspec
 from pydantic import SecretStr
 
 from apis.chat import ChatRequest
-from apis.completion import CompletionBatch, CompletionRequest
+from apis.completion import CompletionDelta, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import DeltaBatch
+from apis.deltas import Delta, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS, Modality, Model
+from apis.sink import ConvertedSink, Sink
 from apis.telemetry import NO_SPAN, TRACE_HEADERS, AttributeValue, current_span
 from providers.common.fair_turns import end_pass
 from providers.common.recent import RecentEntries
@@ -151,41 +152,46 @@ class ChatCompletions:
             headers["Authorization"] = f"Bearer {self._api_key}"
         self._headers = headers_to_bytes(headers)
 
-    def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """See `Inference.chat`; one attempt, or one more for each order of messages that the server's template refuses.
-        Before the first batch, UpstreamUnavailable, ConnectTimeout and RateLimited mean that a retry is safe."""
+    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
+        """See `Inference.stream`; one attempt, or one more for each order of messages that the server's template
+        refuses. Before the first batch, UpstreamUnavailable, ConnectTimeout and RateLimited mean that a retry is
+        safe."""
         chat = ArrangedChat(request, self._message_orders)
-        return self._generate(
+        await self._generate(
             request.model,
             lambda: self._template.build_request(chat.request, lambda: self._find_context_tokens(request.model)),
+            sink,
             headers=affinity_headers(self._dialect.affinity_headers, request),
             chat=chat,
         )
 
     async def complete(
-        self, request: CompletionRequest, extra_body: Mapping[str, Any] | None = None
-    ) -> AsyncGenerator[CompletionBatch]:
-        """See `Inference.complete`; one attempt, and errors as in `chat`. `extra_body` is merged over the body."""
+        self,
+        request: CompletionRequest,
+        sink: Sink[CompletionDelta | Usage],
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Put the batches of `Inference.complete` into `sink`; one attempt, and errors as in `stream`. `extra_body` is
+        merged over the body."""
         reader = CompletionReader(request)
 
         async def build_request() -> tuple[str, bytes, ChunkReader]:
             return *write_completion(request, self._dialect.engine, extra_body), reader
 
-        async with aclosing(self._generate(request.model, build_request, NO_COMPLETIONS)) as batches:
-            async for _ in batches:
-                if batch := reader.take_batch():
-                    yield batch
+        pieces = ConvertedSink[Delta, CompletionDelta | Usage](sink, lambda _: reader.take_batch())
+        await self._generate(request.model, build_request, pieces, NO_COMPLETIONS)
 
     async def _generate(
         self,
         model: str,
         build_request: RequestBuilder,
+        sink: Sink[Delta],
         unsupported_feature: str = "",
         headers: Mapping[str, str] = NO_HEADERS,
         chat: ArrangedChat | None = None,
-    ) -> AsyncGenerator[DeltaBatch]:
-        """Yield the deltas of one streamed answer. `unsupported_feature` as in `_request_json`. A refusal to which
-        `chat` adapts is followed by another request."""
+    ) -> None:
+        """Put the deltas of one streamed answer into `sink`. `unsupported_feature` as in `_request_json`. A refusal to
+        which `chat` adapts is followed by another request."""
         span = current_span()
         span.set(self._server_attributes)
         if (attempts := CALL_ATTEMPTS.get()) is not None:
@@ -198,42 +204,31 @@ class ChatCompletions:
             del request_body
             # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
             connection = await self._send("POST", path, body.pop(), deadline, headers)
-            has_output = False
+            answer = AnswerStream(connection, reader, self._limits, self._server, sink)
             try:
                 reader.keeps_head = span is not NO_SPAN
-                batches = await self._open_answer(connection, reader, model, unsupported_feature, deadline)
-                async with aclosing(batches):
-                    async for batch in batches:
-                        if not has_output and chat is not None:
-                            chat.remember()
-                        has_output = True
-                        yield batch
+                await self._check_head(connection, model, unsupported_feature)
+                await answer.read(deadline)
                 if not (reader.was_cut or connection.is_complete):
                     await _drain_body(connection)
                 return
             except StackError as exc:
-                if has_output or chat is None or not chat.adapt(exc):
+                if answer.has_output or chat is None or not chat.adapt(exc):
                     raise
             finally:
+                if answer.has_output and chat is not None:
+                    chat.remember()
                 self._http.release(connection)
                 if span is not NO_SPAN:
                     span.set(reader.describe(is_openai=self._is_openai))
 
-    async def _open_answer(
-        self,
-        connection: HttpConnection,
-        reader: ChunkReader,
-        model: str,
-        unsupported_feature: str,
-        deadline: float,
-    ) -> AsyncGenerator[DeltaBatch]:
-        """Return the batches of an answer whose head has arrived. Raises the error of a head that refuses it."""
+    async def _check_head(self, connection: HttpConnection, model: str, unsupported_feature: str) -> None:
+        """Raise the error of a head that refuses the request."""
         await self._check_response(connection, model, unsupported_feature)
         is_stream = connection.headers.get("content-type", "").lower().startswith("text/event-stream")
         connection.headers.clear()
         if is_stream and (attempts := CALL_ATTEMPTS.get()) is not None:  # another body may be an error
             attempts.accept()
-        return AnswerStream(connection, reader, self._limits, self._server).read(deadline)
 
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
         """Return the models that the server lists. Raises UpstreamError when it does not respond."""

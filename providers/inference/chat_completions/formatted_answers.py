@@ -5,16 +5,17 @@ the format. If it calls tools, that is the result; if it answers in text, it gen
 calls. The prompt is the same, so the server has it in its prefix cache.
 """
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import orjson
 
 from apis.chat import ChatAllowedTools, ChatRequest
 from apis.deltas import Delta, DeltaBatch, Finish, RefusalDelta, TextDelta, ToolCallStart, Usage, count_delayed
+from apis.sink import ConvertedSink, Sink
 from apis.wire.text_format import JsonObjectFormat
 
-ChatFunction = Callable[[ChatRequest], AsyncGenerator[DeltaBatch]]
+StreamFunction = Callable[[ChatRequest, Sink[Delta]], Awaitable[None]]
 
 
 def needs_two_passes(request: ChatRequest) -> bool:
@@ -25,36 +26,47 @@ def needs_two_passes(request: ChatRequest) -> bool:
     return bool(request.tools) and is_free and form is not None and form.type != "text"
 
 
-async def chat_in_two_passes(chat: ChatFunction, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+async def stream_in_two_passes(stream: StreamFunction, request: ChatRequest, sink: Sink[Delta]) -> None:
     """Generate a request for which `needs_two_passes` is true. The text of the first pass is buffered until it is
     certain to be used."""
-    buffered: list[Delta] = []
-    is_decided = False
-    finish: Finish | None = None
-    async with aclosing(chat(request.model_copy(update={"response_format": None}))) as batches:
-        async for batch in batches:
-            output: list[Delta] = []
-            for delta in batch:
-                if isinstance(delta, Finish):
-                    finish = delta
-                elif isinstance(delta, TextDelta) and not is_decided:
-                    buffered.append(delta)
-                elif isinstance(delta, ToolCallStart | RefusalDelta) and not is_decided:
-                    is_decided = True
-                    output += [*buffered, delta]
-                    buffered = []
-                else:
-                    output.append(delta)
-            if counted := count_delayed(batch, output):
-                yield counted
+    first = _FirstPass()
+    await stream(request.model_copy(update={"response_format": None}), ConvertedSink(sink, first.take))
+    finish = first.finish
     if finish is None:
         return
-    if is_decided or finish.reason != "stop" or _has_format(buffered, request):
-        yield (*buffered, finish)
+    if first.is_decided or finish.reason != "stop" or _has_format(first.buffered, request):
+        await sink.put((*first.buffered, finish))
         return
-    async with aclosing(chat(_build_second_request(request, finish.usage))) as batches:
-        async for batch in batches:
-            yield tuple(_add_usage(delta, finish.usage) for delta in batch)
+
+    def add_usage(batch: DeltaBatch) -> DeltaBatch:
+        return tuple(_add_usage(delta, finish.usage) for delta in batch)
+
+    await stream(_build_second_request(request, finish.usage), ConvertedSink(sink, add_usage))
+
+
+class _FirstPass:
+    """The answer without a format. It `is_decided` that it is used once it has a call or a refusal."""
+
+    def __init__(self) -> None:
+        self.buffered: list[Delta] = []
+        self.is_decided = False
+        self.finish: Finish | None = None
+
+    def take(self, batch: DeltaBatch) -> DeltaBatch:
+        """Return what leaves of a batch now, and the count of what is delayed."""
+        output: list[Delta] = []
+        for delta in batch:
+            if isinstance(delta, Finish):
+                self.finish = delta
+            elif isinstance(delta, TextDelta) and not self.is_decided:
+                self.buffered.append(delta)
+            elif isinstance(delta, ToolCallStart | RefusalDelta) and not self.is_decided:
+                self.is_decided = True
+                output += [*self.buffered, delta]
+                self.buffered = []
+            else:
+                output.append(delta)
+        return count_delayed(batch, output)
 
 
 def _has_format(buffered: list[Delta], request: ChatRequest) -> bool:

@@ -7,8 +7,7 @@ later answers of the model are read as beginning within the reasoning. Each delt
 however the tags are split.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -26,7 +25,7 @@ from apis.deltas import (
     ToolCallStart,
     count_delayed,
 )
-from apis.live_batch import convert_batch
+from apis.sink import ConvertedSink, Sink
 from apis.wire.base import Phase
 from providers.common.recent import RecentEntries
 
@@ -133,40 +132,45 @@ def _demands_json(request: ChatRequest) -> bool:
     return request.response_format is not None and request.response_format.type != "text"
 
 
-async def split_reasoning(
-    batches: AsyncGenerator[DeltaBatch],
-    request: ChatRequest,
-    tags: ReasoningTags,
-    opening_models: OpeningModels | None = None,
-    *,
-    is_certain: bool = True,
-) -> AsyncGenerator[DeltaBatch]:
-    """Yield the batches of a chat with its tagged text as reasoning. `opening_models` are those whose answers had a
+class TagSink(ConvertedSink[Delta, Delta]):
+    """Passes on the batches of a chat with its tagged text as reasoning. `opening_models` are those whose answers had a
     closing tag only: it grows with each of them, and loses one whose answer has none. The tags that were found by the
     model's name are not `is_certain`."""
-    models = OpeningModels() if opening_models is None else opening_models
-    key = share_of_salt(request.cache_salt), request.model
-    has_opened = key in models
-    splitter = TagSplitter(
-        tags,
-        starts_open=_thinks_from_the_start(request, is_open=tags.starts_open or has_opened),
-        json_answer=_demands_json(request),
-        holds_text=not request.is_streamed,
-        is_guess=has_opened or not is_certain,
-    )
-    async with aclosing(batches):
-        async for batch in batches:
-            if split := convert_batch(batch, splitter.feed if request.is_streamed else splitter.feed_and_count):
-                yield split
-            if splitter.has_lone_close:
-                models[key] = 0
-            elif splitter.has_no_tag:
-                models.pop(key, None)
-            elif splitter.is_cut_thought and has_opened:
-                cut_count = (models.find(key) or 0) + 1
-                models[key] = cut_count
-                if cut_count >= _MAX_CUT_THOUGHTS:
-                    del models[key]
+
+    def __init__(
+        self,
+        sink: Sink[Delta],
+        request: ChatRequest,
+        tags: ReasoningTags,
+        opening_models: OpeningModels | None = None,
+        *,
+        is_certain: bool = True,
+    ) -> None:
+        super().__init__(sink, self._split_batch)
+        self._models = OpeningModels() if opening_models is None else opening_models
+        self._key = share_of_salt(request.cache_salt), request.model
+        self._has_opened = self._key in self._models
+        self._splitter = splitter = TagSplitter(
+            tags,
+            starts_open=_thinks_from_the_start(request, is_open=tags.starts_open or self._has_opened),
+            json_answer=_demands_json(request),
+            holds_text=not request.is_streamed,
+            is_guess=self._has_opened or not is_certain,
+        )
+        self._feed = splitter.feed if request.is_streamed else splitter.feed_and_count
+
+    def _split_batch(self, batch: DeltaBatch) -> DeltaBatch:
+        output = self._feed(batch)
+        if self._splitter.has_lone_close:
+            self._models[self._key] = 0
+        elif self._splitter.has_no_tag:
+            self._models.pop(self._key, None)
+        elif self._splitter.is_cut_thought and self._has_opened:
+            cut_count = (self._models.find(self._key) or 0) + 1
+            self._models[self._key] = cut_count
+            if cut_count >= _MAX_CUT_THOUGHTS:
+                del self._models[self._key]
+        return output
 
 
 class TagSplitter:

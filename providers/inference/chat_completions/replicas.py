@@ -5,20 +5,21 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from apis.chat import ChatRequest
-from apis.completion import CompletionBatch, CompletionRequest
+from apis.completion import CompletionDelta, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import DeltaBatch
+from apis.deltas import Delta, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import RateLimited, StackError, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS
 from apis.observation.background import UpstreamHealth
+from apis.sink import Sink
 from apis.telemetry import REQUEST_ID
+from providers.inference.attempts import Attempt
 from providers.inference.chat_completions.affinity import affinity_key, in_flight_bound, rank_servers
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.endpoint import ChatCompletions
@@ -116,78 +117,64 @@ class Upstreams:
         self._urls = [endpoint.base_url for endpoint in endpoints]
         self._rotation = itertools.count()
 
-    def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """See `Inference.chat`."""
+    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
+        """See `Inference.stream`."""
         key = affinity_key(request) if len(self.upstreams) > 1 else None
-        return self._stream_with_retries(lambda endpoint: endpoint.chat(request), key)
+        await self._try(lambda endpoint, attempt: endpoint.stream(request, attempt.watch(sink)), key)
 
-    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
-        """See `Inference.complete`."""
-        return self._stream_with_retries(lambda endpoint: endpoint.complete(request))
+    async def complete(self, request: CompletionRequest, sink: Sink[CompletionDelta | Usage]) -> None:
+        """See `ChatCompletions.complete`."""
+        await self._try(lambda endpoint, attempt: endpoint.complete(request, attempt.watch(sink)))
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; all inputs in one request."""
-        return await self._ask(lambda endpoint: endpoint.embed(request))
+        return await self._try(lambda endpoint, _: endpoint.embed(request))
 
     async def score_chat(self, request: ChatRequest) -> FirstToken:
         """See `ChatCompletions.score_chat`."""
         key = affinity_key(request) if len(self.upstreams) > 1 else None
-        return await self._ask(lambda endpoint: endpoint.score_chat(request), key)
+        return await self._try(lambda endpoint, _: endpoint.score_chat(request), key)
 
     async def score_tokens(self, request: ChatRequest, token_ids: Sequence[int]) -> FirstToken:
         """See `ChatCompletions.score_tokens`; the tokens are the prompt of the chat."""
         key = affinity_key(request) if len(self.upstreams) > 1 else None
-        return await self._ask(lambda each: each.score_tokens(request.model, token_ids, request.cache_salt), key)
+        return await self._try(
+            lambda endpoint, _: endpoint.score_tokens(request.model, token_ids, request.cache_salt), key
+        )
 
     async def decide(self, request: DecisionRequest, body: bytes) -> Decisions:
         """See `ChatCompletions.decide`."""
-        return await self._ask(lambda endpoint: endpoint.decide(request, body))
+        return await self._try(lambda endpoint, _: endpoint.decide(request, body))
 
-    async def _ask(self, ask: Callable[[ChatCompletions], Awaitable[T]], key: str | None = None) -> T:
-        """Return the result of one server, or of another one if that failed."""
-
-        async def ask_once(endpoint: ChatCompletions) -> AsyncGenerator[T]:
-            yield await ask(endpoint)
-
-        async with aclosing(self._stream_with_retries(ask_once, key)) as results:
-            return await anext(results)
-
-    async def _stream_with_retries(
-        self, open_stream: Callable[[ChatCompletions], AsyncGenerator[T]], key: str | None = None
-    ) -> AsyncGenerator[T]:
-        """Yield the stream of one server, or of another one if that failed before its first output."""
+    async def _try(self, ask: Callable[[ChatCompletions, Attempt], Awaitable[T]], key: str | None = None) -> T:
+        """Return the result of one server, or of another one if that failed before its output began."""
         self._budget.deposit()
         tried: list[Upstream] = []
         while True:
             upstream = self._choose_upstream(tried, key)
-            has_output = False
-            is_probe = upstream.breaker.begin_request()
+            attempt = Attempt(upstream.breaker)
             upstream.in_flight += 1
             try:
-                async with aclosing(open_stream(upstream.endpoint)) as batches:
-                    async for batch in batches:
-                        if not has_output:
-                            has_output = True
-                            upstream.breaker.record_success()
-                        yield batch
-                return
+                result = await ask(upstream.endpoint, attempt)
+                attempt.begin_output()
+                return result
             except StackError as exc:
                 if exc.is_of_receiver:
                     raise
                 if isinstance(exc, UpstreamError) and not isinstance(exc, AnswerTooLarge):
                     upstream.record_failure()
                 tried.append(upstream)
-                delay_s = None if has_output else self._retry_delay_s(exc, tried)
+                delay_s = None if attempt.has_output else self._retry_delay_s(exc, tried)
                 _log_failure(upstream.endpoint.base_url, exc, is_repeated=delay_s is not None)
                 if delay_s is None:
-                    if not has_output and exc.retry_after_s is None and isinstance(exc, TEMPORARY):
+                    if not attempt.has_output and exc.retry_after_s is None and isinstance(exc, TEMPORARY):
                         exc.retry_after_s = max(self._breaker_wait_s(), MIN_RETRY_AFTER_S)
                     raise
                 if (attempts := CALL_ATTEMPTS.get()) is not None:
                     attempts.has_failed = True
             finally:
                 upstream.in_flight -= 1
-                upstream.breaker.end_request(is_probe=is_probe)
+                attempt.end()
             await asyncio.sleep(delay_s)
 
     async def query_any(self, query: Callable[[ChatCompletions], Awaitable[T]]) -> T:

@@ -4,7 +4,7 @@ tokens."""
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
@@ -13,17 +13,18 @@ from pydantic import Field, TypeAdapter
 
 from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import DeltaBatch, TokenLogprob, Usage
+from apis.deltas import Delta, DeltaBatch, TokenLogprob, Usage
 from apis.errors import ConfigError, ModelNotFound
 from apis.inference import ALL_CONSTRAINTS, DefaultSampling, Inference, Model
 from apis.provider import Provider, UserPath
+from apis.sink import ConvertedSink, Sink
 from apis.wire.base import Effort
 from providers.inference.decisions.labels import FEW_LABELS, Label, require_labels
 from providers.inference.decisions.prompts import refuse_images
 from providers.inference.decisions.rows import DecisionRow, LabelScores, decide_by_labels, logprobs_to_scores
 from providers.inference.gpt_oss.backend import LoadedRunner, load_backend
 from providers.inference.gpt_oss.checkpoint.loading import GIB, LoadingReport
-from providers.inference.gpt_oss.engine.engine import Engine, EngineMetrics, EngineRequest, EngineSettings
+from providers.inference.gpt_oss.engine.engine import Engine, EngineMetrics, EngineRequest, EngineSettings, EngineStep
 from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 from providers.inference.gpt_oss.settings import Backend, BackendSettings
 from providers.inference.gpt_oss.torch_backend.runner import DtypeName, TorchSettings
@@ -101,8 +102,8 @@ class GptOss(Inference):
         """Return the one model."""
         return [self._model]
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """See `Inference.chat`. A grammar enforces `tool_choice`, `strict` functions and the text format during
+    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
+        """See `Inference.stream`. A grammar enforces `tool_choice`, `strict` functions and the text format during
         generation."""
         engine, harmony = self._require_started(request.model)
         refuse_engine_options(request)
@@ -121,16 +122,22 @@ class GptOss(Inference):
             salt=request.cache_salt,
         )
         reader = harmony.build_reader(request)
-        async with aclosing(engine.submit(engine_request)) as steps:
-            async for step in steps:
-                deltas = reader.feed(step.ids, _render_token_logprobs(harmony, step.logprobs))
+
+        def read(steps: Sequence[EngineStep]) -> DeltaBatch:
+            deltas: list[Delta] = []
+            for step in steps:
+                deltas += reader.feed(step.ids, _render_token_logprobs(harmony, step.logprobs))
                 end = "stop" if reader.is_stopped else step.finish_reason
                 if end is not None:
                     deltas += reader.finish(end, input_tokens=len(prompt.token_ids), cached_tokens=step.cached_tokens)
-                if deltas:
-                    yield deltas
-                if end is not None:
-                    return
+                if reader.is_stopped and step.finish_reason is None:
+                    raise _StoppedEarlyError(deltas)
+            return deltas
+
+        try:
+            await engine.stream(engine_request, ConvertedSink(sink, read))
+        except _StoppedEarlyError as stopped:
+            await sink.put(stopped.deltas)
 
     async def decide(self, request: DecisionRequest) -> Decisions:
         """See `Inference.decide`. The text of the final answer begins at once: the model does not reason. As many rows
@@ -199,6 +206,14 @@ class GptOss(Inference):
         runner = load_backend(config.path, backend, report.show)
         report.finish(_summary(runner))
         return runner
+
+
+class _StoppedEarlyError(Exception):
+    """The answer has ended before the engine: at a text of `stop`. `deltas` are the last ones."""
+
+    def __init__(self, deltas: DeltaBatch) -> None:
+        super().__init__()
+        self.deltas = deltas
 
 
 def read_default_sampling(config: GptOss.Config) -> DefaultSampling:

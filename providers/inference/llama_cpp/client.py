@@ -13,10 +13,11 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from apis.chat import ChatRequest
-from apis.completion import CompletionBatch, CompletionRequest
-from apis.deltas import DeltaBatch
+from apis.completion import CompletionBatch, CompletionDelta, CompletionRequest
+from apis.deltas import Delta, DeltaBatch, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import InvalidRequest, UpstreamError
+from apis.sink import Sink, Stream
 from providers.common.grammars.checks import GrammarSource, find_problem, relax_schema
 from providers.inference.chat_completions.body import ChatDialect, body_to_json, request_to_body
 from providers.inference.chat_completions.endpoint import (
@@ -26,7 +27,7 @@ from providers.inference.chat_completions.endpoint import (
     PromptTemplate,
 )
 from providers.inference.chat_completions.errors import response_to_error
-from providers.inference.chat_completions.reasoning_tags import ReasoningTags, split_reasoning
+from providers.inference.chat_completions.reasoning_tags import ReasoningTags, TagSink
 from providers.inference.http.client import HttpClient, headers_to_bytes
 from providers.inference.llama_cpp.engine import EngineAddress
 
@@ -121,6 +122,12 @@ class EngineClient:
     def chat(
         self, request: ChatRequest, constraint: Constraint | None = None, **engine_fields: Any
     ) -> AsyncGenerator[DeltaBatch]:
+        """Return the batches of `stream`."""
+        return Stream[Delta](lambda sink: self.stream(request, sink, constraint, **engine_fields))
+
+    async def stream(
+        self, request: ChatRequest, sink: Sink[Delta], constraint: Constraint | None = None, **engine_fields: Any
+    ) -> None:
         """Generate from messages only: tools and response format of the request are ignored. The constraint must have
         been checked, because the engine ignores a grammar that it cannot compile."""
         if constraint is not None:
@@ -132,21 +139,20 @@ class EngineClient:
             engine_fields["seed"] = request.seed % SEED_RANGE
         if self._tags is not None:
             engine_fields["reasoning_format"] = "none"
+            if constraint is None:
+                sink = TagSink(sink, request, self._tags)
         wire = self._open_wire("/v1", dialect=_build_dialect(engine_fields))
-        batches = wire.chat(request.model_copy(update=UNSENT_FIELDS))
-        return (
-            batches if self._tags is None or constraint is not None else split_reasoning(batches, request, self._tags)
-        )
+        await wire.stream(request.model_copy(update=UNSENT_FIELDS), sink)
 
-    def chat_with_template(self, request: ChatRequest, template: PromptTemplate) -> AsyncGenerator[DeltaBatch]:
+    async def stream_with_template(self, request: ChatRequest, template: PromptTemplate, sink: Sink[Delta]) -> None:
         """Generate from a prompt of the template, whose path is below the engine's root."""
-        return self._open_wire("", template=template).chat(request)
+        await self._open_wire("", template=template).stream(request, sink)
 
     def complete(self, request: CompletionRequest, **engine_fields: Any) -> AsyncGenerator[CompletionBatch]:
         """Continue the prompt as it is."""
         seed = None if request.seed is None else request.seed % SEED_RANGE
-        update = {"seed": seed, "cache_salt": None, "priority": None}
-        return self._open_wire("/v1").complete(request.model_copy(update=update), engine_fields)
+        own = request.model_copy(update={"seed": seed, "cache_salt": None, "priority": None})
+        return Stream[CompletionDelta | Usage](lambda sink: self._open_wire("/v1").complete(own, sink, engine_fields))
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return one vector per input."""

@@ -5,16 +5,17 @@ template).
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options, share_of_salt
 from apis.completion import CompletionBatch, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import DeltaBatch
+from apis.deltas import Delta
 from apis.errors import Unsupported
 from apis.inference import ALL_CONSTRAINTS, Modality, Model
+from apis.sink import Sink, put_all
 from apis.wire.base import Effort
 from apis.wire.text_format import JsonObjectFormat
 from providers.inference.decisions.labels import FEW_LABELS, Label, find_labels, list_spellings, require_labels
@@ -77,8 +78,8 @@ class Generation(Protocol):
         """Raise Unsupported or InvalidRequest naming a field that the model cannot honour."""
         ...
 
-    def generate(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """See `Inference.chat`; `check` has passed."""
+    async def generate(self, client: EngineClient, request: ChatRequest, sink: Sink[Delta]) -> None:
+        """See `Inference.stream`; `check` has passed."""
         ...
 
     def check_completion(self, request: CompletionRequest) -> None:
@@ -129,7 +130,7 @@ class TemplateGeneration:
         """Return None: the model's template decides."""
         return None
 
-    async def generate(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+    async def generate(self, client: EngineClient, request: ChatRequest, sink: Sink[Delta]) -> None:
         """See `Generation.generate`. With tools there is at most one call per turn, and the usage includes the
         decision."""
         request = add_verbosity(request)
@@ -141,14 +142,10 @@ class TemplateGeneration:
         bound = min(request.max_completion_tokens or self._settings.max_output_tokens, MAX_LIMIT)
         request = request.model_copy(update={"max_completion_tokens": bound})
         if choices.tools:
-            batches = ToolTurn(client, request, choices, constraints).generate(answer_constraint)
+            await put_all(ToolTurn(client, request, choices, constraints).generate(answer_constraint), sink)
         else:
-            batches = client.chat(
-                request.model_copy(update={"messages": build_answer_messages(request.messages)}), answer_constraint
-            )
-        async with aclosing(batches):
-            async for batch in batches:
-                yield batch
+            messages = build_answer_messages(request.messages)
+            await client.stream(request.model_copy(update={"messages": messages}), sink, answer_constraint)
 
     def check_completion(self, request: CompletionRequest) -> None:
         """See `Generation.check_completion`."""

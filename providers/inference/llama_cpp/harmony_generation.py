@@ -12,9 +12,10 @@ from typing import Any, Final, Self
 from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
 from apis.completion import CompletionBatch, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import DeltaBatch, Finish
+from apis.deltas import Delta, DeltaBatch, Finish
 from apis.errors import ContextLengthExceeded
 from apis.inference import ALL_CONSTRAINTS, Model
+from apis.sink import ConvertedSink, Sink
 from apis.wire.base import Effort
 from providers.inference.chat_completions.body import body_to_json
 from providers.inference.chat_completions.chunk_reader import ChunkReader
@@ -94,7 +95,7 @@ class HarmonyGeneration:
         """Return the length of the rendered prompt, for which no engine is needed."""
         return len((await self._harmony.render_prompt(request)).token_ids)
 
-    async def generate(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+    async def generate(self, client: EngineClient, request: ChatRequest, sink: Sink[Delta]) -> None:
         """See `Generation.generate`. A grammar enforces `tool_choice`, `strict` functions and the text format during
         generation."""
         prompt = await self._harmony.render_prompt(request)
@@ -106,15 +107,18 @@ class HarmonyGeneration:
         enforced = None if prompt.grammar is None else await self._build_enforced_grammar(request, prompt.grammar)
         lease = self._slots.lease(prompt.token_ids, self._count_turn_tokens(prompt.token_ids), request.cache_salt)
         output_tokens = self._settings.context_tokens
+
+        def count_output(batch: DeltaBatch) -> DeltaBatch:
+            nonlocal output_tokens
+            if isinstance(finish := batch[-1], Finish):
+                output_tokens = finish.usage.output_tokens
+            return batch
+
         try:
             template = _CompletionTemplate(
                 self._build_body(request, prompt, lease), self._build_reader(prompt, enforced)
             )
-            async with aclosing(client.chat_with_template(request, template)) as batches:
-                async for batch in batches:
-                    if isinstance(finish := batch[-1], Finish):
-                        output_tokens = finish.usage.output_tokens
-                    yield batch
+            await client.stream_with_template(request, template, ConvertedSink(sink, count_output))
         finally:
             self._slots.release(lease, output_tokens)
 

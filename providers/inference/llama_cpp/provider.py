@@ -17,13 +17,14 @@ from pydantic import Field
 from apis.chat import ChatRequest, share_of_salt
 from apis.completion import CompletionBatch, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import DeltaBatch
+from apis.deltas import Delta
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError, ModelNotFound, UpstreamError, UpstreamTimeout
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.imports import install_command
 from apis.inference import Inference, Model
 from apis.provider import Provider, ProviderMetrics, UserPath
+from apis.sink import Sink
 from apis.wire.base import Effort
 from providers.inference.chat_completions.reasoning_tags import TagsOption
 from providers.inference.harmony.options import HarmonyOptions
@@ -121,17 +122,13 @@ class LlamaCpp(Inference):
         """Return all models, loaded or not. Raises UpstreamError while the engine of every loaded one is down."""
         return self._get_pool().models()
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """See `Inference.chat`."""
+    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
+        """See `Inference.stream`."""
         generation = self._find_generation(request.model)
         generation.check(request)
         with self._name_engine_in_errors():
-            async with (
-                self._get_pool().use(request.model, share_of_salt(request.cache_salt)) as client,
-                aclosing(generation.generate(client, request)) as batches,
-            ):
-                async for batch in batches:
-                    yield batch
+            async with self._get_pool().use(request.model, share_of_salt(request.cache_salt)) as client:
+                await generation.generate(client, request, sink)
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """See `Inference.complete`. One completion of one prompt."""
@@ -184,11 +181,13 @@ class LlamaCpp(Inference):
     def _name_engine_in_errors(self) -> Generator[None]:
         try:
             yield
-        except UpstreamTimeout as exc:
+        except UpstreamError as exc:
+            if exc.is_of_receiver:
+                raise
+            if not isinstance(exc, UpstreamTimeout):
+                raise UpstreamError(f"The local engine (llama.cpp) failed: {exc.message}") from exc
             limit = f"token_timeout_s ({self._config.token_timeout_s:g} s)"
             raise UpstreamTimeout(f"The local engine (llama.cpp) made no token within {limit}.") from exc
-        except UpstreamError as exc:
-            raise UpstreamError(f"The local engine (llama.cpp) failed: {exc.message}") from exc
 
     async def _build_pool(self, chosen: ChosenModels, memory: ContextMemory) -> ModelPool:
         config, several_tenants = self._config, self._tenants.are_several

@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator
 from apis.chat import ChatRequest
 from apis.completion import CompletionBatch, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import DeltaBatch
+from apis.deltas import Delta
 from apis.errors import Unsupported
+from apis.sink import Sink
 from apis.wire.base import Effort
 from providers.inference.llama_cpp.client import EngineClient
 from providers.inference.llama_cpp.generation import ClientLender
@@ -34,10 +35,9 @@ class TextlessGeneration:
         """Raise Unsupported: the model makes no decisions."""
         raise self._build_refusal(request.model, "decide")
 
-    async def generate(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+    async def generate(self, client: EngineClient, request: ChatRequest, sink: Sink[Delta]) -> None:
         """Raise Unsupported: the model has no chats."""
         self.check(request)
-        yield ()  # makes this function a generator
 
     async def complete(self, client: EngineClient, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """Raise Unsupported: the model has no text completions."""

@@ -52,9 +52,8 @@ class Journal(Sink[ResponseStreamEvent]):
         self._has_space = asyncio.Event()
         self._is_stopping = False
 
-    async def put(self, batch: Sequence[ResponseStreamEvent]) -> None:
-        """Number events and buffer them; wait while the store is too slow for the buffer."""
-        self.write(batch)
+    async def ready(self) -> None:
+        """Wait while the store is too slow for the buffer."""
         while self._buffered_bytes >= _MAX_BUFFERED_BYTES:
             self._has_space.clear()
             await self._has_space.wait()

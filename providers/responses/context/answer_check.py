@@ -4,8 +4,7 @@ import asyncio
 import importlib
 import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -34,7 +33,7 @@ from apis.deltas import (
 )
 from apis.errors import UpstreamError
 from apis.inference import Inference, Model
-from apis.live_batch import convert_batch
+from apis.sink import ConvertedSink, Sink
 from providers.responses.events.open_items import EMPTY_ARGUMENTS
 from providers.responses.events.response_object import add_usage
 
@@ -91,30 +90,26 @@ class CheckedInference(Inference):
     async def count_tokens(self, request: ChatRequest) -> int:
         return await self._inference.count_tokens(request)
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
         answer = self._begin_answer(request)
-        async with aclosing(answer.read(self._inference, request)) as batches:
-            async for batch in batches:
-                yield batch
+        await self._inference.stream(request, ConvertedSink(sink, answer.take))
         if answer.finish is None:
             return
         problem = await answer.find_problem()
         if problem is None:
-            yield (*answer.delayed, answer.finish)
+            await sink.put((*answer.delayed, answer.finish))
             return
         if answer.has_left or request.max_completion_tokens == answer.finish.usage.output_tokens:
             raise problem.to_error()
         second = self._begin_answer(request)
         second.begins_message = answer.has_left_text
-        async with aclosing(second.read(self._inference, answer.build_retry(request, problem))) as batches:
-            async for batch in batches:
-                yield batch
+        await self._inference.stream(answer.build_retry(request, problem), ConvertedSink(sink, second.take))
         if second.finish is None:
             return
         if (problem := await second.find_problem()) is not None:
             raise problem.to_error()
         usage = add_usage(answer.finish.usage, second.finish.usage)
-        yield (*second.delayed, Finish(second.finish.reason, usage))
+        await sink.put((*second.delayed, Finish(second.finish.reason, usage)))
 
     def _begin_answer(self, request: ChatRequest) -> "_Answer":
         form = request.response_format if self._rules.demands_json else None
@@ -168,15 +163,8 @@ class _Answer:
         is_whole = self.finish is not None and self.finish.reason == "stop"
         return is_whole and not (self._has_other_output or self._calls)
 
-    async def read(self, inference: Inference, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """Yield the answer's batches without its Finish. What is delayed is counted."""
-        async with aclosing(inference.chat(request)) as batches:
-            async for batch in batches:
-                if output := convert_batch(batch, self._take):
-                    yield output
-
-    def _take(self, batch: DeltaBatch) -> DeltaBatch:
-        """Return what may leave of a batch now, and the count of what is delayed."""
+    def take(self, batch: DeltaBatch) -> DeltaBatch:
+        """Return what may leave of a batch now, without the Finish, and the count of what is delayed."""
         output: list[Delta] = []
         for delta in batch:
             match delta:

@@ -3,7 +3,7 @@ model that the run config names."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -11,6 +11,7 @@ from apis.chat import ChatRequest, Message
 from apis.deltas import DelayedOutput, Delta, DeltaBatch, ReasoningDelta, ReasoningSummaryDelta, TextDelta
 from apis.errors import StackError
 from apis.inference import Inference, Model
+from apis.sink import Sink
 
 _log = logging.getLogger(__name__)
 
@@ -54,27 +55,8 @@ class SummarizingInference(Inference):
     async def count_tokens(self, request: ChatRequest) -> int:
         return await self._inference.count_tokens(request)
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        reasoning: list[str] = []
-        async with aclosing(self._inference.chat(request)) as batches:
-            async for batch in batches:
-                output: list[Delta] = []
-                for delta in batch:
-                    is_reasoning = isinstance(delta, ReasoningDelta)
-                    ends_reasoning = delta.begins_message if is_reasoning else not isinstance(delta, DelayedOutput)
-                    if reasoning and ends_reasoning:
-                        text, reasoning = "".join(reasoning), []
-                        if output:
-                            yield output
-                            output = []
-                        async with aclosing(self._summarize(text, request)) as summaries:
-                            async for summary in summaries:
-                                yield (summary,)
-                    if is_reasoning:
-                        reasoning.append(delta.text)
-                    output.append(delta)
-                if output:
-                    yield output
+    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
+        await self._inference.stream(request, _SummarySink(sink, lambda text: self._summarize(text, request)))
 
     async def _summarize(self, reasoning: str, request: ChatRequest) -> AsyncGenerator[ReasoningSummaryDelta]:
         if not reasoning.strip():
@@ -99,3 +81,50 @@ class SummarizingInference(Inference):
                 _log.warning("a summary of reasoning by %s failed: %s", self._summary_model, exc or "it took too long")
         if not begun and self._repeats_reasoning:
             yield ReasoningSummaryDelta(reasoning)
+
+
+class _SummarySink(Sink[Delta]):
+    """Passes the deltas on, and the summary of each run of reasoning before the delta that ends it, which waits for
+    it."""
+
+    def __init__(self, sink: Sink[Delta], summarize: Callable[[str], AsyncGenerator[ReasoningSummaryDelta]]) -> None:
+        self._sink = sink
+        self._summarize = summarize
+        self._reasoning: list[str] = []
+        self._waiting: DeltaBatch = ()
+
+    def write(self, batch: DeltaBatch) -> bool:
+        output = self._take(batch)
+        is_ready = self._sink.write(output) if output else True
+        return is_ready and not self._waiting
+
+    async def put(self, batch: DeltaBatch) -> None:
+        if output := self._take(batch):
+            await self._sink.put(output)
+        await self._put_summary()
+
+    async def ready(self) -> None:
+        await self._sink.ready()
+        await self._put_summary()
+
+    def _take(self, batch: DeltaBatch) -> DeltaBatch:
+        """Return what leaves before the next summary."""
+        for index, delta in enumerate(batch):
+            is_reasoning = isinstance(delta, ReasoningDelta)
+            ends_reasoning = delta.begins_message if is_reasoning else not isinstance(delta, DelayedOutput)
+            if self._reasoning and ends_reasoning:
+                self._waiting = batch[index:]
+                return batch[:index]
+            if is_reasoning:
+                self._reasoning.append(delta.text)
+        return batch
+
+    async def _put_summary(self) -> None:
+        if not self._waiting:
+            return
+        text, batch = "".join(self._reasoning), self._waiting
+        self._reasoning, self._waiting = [], ()
+        async with aclosing(self._summarize(text)) as summary:
+            async for delta in summary:
+                await self._sink.put((delta,))
+        await self.put(batch)

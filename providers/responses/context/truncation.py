@@ -5,15 +5,15 @@ and reasoning with its answer. System and developer messages always stay, and so
 alone is too long, the oldest images of its calls are left out: a computer sends a screenshot for each of its steps.
 """
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Final
 
 from apis.chat import ChatRequest, ImagePart, Message, TextPart
-from apis.deltas import DeltaBatch
+from apis.deltas import Delta, DeltaBatch
 from apis.errors import ContextLengthExceeded, StackError
 from apis.inference import Inference, Model
 from apis.responses import CreateResponse
+from apis.sink import ConvertedSink, Sink
 
 _INSTRUCTION_ROLES: Final = ("system", "developer")
 _DROPPED_IMAGE: Final = "[An earlier image was left out here.]"
@@ -34,17 +34,20 @@ class TruncatingInference(Inference):
     async def count_tokens(self, request: ChatRequest) -> int:
         return await self._inference.count_tokens(request)
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
         offsets: Sequence[int] | None = None
         dropped_count, step = 0, 1
         shortened = request
+        begun = False
+
+        def begin(batch: DeltaBatch) -> DeltaBatch:
+            nonlocal begun
+            begun = True
+            return batch
+
         while True:
-            begun = False
             try:
-                async with aclosing(self._inference.chat(shortened)) as batches:
-                    async for deltas in batches:
-                        begun = True
-                        yield deltas
+                await self._inference.stream(shortened, ConvertedSink(sink, begin))
                 return
             except ContextLengthExceeded:
                 offsets = find_turn_offsets(request.messages) if offsets is None else offsets

@@ -3,7 +3,7 @@ their results, until it ends its answer or calls a tool of the client."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
@@ -12,12 +12,11 @@ import msgspec
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 
 from apis.chat import ChatRequest, Message, share_of_salt
-from apis.deltas import DeltaBatch, Finish, Usage
+from apis.deltas import Finish, Usage
 from apis.errors import ExternalConnectorError, StackError, ToolFailed, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
-from apis.live_batch import LiveBatch
-from apis.sink import Sink
+from apis.sink import ReceivingSink, Sink
 from apis.wire.item_types import LISTING_TYPES
 from apis.wire.items import Item, output_to_input
 from providers.responses.context.compaction import ResponseCompaction
@@ -151,20 +150,9 @@ class AgentLoop:
 
     async def _ask_model(self, turn: TurnStream) -> None:
         """Let the model answer the chat, and feed its deltas to the turn as they arrive."""
-        sink, has_readers = self._sink, self._output.has_readers
+        has_readers = self._output.has_readers
         feed = turn.feed if has_readers else turn.feed_joined
-
-        def receive(deltas: DeltaBatch) -> bool:
-            events = feed(deltas)
-            return sink.write(events) if events else True
-
-        async with aclosing(self._plan.inference.chat(self.chat)) as batches:
-            async for deltas in batches:
-                events = feed(deltas)
-                if events or not has_readers:
-                    await sink.put(events)
-                if isinstance(deltas, LiveBatch):
-                    deltas.push_to(receive)
+        await self._plan.inference.stream(self.chat, ReceivingSink(self._sink, feed, passes_empty=not has_readers))
 
     async def _prepare_turn(self) -> None:
         """Run the calls of tools before the model's turn, and compact a chat that is too long; `chat` is then ready."""

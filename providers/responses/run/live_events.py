@@ -74,6 +74,9 @@ class LiveEvents(Sink[ResponseStreamEvent]):
         if events:
             await self._sink.put(self._number_and_show(events))
 
+    async def ready(self) -> None:
+        await self._sink.ready()
+
     async def end(self, batch: EventBatch) -> None:
         """Pass on the last events, of which the very last one ends the response."""
         await (self.put(batch) if self._is_streamed else self._sink.put(self._number_and_show(batch[-1:])))

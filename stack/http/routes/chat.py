@@ -3,8 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, assert_never, cast
@@ -32,7 +31,7 @@ from apis.deltas import (
     Usage,
 )
 from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError, error_to_body
-from apis.live_batch import convert_batch
+from apis.sink import LastBatch, ReceivingSink, Sink, Stream
 from apis.wire.base import Wire, sdk_model_to_json
 from providers.common.grammars.chat import check_chat
 from stack.http.answers import json_response
@@ -87,14 +86,15 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     builder = _CompletionBuilder(
         request.model, context.request_record, hides_reasoning=services.stack.responses.hides_reasoning
     )
-    batches = services.stack.inference.chat(services.cache_salts.add_salt(chat, context.tenant))
+    stream = partial(services.stack.inference.stream, services.cache_salts.add_salt(chat, context.tenant))
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
-        chunks = builder.stream_chunks(batches, wants_usage=wants_usage)
+        build = partial(builder.build_chunks, wants_usage=wants_usage)
+        chunks = Stream[ChatCompletionChunk](lambda sink: stream(ReceivingSink(sink, build)))
         return EventStream(
             chunks, encode_chunks, services.monitor, context.request_record, encode_error=encode_stream_error
         )
-    completion = await run_while_connected(http.scope, http.receive, builder.build_completion(batches))
+    completion = await run_while_connected(http.scope, http.receive, builder.build_completion(stream))
     return json_response(sdk_model_to_json(completion))
 
 
@@ -201,15 +201,8 @@ class _CompletionBuilder:
         self._functions: dict[str, tuple[str, list[str]]] = {}
         self._has_begun = False
 
-    async def stream_chunks(
-        self, batches: AsyncGenerator[DeltaBatch], *, wants_usage: bool
-    ) -> AsyncGenerator[Sequence[ChatCompletionChunk]]:
-        """Yield one chunk per delta."""
-        async with aclosing(batches):
-            async for deltas in batches:
-                yield convert_batch(deltas, partial(self._build_chunks, wants_usage=wants_usage))
-
-    def _build_chunks(self, deltas: DeltaBatch, *, wants_usage: bool) -> Sequence[ChatCompletionChunk]:
+    def build_chunks(self, deltas: DeltaBatch, *, wants_usage: bool) -> Sequence[ChatCompletionChunk]:
+        """Return one chunk per delta, and those of the beginning and the end."""
         chunks = [] if self._has_begun else [self._build_chunk({"role": "assistant", "content": ""})]
         self._has_begun = True
         self._request_record.add_streamed(deltas)
@@ -225,15 +218,18 @@ class _CompletionBuilder:
                     chunks.append(self._build_chunk(None, usage=_build_completion_usage(delta.usage)))
         return chunks
 
-    async def build_completion(self, batches: AsyncGenerator[DeltaBatch]) -> ChatCompletion:
+    async def build_completion(self, stream: Callable[[Sink[Delta]], Awaitable[None]]) -> ChatCompletion:
         """Return the completion that a drained stream makes. Raises UpstreamError if the stream has no end."""
         drained = _DrainedChat()
-        async with aclosing(batches):
-            async for deltas in batches:
-                self._request_record.add_streamed(deltas)
-                for delta in deltas:
-                    if not (self._hides_reasoning and isinstance(delta, ReasoningDelta)):
-                        drained.add(delta)
+
+        def drain(deltas: DeltaBatch) -> DeltaBatch:
+            self._request_record.add_streamed(deltas)
+            for delta in deltas:
+                if not (self._hides_reasoning and isinstance(delta, ReasoningDelta)):
+                    drained.add(delta)
+            return deltas
+
+        await stream(ReceivingSink(LastBatch[Delta](), drain))
         if drained.finish is None:
             raise UpstreamError("The inference server ended its answer without saying why.")
         self._request_record.record_usage(self._model, drained.finish.usage)

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from pydantic import ValidationError
 
-from apis.deltas import Delta, Finish, TextDelta, Usage
+from apis.deltas import Finish, TextDelta, Usage
 from apis.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -36,7 +36,6 @@ from tests.support.servers.upstream_server import (
     Answer,
     Repeat,
     UpstreamServer,
-    Wait,
     call_chunks,
     delta_chunk,
     error_answer,
@@ -358,18 +357,3 @@ async def test_connecting_has_a_limit() -> None:
         finally:
             for one in queue:
                 one.close()
-
-
-async def test_a_slow_reader_is_no_silent_server() -> None:
-    reading, read_on = asyncio.Event(), asyncio.Event()
-    answer = [*sent(ROLE, delta_chunk(content="a")), Wait(reading), *stream(text_chunks("b"))[1:4], Wait(read_on)]
-    answer += stream(text_chunks())[1:]
-    seen: list[Delta] = []
-    async with UpstreamServer(answer) as upstream, started(upstream.base_url, token_gap_timeout_s=0.1) as vllm:
-        async for step in vllm.chat(chat_request()):
-            seen += step
-            if reading.is_set():
-                asyncio.get_running_loop().call_later(0.3, read_on.set)
-                await read_on.wait()
-            reading.set()
-    assert isinstance(seen[-1], Finish)

@@ -10,11 +10,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Final
 
 from apis.errors import ContextLengthExceeded, InvalidRequest, Overloaded, StackError, UpstreamError
+from apis.sink import Sink, Stream
 from providers.inference.gpt_oss.engine.runner import Runner, SampledRun
 from providers.inference.gpt_oss.engine.sampling import SampledToken
 from providers.inference.gpt_oss.engine.scheduler import ScheduledStep, Scheduler
@@ -73,11 +76,14 @@ class EngineMetrics:
 
 
 class _Stream:
-    """One request on its way out. The engine's thread writes `generated_count`, `is_registered` and `is_throttled`, the
-    event loop all other attributes."""
+    """One request on its way out, into `sink`. The engine's thread writes `generated_count`, `is_registered` and
+    `is_throttled`, the event loop all other attributes."""
 
-    def __init__(self, sequence: TokenSequence) -> None:
+    def __init__(self, sequence: TokenSequence, sink: Sink[EngineStep]) -> None:
         self.sequence = sequence
+        self.is_sink_ready = True
+        self._sink = sink
+        self._failure: BaseException | None = None
         self.generated_count = 0
         self.is_registered = False
         self.is_throttled = False
@@ -90,20 +96,36 @@ class _Stream:
 
     def receive(
         self, new_tokens: Sequence[SampledToken], finish_reason: EngineFinishReason | None, error: StackError | None
-    ) -> None:
+    ) -> bool:
+        """Keep what the thread has delivered; write it at once if it is waited for, and return true if it was."""
         self._new_tokens += new_tokens
         self._finish_reason = finish_reason or self._finish_reason
         self.error = error or self.error
-        if self._waiter is not None and not self._waiter.done():
+        if self._waiter is None or self._waiter.done():
+            return False
+        is_written = self._finish_reason is None and self.error is None and bool(self._new_tokens)
+        if is_written:
+            try:
+                self.is_sink_ready = self._sink.write([self.take_step()])
+            except BaseException as exc:  # noqa: BLE001 - raised where the stream is waited for
+                self._failure = exc
+        if not is_written or not self.is_sink_ready or self._failure is not None:
             self._waiter.set_result(None)
+        return is_written
 
-    async def next_step(self) -> EngineStep:
-        """Return all tokens since the last call, as soon as there are any. Raises the error that ends the stream."""
-        while not self._new_tokens and self._finish_reason is None:
+    async def wait_for_control(self) -> None:
+        """Wait, while steps are written into the sink, until it is not ready, or the last step has come. Raises the
+        error that ends the stream, and the sink's."""
+        while self.is_sink_ready and not self._new_tokens and self._finish_reason is None:
             if self.error is not None:
                 raise self.error
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+            if self._failure is not None:
+                raise self._failure
+
+    def take_step(self) -> EngineStep:
+        """Return all tokens since the last call."""
         new_tokens, self._new_tokens = self._new_tokens, []
         self.read_count += len(new_tokens)
         sequence = self.sequence
@@ -167,22 +189,35 @@ class Engine:
             await asyncio.to_thread(thread.join)
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineStep]:
-        """Generate. Each step has tokens or a finish reason; closing the generator stops the generation.
+        """Yield the steps of `stream`; closing the generator stops the generation."""
+        async with aclosing(Stream(partial(self.stream, request))) as batches:
+            async for (step,) in batches:
+                yield step
 
-        Raises ContextLengthExceeded, InvalidRequest, Overloaded, or UpstreamError when the engine failed or stops.
+    async def stream(self, request: EngineRequest, sink: Sink[EngineStep]) -> None:
+        """Generate into `sink`, one step at a time: each has tokens or a finish reason. Cancelling it stops the
+        generation.
+
+        Raises ContextLengthExceeded, InvalidRequest, Overloaded, UpstreamError when the engine failed or stops, and the
+        errors of the sink.
         """
-        stream = self._admit(request)
+        stream = self._admit(request, sink)
         self._open_streams[stream] = None
         self._tenant_stream_counts[request.tenant] += 1
         self._inbox.put(stream)
         ended = False
         try:
             while not ended:
-                step = await stream.next_step()
+                await stream.wait_for_control()
+                if not stream.is_sink_ready:
+                    await sink.ready()
+                    stream.is_sink_ready = True
+                    continue
+                step = stream.take_step()
                 ended = step.finish_reason is not None
                 if stream.is_throttled:
                     self._inbox.put(stream)
-                yield step
+                await sink.put([step])
         finally:
             del self._open_streams[stream]
             self._tenant_stream_counts[request.tenant] -= 1
@@ -211,7 +246,7 @@ class Engine:
             engine_s=self._engine_s,
         )
 
-    def _admit(self, request: EngineRequest) -> _Stream:
+    def _admit(self, request: EngineRequest, sink: Sink[EngineStep]) -> _Stream:
         if self._is_closing or self._thread is None:
             raise _engine_stopped_error()
         wait_s = self._refuse_until - time.monotonic()
@@ -230,7 +265,7 @@ class Engine:
             raise Overloaded("Too many requests are waiting for the engine. Try again shortly.", retry_after_s=1)
         if self._tenant_stream_counts[request.tenant] >= slots + settings.max_tenant_waiting:
             raise Overloaded("Too many of your requests are waiting for the engine.", retry_after_s=1)
-        return _Stream(TokenSequence(request, limit))
+        return _Stream(TokenSequence(request, limit), sink)
 
     def _fail_open_streams(self) -> None:
         for stream in self._open_streams:
@@ -247,7 +282,8 @@ class Engine:
         self._delivery_scheduled = False
         while self._delivery_batches:
             for stream, new_tokens, finish, error in self._delivery_batches.popleft():
-                stream.receive(new_tokens, finish, error)
+                if stream.receive(new_tokens, finish, error) and stream.is_throttled:
+                    self._inbox.put(stream)
 
     # --- the thread --------------------------------------------------------------------------------------------------
 

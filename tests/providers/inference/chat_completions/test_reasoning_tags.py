@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from apis.chat import TENANT_SALT_PREFIX, ChatRequest
 from apis.deltas import Delta, DeltaBatch, Finish, ReasoningDelta, TextDelta, TokenLogprob, ToolCallStart, Usage
+from apis.sink import Stream, put_all
 from providers.inference.chat_completions.reasoning_tags import (
     TAGS_PRESETS,
     OpeningModels,
     ReasoningTags,
+    TagSink,
     TagSplitter,
     find_tags,
     replay_reasoning,
-    split_reasoning,
 )
 
 THINK = TAGS_PRESETS["think"]
@@ -136,7 +137,8 @@ async def test_a_model_that_had_a_lone_close_is_read_as_thinking_from_then_on() 
             for delta in end:
                 yield [delta]
 
-        return [delta async for batch in split_reasoning(batches(), request, THINK, models) for delta in batch]
+        answer = Stream[Delta](lambda sink: put_all(batches(), TagSink(sink, request, THINK, models)))
+        return [delta async for batch in answer for delta in batch]
 
     await ask("Hm.</think>", "Hello.")
     assert [*models] == [("a", "m")]
@@ -211,7 +213,7 @@ def test_log_probabilities_are_those_of_the_text() -> None:
     ]
 
 
-async def test_a_batch_in_which_nothing_is_certain_is_not_yielded() -> None:
+async def test_a_batch_in_which_nothing_is_certain_is_not_passed_on() -> None:
     async def batches() -> AsyncGenerator[DeltaBatch]:
         for text in ("<thi", "nk>", "a", "</think>", "b"):
             yield [TextDelta(text)]
@@ -219,7 +221,8 @@ async def test_a_batch_in_which_nothing_is_certain_is_not_yielded() -> None:
 
     fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "is_streamed": True}
     request = ChatRequest.model_validate(fields)
-    seen = [batch async for batch in split_reasoning(batches(), request, THINK)]
+    answer = Stream[Delta](lambda sink: put_all(batches(), TagSink(sink, request, THINK)))
+    seen = [batch async for batch in answer]
     assert seen == [[ReasoningDelta("a")], [TextDelta("b")], [FINISH]]
 
 
