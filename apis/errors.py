@@ -29,6 +29,7 @@ StackError
 ├── StoredValueTooLarge       413  a value is above the limit of the KVStore
 ├── Overloaded                503  shed before harm; retry later
 ├── ToolFailed                502  a tool failed; the model receives the error, not the client
+│   ├── ImageRefused          400  the images server calls the request wrong
 │   └── FetchFailed           502  a URL was refused, or did not answer within the limits
 └── ConfigError                    start-up only, never reaches HTTP
 """
@@ -295,6 +296,13 @@ class ToolFailed(StackError):
     """A tool failed. The message is for the model and holds no secret."""
 
     status = 502
+
+
+class ImageRefused(ToolFailed):
+    """The images server calls the request wrong, or does not allow its prompt; the message is its own."""
+
+    status = 400
+    type = "invalid_request_error"
 
 
 class FetchFailed(ToolFailed):

@@ -14,6 +14,7 @@ from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
 from apis.errors import ConfigError, StackError
 from apis.fair_share import Tenants
+from apis.image_generator import ImageGenerator
 from apis.inference import Inference
 from apis.observation.traces import Traces
 from apis.provider import Provider
@@ -47,6 +48,7 @@ class Stack:
     uploads: Uploads | None = None
     batches: Batches | None = None
     skills: Skills | None = None
+    image_generator: ImageGenerator | None = None
     providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
 
@@ -84,6 +86,7 @@ async def open_stack(
             cast("Uploads | None", live.get("uploads")),
             cast("Batches | None", live.get("batches")),
             cast("Skills | None", live.get("skills")),
+            cast("ImageGenerator | None", live.get("image_generator")),
             {part.path: provider for part, provider in order},
         )
 

@@ -43,6 +43,8 @@ _CALLED_BY = (
     *("FunctionCallItem", "FunctionCallOutput", "CustomToolCallItem", "CustomToolCallOutput", "ShellCallItem"),
     *("ShellCallOutput", "ApplyPatchCallItem", "ApplyPatchCallOutput"),
 )
+_IMAGES = ("CreateImage", "EditImage")
+_NO_SVG = "An SVG is text: ask the model itself for it."
 _NO_USERS = "Usage is by project, key and model: there are no users here."
 _USAGE = ("UsageQuery", "ImagesUsageQuery", "WebSearchUsageQuery", "FileSearchUsageQuery")
 _PLAIN_IMAGES = "Images are counted by project, key and model."
@@ -113,14 +115,8 @@ FIELD_ROWS: Final = (
         "echoed",
         "Models here read the output as text.",
     ),
-    FieldRow(
-        "tools[].output_format",
-        ("ImageGenerationTool",),
-        "refused",
-        "An SVG is text: ask the model itself for it.",
-        value="svg",
-    ),
-    FieldRow("tools[].svg", ("ImageGenerationTool",), "refused", "An SVG is text: ask the model itself for it."),
+    FieldRow("tools[].output_format", ("ImageGenerationTool",), "refused", _NO_SVG, value="svg"),
+    FieldRow("tools[].svg", ("ImageGenerationTool",), "refused", _NO_SVG),
     FieldRow("tools[].search_content_types", ("WebSearchTool",), "echoed", "Searches here return text."),
     FieldRow("input[].caller", _CALLED_BY, "echoed", "Programs cannot call tools here."),
     FieldRow("input[].async", ("FunctionCallItem", "CustomToolCallItem"), "echoed", "The client ran the call."),
@@ -202,6 +198,16 @@ FIELD_ROWS: Final = (
         "The engine caches every prefix itself.",
     ),
     FieldRow("safety_identifier", ("CreateDecision",), "ignored", "No request is checked by user."),
+    FieldRow("output_format", _IMAGES, "refused", _NO_SVG, value="svg"),
+    FieldRow("svg", _IMAGES, "refused", _NO_SVG),
+    FieldRow("response_format", _IMAGES, "refused", "Images are not stored: they come in the response.", value="url"),
+    *(
+        FieldRow("quality", _IMAGES, "refused", "It is a quality of retired models.", value=value)
+        for value in ("standard", "hd")
+    ),
+    FieldRow("style", _IMAGES, "refused", "Describe the style in the prompt."),
+    FieldRow("markup", ("EditImage",), "refused", "Describe the change in the prompt, or send a mask."),
+    *(FieldRow(name, _IMAGES, "ignored", "No request is checked by user.") for name in ("safety_identifier", "user")),
     FieldRow("rewrite_query", ("SearchStores",), "ignored", "Queries are searched for as they are."),
     FieldRow("user", ("EmbeddingRequest", "CreateCompletion"), "ignored", "No request is checked by user."),
     *(

@@ -1,4 +1,4 @@
-"""The tool `image_generation` as a Responses request declares it."""
+"""The settings of an image, and the tool `image_generation` as a Responses request declares it."""
 
 from typing import Annotated, Final, Literal
 
@@ -29,17 +29,13 @@ class ImageMask(Wire):
     file_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
 
-class ImageGenerationTool(ToolWire):
-    """Images that the server's image model generates or edits. `auto` is everywhere the server's own choice."""
+class ImageSettings(Wire):
+    """The form of an image that is to be generated. `auto` is everywhere the server's own choice."""
 
-    type: Literal["image_generation"]
-    action: Literal["generate", "edit", "auto"] | None = None
     background: Literal["transparent", "opaque", "auto"] | None = None
     complexity: Literal["low", "medium", "high"] | None = None
     frame_count: int | None = Field(None, ge=2, le=16)
     frame_duration_ms: int | None = Field(None, ge=1, le=655_350)
-    input_fidelity: Literal["high", "low"] | None = None
-    input_image_mask: ImageMask | None = None
     model: str | None = Field(None, min_length=1, max_length=256)
     moderation: Literal["auto", "low"] | None = None
     output_compression: int | None = Field(None, ge=0, le=100)
@@ -47,3 +43,12 @@ class ImageGenerationTool(ToolWire):
     partial_images: int | None = Field(None, ge=0, le=MAX_PARTIAL_IMAGES)
     quality: Literal["low", "medium", "high", "xhigh", "max", "auto"] | None = None
     size: str | None = Field(None, pattern=r"^(?:auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")
+
+
+class ImageGenerationTool(ToolWire, ImageSettings):
+    """Images that the server's image model generates or edits."""
+
+    type: Literal["image_generation"]
+    action: Literal["generate", "edit", "auto"] | None = None
+    input_fidelity: Literal["high", "low"] | None = None
+    input_image_mask: ImageMask | None = None

@@ -9,11 +9,10 @@ from typing import Any, Final, cast
 import orjson
 
 from apis.documents.reader import UnreadableFile, image_media_type
-from apis.errors import ToolFailed
-from apis.image_generator import GeneratedImage, ImageUsage
+from apis.errors import ImageRefused, ToolFailed
+from apis.image_generator import MAX_PROMPT_CHARS, GeneratedImage, ImageUsage
 
 _MAX_NOTE_CHARS: Final = 500
-_MAX_PROMPT_CHARS: Final = 32_000
 _MAX_TOKENS: Final = 10**9
 _QUALITIES: Final = ("low", "medium", "high", "xhigh", "max", "auto")
 _BACKGROUNDS: Final = ("transparent", "opaque", "auto")
@@ -82,7 +81,7 @@ def build_image(
         size=size if isinstance(size, str) and len(size) <= 16 else None,
         quality=_one_of(facts.get("quality"), _QUALITIES),
         background=_one_of(facts.get("background"), _BACKGROUNDS),
-        revised_prompt=prompt[:_MAX_PROMPT_CHARS] if isinstance(prompt, str) and prompt else None,
+        revised_prompt=prompt[:MAX_PROMPT_CHARS] if isinstance(prompt, str) and prompt else None,
         usage=_parse_usage(facts.get("usage")),
     )
 
@@ -101,7 +100,8 @@ def error_of_answer(status: int, body: bytes) -> ToolFailed:
     except ToolFailed:
         error = None
     message, code = parse_error(error)
-    return ToolFailed(message or f"The images server answered with HTTP {status}.", code=code)
+    kind = ImageRefused if status >= 400 else ToolFailed
+    return kind(message or f"The images server answered with HTTP {status}.", code=code)
 
 
 def parse_error(error: Any) -> tuple[str | None, str | None]:

@@ -83,7 +83,9 @@ class OpenAIImages(ImageGenerator):
     def capabilities(self) -> ImageCapabilities:
         config = self._config
         models = {*config.models, *((config.model,) if config.models and config.model else ())}
-        return ImageCapabilities(frozenset(config.options), frozenset(models), config.edits, config.streams)
+        return ImageCapabilities(
+            frozenset(config.options), frozenset(models), config.edits, config.streams, config.model
+        )
 
     async def generate(self, request: ImageRequest) -> AsyncGenerator[PartialImage | GeneratedImage]:
         deadline = asyncio.get_running_loop().time() + self.timeout_s

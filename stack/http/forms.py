@@ -1,24 +1,29 @@
 """Forms: requests of `multipart/form-data`, with the files that they bring."""
 
 import logging
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from apis.errors import InvalidRequest, Overloaded
 from stack.http.context import get_context, get_services
+from stack.http.parsing import ModelT, to_invalid_request
 from stack.http.request_body import stream_body
+from stack.http.unknown_fields import refuse_misspelt_field
 
 _log = logging.getLogger(__name__)
 _CHUNK_BYTES: Final = 256 * 1024
-_MAX_FORM_BYTES: Final = 64 * 1024
-"""Bytes of a form's other parts, on top of its file."""
-_MAX_FORM_FIELDS: Final = 16
+_MAX_FORM_BYTES: Final = 256 * 1024
+"""Bytes of a form's other parts, on top of its files: a prompt is the longest of them."""
+_MAX_FORM_FIELDS: Final = 32
+_NESTED_FIELD: Final = re.compile(r"(\w{1,32})\[(\w{1,32})\]")
 _MAX_PART_HEAD_BYTES: Final = 1024
 """Bytes that the boundary and headers of one of several files may take."""
 
@@ -30,6 +35,14 @@ class Upload:
     filename: str
     fields: dict[str, str]
     data: AsyncGenerator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The files of a form by their field, in their order, and its other fields. Files `name[]` are files `name`."""
+
+    files: dict[str, list[UploadFile]]
+    fields: dict[str, str]
 
 
 @asynccontextmanager
@@ -55,15 +68,47 @@ async def open_uploads(
 ) -> AsyncGenerator[tuple[list[UploadFile], dict[str, str]]]:
     """Open the form of an upload of several files, on disk where they are large, for as long as the context lasts:
     those of the field, which may be `field` or `field[]`, and the other fields. Raises as `open_upload` does."""
+    async with open_form(http, max_bytes, max_files, field=field) as form:
+        yield form.files[field], form.fields
+
+
+@asynccontextmanager
+async def open_form(http: Request, max_bytes: int, max_files: int, *, field: str) -> AsyncGenerator[Form]:
+    """Open a form of several files, on disk where they are large, for as long as the context lasts; `field` is the one
+    that it must have. Raises as `open_upload` does."""
     form_bytes = _MAX_FORM_BYTES + max_files * _MAX_PART_HEAD_BYTES
-    form = await _parse_form(http, _stream_upload(http, max_bytes + form_bytes, None), max_files=max_files)
+    parsed = await _parse_form(http, _stream_upload(http, max_bytes + form_bytes, None), max_files=max_files)
     try:
-        files = [file for name in (field, f"{field}[]") for file in form.getlist(name) if isinstance(file, UploadFile)]
-        if not files:
+        form = Form({}, {})
+        for name, value in parsed.multi_items():
+            if isinstance(value, UploadFile):
+                form.files.setdefault(name.removesuffix("[]"), []).append(value)
+            else:
+                form.fields[name] = value
+        if field not in form.files:
             raise _missing_file(field)
-        yield files, {key: value for key, value in form.multi_items() if isinstance(value, str)}
+        yield form
     finally:
-        await form.close()
+        await parsed.close()
+
+
+def read_form_fields(fields: Mapping[str, str], model: type[ModelT]) -> ModelT:
+    """Return the fields of a form as one of our models: its numbers and booleans are text, and a field of an object is
+    `name[field]`. Raises InvalidRequest."""
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        if nested := _NESTED_FIELD.fullmatch(name):
+            inner = values.setdefault(nested[1], {})
+            if isinstance(inner, dict):
+                inner[nested[2]] = value
+        else:
+            values[name] = value
+    try:
+        request = model.model_validate(values, strict=False)
+    except ValidationError as exc:
+        raise to_invalid_request(exc.errors(include_url=False)[0], values) from None
+    refuse_misspelt_field(values, request)
+    return request
 
 
 async def _stream_upload(http: Request, max_bytes: int, setting: str | None) -> AsyncGenerator[bytes]:

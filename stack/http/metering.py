@@ -12,7 +12,8 @@ from apis.accounts.usage import UsageCounts, count_one_request
 from apis.completion import CompletionRequest
 from apis.decisions import DecisionRequest
 from apis.documents.embeddings import EmbeddingRequest
-from apis.errors import PermissionDenied
+from apis.errors import ModelNotFound, PermissionDenied
+from apis.images import CreateImage
 from apis.inference import ModelNames
 from apis.responses import CreateResponse
 from apis.wire.base import ToolWire
@@ -43,11 +44,28 @@ async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> Gran
     resolved: BaseModel = request
     if isinstance(request, CreateResponse) and request.prompt is not None:
         resolved = stack.responses.resolve_prompt(request)
-    name = getattr(resolved, "model", None)
-    needs_names = name and (caller.is_restricted or stack.accounts.organization() is not None)
-    model = await find_model(caller, name, stack.inference) if needs_names else None
+    if isinstance(request, CreateImage):
+        model = _find_image_model(stack, caller, request)
+    else:
+        name = getattr(resolved, "model", None)
+        needs_names = name and (caller.is_restricted or stack.accounts.organization() is not None)
+        model = await find_model(caller, name, stack.inference) if needs_names else None
     require_request(caller, resolved, model)
     return GrantedRequest(_apply_settings(caller, request), resolved, model)
+
+
+def _find_image_model(stack: Stack, caller: Caller, request: CreateImage) -> ModelNames | None:
+    """Return the name of the image model of a request; None where only the images server knows it. Raises
+    ModelNotFound for a name that the run config does not have, where the caller's models are closed or limited by their
+    names."""
+    capabilities = stack.image_generator.capabilities if stack.image_generator is not None else None
+    default = capabilities.default_model if capabilities is not None else None
+    name = request.model or default
+    if name is None:
+        return None
+    if caller.needs_listed_models and capabilities is not None and name not in {default, *capabilities.models}:
+        raise ModelNotFound(name, capabilities.models)
+    return ModelNames(name, frozenset({name}))
 
 
 async def open_charge(
@@ -80,12 +98,10 @@ async def _open(
     meter: Meter, caller: Caller, granted: GrantedRequest[Any], tokens: tuple[int, int], *, is_batch: bool
 ) -> Charge:
     request, model = granted.resolved, granted.model
-    tools = cast("list[object]", getattr(request, "tools", None) or [])
-    has_hosted_tools = any(isinstance(tool, ToolWire) and not tool.runs_at_client for tool in tools)
     demand = Demand(
         "" if model is None else model.name,
         *tokens,
-        int(has_hosted_tools),
+        _estimate_tool_calls(request),
         bool(getattr(request, "background", None)),
         is_batch,
         () if model is None else model.aliases,
@@ -115,9 +131,17 @@ def end_charge(charge: Charge | None, record: RequestRecord) -> None:
         charge.end(UNKNOWN_USE)
 
 
+def _estimate_tool_calls(request: BaseModel) -> int:
+    """Return the calls of hosted tools that are reserved for a request; each image is one."""
+    if isinstance(request, CreateImage):
+        return request.n or 1
+    tools = cast("list[object]", getattr(request, "tools", None) or [])
+    return int(any(isinstance(tool, ToolWire) and not tool.runs_at_client for tool in tools))
+
+
 def _estimate_output(request: BaseModel) -> int:
     """Return the tokens that a model may generate for a request."""
-    if isinstance(request, EmbeddingRequest):
+    if isinstance(request, EmbeddingRequest | CreateImage):
         return 0
     if isinstance(request, DecisionRequest):
         return len(request.questions) * request.orders

@@ -109,6 +109,15 @@ async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> Mo
     return granted.sent
 
 
+async def charge_request(http: Request, request: RequestT, size_bytes: int) -> RequestT:
+    """Return a request that a server other than those of models answers, after it was counted under the limits of its
+    key; `size_bytes` are those of its text. Raises RateLimited, and what `read_model` raises for models and tools."""
+    context, stack = get_context(http.scope), get_services(http.scope).stack
+    granted = await grant_request(stack, context.caller, request)
+    context.charge = await open_charge(stack.accounts, context.caller, granted, size_bytes)
+    return granted.sent
+
+
 async def read_converted(
     http: Request,
     max_bytes: int,

@@ -40,6 +40,12 @@ class RequestShares:
         if size_bytes > UNCOUNTED_BYTES:
             _cover(places, size_bytes, self.bytes, tenant, "max_bodies_bytes")
 
+    def add_bytes(self, places: list[Place], size_bytes: int, tenant: str) -> None:
+        """Add to `places` those for so many bytes more, which are in memory until the request is over. Raises
+        Overloaded."""
+        if size_bytes > UNCOUNTED_BYTES and not take_places(places, _count_places(size_bytes), self.bytes, tenant):
+            raise too_many_bytes_error()
+
     def cover_upload(self, places: list[Place], size_bytes: int, tenant: str, *, max_bytes: int) -> None:
         """Add to `places` until they cover so many bytes of an upload, which lie in the temporary folder until
         the request is over. The only upload of a tenant may have `max_bytes`, the limit of its route, even if half of

@@ -62,6 +62,7 @@ from apis.documents.vector_stores import (
     VectorStoreFileListParams,
     VectorStoreListParams,
 )
+from apis.images import CreateImage, EditImage
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.skills.skills import CreateSkillVersion, SkillListParams, UpdateSkill
 from apis.uploads import CompleteUpload, CreateUpload
@@ -203,13 +204,17 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /organization/admin_api_keys": (organization.AdminAPIKeyCreateParams, (CreateAdminKey,)),
     "GET /organization/admin_api_keys": (organization.AdminAPIKeyListParams, (AdminKeyPage,)),
     "POST /decisions": (types.decision_create_params.DecisionCreateParams, (CreateDecision,)),
+    "POST /images/generations": (types.image_generate_params.ImageGenerateParams, (CreateImage,)),
+    "POST /images/edits": (types.image_edit_params.ImageEditParams, (EditImage,)),
     "POST /embeddings": (types.EmbeddingCreateParams, (EmbeddingRequest,)),
     "POST /completions": (types.completion_create_params.CompletionCreateParams, (CreateCompletion,)),
     "POST /chat/completions": (chat.completion_create_params.CompletionCreateParams, (CreateChatCompletion,)),
 }
 """The SDK's parameters of each route that takes any, and the models that read its body and its query."""
-PATH_AND_FORM: Final = frozenset({"project_id", "conversation_id", "vector_store_id", "file", "files", "data"})
-"""Parameters that the SDK puts into the path or that are the file of a form."""
+PATH_AND_FORM: Final = frozenset(
+    {"project_id", "conversation_id", "vector_store_id", "file", "files", "data", "image", "mask"}
+)
+"""Parameters that the SDK puts into the path or that are files of a form."""
 
 
 def is_listed(gap: Gap) -> bool:

@@ -19,7 +19,6 @@ ABSENT_RESOURCES: Final[Mapping[str, str]] = {
     "content_provenance_checks": "No images are checked here.",
     "evals": _NO_TRAINING,
     "fine_tuning": _NO_TRAINING,
-    "images": "The routes here write text.",
     "live": _TEXT_ONLY,
     "moderations": "No moderation model is served here.",
     "projects": _NO_PERSONS,

@@ -1,30 +1,26 @@
 """/v1/files: upload, list, download and delete."""
 
-import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from apis.documents.files import CreateFile, FileListParams, Files
 from stack.http.answers import deleted_response, model_response, page_response
 from stack.http.context import HttpContext, Services, require_section
-from stack.http.forms import Upload, open_upload
-from stack.http.parsing import to_invalid_request
+from stack.http.forms import open_upload, read_form_fields
 from stack.http.request_body import read_query
 from stack.http.route import FILES, Route
-
-_NESTED_FIELD: Final = re.compile(r"(\w{1,32})\[(\w{1,32})\]")
 
 
 async def create_file(http: Request, context: HttpContext, services: Services) -> Response:
     files = _require_files(services)
     async with open_upload(http, files.max_file_bytes) as upload:
-        file = await files.create(_parse_new_file(upload), upload.data, tenant=context.tenant)
+        request = read_form_fields({**upload.fields, "filename": upload.filename}, CreateFile)
+        file = await files.create(request, upload.data, tenant=context.tenant)
     return model_response(file)
 
 
@@ -82,19 +78,3 @@ async def _read_first(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 def _require_files(services: Services) -> Files:
     return require_section(services.stack.files, "keeps no files", "files")
-
-
-def _parse_new_file(upload: Upload) -> CreateFile:
-    fields: dict[str, Any] = {"filename": upload.filename}
-    for key, value in upload.fields.items():
-        if nested := _NESTED_FIELD.fullmatch(key):
-            number: str | int = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
-            inner = fields.setdefault(nested[1], {})
-            if isinstance(inner, dict):
-                inner[nested[2]] = number
-        elif key != "filename":
-            fields[key] = value
-    try:
-        return CreateFile.model_validate(fields)
-    except ValidationError as exc:
-        raise to_invalid_request(exc.errors(include_url=False)[0], fields) from None

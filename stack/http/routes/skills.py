@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,12 +11,10 @@ from apis.skills.bundle import SkillFile
 from apis.skills.skills import CreateSkillVersion, SkillListParams, Skills, UpdateSkill
 from stack.http.answers import deleted_response, model_response, page_response, value_response
 from stack.http.context import HttpContext, Services, require_section
-from stack.http.forms import open_uploads
-from stack.http.parsing import to_invalid_request
+from stack.http.forms import open_uploads, read_form_fields
 from stack.http.request_body import read_model, read_query
 from stack.http.route import FILES, Route
 
-_BOOLEANS: Final = {"true": True, "false": False}
 _DOWNLOAD_HEADERS: Final = {"content-disposition": 'attachment; filename="skill.zip"'}
 
 
@@ -59,10 +57,7 @@ async def get_skill_content(http: Request, context: HttpContext, services: Servi
 async def create_skill_version(http: Request, context: HttpContext, services: Services) -> Response:
     skills = _require_skills(services)
     files, fields = await _read_files(http, context, services)
-    try:
-        request = CreateSkillVersion.model_validate({key: _BOOLEANS.get(value, value) for key, value in fields.items()})
-    except ValidationError as exc:
-        raise to_invalid_request(exc.errors(include_url=False)[0], fields) from None
+    request = read_form_fields(fields, CreateSkillVersion)
     version = await skills.create_version(
         http.path_params["skill_id"], files, is_default=request.default, tenant=context.tenant
     )
@@ -121,5 +116,5 @@ async def _read_files(
     skills = _require_skills(services)
     async with open_uploads(http, skills.max_bundle_bytes, skills.max_files + 1, field="files") as (uploads, fields):
         size_bytes = sum(upload.size or 0 for upload in uploads)
-        services.shares.cover_body(context.places, size_bytes, context.tenant)
+        services.shares.add_bytes(context.places, size_bytes, context.tenant)
         return [SkillFile(upload.filename or "", await upload.read()) for upload in uploads], fields

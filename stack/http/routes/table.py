@@ -10,6 +10,7 @@ from stack.http.routes.conversations import CONVERSATION_ROUTES
 from stack.http.routes.decisions import DECISION_ROUTES, SYSTEM_ONE_ROUTES
 from stack.http.routes.embeddings import EMBEDDING_ROUTES
 from stack.http.routes.files import FILE_ROUTES
+from stack.http.routes.images import IMAGE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.messages import MESSAGE_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
@@ -36,6 +37,7 @@ API_ROUTES: Final = (
     *COMPLETION_ROUTES,
     *EMBEDDING_ROUTES,
     *DECISION_ROUTES,
+    *IMAGE_ROUTES,
     *MODEL_ROUTES,
     *CONVERSATION_ROUTES,
     *FILE_ROUTES,

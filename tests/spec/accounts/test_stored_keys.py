@@ -200,6 +200,7 @@ def admitted(route: Route, scope: str) -> bool:
                 "embeddings",
                 "decisions",
                 "systemone",
+                "images",
             ),
             *("batches", "messages", "stack", "traces", "webhook_endpoints", "webhook_event_types"),
         },

@@ -22,6 +22,8 @@ _COMPACT = {
     "CompactConversation": "compact: ",
     "SearchStores": "vector store search: ",
     "CreateDecision": "decisions: ",
+    "CreateImage": "images: ",
+    "EditImage": "image edits: ",
     "DecisionText": "decisions: ",
     "EmbeddingRequest": "embeddings: ",
     "CreateBatch": "batches: ",

@@ -11,13 +11,19 @@ from openai.types.responses.response_output_item import ImageGenerationCall as I
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.events import EventList
-from apis.image_generator import GeneratedImage, ImageGenerator, ImageRequest, ImageUsage, PartialImage
+from apis.image_generator import (
+    MAX_PROMPT_CHARS,
+    GeneratedImage,
+    ImageGenerator,
+    ImageRequest,
+    ImageUsage,
+    PartialImage,
+)
 from apis.wire.image_tools import ImageGenerationTool
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.call import Emit, HostedCall
 from providers.responses.tools.image_generation.sources import SourceImages
 
-_MAX_PROMPT_CHARS: Final = 32_000
 _LOADING_TIMEOUT_S: Final = 30.0
 """Seconds for the loading of images to edit, besides those that the ImageGenerator may take."""
 
@@ -114,8 +120,8 @@ class ImageGenerationCall(HostedCall):
         """Return the arguments that the model wrote. Raises ToolFailed."""
         arguments = self.parse_arguments()
         prompt: Any = arguments.get("prompt")
-        if not isinstance(prompt, str) or not prompt.strip() or len(prompt) > _MAX_PROMPT_CHARS:
-            raise ToolFailed(f"`{self.name}` needs `prompt`, a text of 1 to {_MAX_PROMPT_CHARS} characters.")
+        if not isinstance(prompt, str) or not prompt.strip() or len(prompt) > MAX_PROMPT_CHARS:
+            raise ToolFailed(f"`{self.name}` needs `prompt`, a text of 1 to {MAX_PROMPT_CHARS} characters.")
         images: Any = arguments.get("images") or []
         names = cast(list[Any], images) if isinstance(images, list) else [images]
         if not all(isinstance(name, str) for name in names):

@@ -6,9 +6,9 @@ import binascii
 from collections.abc import Sequence
 from typing import Final
 
-from apis.documents.reader import Reader, image_media_type
+from apis.documents.reader import Reader
 from apis.errors import StackError, ToolFailed
-from apis.image_generator import MAX_SOURCE_IMAGES, SourceImage
+from apis.image_generator import MAX_SOURCE_BYTES, MAX_SOURCE_IMAGES, SourceImage
 from apis.wire.item_parts import InputImage
 from apis.wire.tool_items import ImageGenerationCallItem
 from providers.responses.context.item_index import ItemIndex
@@ -18,8 +18,6 @@ NEWEST: Final = "newest"
 """Name of the newest image of the conversation, for models that copy no ids."""
 _INPUT_PREFIX: Final = "input_"
 _MAX_LISTED: Final = 20
-_MAX_TOTAL_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of all images of one edit; more are refused."""
 
 
 class SourceImages:
@@ -67,8 +65,8 @@ class SourceImages:
                 images.append(await self._load_image(image))
             except StackError as exc:
                 raise ToolFailed(f"The image '{name[:100]}' cannot be edited: {exc.message}") from exc
-            if sum(len(loaded.data) for loaded in images) > _MAX_TOTAL_BYTES:
-                raise ToolFailed(f"Images of {_MAX_TOTAL_BYTES} bytes at most can be edited together.")
+            if sum(len(loaded.data) for loaded in images) > MAX_SOURCE_BYTES:
+                raise ToolFailed(f"Images of {MAX_SOURCE_BYTES} bytes at most can be edited together.")
         return images
 
     async def _load_image(self, image: InputImage | str) -> SourceImage:
@@ -86,7 +84,7 @@ async def load_image(part: InputImage, reader: Reader, *, max_bytes: int, tenant
     else:
         fetched = await asyncio.to_thread(decode_fetched_file, part)
         data = (fetched or await reader.fetch_file(part.image_url or "")).data
-    return await asyncio.to_thread(_check_image, data, max_bytes)
+    return await asyncio.to_thread(SourceImage.check, data, max_bytes)
 
 
 def _decode_image(base64_data: str, max_bytes: int) -> SourceImage:
@@ -94,10 +92,4 @@ def _decode_image(base64_data: str, max_bytes: int) -> SourceImage:
         data = base64.b64decode(base64_data, validate=True)
     except (binascii.Error, ValueError):
         raise ToolFailed("its data is not base64.") from None
-    return _check_image(data, max_bytes)
-
-
-def _check_image(data: bytes, max_bytes: int) -> SourceImage:
-    if len(data) > max_bytes:
-        raise ToolFailed(f"it has more than {max_bytes} bytes.")
-    return SourceImage(data, image_media_type(data))
+    return SourceImage.check(data, max_bytes)

@@ -1,7 +1,7 @@
 """The tool `image_generation` as a request declares it: what the model is offered, and what the images server gets."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import orjson
 from openai.types.responses.response import ToolUsageImageGen, ToolUsageImageGenInputTokensDetails
@@ -10,9 +10,9 @@ from openai.types.responses.response_output_item import ImageGenerationCall as I
 from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
 from apis.deltas import ToolCallStart
 from apis.documents.reader import Reader
-from apis.errors import InvalidRequest, StackError, ToolFailed, Unsupported
+from apis.errors import InvalidRequest, StackError, ToolFailed
 from apis.image_generator import ImageGenerator, ImageRequest, SourceImage
-from apis.wire.image_tools import ImageGenerationTool, ImageOption
+from apis.wire.image_tools import ImageGenerationTool
 from apis.wire.item_parts import InputImage
 from apis.wire.tool_items import ImageGenerationCallItem
 from providers.responses.events.tool_result import ToolResultRecord
@@ -22,7 +22,6 @@ from providers.responses.tools.image_generation.sources import NEWEST, SourceIma
 from providers.responses.tools.tool_context import ToolContext
 
 _NAME: Final = "image_generation"
-_OPTIONS: Final[tuple[ImageOption, ...]] = get_args(ImageOption)
 _GENERATES: Final = "Generates an image from a prompt, and shows it to the user."
 _EDITS: Final = "Edits images of the conversation as a prompt says, and shows the new image to the user."
 _PROMPT: Final = {"type": "string", "description": "The whole image in words: subject, style, composition, text in it."}
@@ -42,25 +41,13 @@ def _create_tool(declaration: ImageGenerationTool, context: ToolContext) -> Type
 
 
 def _refuse_unsupported(declaration: ImageGenerationTool, generator: ImageGenerator, param: str) -> None:
-    """Raise Unsupported, naming the field, for one that the images server does not have."""
+    """Raise Unsupported or InvalidRequest, naming the field, for one that the images server does not have."""
     capabilities = generator.capabilities
-    refused: list[str] = [
-        name
-        for name in _OPTIONS
-        if name not in capabilities.options and getattr(declaration, name) not in (None, "auto")
-    ]
-    if declaration.partial_images and not capabilities.partial_images:
-        refused.append("partial_images")
-    if not capabilities.edits:
-        refused += ["action"] if declaration.action == "edit" else []
-        refused += ["input_image_mask"] if declaration.input_image_mask is not None else []
-    if refused:
-        message = f"'{refused[0]}' is not offered by the images server of this stack."
-        raise Unsupported(message, param=f"{param}.{refused[0]}")
-    if declaration.model is not None and capabilities.models and declaration.model not in capabilities.models:
-        listed = ", ".join(sorted(capabilities.models))
-        message = f"The image model '{declaration.model}' is not served here; these are: {listed}."
-        raise InvalidRequest(message, param=f"{param}.model", code="model_not_found")
+    capabilities.require(declaration, f"{param}.")
+    if not capabilities.edits and declaration.action == "edit":
+        capabilities.refuse(f"{param}.action")
+    if not capabilities.edits and declaration.input_image_mask is not None:
+        capabilities.refuse(f"{param}.input_image_mask")
 
 
 class ImageGeneration(TypedTool):
@@ -131,10 +118,7 @@ class ImageGeneration(TypedTool):
                 raise ToolFailed("There is no image to edit: the conversation has none.")
             names = [NEWEST]
         images = await self.sources.load(names)
-        supported = self.generator.capabilities.options
-        options: dict[ImageOption, str | int] = {
-            name: value for name in _OPTIONS if name in supported and (value := getattr(declaration, name)) is not None
-        }
+        options = self.generator.capabilities.select_options(declaration)
         if not images:
             options.pop("input_fidelity", None)
         return ImageRequest(
