@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag
 
 from apis.errors import Unsupported
 from apis.wire.base import Effort, JsonValue, Phase, Wire
-from apis.wire.item_parts import text_or_list
+from apis.wire.item_parts import AudioFormat, text_or_list
 from apis.wire.text_format import Grammar, JsonObjectFormat, JsonSchema, TextFormat, TextFormatInput
 
 NativeToolName = Literal["browser", "python"]
@@ -51,12 +51,24 @@ class FilePart(Wire):
     file: FileData
 
 
+class AudioData(Wire):
+    """`data` is base64, `format` the ending of such a file, as `wav`."""
+
+    data: str = Field(min_length=1)
+    format: AudioFormat
+
+
+class AudioPart(Wire):
+    type: Literal["input_audio"] = "input_audio"
+    input_audio: AudioData
+
+
 class RefusalPart(Wire):
     type: Literal["refusal"] = "refusal"
     refusal: str
 
 
-ContentPart = Annotated[TextPart | ImagePart | FilePart | RefusalPart, Field(discriminator="type")]
+ContentPart = Annotated[TextPart | ImagePart | FilePart | AudioPart | RefusalPart, Field(discriminator="type")]
 ChatContent = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[ContentPart], Field(fail_fast=True), Tag("list")],
     Discriminator(text_or_list),

@@ -1,4 +1,6 @@
-"""Inference API: language and embedding models by id. A request goes in whole; its output streams back as deltas."""
+"""Inference API: models by id, of language, embeddings and speech. A request goes in whole; its output streams back as
+deltas.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -16,9 +18,10 @@ from apis.errors import Unsupported
 from apis.observation.background import UpstreamHealth
 from apis.provider import Provider
 from apis.sink import Sink, Stream, put_all
+from apis.transcription import Transcript, TranscriptionRequest
 from apis.wire.base import Effort
 
-Modality = Literal["image", "file"]
+Modality = Literal["image", "file", "audio"]
 Constraint = Literal["json_schema", "grammar"]
 """A constraint on generated text: the schema of a format, or the grammar of a custom tool's input."""
 
@@ -107,8 +110,8 @@ attempts reports here, so that a stream can still become an HTTP error while no 
 
 
 class Inference(Provider, ABC):
-    """Models by id, for chats, decisions and embeddings. The layers above see a model only through messages and
-    deltas."""
+    """Models by id, for chats, decisions, embeddings and transcriptions. The layers above see a model of language only
+    through messages and deltas."""
 
     @abstractmethod
     async def models(self) -> Sequence[Model]:
@@ -180,6 +183,12 @@ class Inference(Provider, ABC):
             f"The model '{request.model}' has no text completions here: use responses or chat completions.",
             param="model",
         )
+
+    async def transcribe(self, request: TranscriptionRequest, sink: Sink[str]) -> Transcript:
+        """Return the words of an audio file. Where the request is streamed, put its text into `sink` in pieces as they
+        come. The promises of `stream` hold. Raises Unsupported for a model that transcribes no audio, which is the
+        default."""
+        raise Unsupported(f"The model '{request.model}' transcribes no audio.", param="model")
 
     def upstreams(self) -> Sequence[UpstreamHealth]:
         """Return the servers that the provider sends requests to and their health as it last saw it; none for a

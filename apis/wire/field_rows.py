@@ -181,12 +181,12 @@ FIELD_ROWS: Final = (
         for name in ("prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "user")
     ),
     FieldRow("stream_options.include_obfuscation", ("ChatStreamOptions",), "ignored", "Chunks are never padded."),
-    FieldRow("messages[].audio", ("Message",), "refused", "The models here read text and images."),
+    FieldRow("messages[].audio", ("Message",), "refused", "The models here write text."),
     FieldRow("messages[].function_call", ("Message",), "moved", "messages[].tool_calls"),
     FieldRow("messages[].role", ("Message",), "refused", "Use the role 'tool'.", value="function"),
     FieldRow(
         "messages[].content[].prompt_cache_breakpoint",
-        ("TextPart", "ImagePart", "FilePart"),
+        ("TextPart", "ImagePart", "FilePart", "AudioPart"),
         "ignored",
         "The engine caches every prefix itself.",
     ),
@@ -208,6 +208,14 @@ FIELD_ROWS: Final = (
     FieldRow("style", _IMAGES, "refused", "Describe the style in the prompt."),
     FieldRow("markup", ("EditImage",), "refused", "Describe the change in the prompt, or send a mask."),
     *(FieldRow(name, _IMAGES, "ignored", "No request is checked by user.") for name in ("safety_identifier", "user")),
+    *(
+        FieldRow(name, ("CreateTranscription",), "refused", "No server of open models takes it.")
+        for name in ("include", "keywords", "languages", "known_speaker_names", "known_speaker_references")
+    ),
+    FieldRow("chunking_strategy", ("CreateTranscription",), "refused", "The model's server cuts the audio.", ("auto",)),
+    FieldRow(
+        "response_format", ("CreateTranscription",), "refused", "Speakers are not told apart.", value="diarized_json"
+    ),
     FieldRow("rewrite_query", ("SearchStores",), "ignored", "Queries are searched for as they are."),
     FieldRow("user", ("EmbeddingRequest", "CreateCompletion"), "ignored", "No request is checked by user."),
     *(
@@ -260,7 +268,7 @@ UNSUPPORTED_TYPES: Final[Mapping[str, str]] = {
     "programmatic_tool_calling": _NO_PROGRAMS,
     "program": _NO_PROGRAMS,
     "program_output": _NO_PROGRAMS,
-    "input_audio": "The models here read text and images.",
+    "input_audio": "Audio is a part of messages only.",
 }
 """Types of tools, tool choices, items, parts and environments that are refused by name, each with the reason."""
 _PART_NAMES: Final = {"text": "input_text", "image_url": "input_image", "file": "input_file"}

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
 ItemId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
+AudioFormat = Annotated[str, Field(pattern=r"^[a-z0-9]{2,8}$")]
+"""The ending of a file of audio, as `wav` or `mp3`."""
 ToolName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
 
 
@@ -40,6 +42,20 @@ class InputFile(ItemWire):
     filename: str | None = None
 
 
+class AudioContent(ItemWire):
+    """`data` is base64."""
+
+    data: Annotated[str, Field(min_length=1)]
+    format: AudioFormat
+
+
+class InputAudio(ItemWire):
+    """Speech or sounds, for models that hear them."""
+
+    type: Literal["input_audio"]
+    input_audio: AudioContent
+
+
 class OutputText(ItemWire):
     type: Literal["output_text"]
     text: str
@@ -55,7 +71,7 @@ def text_or_list(value: Any) -> str:
     return "text" if isinstance(value, str) else "list"
 
 
-InputContentPart = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
+InputContentPart = Annotated[InputText | InputImage | InputFile | InputAudio, Field(discriminator="type")]
 OutputContentPart = Annotated[InputText | OutputText | OutputRefusal, Field(discriminator="type")]
 # fail_fast: only the first error is reported, and collecting 100,000 of them would block the event loop
 _InputContentList = Annotated[list[InputContentPart], Field(fail_fast=True)]

@@ -27,6 +27,7 @@ from apis.errors import (
 from apis.inference import CALL_ATTEMPTS, LOCAL_HOST, DefaultSampling, Inference, Model, ModelHost, ModelNames
 from apis.provider import Provider
 from apis.sink import Sink, Stream, put_all
+from apis.transcription import Transcript, TranscriptionRequest
 from apis.wire.base import Effort
 from providers.inference.attempts import Attempt
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
@@ -34,7 +35,7 @@ from providers.inference.chat_completions.errors import ConnectTimeout
 from providers.inference.circuit_breaker import CircuitBreaker
 
 T = TypeVar("T")
-RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest, DecisionRequest, EmbeddingRequest)
+RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest, DecisionRequest, EmbeddingRequest, TranscriptionRequest)
 _log = logging.getLogger(__name__)
 Route = tuple[str, str]
 """Provider name and the provider's own model id."""
@@ -138,6 +139,12 @@ class Router(Inference):
             )
 
         return Stream(stream)
+
+    async def transcribe(self, request: TranscriptionRequest, sink: Sink[str]) -> Transcript:
+        """Forward to a provider of the request's model."""
+        return await self._forward(
+            request, lambda provider, own, attempt: provider.transcribe(own, attempt.watch(sink))
+        )
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Forward to a provider of the request's model."""

@@ -18,6 +18,7 @@ from apis.imports import import_from_string, install_command
 from apis.inference import Inference, Modality, Model, ModelHost, ModelNames
 from apis.observation.background import UpstreamHealth
 from apis.sink import Sink, Stream
+from apis.transcription import Transcript, TranscriptionRequest
 from apis.wire.base import Effort
 from providers.inference.chat_completions.decisions import RemoteDecisions
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
@@ -131,6 +132,11 @@ class VLLM(Inference):
     def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """Forward to the server's /completions. The prompt reaches the model as it is, also with a template here."""
         return Stream(partial(self._get_upstreams().complete, request))
+
+    async def transcribe(self, request: TranscriptionRequest, sink: Sink[str]) -> Transcript:
+        """Forward to the server's /audio/transcriptions. `headers_timeout_s` bounds the wait for a transcript that is
+        not streamed."""
+        return await self._get_upstreams().transcribe(request, sink)
 
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Request vectors from the server's /embeddings, a few inputs at a time. `headers_timeout_s` applies to each

@@ -1,5 +1,5 @@
 """Reads the files of chat messages as the Responses API does: a model that takes files is sent their data, any other is
-shown their text under their names.
+shown their text under their names. Audio is passed on to models that take it.
 """
 
 import asyncio
@@ -8,10 +8,11 @@ from dataclasses import replace
 from mimetypes import guess_type
 from typing import Final
 
-from apis.chat import ChatRequest, ContentPart, FileData, FilePart, Message, TextPart
+from apis.chat import AudioPart, ChatRequest, ContentPart, FileData, FilePart, Message, TextPart
 from apis.documents.reader import Document, Reader, UnreadableFile, decode_file_data, render_file
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.inference import Inference
+from providers.common.audio import require_base64_audio, require_hearing
 
 MAX_FILES: Final = 50
 MAX_TEXT_CHARS: Final = 1_000_000
@@ -21,6 +22,7 @@ MAX_TEXT_CHARS: Final = 1_000_000
 async def read_files(chat: ChatRequest, inference: Inference, reader: Reader | None, tenant: str) -> ChatRequest:
     """Return the request with its files in a form that its model takes. Raises InvalidRequest with the place of a file
     that cannot be read."""
+    await _check_audio(chat, inference)
     places = {
         (at, index): part
         for at, message in enumerate(chat.messages)
@@ -47,6 +49,21 @@ async def read_files(chat: ChatRequest, inference: Inference, reader: Reader | N
     replacements = dict(zip(places, parts, strict=True))
     messages = [_replace_parts(message, at, replacements) for at, message in enumerate(chat.messages)]
     return chat.model_copy(update={"messages": messages})
+
+
+async def _check_audio(chat: ChatRequest, inference: Inference) -> None:
+    """Raise InvalidRequest for audio that is no base64, or whose model is known to take none."""
+    audio = {
+        f"messages[{at}].content[{index}]": part.input_audio.data
+        for at, message in enumerate(chat.messages)
+        if isinstance(message.content, list)
+        for index, part in enumerate(message.content)
+        if isinstance(part, AudioPart)
+    }
+    if audio:
+        await asyncio.to_thread(require_base64_audio, audio)
+        model = next((entry for entry in await inference.models() if entry.id == chat.model), None)
+        require_hearing(None if model is None else model.modalities, next(iter(audio)))
 
 
 async def _read_part(part: FilePart, param: str, reader: Reader, tenant: str, *, takes_files: bool) -> ContentPart:

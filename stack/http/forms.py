@@ -28,6 +28,9 @@ _MAX_PART_HEAD_BYTES: Final = 1024
 """Bytes that the boundary and headers of one of several files may take."""
 
 
+FormFields = dict[str, str | list[str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Upload:
     """An uploaded file as a stream of bytes, and the form's other fields."""
@@ -39,10 +42,11 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The files of a form by their field, in their order, and its other fields. Files `name[]` are files `name`."""
+    """The files of a form by their field, in their order, and its other fields. Files `name[]` are files `name`, and
+    fields `name[]` the entries of a list."""
 
     files: dict[str, list[UploadFile]]
-    fields: dict[str, str]
+    fields: FormFields
 
 
 @asynccontextmanager
@@ -65,7 +69,7 @@ async def open_upload(
 @asynccontextmanager
 async def open_uploads(
     http: Request, max_bytes: int, max_files: int, *, field: str
-) -> AsyncGenerator[tuple[list[UploadFile], dict[str, str]]]:
+) -> AsyncGenerator[tuple[list[UploadFile], FormFields]]:
     """Open the form of an upload of several files, on disk where they are large, for as long as the context lasts:
     those of the field, which may be `field` or `field[]`, and the other fields. Raises as `open_upload` does."""
     async with open_form(http, max_bytes, max_files, field=field) as form:
@@ -84,7 +88,7 @@ async def open_form(http: Request, max_bytes: int, max_files: int, *, field: str
             if isinstance(value, UploadFile):
                 form.files.setdefault(name.removesuffix("[]"), []).append(value)
             else:
-                form.fields[name] = value
+                _add_field(form.fields, name, value)
         if field not in form.files:
             raise _missing_file(field)
         yield form
@@ -92,7 +96,16 @@ async def open_form(http: Request, max_bytes: int, max_files: int, *, field: str
         await parsed.close()
 
 
-def read_form_fields(fields: Mapping[str, str], model: type[ModelT]) -> ModelT:
+def _add_field(fields: FormFields, name: str, value: str) -> None:
+    if not name.endswith("[]"):
+        fields[name] = value
+        return
+    entries = fields.setdefault(name.removesuffix("[]"), [])
+    if isinstance(entries, list):
+        entries.append(value)
+
+
+def read_form_fields(fields: Mapping[str, str | list[str]], model: type[ModelT]) -> ModelT:
     """Return the fields of a form as one of our models: its numbers and booleans are text, and a field of an object is
     `name[field]`. Raises InvalidRequest."""
     values: dict[str, Any] = {}

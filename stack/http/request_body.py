@@ -118,6 +118,15 @@ async def charge_request(http: Request, request: RequestT, size_bytes: int) -> R
     return granted.sent
 
 
+async def admit_request(http: Request, request: RequestT, size_bytes: int) -> RequestT:
+    """Return a request that a model will answer, after it was counted and admitted as `read_metered` does; `size_bytes`
+    are those of its text. Raises what that raises."""
+    context, stack = get_context(http.scope), get_services(http.scope).stack
+    granted = await grant_request(stack, context.caller, request)
+    await _admit_counted(http, granted, size_bytes)
+    return granted.sent
+
+
 async def read_converted(
     http: Request,
     max_bytes: int,

@@ -3,7 +3,7 @@
 import functools
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar, cast
 
 import orjson
@@ -38,6 +38,12 @@ _OPEN_RESPONSES_NAMES: Final = {
 _NOT_IN_OPEN_RESPONSES: Final = frozenset(("response.compaction.compacting",))
 """Events of items of the Open Responses schema that its closed union of events does not have."""
 _FLOAT_TIMES: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])')
+
+
+def encode_typed_events(events: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return events that are objects with a `type` as frames of a stream, each with the name of its event."""
+    frames = [b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event)) for event in events]
+    return b"".join(frames)
 
 
 def read_dialect(scope: Scope, default: ApiDialect) -> ApiDialect:

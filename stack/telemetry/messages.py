@@ -15,7 +15,7 @@ from openai.types.responses import (
     ResponseReasoningItem,
 )
 
-from apis.chat import ChatRequest, ContentPart, FilePart, ImagePart, Message, RefusalPart, TextPart
+from apis.chat import AudioPart, ChatRequest, ContentPart, FilePart, ImagePart, Message, RefusalPart, TextPart
 from apis.deltas import DeltaBatch, Finish, ReasoningDelta, RefusalDelta, TextDelta, ToolArgumentsDelta, ToolCallStart
 
 Content = dict[str, Any]
@@ -96,6 +96,8 @@ def _part(part: ContentPart) -> Content:
             if url.startswith("data:"):
                 return {"type": "inline_image", "size_bytes": len(url)}
             return {"type": "uri", "modality": "image", "uri": url}
+        case AudioPart():
+            return {"type": "inline_audio", "size_bytes": len(part.input_audio.data)}
         case FilePart():
             if part.file.file_id:
                 return {"type": "file", "modality": "document", "file_id": part.file.file_id}

@@ -18,6 +18,7 @@ from apis.observation.background import UpstreamHealth
 from apis.provider import ProviderMetrics
 from apis.sink import ConvertedSink, Sink
 from apis.telemetry import Attributes, AttributeValue, Span, SpanType, current_agent, error_type_of
+from apis.transcription import Transcript, TranscriptionRequest
 from apis.wire.base import Effort
 from stack.telemetry import messages
 from stack.telemetry.recorder import SpanRecorder
@@ -77,6 +78,9 @@ class ObservedInference(Inference):
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         return self._inference.complete(request)
+
+    async def transcribe(self, request: TranscriptionRequest, sink: Sink[str]) -> Transcript:
+        return await self._inference.transcribe(request, sink)
 
     def upstreams(self) -> Sequence[UpstreamHealth]:
         return self._inference.upstreams()

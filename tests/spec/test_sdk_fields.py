@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 from openai import resources, types
-from openai.types import chat, containers, conversations, responses, skills, uploads, vector_stores, webhooks
+from openai.types import audio, chat, containers, conversations, responses, skills, uploads, vector_stores, webhooks
 from openai.types.admin import organization
 from openai.types.admin.organization import projects
 from openai.types.admin.organization.projects import service_accounts
@@ -65,6 +65,7 @@ from apis.documents.vector_stores import (
 from apis.images import CreateImage, EditImage
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.skills.skills import CreateSkillVersion, SkillListParams, UpdateSkill
+from apis.transcription import CreateTranscription
 from apis.uploads import CompleteUpload, CreateUpload
 from apis.webhook_endpoints import (
     CreateWebhookEndpoint,
@@ -206,6 +207,10 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /decisions": (types.decision_create_params.DecisionCreateParams, (CreateDecision,)),
     "POST /images/generations": (types.image_generate_params.ImageGenerateParams, (CreateImage,)),
     "POST /images/edits": (types.image_edit_params.ImageEditParams, (EditImage,)),
+    "POST /audio/transcriptions": (
+        audio.transcription_create_params.TranscriptionCreateParams,
+        (CreateTranscription,),
+    ),
     "POST /embeddings": (types.EmbeddingCreateParams, (EmbeddingRequest,)),
     "POST /completions": (types.completion_create_params.CompletionCreateParams, (CreateCompletion,)),
     "POST /chat/completions": (chat.completion_create_params.CompletionCreateParams, (CreateChatCompletion,)),

@@ -10,6 +10,7 @@ import orjson
 from apis.chat import (
     ENGINE_OPTIONS,
     TENANT_SALT_PREFIX,
+    AudioPart,
     ChatAllowedTools,
     ChatCustomTool,
     ChatFunctionTool,
@@ -228,6 +229,8 @@ def _build_part(part: ContentPart, path: str, dialect: ChatDialect) -> dict[str,
             if image.get("detail") == "original":
                 image["detail"] = "high"
             return {"type": "image_url", "image_url": image}
+        case AudioPart():
+            return {"type": "input_audio", "input_audio": part.input_audio.model_dump()}
         case FilePart():
             if dialect.engine == "vllm":
                 raise Unsupported("File inputs are not supported by this model's server.", param=path)

@@ -13,12 +13,13 @@ from pydantic import SecretStr
 from apis.chat import ChatRequest
 from apis.completion import CompletionDelta, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
-from apis.deltas import Delta, Usage
+from apis.deltas import Delta, TextDelta, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS, Modality, Model
 from apis.sink import ConvertedSink, Sink
 from apis.telemetry import NO_SPAN, TRACE_HEADERS, AttributeValue, current_span
+from apis.transcription import Transcript, TranscriptionRequest
 from providers.common.fair_turns import end_pass
 from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.affinity import affinity_headers
@@ -37,6 +38,13 @@ from providers.inference.chat_completions.first_token import (
 from providers.inference.chat_completions.strict_templates import ArrangedChat, MessageOrder
 from providers.inference.chat_completions.system_one import NO_DECISIONS, parse_system_one
 from providers.inference.chat_completions.text_completions import NO_COMPLETIONS, CompletionReader, write_completion
+from providers.inference.chat_completions.transcriptions import (
+    NO_TRANSCRIPTIONS,
+    TRANSCRIPTIONS_PATH,
+    TranscriptReader,
+    parse_transcript,
+    write_form,
+)
 from providers.inference.chat_completions.usage import parse_count
 from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
 from providers.inference.http.connection import HttpConnection, HttpError
@@ -54,6 +62,7 @@ NO_HEADERS: Final[Mapping[str, str]] = {}
 MAX_ORDERED_MODELS: Final = 1024
 """Models of a server, whose names may be any that callers choose, of which the order of messages is remembered."""
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
+_CONTENT_TYPE: Final = "Content-Type"
 TOKENIZE_PATH: Final = "/tokenize"
 """Path of vLLM's tokenizer, which is not under `/v1`."""
 
@@ -147,10 +156,11 @@ class ChatCompletions:
         self._listing_lock = asyncio.Lock()
         self._limits = limits or EndpointLimits()
         self._api_key = api_key.get_secret_value() if api_key is not None else ""
-        headers = {"Accept": "*/*", "Accept-Encoding": "identity", "Content-Type": "application/json"}
+        headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
-        self._headers = headers_to_bytes(headers)
+        self._headers = headers_to_bytes({**headers, "Content-Type": "application/json"})
+        self._form_headers = headers_to_bytes(headers)
 
     async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
         """See `Inference.stream`; one attempt, or one more for each order of messages that the server's template
@@ -328,6 +338,33 @@ class ChatCompletions:
         response_body = await self._request_json("POST", "/embeddings", body, request.model, unsupported)
         return await asyncio.to_thread(parse_embeddings, response_body, request)
 
+    async def transcribe(self, request: TranscriptionRequest, sink: Sink[str]) -> Transcript:
+        """See `Inference.transcribe`; one attempt, and errors as in `stream`."""
+        if not request.stream:
+            return await self._read_transcript(request)
+        reader = TranscriptReader(request)
+        form, content_type = write_form(request)
+
+        async def build_request() -> tuple[str, bytes, ChunkReader]:
+            return TRANSCRIPTIONS_PATH, form, reader
+
+        texts = ConvertedSink[Delta, str](
+            sink, lambda batch: [each.text for each in batch if isinstance(each, TextDelta)]
+        )
+        headers = {_CONTENT_TYPE: content_type}
+        await self._generate(request.model, build_request, texts, NO_TRANSCRIPTIONS, headers)
+        return reader.read_transcript()
+
+    async def _read_transcript(self, request: TranscriptionRequest) -> Transcript:
+        current_span().set(self._server_attributes)
+        await self._check_model(request.model)
+        form, content_type = await asyncio.to_thread(write_form, request)
+        headers = {_CONTENT_TYPE: content_type}
+        answer = await self._request_json(
+            "POST", TRANSCRIPTIONS_PATH, form, request.model, NO_TRANSCRIPTIONS, headers=headers
+        )
+        return parse_transcript(answer, request)
+
     async def _request_json(
         self,
         method: str,
@@ -359,7 +396,8 @@ class ChatCompletions:
         """Send a request and wait for the headers; the caller must release the connection."""
         limits = self._limits
         own_headers = {**TRACE_HEADERS.get(), **headers}
-        head = self._headers + headers_to_bytes(own_headers) if own_headers else self._headers
+        head = self._form_headers if _CONTENT_TYPE in headers else self._headers
+        head = head + headers_to_bytes(own_headers) if own_headers else head
         url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE_PATH else self.base_url}{path}"
         headers_deadline = monotonic() + limits.headers_s
         try:

@@ -19,6 +19,7 @@ from apis.inference import CALL_ATTEMPTS
 from apis.observation.background import UpstreamHealth
 from apis.sink import Sink
 from apis.telemetry import REQUEST_ID
+from apis.transcription import Transcript, TranscriptionRequest
 from providers.inference.attempts import Attempt
 from providers.inference.chat_completions.affinity import affinity_key, in_flight_bound, rank_servers
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
@@ -125,6 +126,10 @@ class Upstreams:
     async def complete(self, request: CompletionRequest, sink: Sink[CompletionDelta | Usage]) -> None:
         """See `ChatCompletions.complete`."""
         await self._try(lambda endpoint, attempt: endpoint.complete(request, attempt.watch(sink)))
+
+    async def transcribe(self, request: TranscriptionRequest, sink: Sink[str]) -> Transcript:
+        """See `Inference.transcribe`."""
+        return await self._try(lambda endpoint, attempt: endpoint.transcribe(request, attempt.watch(sink)))
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; all inputs in one request."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 
 from apis.chat import (
+    AudioPart,
     ChatCustomTool,
     ChatFunctionTool,
     ChatJsonSchemaFormat,
@@ -166,6 +167,8 @@ def _part_text(part: ContentPart, path: str) -> str:
             return part.refusal
         case ImagePart():
             raise Unsupported("Images are not supported by this model, which reads text only.", param=path)
+        case AudioPart():
+            raise Unsupported("Audio is not supported by this model, which reads text only.", param=path)
         case FilePart():
             raise Unsupported("Files are not supported by this model, which reads text only.", param=path)
 

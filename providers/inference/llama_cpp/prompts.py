@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from apis.chat import (
+    AudioPart,
     ChatCustomTool,
     ChatRequest,
     ChatToolCall,
@@ -48,6 +49,8 @@ def check_input_parts(messages: Sequence[Message], *, takes_images: bool) -> Non
             param = f"messages[{index}].content[{at}]"
             if isinstance(part, FilePart):
                 raise Unsupported("Files are not supported by this model, which reads text only.", param=param)
+            if isinstance(part, AudioPart):
+                raise Unsupported("Audio is not supported by this model, which hears nothing.", param=param)
             if isinstance(part, ImagePart) and not takes_images:
                 raise Unsupported("Images are not supported by this model, which reads text only.", param=param)
             if isinstance(part, ImagePart) and not part.image_url.url.startswith("data:"):

@@ -31,11 +31,13 @@ from apis.responses import CreateResponse
 from apis.wire.image_tools import ImageGenerationTool
 from apis.wire.item_parts import InputFile, InputImage
 from apis.wire.tool_items import ImageGenerationCallItem
+from providers.common.audio import require_base64_audio, require_hearing
 from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.replay import image_data_url
 from providers.responses.context.url_files import (
     AttachedPart,
     attach_fetched_file,
+    audio_parts,
     decode_fetched_file,
     file_parts,
     replace_parts,
@@ -73,6 +75,7 @@ class Attachments:
         positions = index.file_positions()
         if not positions:
             return {}
+        await self._check_audio(request, index)
         locations = _part_locations(index)
         earlier = [part for at in positions if at < index.input_start for part, _ in file_parts(index.items[at])]
         if not locations and not earlier:
@@ -95,6 +98,18 @@ class Attachments:
             )
             raise InvalidRequest(message, param="input", code="context_length_exceeded")
         return dict(zip(parts, chat_parts, strict=True))
+
+    async def _check_audio(self, request: CreateResponse, index: ItemIndex) -> None:
+        """Raise InvalidRequest for audio of the request that is no base64, or whose model hears none."""
+        audio = {
+            f"{index.param(position)}.{location}": part.input_audio.data
+            for position in index.file_positions()
+            if position >= index.input_start
+            for part, location in audio_parts(index.items[position])
+        }
+        if audio:
+            await asyncio.to_thread(require_base64_audio, audio)
+            require_hearing(await self._model_catalog.modalities(request.model), next(iter(audio)))
 
     async def sees_generated_images(self, request: CreateResponse, index: ItemIndex) -> bool:
         """Return whether the model sees the images that image models generate. Raises InvalidRequest for an item of the

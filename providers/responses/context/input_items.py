@@ -12,7 +12,7 @@ from apis.errors import InvalidRequest, NotFound
 from apis.responses import CreateResponse
 from apis.storage.records import reading_stored
 from apis.wire.computer import ComputerCallOutput
-from apis.wire.item_parts import InputContentPart, InputFile, InputImage, InputText
+from apis.wire.item_parts import InputAudio, InputContentPart, InputFile, InputImage, InputText
 from apis.wire.item_types import (
     CLIENT_CALL_TYPES,
     HOSTED_CALL_TYPES,
@@ -292,7 +292,7 @@ def _check_parts(parts: Sequence[InputContentPart], param: str) -> None:
 
 
 def _check_part(part: InputContentPart, location: str) -> None:
-    if isinstance(part, InputText):
+    if isinstance(part, InputText | InputAudio):
         return
     if isinstance(part, InputFile):
         _check_one_of(part, ("file_data", "file_id", "file_url"), location)

@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Final, cast, get_args
 
 from apis.chat import (
+    AudioData,
+    AudioPart,
     CalledCustomTool,
     CalledFunction,
     ChatToolCall,
@@ -27,7 +29,7 @@ from apis.chat import (
 from apis.errors import InvalidRequest
 from apis.wire.base import Phase
 from apis.wire.computer import ComputerCallOutput
-from apis.wire.item_parts import InputContentPart, InputFile, InputImage, InputText, OutputRefusal
+from apis.wire.item_parts import InputAudio, InputContentPart, InputFile, InputImage, InputText, OutputRefusal
 from apis.wire.items import (
     AssistantMessage,
     CompactionTrigger,
@@ -351,6 +353,8 @@ def _part_to_chat(part: InputContentPart, attachments: Mapping[InputFile | Input
         case InputImage():
             image = ImagePart(image_url=ImageUrl(url=part.image_url or "", detail=part.detail))
             return attachments.get(part, image)
+        case InputAudio(input_audio=audio):
+            return AudioPart(input_audio=AudioData(data=audio.data, format=audio.format))
         case InputFile():
             file = FilePart(file=FileData(file_data=part.file_data, filename=part.filename))
             return attachments.get(part, file)

@@ -4,12 +4,12 @@ URL has changed since. Clients see the part as they sent it.
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from apis.documents.reader import Document
 from apis.wire.computer import ComputerCallOutput
-from apis.wire.item_parts import InputContentPart, InputFile, InputImage, InputText
+from apis.wire.item_parts import InputAudio, InputContentPart, InputFile, InputImage, InputText
 from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
 
 AttachedPart = InputFile | InputImage
@@ -49,7 +49,7 @@ def replace_parts(item: Item, replacements: Mapping[AttachedPart, AttachedPart])
 
 
 def _replace_part(part: InputContentPart, replacements: Mapping[AttachedPart, AttachedPart]) -> InputContentPart:
-    return part if isinstance(part, InputText) else replacements.get(part, part)
+    return part if isinstance(part, InputText | InputAudio) else replacements.get(part, part)
 
 
 def file_parts(item: Item) -> Sequence[tuple[AttachedPart, str]]:
@@ -66,6 +66,18 @@ def file_parts(item: Item) -> Sequence[tuple[AttachedPart, str]]:
     return [
         (part, f"{field}[{index}]") for index, part in enumerate(content) if isinstance(part, InputFile | InputImage)
     ]
+
+
+def audio_parts(item: Item) -> Iterator[tuple[InputAudio, str]]:
+    """Yield the audio of a message or of the output of a call, with its location in the item."""
+    match item:
+        case InputMessage(content=list() as parts):
+            field, content = "content", parts
+        case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
+            field, content = "output", parts
+        case _:
+            return
+    yield from ((part, f"{field}[{index}]") for index, part in enumerate(content) if isinstance(part, InputAudio))
 
 
 def public_item(item: dict[str, Any]) -> dict[str, Any]:

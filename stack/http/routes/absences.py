@@ -14,7 +14,6 @@ _STORE: Final = "All that is stored lies in the store of this server, encrypted 
 ABSENT_RESOURCES: Final[Mapping[str, str]] = {
     "agents": "An agent runs where its client is, by responses and conversations.",
     "assistants": "Use responses and conversations.",
-    "audio": _TEXT_ONLY,
     "chatkit": "Use responses and conversations.",
     "content_provenance_checks": "No images are checked here.",
     "evals": _NO_TRAINING,

@@ -33,6 +33,7 @@ from stack.http.parsing import read_request
 from stack.http.request_body import charge_request, read_body
 from stack.http.route import RESPONSES, Route
 from stack.http.routes.chat import encode_stream_error
+from stack.http.sse import encode_typed_events
 from stack.http.streams import EventStream, run_while_connected
 
 _MAX_FILES: Final = MAX_SOURCE_IMAGES + 4
@@ -133,7 +134,9 @@ async def _respond(http: Request, context: HttpContext, services: Services, job:
     maker = _ImageMaker(job, generator, context, services)
     if request.stream:
         monitor, record = services.monitor, context.request_record
-        return EventStream(maker.stream_events(), _encode_events, monitor, record, encode_error=encode_stream_error)
+        return EventStream(
+            maker.stream_events(), encode_typed_events, monitor, record, encode_error=encode_stream_error
+        )
     images = await run_while_connected(http.scope, http.receive, maker.make_all())
 
     def encode() -> bytes:
@@ -251,8 +254,3 @@ def _usage_to_json(usage: ImageUsage) -> dict[str, Any]:
         "output_tokens": usage.output_tokens,
         "total_tokens": usage.input_tokens + usage.output_tokens,
     }
-
-
-def _encode_events(events: Sequence[dict[str, Any]]) -> bytes:
-    frames = [b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event)) for event in events]
-    return b"".join(frames)

@@ -11,7 +11,7 @@ from apis.skills.bundle import SkillFile
 from apis.skills.skills import CreateSkillVersion, SkillListParams, Skills, UpdateSkill
 from stack.http.answers import deleted_response, model_response, page_response, value_response
 from stack.http.context import HttpContext, Services, require_section
-from stack.http.forms import open_uploads, read_form_fields
+from stack.http.forms import FormFields, open_uploads, read_form_fields
 from stack.http.request_body import read_model, read_query
 from stack.http.route import FILES, Route
 
@@ -111,7 +111,7 @@ def _require_skills(services: Services) -> Skills:
 
 async def _read_files(
     http: Request, context: HttpContext, services: Services
-) -> tuple[Sequence[SkillFile], dict[str, str]]:
+) -> tuple[Sequence[SkillFile], FormFields]:
     """Return the files of the form, and its other fields. The files are counted as a body is: they are in memory."""
     skills = _require_skills(services)
     async with open_uploads(http, skills.max_bundle_bytes, skills.max_files + 1, field="files") as (uploads, fields):

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from stack.http.routes.audio import AUDIO_ROUTES
 from stack.http.routes.batches import BATCH_ROUTES
 from stack.http.routes.chat import CHAT_ROUTES, STORED_COMPLETION_ROUTES
 from stack.http.routes.completions import COMPLETION_ROUTES
@@ -38,6 +39,7 @@ API_ROUTES: Final = (
     *EMBEDDING_ROUTES,
     *DECISION_ROUTES,
     *IMAGE_ROUTES,
+    *AUDIO_ROUTES,
     *MODEL_ROUTES,
     *CONVERSATION_ROUTES,
     *FILE_ROUTES,

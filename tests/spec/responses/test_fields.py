@@ -90,7 +90,6 @@ async def test_what_is_not_offered_is_refused_by_name(served: Served, name: str)
 
 ABSENT_CALLS: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "/moderations": lambda client: client.moderations.create(input="x"),
-    "/audio": lambda client: client.audio.speech.create(model="m", voice="alloy", input="x"),
     "/realtime": lambda client: client.realtime.client_secrets.create(),
     "/live": lambda client: client.post("/live/sessions", cast_to=dict),
     "/videos": lambda client: client.get("/videos", cast_to=dict),

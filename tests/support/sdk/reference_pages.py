@@ -23,6 +23,7 @@ _COMPACT = {
     "SearchStores": "vector store search: ",
     "CreateDecision": "decisions: ",
     "CreateImage": "images: ",
+    "CreateTranscription": "transcriptions: ",
     "EditImage": "image edits: ",
     "DecisionText": "decisions: ",
     "EmbeddingRequest": "embeddings: ",

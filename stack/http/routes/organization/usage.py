@@ -37,7 +37,7 @@ _EMBEDDINGS: Final = "embeddings"
 _DECISIONS: Final = "decisions"
 _UNCOUNTED: Final = {
     "audio_speeches": "The models here write text.",
-    "audio_transcriptions": "The models here read text and images.",
+    "audio_transcriptions": "Seconds of audio are not counted; tokens of transcripts are in 'usage.completions'.",
     "code_interpreter_sessions": "Its calls are counted, by 'usage.completions'.",
     "moderations": "No moderation model is served here.",
     "vector_stores": "The size of a vector store is 'usage_bytes' of its object, and its history is not stored.",
