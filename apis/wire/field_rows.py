@@ -43,6 +43,7 @@ _CALLED_BY = (
     *("FunctionCallItem", "FunctionCallOutput", "CustomToolCallItem", "CustomToolCallOutput", "ShellCallItem"),
     *("ShellCallOutput", "ApplyPatchCallItem", "ApplyPatchCallOutput"),
 )
+_ONE_AGENT = "A response has one agent: run several in your client."
 _IMAGES = ("CreateImage", "EditImage")
 _NO_SVG = "An SVG is text: ask the model itself for it."
 _NO_USERS = "Usage is by project, key and model: there are no users here."
@@ -70,6 +71,7 @@ FIELD_ROWS: Final = (
     FieldRow("audio", _RESPONSE, "refused", "The models here write text."),
     FieldRow("web_search_options", _RESPONSE, "refused", "Declare the tool 'web_search' in 'tools'."),
     FieldRow("moderation", (*_RESPONSE, *_CHAT), "refused", "No moderation model is served here."),
+    FieldRow("multi_agent", _RESPONSE, "refused", _ONE_AGENT, ({"enabled": False},)),
     FieldRow("personality", ("CountInputTokens",), "ignored", "It belongs to OpenAI's own models."),
     FieldRow("safety_identifier", _RESPONSE, "echoed", "No request is checked by user."),
     FieldRow("user", _RESPONSE, "echoed", "No request is checked by user."),
@@ -268,6 +270,9 @@ UNSUPPORTED_TYPES: Final[Mapping[str, str]] = {
     "programmatic_tool_calling": _NO_PROGRAMS,
     "program": _NO_PROGRAMS,
     "program_output": _NO_PROGRAMS,
+    "agent_message": _ONE_AGENT,
+    "multi_agent_call": _ONE_AGENT,
+    "multi_agent_call_output": _ONE_AGENT,
     "input_audio": "Audio is a part of messages only.",
 }
 """Types of tools, tool choices, items, parts and environments that are refused by name, each with the reason."""

@@ -36,7 +36,7 @@ from stack.http.readiness import StoreProbe
 from stack.http.route_table import RouteTable
 from stack.http.routes.batch_lines import RouteLineExecutor
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
-from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES, STORED_COMPLETION_ROUTES
+from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES
 from stack.http.shares import RequestShares, read_free_disk_bytes
 from stack.http.streams import StreamMonitor
 from stack.retention.sweeper import RetentionSweeper
@@ -48,7 +48,7 @@ _DEFERRED_PLACES: Final = 32
 
 def create_app(config: StackConfig) -> Starlette:
     """Return the app of one run config; its lifespan opens the stack and closes it."""
-    metrics, api_routes = Metrics(), (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES, *REFUSED_ROUTES)
+    metrics, api_routes = Metrics(), (*API_ROUTES, *EXTENSION_ROUTES, *REFUSED_ROUTES)
     server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
     table = RouteTable(api_routes, server_routes)
 

@@ -30,7 +30,7 @@ from apis.deltas import (
     ToolCallStart,
     Usage,
 )
-from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError, error_to_body
+from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
 from apis.sink import LastBatch, ReceivingSink, Sink, Stream
 from apis.wire.base import Wire, sdk_model_to_json
 from providers.common.grammars.chat import check_chat
@@ -98,11 +98,6 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     return json_response(sdk_model_to_json(completion))
 
 
-async def refuse_stored_completion(_http: Request, _context: HttpContext, _services: Services) -> Response:
-    raise Unsupported("Storing chat completions is not offered by this server: use responses.", param="store")
-
-
-_COMPLETION_PATH: Final = "/chat/completions/{completion_id}"
 CHAT_ROUTES: Final = (
     Route(
         "POST",
@@ -114,14 +109,6 @@ CHAT_ROUTES: Final = (
         batched=True,
     ),
 )
-STORED_COMPLETION_ROUTES: Final = (
-    Route("GET", "/chat/completions", RESPONSES, refuse_stored_completion),
-    Route("GET", _COMPLETION_PATH, RESPONSES, refuse_stored_completion),
-    Route("POST", _COMPLETION_PATH, RESPONSES, refuse_stored_completion, stores=False),
-    Route("DELETE", _COMPLETION_PATH, RESPONSES, refuse_stored_completion),
-    Route("GET", f"{_COMPLETION_PATH}/messages", RESPONSES, refuse_stored_completion),
-)
-"""Routes of OpenAI's API that only say that they are not offered; no document describes them."""
 
 
 def encode_chunks(chunks: Sequence[BaseModel | dict[str, Any]]) -> bytes:

@@ -2,9 +2,10 @@
 
 from typing import Final
 
+from stack.http.routes.absences import ABSENT_ROUTES
 from stack.http.routes.audio import AUDIO_ROUTES
 from stack.http.routes.batches import BATCH_ROUTES
-from stack.http.routes.chat import CHAT_ROUTES, STORED_COMPLETION_ROUTES
+from stack.http.routes.chat import CHAT_ROUTES
 from stack.http.routes.completions import COMPLETION_ROUTES
 from stack.http.routes.containers import CONTAINER_ROUTES
 from stack.http.routes.conversations import CONVERSATION_ROUTES
@@ -29,8 +30,6 @@ from stack.http.routes.traces import TRACE_ROUTES
 from stack.http.routes.uploads import UPLOAD_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
 from stack.http.routes.webhooks.endpoints import WEBHOOK_ENDPOINT_ROUTES
-
-__all__ = ["API_ROUTES", "EXTENSION_ROUTES", "REFUSED_ROUTES", "STORED_COMPLETION_ROUTES"]
 
 API_ROUTES: Final = (
     *RESPONSE_ROUTES,
@@ -63,5 +62,5 @@ EXTENSION_ROUTES: Final = (
     *OWN_KEY_ROUTES,
 )
 """Routes that OpenAI's API does not have."""
-REFUSED_ROUTES: Final = REFUSED_ORGANIZATION_ROUTES
-"""Routes of OpenAI's API that answer with the reason why they are not offered; no document describes them."""
+REFUSED_ROUTES: Final = (*REFUSED_ORGANIZATION_ROUTES, *(route for row in ABSENT_ROUTES for route in row.to_routes()))
+"""Routes of other servers that answer with the reason why they are not offered; no document describes them."""

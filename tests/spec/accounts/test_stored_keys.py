@@ -12,7 +12,7 @@ from apis.accounts.directory import AccountDirectory, KeyOptions, NewKey
 from apis.errors import StoreUnavailable
 from apis.storage.kv_store import KVStore
 from stack.http.route import Route
-from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES, STORED_COMPLETION_ROUTES
+from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES
 from tests.stack.http.raw import ask, bearer, error_code
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.decisions import DECISION_FIELDS
@@ -162,7 +162,7 @@ async def test_a_key_for_some_models_and_tools_uses_no_others() -> None:
                 assert (error.status, error.error.param) == (403, "model")
 
 
-ROUTES: tuple[Route, ...] = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES, *REFUSED_ROUTES)
+ROUTES: tuple[Route, ...] = (*API_ROUTES, *EXTENSION_ROUTES, *REFUSED_ROUTES)
 
 
 async def test_every_route_that_takes_a_model_is_closed_to_keys_for_other_models() -> None:

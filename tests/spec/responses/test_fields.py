@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 from openai import APIStatusError, BadRequestError, NotFoundError
 
+from tests.stack.http.raw import ask, check_error
 from tests.support.sdk.answer_shapes import function
 from tests.support.sdk.requests import asked, create, messages, refusal, responses, stream
 from tests.support.servers.serving import Served, scripted, serving
@@ -122,9 +123,61 @@ async def test_stored_chat_completions_are_refused_by_name(served: Served) -> No
             await call
         assert caught.value.param == "store"
         assert "is not offered by this server" in caught.value.message
-    with pytest.raises(APIStatusError) as caught_405:
-        await served.client.models.delete("scripted")
-    assert caught_405.value.status_code == 405, "the row DELETE /models/{id}"
+
+
+ABSENT_ROUTES: dict[str, tuple[Callable[[Any], Awaitable[Any]], str]] = {
+    "deleting a model": (lambda client: client.models.delete("org/model"), "stack models remove"),
+    "variations": (lambda client: client.images.create_variation(image=b"x"), "use images.edit"),
+    "speech": (lambda client: client.audio.speech.create(model="m", voice="alloy", input="x"), "write text"),
+    "translations": (
+        lambda client: client.audio.translations.create(model="m", file=b"x"),
+        "use audio.transcriptions",
+    ),
+    "voices": (lambda client: client.get("/audio/voices/v", cast_to=dict), "write text"),
+    "consents": (lambda client: client.get("/audio/voice_consents", cast_to=dict), "write text"),
+    "batches of messages": (
+        lambda client: client.post("/messages/batches", body={"requests": []}, cast_to=dict),
+        "use /v1/batches",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ABSENT_ROUTES)
+async def test_a_single_route_that_is_not_here_says_what_to_use(served: Served, row: str) -> None:
+    call, instead = ABSENT_ROUTES[row]
+    with pytest.raises(BadRequestError) as caught:
+        await call(served.client)
+    assert "not offered by this server" in caught.value.message
+    assert instead in caught.value.message
+
+
+OTHER_DIALECTS: dict[str, str] = {
+    "/api/chat": "'/api' is not offered by this server. This is a path of Ollama: use chat completions",
+    "/v1/api/tags": "'/api' is not offered by this server. This is a path of Ollama",
+    "/v1beta/models/m:generateContent": "'/v1beta' is not offered by this server. This is a path of Gemini",
+    "/v2/chat": "'/v2' is not offered by this server. This is a path of Cohere",
+    "/v1/rerank": "'/v1/rerank' is not offered by this server. Use the search of a vector store",
+    "/score": "'/v1/score' is not offered by this server. Use decisions",
+    "/tokenize": "'/v1/tokenize' is not offered by this server. Use responses.input_tokens",
+    "/v1/novelty": "Unknown request URL",
+}
+
+
+@pytest.mark.parametrize("path", OTHER_DIALECTS)
+async def test_a_path_of_another_server_says_what_to_use(served: Served, path: str) -> None:
+    answer = await ask(served.url, b"{}", path=path)
+    assert OTHER_DIALECTS[path] in check_error(answer, 404)["message"]
+
+
+async def test_a_response_of_several_agents_is_refused_by_name(served: Served) -> None:
+    beta: Any = served.client.beta.responses
+    asking: dict[str, Any] = {"model": "scripted", "input": "hi"}
+    with pytest.raises(BadRequestError) as caught:
+        await beta.create(**asking, multi_agent={"enabled": True})
+    assert caught.value.param == "multi_agent"
+    assert (await beta.create(**asking, multi_agent={"enabled": False})).status == "completed"
+    message = {"type": "agent_message", "id": "msg_1", "author": "a", "recipient": "b", "content": []}
+    assert (await refusal(served, input=[message]))["param"] == "input[0].type"
 
 
 async def test_items_of_programs_are_echoed_or_refused_by_name(served: Served) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 from starlette.requests import Request
@@ -29,6 +30,7 @@ from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_query
 from stack.http.route import ADMINISTRATION, Handler, Route
+from stack.http.routes.absences import refuse_route
 from stack.http.routes.organization.objects import JsonObject, require_organization
 
 _DEFAULT_BUCKETS: Final = {"1h": 24, "1d": 7}
@@ -143,11 +145,8 @@ async def list_costs(http: Request, _context: HttpContext, services: Services) -
     return value_response(page.to_json(build_results, await page.read(usage_log)))
 
 
-def _refuse(kind: str, reason: str) -> Handler:
-    async def refuse(_http: Request, _context: HttpContext, _services: Services) -> Response:
-        raise Unsupported(f"'usage.{kind}' is not counted by this server. {reason}", code="unsupported_usage")
-
-    return refuse
+def _uncounted_error(kind: str, reason: str) -> Unsupported:
+    return Unsupported(f"'usage.{kind}' is not counted by this server. {reason}", code="unsupported_usage")
 
 
 def _count_generated(counts: UsageCounts) -> JsonObject:
@@ -213,7 +212,12 @@ USAGE_ROUTES: Final = (
     Route("GET", "/organization/costs", ADMINISTRATION, list_costs, query=CostsQuery),
 )
 REFUSED_USAGE_ROUTES: Final = tuple(
-    Route("GET", f"/organization/usage/{name}", ADMINISTRATION, _refuse(name, reason))
+    Route(
+        "GET",
+        f"/organization/usage/{name}",
+        ADMINISTRATION,
+        refuse_route(partial(_uncounted_error, name, reason)),
+    )
     for name, reason in _UNCOUNTED.items()
 )
 
