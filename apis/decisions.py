@@ -257,6 +257,14 @@ class DecisionQuestion(Wire):
     param: str
 
 
+PREDICATE_OPTIONS: Final = ("yes", "no")
+
+
+def predicate_options() -> list[DecisionOption]:
+    """Return the options of a predicate: that it is true, and that it is not."""
+    return [DecisionOption(text=text) for text in PREDICATE_OPTIONS]
+
+
 class DecisionRequest(Wire):
     """Questions about one input. `instructions` are those of the developer. With two `orders` each question is read
     with its options in their order and in the reverse one, and the probabilities are averaged. `input_param` is the

@@ -35,7 +35,7 @@ class ImageCapabilities:
 
     def require(self, settings: ImageSettings, prefix: str = "") -> None:
         """Raise Unsupported for a setting that the images server does not have, and InvalidRequest for a model that it
-        does not serve. The error names the field, behind `prefix`."""
+        does not serve. The error names the field, after `prefix`."""
         refused: list[str] = [
             name
             for name in _OPTIONS

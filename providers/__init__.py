@@ -36,6 +36,9 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "redis": "providers.kv_store.redis:Redis",
         "sqlite": "providers.kv_store.sqlite:SQLite",
     },
+    "moderation": {
+        "predicates": "providers.moderation.predicates:PredicateModeration",
+    },
     "reader": {
         "child": "providers.reader.child:ChildReader",
     },

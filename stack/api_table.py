@@ -12,6 +12,7 @@ from apis.documents.vector_stores import VectorStores
 from apis.fair_share import Tenants
 from apis.image_generator import ImageGenerator
 from apis.inference import Inference
+from apis.moderation import Moderation
 from apis.observation.traces import Traces
 from apis.provider import Provider
 from apis.responses import Responses
@@ -30,6 +31,7 @@ APIS: Final[dict[str, type[Provider]]] = {
     "fetcher": Fetcher,
     "files": Files,
     "image_generator": ImageGenerator,
+    "moderation": Moderation,
     "reader": Reader,
     "traces": Traces,
     "skills": Skills,

@@ -16,6 +16,7 @@ from apis.errors import ConfigError, StackError
 from apis.fair_share import Tenants
 from apis.image_generator import ImageGenerator
 from apis.inference import Inference
+from apis.moderation import Moderation
 from apis.observation.traces import Traces
 from apis.provider import Provider
 from apis.responses import Responses
@@ -49,6 +50,7 @@ class Stack:
     batches: Batches | None = None
     skills: Skills | None = None
     image_generator: ImageGenerator | None = None
+    moderation: Moderation | None = None
     providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
 
@@ -87,6 +89,7 @@ async def open_stack(
             cast("Batches | None", live.get("batches")),
             cast("Skills | None", live.get("skills")),
             cast("ImageGenerator | None", live.get("image_generator")),
+            cast("Moderation | None", live.get("moderation")),
             {part.path: provider for part, provider in order},
         )
 

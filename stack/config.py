@@ -74,6 +74,7 @@ class StackConfig(BaseModel):
     vector_index: ProviderSection | None = None
     vector_stores: ProviderSection | None = None
     image_generator: ProviderSection | None = None
+    moderation: ProviderSection | None = None
     uploads: ProviderSection | None = None
     batches: ProviderSection | None = None
 

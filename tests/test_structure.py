@@ -99,6 +99,8 @@ MAX_MODULES: Final = 30
 """Modules in one folder, its `__init__` aside."""
 MAX_IMPORTS: Final = 26
 """Modules of ours that one module may import."""
+MANY_IMPORTS: Final = {"providers/inference/chat_completions/endpoint.py": 28}
+"""Modules that may import more: that one has a method for each kind of request that a server takes."""
 BAD_NAMES: Final = re.compile(r"(Impl|Adapter|Mixin|Manager|Base|Utils?|Helpers?)$")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -168,7 +170,7 @@ def test_no_module_imports_more_of_ours_than_it_may() -> None:
     for file in OURS:
         imports = {node.module for node in nodes(file) if isinstance(node, ast.ImportFrom)}
         counts[where(file)] = len([name for name in imports if name and name.partition(".")[0] in CODE])
-    assert {file: count for file, count in counts.items() if count > MAX_IMPORTS} == {}
+    assert {file: count for file, count in counts.items() if count > MANY_IMPORTS.get(file, MAX_IMPORTS)} == {}
 
 
 def test_every_room_says_what_belongs_in_it() -> None:

@@ -48,8 +48,8 @@ class UsageCounts(msgspec.Struct, frozen=True):
 
 
 class UsageSubject(msgspec.Struct, frozen=True):
-    """Who used which model, and how; empty fields stand for all of them. `category` is `embeddings` or `decisions`, or
-    empty for all requests that generate."""
+    """Who used which model, and how; empty fields stand for all of them. `category` is `embeddings`, `decisions`,
+    `moderations` or `images`, or empty for all requests that generate."""
 
     project_id: str = ""
     key_id: str = ""

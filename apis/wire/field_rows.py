@@ -216,7 +216,11 @@ FIELD_ROWS: Final = (
     ),
     FieldRow("chunking_strategy", ("CreateTranscription",), "refused", "The model's server cuts the audio.", ("auto",)),
     FieldRow(
-        "response_format", ("CreateTranscription",), "refused", "Speakers are not told apart.", value="diarized_json"
+        "response_format",
+        ("CreateTranscription",),
+        "refused",
+        "Transcripts here name no speakers.",
+        value="diarized_json",
     ),
     FieldRow("rewrite_query", ("SearchStores",), "ignored", "Queries are searched for as they are."),
     FieldRow("user", ("EmbeddingRequest", "CreateCompletion"), "ignored", "No request is checked by user."),

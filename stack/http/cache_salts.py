@@ -39,9 +39,14 @@ class CacheSalts:
         """Return the request with its tenant's salt."""
         if self._key is None:
             return request
-        share, client_salt = self._share_of(tenant), request.cache_salt
-        salt = f"{share}.{self._digest(f'{tenant}/{client_salt}')}" if client_salt else f"{TENANT_SALT_PREFIX}{share}"
+        salt, client_salt = self.salt_of(tenant), request.cache_salt
+        if client_salt:
+            salt = f"{self._share_of(tenant)}.{self._digest(f'{tenant}/{client_salt}')}"
         return request.model_copy(update={"cache_salt": salt})
+
+    def salt_of(self, tenant: str) -> str | None:
+        """Return the salt of a request without one of the client's; None on a server of one tenant."""
+        return None if self._key is None else f"{TENANT_SALT_PREFIX}{self._share_of(tenant)}"
 
     def _compute_share(self, tenant: str) -> str:
         return self._digest(f"{tenant}/")

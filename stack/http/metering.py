@@ -1,6 +1,6 @@
 """Metering: the check of a request, what it reserves under the limits of its key, and the usage with which it ends."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar, cast
 
 from pydantic import BaseModel
@@ -15,6 +15,7 @@ from apis.documents.embeddings import EmbeddingRequest
 from apis.errors import ModelNotFound, PermissionDenied
 from apis.images import CreateImage
 from apis.inference import ModelNames
+from apis.moderation import CATEGORIES, CreateModeration
 from apis.responses import CreateResponse
 from apis.wire.base import ToolWire
 from providers.common.permissions import find_model, require_request
@@ -46,6 +47,8 @@ async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> Gran
         resolved = stack.responses.resolve_prompt(request)
     if isinstance(request, CreateImage):
         model = _find_image_model(stack, caller, request)
+    elif isinstance(request, CreateModeration):
+        model = await _find_moderation_model(stack, caller, request)
     else:
         name = getattr(resolved, "model", None)
         needs_names = name and (caller.is_restricted or stack.accounts.organization() is not None)
@@ -66,6 +69,15 @@ def _find_image_model(stack: Stack, caller: Caller, request: CreateImage) -> Mod
     if caller.needs_listed_models and capabilities is not None and name not in {default, *capabilities.models}:
         raise ModelNotFound(name, capabilities.models)
     return ModelNames(name, frozenset({name}))
+
+
+async def _find_moderation_model(stack: Stack, caller: Caller, request: CreateModeration) -> ModelNames | None:
+    """Return the names of the model that moderates, by all of which a request may call for it."""
+    moderation = stack.moderation
+    if moderation is None:
+        return None if request.model is None else ModelNames(request.model, frozenset({request.model}))
+    found = await find_model(caller, moderation.model, stack.inference)
+    return None if found is None else replace(found, names=found.names | moderation.names)
 
 
 async def open_charge(
@@ -143,6 +155,8 @@ def _estimate_output(request: BaseModel) -> int:
     """Return the tokens that a model may generate for a request."""
     if isinstance(request, EmbeddingRequest | CreateImage):
         return 0
+    if isinstance(request, CreateModeration):
+        return len(request.list_inputs()) * len(CATEGORIES)
     if isinstance(request, DecisionRequest):
         return len(request.questions) * request.orders
     bounds = [bound for name in _OUTPUT_BOUNDS if (bound := getattr(request, name, None)) is not None]

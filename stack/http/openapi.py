@@ -58,9 +58,7 @@ def _to_api_route(path: str, route: Route) -> APIRoute:
         parameters.append(_parameter("body", route.body))
     extra: dict[str, Any] = {}
     if route.form is not None:
-        extra = {
-            "requestBody": {"content": {"multipart/form-data": {"schema": _form_schema(route.form, route.file_field)}}}
-        }
+        extra = {"requestBody": {"content": {"multipart/form-data": {"schema": _form_schema(route.form, route)}}}}
 
     def endpoint() -> None: ...
 
@@ -92,15 +90,16 @@ def _parameter(name: str, annotation: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation)
 
 
-def _form_schema(form: type[BaseModel], file_field: str) -> dict[str, Any]:
+def _form_schema(form: type[BaseModel], route: Route) -> dict[str, Any]:
     """Return the schema of a form with a file; a form nests fields as `name[field]`, which FastAPI does not know."""
     schema = form.model_json_schema() if form is not BaseModel else {}
     fields = _inline_references(schema.get("properties", {}), schema.get("$defs", {}))
     fields.pop("filename", None)  # which is a part of the file
+    files = (route.file_field, *route.optional_files)
     return {
         "type": "object",
-        "properties": {file_field: {"type": "string", "format": "binary"}, **fields},
-        "required": [file_field, *schema.get("required", ())],
+        "properties": {**{name: {"type": "string", "format": "binary"} for name in files}, **fields},
+        "required": [route.file_field, *schema.get("required", ())],
     }
 
 

@@ -47,8 +47,8 @@ class Route:
     """One method of one path, who may use it, its handler, and the models of the body and the query that it reads.
 
     A handler returns an ASGI response or raises a StackError. A route with `form` takes a file as
-    `multipart/form-data`, in the field `file_field`; the model describes the other fields of the form, and BaseModel
-    itself has none. With `form_or_json` the body may be JSON instead.
+    `multipart/form-data`, in the field `file_field`, and further ones in `optional_files`; the model describes the
+    other fields of the form, and BaseModel itself has none. With `form_or_json` the body may be JSON instead.
 
     Every POST declares whether it `stores` content of its tenant, whichever fields it has: it is then closed to
     projects that store nothing. `tool` is the hosted tool whose work the route does, without which it is closed.
@@ -66,6 +66,7 @@ class Route:
     query: type[BaseModel] | None = None
     form: type[BaseModel] | None = None
     file_field: str = "file"
+    optional_files: tuple[str, ...] = ()
     form_or_json: bool = False
     stores: bool | None = None
     tool: HostedTool | None = None

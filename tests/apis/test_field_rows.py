@@ -9,7 +9,9 @@ from apis.accounts.project_settings import UpdateDataRetention, UpdateServiceTie
 from apis.accounts.usage import CostsQuery, FileSearchUsageQuery, ImagesUsageQuery, UsageQuery, WebSearchUsageQuery
 from apis.batches.batches import CreateBatch
 from apis.errors import InvalidRequest, Unsupported
+from apis.images import CreateImage, EditImage
 from apis.responses import CreateResponse
+from apis.transcription import CreateTranscription
 from apis.wire.base import REFUSED_FIELD, Wire
 from apis.wire.field_rows import FIELD_ROWS, FieldRow
 from stack.http.parsing import validate_request
@@ -31,6 +33,9 @@ ROOTS = (
     WebSearchUsageQuery,
     FileSearchUsageQuery,
     CostsQuery,
+    CreateImage,
+    EditImage,
+    CreateTranscription,
 )
 MODELS = {model.__name__: model for root in ROOTS for model in list_models(root)}
 WHOLE_FIELDS = [row for row in FIELD_ROWS if row.handling in ("refused", "moved") and row.value is None]

@@ -74,6 +74,7 @@ from apis.documents.vector_stores import (
     VectorStoreListParams,
 )
 from apis.images import CreateImage, EditImage
+from apis.moderation import CreateModeration
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.skills.skills import CreateSkillVersion, SkillListParams, UpdateSkill
 from apis.transcription import CreateTranscription
@@ -216,6 +217,8 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /organization/admin_api_keys": (organization.AdminAPIKeyCreateParams, (CreateAdminKey,)),
     "GET /organization/admin_api_keys": (organization.AdminAPIKeyListParams, (AdminKeyPage,)),
     "POST /decisions": (types.decision_create_params.DecisionCreateParams, (CreateDecision,)),
+    "POST /moderations": (types.ModerationCreateParams, (CreateModeration,)),
+    "GET /organization/usage/moderations": (organization.UsageModerationsParams, (UsageQuery,)),
     "POST /images/generations": (types.image_generate_params.ImageGenerateParams, (CreateImage,)),
     "POST /images/edits": (types.image_edit_params.ImageEditParams, (EditImage,)),
     "POST /audio/transcriptions": (

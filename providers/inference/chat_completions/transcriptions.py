@@ -2,7 +2,8 @@
 
 import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import orjson
@@ -130,14 +131,14 @@ class TranscriptReader(ChunkReader):
 
     def feed(self, data: bytes) -> list[Delta]:
         """See `ChunkReader.feed`."""
-        return self._read(self._body.feed, data)
+        return self._read(partial(self._body.feed, data))
 
     def end(self) -> list[Delta]:
         """See `ChunkReader.end`."""
         deltas: list[Delta] = []
         reader = self._body.reader
         if isinstance(reader, JsonReader):
-            deltas += self._read(lambda _: reader.end(), b"")
+            deltas += self._read(reader.end)
         if self.is_finished or self.failure is not None:
             return deltas
         if not self._has_ended:
@@ -145,12 +146,12 @@ class TranscriptReader(ChunkReader):
             return deltas
         return [*deltas, self._finish()]
 
-    def _read(self, split: Any, data: bytes) -> list[Delta]:
+    def _read(self, split: Callable[[], Sequence[bytes]]) -> list[Delta]:
         deltas: list[Delta] = []
         if self.is_finished or self.failure is not None:
             return deltas
         try:
-            for payload in split(data):
+            for payload in split():
                 if payload == _DONE:
                     deltas.append(self._finish())
                     break
@@ -181,8 +182,8 @@ class TranscriptReader(ChunkReader):
                 return [*([] if self._texts else self._add(chunk.get("text"))), self._finish()]
             case _ if "choices" in chunk:
                 return self._read_choices(chunk["choices"])
-            case _ if "text" in chunk and isinstance(self._body.reader, JsonReader):
-                return [*self._add(chunk["text"]), self._finish()]
+            case _ if isinstance(self._body.reader, JsonReader):
+                return [*self._add(_read_answer(chunk, self._request).text), self._finish()]
             case _:
                 return []
 

@@ -25,12 +25,12 @@ from apis.decisions import (
     PredicateQuestion,
     Question,
     ScoreQuestion,
+    predicate_options,
 )
 from apis.errors import InvalidRequest
 
 Part = TextPart | ImagePart
 WirePart = DecisionText | DecisionImage | DecisionJson | DecisionOutputText | DecisionRefusal
-PREDICATE_OPTIONS: Final = ("yes", "no")
 MAX_JSON_LEVELS: Final = 32
 MAX_JSON_VALUES: Final = 10_000
 MAX_JSON_BYTES: Final = 256 * 1024
@@ -187,7 +187,7 @@ def _render_json(part: DecisionJson, param: str) -> str:
 def _convert_question(question: Question, param: str) -> DecisionQuestion:
     match question:
         case PredicateQuestion():
-            options = [DecisionOption(text=text) for text in PREDICATE_OPTIONS]
+            options = predicate_options()
         case ChoiceQuestion():
             _refuse_twins(question, param)
             options = [

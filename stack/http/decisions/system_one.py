@@ -8,6 +8,7 @@ from pydantic import JsonValue
 
 from apis.chat import ImagePart, ImageUrl, TextPart
 from apis.decisions import (
+    PREDICATE_OPTIONS,
     CreateSystemOne,
     CriteriaChoiceQuestion,
     CriteriaScoreQuestion,
@@ -19,7 +20,6 @@ from apis.decisions import (
     SystemOneQuestion,
 )
 from stack.http.decisions.answers import JsonObject, find_confidence, find_likeliest, find_score
-from stack.http.decisions.conversion import PREDICATE_OPTIONS
 
 
 def convert_system_one(request: CreateSystemOne) -> DecisionRequest:

@@ -1,11 +1,12 @@
-"""What other servers have and this one has not: resources and single routes, each with the reason or what to use
-instead."""
+"""The resources and single routes of other servers that this one does not have, each with the reason, or with another
+route to use."""
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,7 +37,6 @@ ABSENT_RESOURCES: Final[Mapping[str, str]] = {
     "evals": _NO_TRAINING,
     "fine_tuning": _NO_TRAINING,
     "live": _TEXT_ONLY,
-    "moderations": "No moderation model is served here.",
     "pooling": "Use embeddings.",
     "projects": _NO_PERSONS,
     "prompts": "Prompts are templates of the run config, which requests refer to by 'prompt'.",
@@ -70,7 +70,10 @@ class AbsentRoute:
         """Return the routes, which say that they are not offered."""
         message = f"{self.name} not offered by this server{self.instead}"
         refuse = refuse_route(lambda: Unsupported(message, param=self.param))
-        return tuple(Route(method, self.path, self.access, refuse, stores=False) for method in self.methods)
+        return tuple(
+            Route(method, self.path, self.access, refuse, form=BaseModel, form_or_json=True, stores=False)
+            for method in self.methods
+        )
 
 
 def refuse_route(build_error: Callable[[], Unsupported]) -> Handler:
@@ -137,7 +140,7 @@ _ADMINISTRATION: Final = re.compile(r"/organization/(?:projects/[^/]+/)?([a-z_]+
 
 def absence_message(path: str) -> str | None:
     """Return the error of a path of one of these resources, None for any other path."""
-    path = path.removeprefix("/v1")
+    path = path.removeprefix("/v1") if path.startswith("/v1/") else path
     if path.startswith("/v1/"):
         return f"Unknown request URL: '/v1{path[:256]}' has '/v1' twice. The base URL of a client ends with one '/v1'."
     if match := _ADMINISTRATION.match(path):

@@ -79,6 +79,7 @@ IMAGE_ROUTES: Final = (
         edit_images,
         form=EditImage,
         file_field="image",
+        optional_files=("mask",),
         stores=False,
         tool="image_generation",
     ),

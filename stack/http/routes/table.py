@@ -16,6 +16,7 @@ from stack.http.routes.images import IMAGE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.messages import MESSAGE_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
+from stack.http.routes.moderations import MODERATION_ROUTES
 from stack.http.routes.organization.own_key import OWN_KEY_ROUTES
 from stack.http.routes.organization.table import (
     ORGANIZATION_EXTENSION_ROUTES,
@@ -37,6 +38,7 @@ API_ROUTES: Final = (
     *COMPLETION_ROUTES,
     *EMBEDDING_ROUTES,
     *DECISION_ROUTES,
+    *MODERATION_ROUTES,
     *IMAGE_ROUTES,
     *AUDIO_ROUTES,
     *MODEL_ROUTES,

@@ -201,6 +201,7 @@ def admitted(route: Route, scope: str) -> bool:
                 "decisions",
                 "systemone",
                 "images",
+                "moderations",
                 "audio",
             ),
             *("batches", "messages", "stack", "traces", "webhook_endpoints", "webhook_event_types"),

@@ -120,6 +120,12 @@ CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
         stream=True,
         stream_options={"include_usage": True},
     ),
+    "draw": lambda client: client.images.generate(prompt="A cat.", n=2, size="512x512"),
+    "edit an image": lambda client: client.images.edit(image=b"x", mask=b"y", prompt="A hat.", n=2),
+    "transcribe": lambda client: client.audio.transcriptions.create(
+        model="m", file=b"x", timestamp_granularities=["word"], response_format="verbose_json"
+    ),
+    "moderate": lambda client: client.moderations.create(model="m", input=["a", "b"]),
     "embed": lambda client: client.embeddings.create(model="m", input=["a", "b"], dimensions=8),
     "decide": lambda client: client.decisions.create(
         model="m",

@@ -76,6 +76,7 @@ ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] 
     ),
     "list the usage of embeddings": lambda client: _organization(client).usage.embeddings(start_time=1, limit=3),
     "list the usage of decisions": lambda client: _organization(client).usage.decisions(start_time=1, limit=3),
+    "list the usage of moderations": lambda client: _organization(client).usage.moderations(start_time=1, limit=3),
     "list the usage of images": lambda client: _organization(client).usage.images(start_time=1, limit=3),
     "list web searches": lambda client: _organization(client).usage.web_search_calls(start_time=1, limit=3),
     "list file searches": lambda client: _organization(client).usage.file_search_calls(start_time=1, limit=3),

@@ -37,11 +37,11 @@ _DEFAULT_BUCKETS: Final = {"1h": 24, "1d": 7}
 _WIDTHS_S: Final = {"1h": HOUR_S, "1d": 24 * HOUR_S}
 _EMBEDDINGS: Final = "embeddings"
 _DECISIONS: Final = "decisions"
+_MODERATIONS: Final = "moderations"
 _UNCOUNTED: Final = {
     "audio_speeches": "The models here write text.",
     "audio_transcriptions": "Seconds of audio are not counted; tokens of transcripts are in 'usage.completions'.",
     "code_interpreter_sessions": "Its calls are counted, by 'usage.completions'.",
-    "moderations": "No moderation model is served here.",
     "vector_stores": "The size of a vector store is 'usage_bytes' of its object, and its history is not stored.",
 }
 """The kinds of usage that are not counted here, each with the reason."""
@@ -198,6 +198,7 @@ _KINDS: Final = {
         ("api_key_id", "model", "user_id", "batch", "service_tier"),
     ),
     "embeddings": _UsageKind("embeddings", UsageQuery, _count_embedded, _EMBEDDINGS),
+    "moderations": _UsageKind("moderations", UsageQuery, _count_embedded, _MODERATIONS),
     "images": _UsageKind("images", ImagesUsageQuery, _count_images),
     "web_search_calls": _UsageKind("web_searches", WebSearchUsageQuery, _count_web_searches),
     "file_search_calls": _UsageKind(
