@@ -54,22 +54,18 @@ def _replace_part(part: InputContentPart, replacements: Mapping[AttachedPart, At
 
 def file_parts(item: Item) -> Sequence[tuple[AttachedPart, str]]:
     """Return the files and images of an item, each with its location in the item."""
-    match item:
-        case InputMessage(content=list() as parts):
-            field, content = "content", parts
-        case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
-            field, content = "output", parts
-        case ComputerCallOutput(output=screenshot):
-            return [(screenshot, "output")]
-        case _:
-            return ()
-    return [
-        (part, f"{field}[{index}]") for index, part in enumerate(content) if isinstance(part, InputFile | InputImage)
-    ]
+    if isinstance(item, ComputerCallOutput):
+        return [(item.output, "output")]
+    return [(part, location) for part, location in _located_parts(item) if isinstance(part, InputFile | InputImage)]
 
 
-def audio_parts(item: Item) -> Iterator[tuple[InputAudio, str]]:
-    """Yield the audio of a message or of the output of a call, with its location in the item."""
+def audio_parts(item: Item) -> Sequence[tuple[InputAudio, str]]:
+    """Return the audio of an item, each with its location in the item."""
+    return [(part, location) for part, location in _located_parts(item) if isinstance(part, InputAudio)]
+
+
+def _located_parts(item: Item) -> Iterator[tuple[InputContentPart, str]]:
+    """Yield the parts of a message or of the output of a call."""
     match item:
         case InputMessage(content=list() as parts):
             field, content = "content", parts
@@ -77,7 +73,7 @@ def audio_parts(item: Item) -> Iterator[tuple[InputAudio, str]]:
             field, content = "output", parts
         case _:
             return
-    yield from ((part, f"{field}[{index}]") for index, part in enumerate(content) if isinstance(part, InputAudio))
+    yield from ((part, f"{field}[{index}]") for index, part in enumerate(content))
 
 
 def public_item(item: dict[str, Any]) -> dict[str, Any]:
