@@ -225,6 +225,8 @@ class _OpenStream:
     def push(self, body: bytes) -> bool:
         """Write without waiting, past the ASGI layers; return true if the client is ready for more."""
         assert self._write_body is not None
+        if not body:  # events of which this client is shown nothing: an empty chunk would end the body
+            return True
         self.last_write_at = monotonic()
         self._record.sent_bytes += len(body)
         return self._write_body(body)

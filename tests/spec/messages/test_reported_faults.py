@@ -12,6 +12,17 @@ from tests.stack.http.raw import ask
 from tests.support.laws.message_laws import check_message_frames
 from tests.support.sdk.messages import ADD, HI, create, fail_with, messages_client, replay, stream
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.servers.upstream_server import (
+    DONE,
+    LAST_HTTP_CHUNK,
+    Act,
+    UpstreamServer,
+    Wait,
+    event,
+    head,
+    http_chunk,
+    text_chunks,
+)
 
 CALL: Any = {"call": "add", "arguments": ['{"a":', ' 1, "b": "', 'x"}']}
 
@@ -189,3 +200,27 @@ async def test_an_answer_can_be_sent_back_as_it_came() -> None:
         read = model_of(served).requests[-1].messages[1]
     assert (read.reasoning, read.content, read.tool_calls[0].id) == ("hm", "I add.", "call_1")
     assert last.content[0].text == "done"
+
+
+async def test_hidden_thinking_that_arrives_bit_by_bit_does_not_end_the_stream() -> None:
+    """Fault 6: what is not shown makes frames without a byte, and a chunk without a byte ends a body."""
+    arrivals = [asyncio.Event() for _ in range(4)]
+    chunks = [http_chunk(event(chunk)) for chunk in text_chunks("Hi ", "there.", reasoning=("I ", "think ", "so. "))]
+    acts: list[Act] = [head()]
+    for number, chunk in enumerate(chunks):
+        acts += [chunk, Wait(arrivals[number])] if number < len(arrivals) else [chunk]
+    acts += [http_chunk(DONE), LAST_HTTP_CHUNK]
+
+    async def arrive() -> None:
+        for arrival in arrivals:
+            await asyncio.sleep(0.05)  # so that the server is given each by itself
+            arrival.set()
+
+    async with UpstreamServer(acts) as upstream:
+        section = {"provider": "vllm", "base_url": upstream.base_url}
+        async with serving(section) as served, messages_client(served) as client:
+            arriving = asyncio.create_task(arrive())
+            answer = await stream(client, model="fake-model", thinking={"type": "disabled"})
+            await arriving
+    assert [(block.type, block.text) for block in answer.content] == [("text", "Hi there.")]
+    assert answer.stop_reason == "end_turn"
