@@ -145,7 +145,7 @@ class VLLM(Inference):
 
     async def decide(self, request: DecisionRequest) -> Decisions:
         """Return the decisions of the server's /systemone where the model is one for decisions, else those that the
-        first token of a chat shows, between 20 options at most."""
+        first token of a chat shows: between 20 options at most where the server cannot score chosen tokens."""
         upstreams, template = self._get_upstreams(), self._harmony_template
         modalities = self._config.modalities
         if template is not None or (modalities is not None and "image" not in modalities):
@@ -153,10 +153,10 @@ class VLLM(Inference):
         if template is None:
             return await self._decisions.decide(upstreams, request, upstreams.score_chat)
 
-        async def score(chat: ChatRequest) -> FirstToken:
-            return await upstreams.score_tokens(chat, await template.render_decision(chat))
+        async def score(chat: ChatRequest, scored_ids: Sequence[int]) -> FirstToken:
+            return await upstreams.score_tokens(chat, await template.render_decision(chat), scored_ids)
 
-        return await self._decisions.decide(upstreams, request, score)
+        return await self._decisions.decide(upstreams, request, score, template.labels)
 
     async def model_host(self, model: str) -> ModelHost:
         """Return the server, by the name of its engine."""

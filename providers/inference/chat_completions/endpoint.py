@@ -2,8 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar
 
@@ -33,6 +34,9 @@ from providers.inference.chat_completions.first_token import (
     FirstToken,
     parse_chat_answer,
     parse_text_answer,
+    parse_tokens,
+    scored_ids_to_fields,
+    texts_to_tokenize_body,
     token_ids_to_body,
 )
 from providers.inference.chat_completions.strict_templates import ArrangedChat, MessageOrder
@@ -296,15 +300,23 @@ class ChatCompletions:
             chat.remember()
             return parse_count(_decode_response(response, _TokenCount).count)
 
-    async def score_chat(self, request: ChatRequest) -> FirstToken:
-        """Return the likeliest first tokens of the answer to a chat that asks for them. Errors as in `embed`, and
-        Unsupported from a server that reports none."""
+    async def find_token_ids(self, model: str, texts: Iterable[str]) -> dict[str, int]:
+        """Return the ids of the tokens that have these texts, by vLLM's /tokenize: of those texts that are one token,
+        none with a line break. Raises CountingUnsupported where the server has none, and the errors of `embed`."""
+        body = texts_to_tokenize_body(model, texts)
+        return parse_tokens(await self._request_json("POST", TOKENIZE_PATH, body, model, COUNTING_UNSUPPORTED))
+
+    async def score_chat(self, request: ChatRequest, scored_ids: Sequence[int] = ()) -> FirstToken:
+        """Return the likeliest first tokens of the answer to a chat that asks for them, or those with `scored_ids` from
+        a server that scores chosen tokens. Errors as in `embed`, and Unsupported from a server that reports none."""
         current_span().set(self._server_attributes)
         await self._check_model(request.model)
         chat = ArrangedChat(request, self._message_orders)
         headers = affinity_headers(self._dialect.affinity_headers, request)
+        fields = {**scored_ids_to_fields(scored_ids), **self._dialect.extra_body}
+        dialect = replace(self._dialect, extra_body=fields)
         while True:
-            body = request_to_body(chat.request, self._dialect, is_streamed=False)
+            body = request_to_body(chat.request, dialect, is_streamed=False)
             try:
                 response = await self._request_json("POST", "/chat/completions", body, request.model, headers=headers)
             except StackError as exc:
@@ -314,12 +326,16 @@ class ChatCompletions:
             chat.remember()
             return parse_chat_answer(response)
 
-    async def score_tokens(self, model: str, token_ids: Sequence[int], cache_salt: str | None) -> FirstToken:
-        """Return the likeliest first tokens after a prompt of tokens. Errors as in `score_chat`."""
+    async def score_tokens(
+        self, model: str, token_ids: Sequence[int], cache_salt: str | None, scored_ids: Sequence[int] = ()
+    ) -> FirstToken:
+        """Return the likeliest first tokens after a prompt of tokens, or those with `scored_ids`. Errors as in
+        `score_chat`."""
         current_span().set(self._server_attributes)
         await self._check_model(model)
         salt = {} if cache_salt is None else {"cache_salt": cache_salt}
-        body = token_ids_to_body(model, token_ids, {**salt, **self._dialect.extra_body})
+        fields = {**salt, **scored_ids_to_fields(scored_ids), **self._dialect.extra_body}
+        body = token_ids_to_body(model, token_ids, fields)
         return parse_text_answer(await self._request_json("POST", "/completions", body, model, NO_COMPLETIONS))
 
     async def decide(self, request: DecisionRequest, body: bytes) -> Decisions:

@@ -14,16 +14,28 @@ from providers.inference.chat_completions.usage import parse_usage
 
 MAX_TOP_LOGPROBS: Final = 20
 """The most alternatives of a token that servers report."""
-_SPACE_MARKS: Final = " \t\r\n\u2581\u0120"
-"""Spaces around a token's text, and how vocabularies write one."""
+MAX_SCORED_IDS: Final = 128
+"""The most tokens that a request to vLLM names."""
+_ID_PREFIX: Final = "token_id:"
+_SPACE_LETTERS: Final = ("\u2581", "\u0120")
+"""How vocabularies write a space."""
+_SPACE_MARKS: Final = f" \t\r\n{''.join(_SPACE_LETTERS)}"
+"""Spaces around a token's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The probabilities of the likeliest first tokens, by their texts without the spaces around them."""
+    """The probabilities of the likeliest first tokens, or of those that the request named, by their texts without the
+    spaces around them."""
 
     probabilities: Mapping[str, float]
     usage: Usage
+
+    def find_scored(self, token_ids: Iterable[int]) -> dict[int, float] | None:
+        """Return the probabilities of the tokens that the request named; None from a server that leaves one out."""
+        scored = {token_id: self.probabilities.get(f"{_ID_PREFIX}{token_id}") for token_id in token_ids}
+        found = {token_id: each for token_id, each in scored.items() if each is not None}
+        return found if len(found) == len(scored) else None
 
 
 class _Alternative(msgspec.Struct):
@@ -61,7 +73,37 @@ class _TextAnswer(msgspec.Struct):
     usage: Any = None
 
 
-_AnswerT = TypeVar("_AnswerT", _ChatAnswer, _TextAnswer)
+class _Tokens(msgspec.Struct):
+    tokens: list[Any]
+    token_strs: list[Any] | None = None
+
+
+_AnswerT = TypeVar("_AnswerT", _ChatAnswer, _TextAnswer, _Tokens)
+
+
+def scored_ids_to_fields(token_ids: Sequence[int]) -> dict[str, Any]:
+    """Return the fields by which vLLM reports the probabilities of these tokens, at most MAX_SCORED_IDS, whether or not
+    they are among the likeliest. Servers that do not know the fields ignore them."""
+    return {"logprob_token_ids": token_ids, "return_tokens_as_token_ids": True} if token_ids else {}
+
+
+def texts_to_tokenize_body(model: str, texts: Iterable[str]) -> bytes:
+    """Return the body of vLLM's POST /tokenize for texts without line breaks, each on a line of its own: no token of a
+    vocabulary goes on after a line break."""
+    body = {"model": model, "prompt": "".join(f"\n{text}" for text in texts), "add_special_tokens": False}
+    return body_to_json({**body, "return_token_strs": True})
+
+
+def parse_tokens(body: bytes) -> dict[str, int]:
+    """Return the ids of the tokens in an answer of /tokenize by their texts. There are none from a server that reports
+    no texts. Raises UpstreamError."""
+    answer = _decode(body, _Tokens)
+    named = zip(answer.token_strs or (), answer.tokens, strict=False)
+    return {_plain_space(text): each for text, each in named if isinstance(text, str) and type(each) is int}
+
+
+def _plain_space(text: str) -> str:
+    return f" {text[1:]}" if text[:1] in _SPACE_LETTERS else text
 
 
 def token_ids_to_body(model: str, token_ids: Sequence[int], extra_body: Mapping[str, Any]) -> bytes:

@@ -135,17 +135,17 @@ class Upstreams:
         """See `Inference.embed`; all inputs in one request."""
         return await self._try(lambda endpoint, _: endpoint.embed(request))
 
-    async def score_chat(self, request: ChatRequest) -> FirstToken:
+    async def score_chat(self, request: ChatRequest, scored_ids: Sequence[int]) -> FirstToken:
         """See `ChatCompletions.score_chat`."""
         key = affinity_key(request) if len(self.upstreams) > 1 else None
-        return await self._try(lambda endpoint, _: endpoint.score_chat(request), key)
+        return await self._try(lambda endpoint, _: endpoint.score_chat(request, scored_ids), key)
 
-    async def score_tokens(self, request: ChatRequest, token_ids: Sequence[int]) -> FirstToken:
+    async def score_tokens(
+        self, request: ChatRequest, token_ids: Sequence[int], scored_ids: Sequence[int]
+    ) -> FirstToken:
         """See `ChatCompletions.score_tokens`; the tokens are the prompt of the chat."""
-        key = affinity_key(request) if len(self.upstreams) > 1 else None
-        return await self._try(
-            lambda endpoint, _: endpoint.score_tokens(request.model, token_ids, request.cache_salt), key
-        )
+        key, salt = affinity_key(request) if len(self.upstreams) > 1 else None, request.cache_salt
+        return await self._try(lambda each, _: each.score_tokens(request.model, token_ids, salt, scored_ids), key)
 
     async def decide(self, request: DecisionRequest, body: bytes) -> Decisions:
         """See `ChatCompletions.decide`."""

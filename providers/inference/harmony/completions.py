@@ -1,13 +1,14 @@
 """Harmony over vLLM's /completions: the prompt is rendered here and sent as token ids; the response is token ids
 too."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
 from apis.errors import Unsupported
 from providers.inference.chat_completions.body import body_to_json
 from providers.inference.chat_completions.chunk_reader import ChunkReader
+from providers.inference.decisions.labels import Label
 from providers.inference.harmony.chunks import EnforcedGrammar, HarmonyChunkReader, VLLMChunkDecoder
 from providers.inference.harmony.grammar import TurnGrammar
 from providers.inference.harmony.harmony import Harmony, HarmonyPrompt
@@ -68,6 +69,11 @@ class HarmonyTemplate:
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the rendered prompt."""
         return len((await self._render_prompt(request)).token_ids)
+
+    @property
+    def labels(self) -> Sequence[Label]:
+        """The labels of decisions that are one token each."""
+        return self._harmony.labels
 
     async def render_decision(self, request: ChatRequest) -> list[int]:
         """Return the prompt of one question, up to where the text of the final answer begins."""

@@ -12,6 +12,7 @@ from apis.chat import ImagePart, ImageUrl, TextPart
 from apis.decisions import DecisionOption, DecisionQuestion, DecisionRequest
 from apis.deltas import Usage
 from apis.errors import ContextLengthExceeded, ModelNotFound, StackError, Unsupported, UpstreamError
+from providers.inference.decisions.labels import LABELS
 from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.providers.inference.remote import started
 from tests.providers.llama_cpp.asking import MODEL, small_config
@@ -178,7 +179,7 @@ async def test_what_its_own_route_cannot_say_goes_to_the_chat() -> None:
         upstream.routes[NATIVE] = native_answer
         await vllm.decide(decision_request(input=[image]))
         await vllm.decide(decision_request(twins))
-    assert [request.path for request in upstream.received] == [CHAT, CHAT]
+    assert [request.path for request in upstream.received] == ["/tokenize", CHAT, CHAT]
     content: Any = upstream.chats[0].json["messages"][1]["content"]
     assert [part["type"] for part in content] == ["text", "image_url", "text"]
 
@@ -198,6 +199,104 @@ async def test_twenty_one_options_are_refused_by_name() -> None:
             await vllm.decide(decision_request(question("choice"), many))
     assert caught.value.param == "questions.choice"
     assert upstream.chats == []
+
+
+class ChosenTokens:
+    """Answers as vLLM does: with the probabilities of the tokens that a request names, and that of its `likeliest`
+    first token. The first label is a token with a space, too."""
+
+    def __init__(self, upstream: UpstreamServer, *, labels: int = 52, likeliest: float = 0.0) -> None:
+        self.tokens = ["\u0120A", *LABELS[:labels]]
+        self._likeliest = likeliest
+        upstream.routes["/tokenize"] = self._tokenize
+        upstream.routes[CHAT] = self._chat
+
+    def _tokenize(self, request: Received) -> Answer:
+        body = request.json
+        assert (body["add_special_tokens"], body["return_token_strs"]) == (False, True)
+        assert {"A", " A", "ZZ", " ZZ"} <= {*body["prompt"].split("\n")}
+        names = ["\u010a", *self.tokens, "\u0120"]
+        return json_answer({"count": len(names), "tokens": [*range(len(names))], "token_strs": names})
+
+    def _chat(self, request: Received) -> Answer:
+        share = (1 - self._likeliest) / len(self.tokens)
+        scored = {f"token_id:{each}": share for each in request.json["logprob_token_ids"]}
+        return chat_answer({"token_id:900": self._likeliest or share} | scored)
+
+
+def options(count: int) -> DecisionQuestion:
+    return question("choice", options=tuple(map(str, range(count))))
+
+
+async def test_vllm_scores_the_tokens_of_more_than_twenty_options() -> None:
+    async with serving() as (vllm, upstream):
+        server = ChosenTokens(upstream)
+        decisions = await vllm.decide(decision_request(options(50), question("choice")))
+        await vllm.decide(decision_request())
+    first, second = decisions.probabilities
+    assert first == pytest.approx([2 / 51, *[1 / 51] * 49])
+    assert second == pytest.approx([2 / 4, 1 / 4, 1 / 4])
+    assert decisions.option_mass == pytest.approx(4 / len(server.tokens))
+    bodies = [request.json for request in upstream.chats]
+    assert [len(body["logprob_token_ids"]) for body in bodies] == [51, 4, 4]
+    assert [body["return_tokens_as_token_ids"] for body in bodies] == [True] * 3
+    assert [request.path for request in upstream.received].count("/tokenize") == 1
+
+
+async def test_vllm_is_sent_no_more_tokens_than_it_takes() -> None:
+    async with serving() as (vllm, upstream):
+        ChosenTokens(upstream, labels=255)
+        decisions = await vllm.decide(decision_request(options(255)))
+    assert [len(request.json["logprob_token_ids"]) for request in upstream.chats] == [128, 128]
+    assert decisions.probabilities == [pytest.approx([2 / 256, *[1 / 256] * 254])]
+    assert decisions.usage == Usage(40, 2)
+
+
+async def test_more_options_than_labels_are_refused_by_name() -> None:
+    async with serving() as (vllm, upstream):
+        ChosenTokens(upstream)
+        with pytest.raises(Unsupported, match="52 options at most, and here are 60") as caught:
+            await vllm.decide(decision_request(options(60)))
+    assert caught.value.param == "questions.choice"
+
+
+async def test_a_model_that_reasons_first_is_an_error_although_its_labels_have_probabilities() -> None:
+    async with serving() as (vllm, upstream):
+        ChosenTokens(upstream, likeliest=0.9999)
+        with pytest.raises(UpstreamError, match="none of the options"):
+            await vllm.decide(decision_request())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [chat_answer({"A": 0.75, "B": 0.25}), error_answer(400, "logprob_token_ids: extra fields not permitted")],
+)
+async def test_a_vllm_that_scores_no_chosen_tokens_is_read_by_its_likeliest_ones(answer: Answer) -> None:
+    """An older one ignores the field, another one refuses it. It is remembered."""
+    likeliest = chat_answer({"A": 0.75, "B": 0.25})
+    async with serving() as (vllm, upstream):
+        ChosenTokens(upstream)
+        upstream.routes[CHAT] = lambda request: answer if "logprob_token_ids" in request.json else likeliest
+        decisions = [await vllm.decide(decision_request()) for _ in range(2)]
+        with pytest.raises(Unsupported, match="20 options at most, and here are 21"):
+            await vllm.decide(decision_request(options(21)))
+    assert [each.probabilities for each in decisions] == [[pytest.approx([0.75, 0.25, 0])]] * 2
+    assert ["logprob_token_ids" in request.json for request in upstream.chats] == [True, False, False]
+
+
+async def test_gpt_oss_on_vllm_is_scored_by_the_tokens_of_its_labels() -> None:
+    def complete(request: Received) -> Answer:
+        ids = request.json["logprob_token_ids"]
+        top = {f"token_id:{each}": math.log(0.01 * (1 + at // 2)) for at, each in enumerate(ids)}
+        choice = {"text": "A", "logprobs": {"top_logprobs": [top]}}
+        return json_answer({"choices": [choice], "usage": {"prompt_tokens": 9}})
+
+    async with serving(template="harmony") as (vllm, upstream):
+        upstream.routes[TEXT] = complete
+        decisions = await vllm.decide(decision_request())
+    assert decisions.probabilities == [pytest.approx([1 / 6, 2 / 6, 3 / 6])]
+    assert decisions.usage == Usage(9)
+    assert "/tokenize" not in [request.path for request in upstream.received]
 
 
 @pytest.mark.parametrize(
