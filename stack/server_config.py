@@ -25,11 +25,13 @@ class ApiKey(BaseModel):
 
 class DecisionsConfig(BaseModel):
     """How decisions are made. With two `orders` each question is read twice, with its options in their order and in the
-    reverse one, and the probabilities are averaged: models prefer some places of a list."""
+    reverse one, and the probabilities are averaged: models prefer some places of a list. `temperatures` has numbers by
+    the names of models: above 1 the probabilities come closer to each other, below 1 they go apart."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     orders: int = Field(default=1, ge=1, le=2)
+    temperatures: dict[str, Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]] = {}
 
 
 class HttpServerConfig(BaseModel):

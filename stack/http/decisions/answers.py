@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, assert_never
 
 from apis.decisions import ChoiceQuestion, CreateDecision, Decisions, PredicateQuestion, Question, ScoreQuestion
@@ -17,6 +18,22 @@ def build_decision(request: CreateDecision, decisions: Decisions) -> JsonObject:
         for question, probabilities in zip(request.questions, decisions.probabilities, strict=True)
     ]
     return {"model": request.model, "answers": answers, "usage": build_usage(decisions.usage)}
+
+
+def apply_temperature(decisions: Decisions, temperature: float) -> Decisions:
+    """Return the decisions with the probabilities that logits divided by this temperature have. Options keep their
+    order."""
+    if temperature == 1:
+        return decisions
+    probabilities = [None if each is None else _temper(each, 1 / temperature) for each in decisions.probabilities]
+    return replace(decisions, probabilities=probabilities)
+
+
+def _temper(probabilities: Sequence[float], exponent: float) -> Sequence[float]:
+    most = max(probabilities)
+    weights = [(each / most) ** exponent for each in probabilities]
+    total = math.fsum(weights)
+    return [each / total for each in weights]
 
 
 def find_confidence(probabilities: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from apis.decisions import CreateDecision, CreateSystemOne, DecisionRequest, Dec
 from providers.common.fair_turns import run_long
 from stack.http.answers import json_response
 from stack.http.context import HttpContext, Services
-from stack.http.decisions.answers import build_decision
+from stack.http.decisions.answers import apply_temperature, build_decision
 from stack.http.decisions.conversion import convert_decision, find_images
 from stack.http.decisions.system_one import build_system_one, convert_system_one, find_system_one_images
 from stack.http.images import load_images, replace_url
@@ -30,14 +30,14 @@ async def create_decision(http: Request, context: HttpContext, services: Service
     read = read_converted(http, services.max_body_bytes, CreateDecision, _with_orders(services, convert_decision))
     sent, request = await read
     decisions = await _decide(http, context, services, request, find_images(sent))
-    return await _respond(decisions, partial(build_decision, sent, decisions))
+    return await _respond(services, sent.model, decisions, partial(build_decision, sent))
 
 
 async def create_system_one(http: Request, context: HttpContext, services: Services) -> Response:
     read = read_converted(http, services.max_body_bytes, CreateSystemOne, _with_orders(services, convert_system_one))
     sent, request = await read
     decisions = await _decide(http, context, services, request, find_system_one_images(sent))
-    return await _respond(decisions, partial(build_system_one, sent, decisions))
+    return await _respond(services, sent.model, decisions, partial(build_system_one, sent))
 
 
 DECISION_ROUTES: Final = (Route("POST", "/decisions", RESPONSES, create_decision, body=CreateDecision, stores=False),)
@@ -74,9 +74,22 @@ def _replace_urls(request: DecisionRequest, urls: Mapping[str, str]) -> Decision
     return request.model_copy(update={"input": replace(request.input), "questions": questions})
 
 
-async def _respond(decisions: Decisions, build: Callable[[], dict[str, Any]]) -> Response:
+async def _find_temperature(services: Services, model: str) -> float:
+    """Return the temperature of a model by the name that was asked for, else by another name of the model, else 1."""
+    temperatures = services.stack.config.decisions.temperatures
+    if not temperatures or model in temperatures:
+        return temperatures.get(model, 1.0)
+    names = await services.stack.inference.find_names(model)
+    return next((temperatures[name] for name in (names.name, *names.aliases) if name in temperatures), 1.0)
+
+
+async def _respond(
+    services: Services, model: str, decisions: Decisions, build: Callable[[Decisions], dict[str, Any]]
+) -> Response:
+    temperature = await _find_temperature(services, model)
+
     def encode() -> bytes:
-        return orjson.dumps(build())
+        return orjson.dumps(build(apply_temperature(decisions, temperature)))
 
     count = sum(len(each or ()) for each in decisions.probabilities)
     return json_response(await run_long(encode) if count > _MANY_PROBABILITIES else encode())
