@@ -111,7 +111,8 @@ class UserLocation(Wire):
 
 
 class WebSearchTool(ToolWire):
-    """The web search, in all its spellings. With `external_web_access: false` no page is fetched."""
+    """The web search, in all its spellings. With `external_web_access: false` no page is fetched; with `search: false`
+    the model opens pages and does not search."""
 
     type: Literal[
         "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "browser_search"
@@ -121,6 +122,7 @@ class WebSearchTool(ToolWire):
     user_location: UserLocation | None = None
     external_web_access: bool | None = None
     search_content_types: list[Literal["text", "image"]] | None = None
+    search: bool | None = None
 
     def echo(self) -> dict[str, Any]:
         return {**super().echo(), "type": "web_search" if self.type == "browser_search" else self.type}

@@ -35,7 +35,12 @@ _VIEW_CHARS: Final[Mapping[str, int]] = {"low": 3000, "medium": 6000, "high": 12
 
 
 def _create_tool(declaration: WebSearchTool, context: ToolContext) -> TypedTool | None:
-    if context.runtime is None or context.find_spec("search") is None:
+    if declaration.search is False:
+        if context.runtime is None or context.find_spec("open_page") is None:
+            raise context.not_configured_error(
+                "No pages can be opened: give the run config's `tool_runtime` a search provider that opens pages."
+            )
+    elif context.runtime is None or context.find_spec("search") is None:
         if declaration.external_web_access is False:
             return None  # agents always declare this one and do not depend on it
         raise context.not_configured_error(
@@ -72,11 +77,13 @@ class WebSearch(TypedTool):
             _VIEW_CHARS[declaration.search_context_size or "medium"],
         )
         specs = {spec.name: spec for spec in runtime.tools()}
-        opens_pages = is_live and "open_page" in specs
-        if opens_pages and "browser" in context.native_tools:
+        opens_pages, searches = is_live and "open_page" in specs, declaration.search is not False
+        if opens_pages and searches and "browser" in context.native_tools:
             self._offered_tools: list[ChatTool] = [NativeTool(type="browser")]
             return
-        self._offered_tools = [functions.build_search_function(specs["search"], declaration.user_location)]
+        self._offered_tools = (
+            [functions.build_search_function(specs["search"], declaration.user_location)] if searches else []
+        )
         client_names = {
             tool.name for tool in context.request.tools or () if isinstance(tool, FunctionTool | CustomTool)
         } & functions.FUNCTION_CALLS.keys()
