@@ -125,12 +125,29 @@ class ToolResultBlock(MessagePart):
     is_error: bool | None = None
 
 
+class ContainerUploadBlock(MessagePart):
+    """A file for the programs of the code execution, which the model does not read."""
+
+    type: Literal["container_upload"]
+    file_id: _Name
+
+
 class ServerToolUseBlock(MessagePart):
     """A call that a server ran, this one or another."""
 
     type: Literal["server_tool_use"]
     id: _Name
     name: _Name
+    input: JsonValue = None
+
+
+class McpToolUseBlock(MessagePart):
+    """A call of a tool of an MCP server."""
+
+    type: Literal["mcp_tool_use"]
+    id: _Name
+    name: _Name
+    server_name: _Name
     input: JsonValue = None
 
 
@@ -148,6 +165,7 @@ class ServerToolResultBlock(MessagePart):
     ]
     tool_use_id: _Name
     content: JsonValue = None
+    is_error: bool | None = None
 
 
 MessageBlock = Annotated[
@@ -159,7 +177,9 @@ MessageBlock = Annotated[
     | RedactedThinkingBlock
     | ToolUseBlock
     | ToolResultBlock
+    | ContainerUploadBlock
     | ServerToolUseBlock
+    | McpToolUseBlock
     | ServerToolResultBlock,
     Field(discriminator="type"),
 ]
@@ -182,9 +202,39 @@ class ToolLocation(MessagePart):
     timezone: str | None = None
 
 
+class McpToolConfig(MessagePart):
+    """Settings of one tool of an MCP server, or of all of them."""
+
+    enabled: bool | None = None
+
+
+class McpToolConfiguration(MessagePart):
+    """The tools of an MCP server in the older form: without a toolset."""
+
+    enabled: bool | None = None
+    allowed_tools: Annotated[list[str], Field(max_length=1000)] | None = None
+
+
+class McpServerDefinition(MessagePart):
+    """An MCP server. Its token exists only in the request."""
+
+    type: Literal["url"]
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    url: str = Field(min_length=1, max_length=4096, repr=False)
+    authorization_token: str | None = Field(None, repr=False)
+    tool_configuration: McpToolConfiguration | None = None
+
+
+class ContainerReference(MessagePart):
+    """The container of an earlier message."""
+
+    id: _Name | None = None
+    skills: JsonValue = None
+
+
 class MessageTool(MessagePart):
     """A tool. Without `type`, or with `custom`, it is a function of the client; a type that ends with a date is one of
-    Anthropic's own tools."""
+    Anthropic's own tools. With `defer_loading` a function waits for the tool search, where there is one."""
 
     type: str | None = Field(None, max_length=64)
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,128}$")
@@ -195,6 +245,10 @@ class MessageTool(MessagePart):
     allowed_domains: list[str] | None = None
     blocked_domains: list[str] | None = None
     user_location: ToolLocation | None = None
+    defer_loading: bool | None = None
+    mcp_server_name: str | None = None
+    default_config: McpToolConfig | None = None
+    configs: dict[str, McpToolConfig] | None = Field(None, max_length=1000)
 
 
 class MessageToolChoice(MessagePart):
@@ -219,6 +273,12 @@ class OutputConfig(MessagePart):
     format: MessageFormat | None = None
 
 
+class Diagnostics(MessagePart):
+    """Asks why the prompt is not that of an earlier message with more messages after it. Null begins such a chain."""
+
+    previous_message_id: str | None = Field(None, max_length=512)
+
+
 class MessageMetadata(MessagePart):
     user_id: str | None = None
 
@@ -234,6 +294,13 @@ class CountMessageTokens(MessagePart):
     ) = None
     tools: list[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None
+    mcp_servers: list[McpServerDefinition] | None = Field(None, max_length=32)
+    container: (
+        Annotated[
+            Annotated[_Name, Tag("text")] | Annotated[ContainerReference, Tag("list")], Discriminator(text_or_list)
+        ]
+        | None
+    ) = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: MessageFormat | None = None
@@ -249,4 +316,5 @@ class CreateMessage(CountMessageTokens):
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     metadata: MessageMetadata | None = None
+    diagnostics: Diagnostics | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

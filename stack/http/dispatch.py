@@ -6,8 +6,9 @@ from starlette.types import Receive, Scope, Send
 from apis.errors import MethodNotAllowed, NotFound
 from stack.http.answers import client_disconnected_response, error_response
 from stack.http.context import get_context, get_services
+from stack.http.messages.dialect import speaks_messages
 from stack.http.route_table import Match, get_match
-from stack.http.routes.absences import absence_message
+from stack.http.routes.absences import absence_message, message_absence
 from stack.http.streams import ClientDisconnected, EventStream
 from stack.http.websocket import WEBSOCKET_HINT, serve_websocket
 
@@ -20,6 +21,8 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
             raise NotFound(f"There is no WebSocket at {scope['path'][:256]}.")
         await serve_websocket(scope, receive, send)
         return
+    if (absence := message_absence(scope["path"])) and speaks_messages(scope):
+        raise NotFound(absence)
     if match.route is None:
         await _refuse(match, scope, receive, send)
         return

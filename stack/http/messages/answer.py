@@ -1,10 +1,12 @@
 """From a response to a message: its blocks, the reason of its end, and its usage."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, cast
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
 
 from openai.types.responses import (
     Response,
+    ResponseCodeInterpreterToolCall,
     ResponseFunctionToolCall,
     ResponseFunctionWebSearch,
     ResponseOutputMessage,
@@ -12,25 +14,30 @@ from openai.types.responses import (
     ResponseOutputText,
     ResponseReasoningItem,
 )
-from pydantic_core import from_json
 
 from stack.http.messages.conversion import MessageForm
-from stack.http.messages.server_tools import WEB_FETCH, WEB_SEARCH, build_server_blocks, tool_name
+from stack.http.messages.json_text import parse_input
+from stack.http.messages.server_tools import ServerBlocks, tool_name
+from stack.http.messages.tools import WEB_FETCH, WEB_SEARCH
 
 Block = dict[str, Any]
 StopReason = Literal["end_turn", "max_tokens", "tool_use", "stop_sequence", "refusal", "model_context_window_exceeded"]
 PART_BREAK: Final = "\n\n"
 """It stands between two parts of one reasoning."""
+_CONTAINER_LIFE: Final = timedelta(minutes=20)
+"""Time after its last use in which a container is there by default."""
 
 
-def message_id(response_id: str) -> str:
+def message_id(response_id: str, form: MessageForm) -> str:
     """Return the id of the message that is made of a response."""
-    return f"msg_{response_id.removeprefix('resp_')}"
+    plain = f"msg_{response_id.removeprefix('resp_')}"
+    return form.fingerprint.add_to(plain) if form.fingerprint else plain
 
 
 def build_message(response: Response, form: MessageForm) -> dict[str, Any]:
     """Return a whole message."""
-    content = [block for item in response.output for block in _build_blocks(item, form)]
+    server_blocks = ServerBlocks(form.tool_names)
+    content = [block for item in response.output for block in _build_blocks(item, form, server_blocks)]
     return {
         **begin_message(response, form),
         "content": content,
@@ -42,13 +49,15 @@ def build_message(response: Response, form: MessageForm) -> dict[str, Any]:
 def begin_message(response: Response, form: MessageForm) -> dict[str, Any]:
     """Return a message without content, whose usage is an estimate."""
     return {
-        "id": message_id(response.id),
+        "id": message_id(response.id, form),
         "type": "message",
         "role": "assistant",
         "model": form.model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
+        "container": None,
+        "diagnostics": {"cache_miss_reason": form.cache_miss_reason} if form.cache_miss_reason else None,
         "usage": build_usage(response, form),
     }
 
@@ -76,9 +85,18 @@ def build_usage(response: Response, form: MessageForm) -> dict[str, Any]:
 
 
 def build_stop(response: Response, form: MessageForm) -> dict[str, Any]:
-    """Return why a message ended, and the stop sequence where that was the reason."""
+    """Return why a message ended, the stop sequence where that was the reason, and the container of its programs."""
     reason = find_stop_reason(response, form)
-    return {"stop_reason": reason, "stop_sequence": _stop_sequence(response) if reason == "stop_sequence" else None}
+    sequence = _stop_sequence(response) if reason == "stop_sequence" else None
+    return {"stop_reason": reason, "stop_sequence": sequence, "container": _find_container(response)}
+
+
+def _find_container(response: Response) -> Block | None:
+    programs = [item for item in response.output if isinstance(item, ResponseCodeInterpreterToolCall)]
+    if not programs or not programs[-1].container_id:
+        return None
+    expires_at = (datetime.now(UTC) + _CONTAINER_LIFE).isoformat(timespec="seconds")
+    return {"id": programs[-1].container_id, "expires_at": expires_at}
 
 
 def find_stop_reason(response: Response, form: MessageForm) -> StopReason:
@@ -107,7 +125,7 @@ def _has_refusal(response: Response) -> bool:
     return any(isinstance(part, ResponseOutputRefusal) for item in messages for part in item.content)
 
 
-def _build_blocks(item: Any, form: MessageForm) -> Iterator[Block]:
+def _build_blocks(item: Any, form: MessageForm, server_blocks: ServerBlocks) -> Iterator[Block]:
     match item:
         case ResponseReasoningItem():
             if form.shows_thinking:
@@ -121,10 +139,8 @@ def _build_blocks(item: Any, form: MessageForm) -> Iterator[Block]:
         case ResponseFunctionToolCall():
             name = form.tool_names.restore(item.name)
             yield {"type": "tool_use", "id": item.call_id, "name": name, "input": parse_input(item.arguments)}
-        case ResponseFunctionWebSearch():
-            yield from build_server_blocks(item)
-        case _:  # no tool that a message can declare makes other items
-            return
+        case _:
+            yield from server_blocks.build(item)
 
 
 def join_reasoning(item: ResponseReasoningItem) -> str:
@@ -148,12 +164,3 @@ def build_citation(annotation: dict[str, Any]) -> Block:
     """Return a citation of a web page."""
     fields = {"url": annotation["url"], "title": annotation.get("title"), "cited_text": "", "encrypted_index": ""}
     return {"type": "web_search_result_location", **fields}
-
-
-def parse_input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object. Of arguments that were cut off, the whole part is there."""
-    try:
-        value: Any = from_json(arguments, allow_partial=True)
-    except ValueError:
-        return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

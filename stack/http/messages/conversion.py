@@ -7,7 +7,8 @@ from typing import Any, Final
 from apis.messages import CountMessageTokens, CreateMessage, TextBlock, Thinking
 from apis.responses import CreateResponse
 from apis.wire.tools import FunctionTool
-from stack.http.messages.history import convert_messages
+from stack.http.messages.fingerprints import Fingerprint, find_miss_reason
+from stack.http.messages.history import convert_messages, find_uploads
 from stack.http.messages.json_text import to_json
 from stack.http.messages.tools import ToolNames, convert_choice, convert_tools
 from stack.http.parsing import validate_request
@@ -33,7 +34,8 @@ _LEAST_OUTPUT_TOKENS: Final = 16
 @dataclass(frozen=True, slots=True)
 class MessageForm:
     """Facts of a request on which the form of its answer depends. `shows_thinking` is false where the client has
-    switched it off, and `omits_thinking` true where it wants the signatures alone. `input_tokens` is an estimate."""
+    switched it off, and `omits_thinking` true where it wants the signatures alone. `input_tokens` is an estimate.
+    `fingerprint` is that of the prompt where the client asks for diagnostics, and `cache_miss_reason` their result."""
 
     model: str
     tool_names: ToolNames
@@ -41,18 +43,23 @@ class MessageForm:
     shows_thinking: bool
     omits_thinking: bool
     input_tokens: int
+    fingerprint: Fingerprint | None = None
+    cache_miss_reason: Mapping[str, Any] | None = None
 
 
 def build_form(message: CreateMessage, request: CreateResponse) -> MessageForm:
     """Return the form of the answer to a message."""
-    thinking = message.thinking
+    thinking, input_tokens = message.thinking, _estimate_input(request)
+    fingerprint = Fingerprint.of(message, request.instructions or "", input_tokens) if message.diagnostics else None
     return MessageForm(
         message.model,
         ToolNames(message.tools or ()),
         message.max_tokens,
         shows_thinking=thinking is None or thinking.type != "disabled",
         omits_thinking=thinking is not None and thinking.display == "omitted",
-        input_tokens=_estimate_input(request),
+        input_tokens=input_tokens,
+        fingerprint=fingerprint,
+        cache_miss_reason=find_miss_reason(message, fingerprint) if fingerprint else None,
     )
 
 
@@ -81,11 +88,13 @@ def convert_message(message: CreateMessage) -> CreateResponse:
 
 
 def _convert_prompt(message: CountMessageTokens) -> dict[str, Any]:
+    tools = convert_tools(message, find_uploads(message.messages))
+    functions = {tool["name"]: tool for tool in tools.get("tools", ()) if tool["type"] == "function"}
     fields: dict[str, Any] = {
         "model": message.model,
-        "input": convert_messages(message.messages),
+        "input": convert_messages(message.messages, functions),
         "store": False,
-        **convert_tools(message.tools or ()),
+        **tools,
     }
     fields |= convert_choice(message.tool_choice, fields.get("tools", ()))
     if instructions := _convert_system(message.system):

@@ -1,14 +1,16 @@
 """From the turns of a message's conversation to the items of a response's input."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, assert_never
 
 from apis.messages import (
     Base64Source,
+    ContainerUploadBlock,
     ContentSource,
     DocumentBlock,
     FileSource,
     ImageBlock,
+    McpToolUseBlock,
     MessageBlock,
     MessageTurn,
     RedactedThinkingBlock,
@@ -24,7 +26,7 @@ from apis.messages import (
     UrlSource,
 )
 from stack.http.messages.json_text import to_json
-from stack.http.messages.server_tools import convert_server_call
+from stack.http.messages.server_tools import convert_mcp_call, convert_server_call
 from stack.http.messages.tools import shorten_name
 
 _FAILED: Final = "The tool failed:\n"
@@ -33,15 +35,22 @@ Item = dict[str, Any]
 ContentBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
 
 
-def convert_messages(messages: Sequence[MessageTurn]) -> list[Item]:
-    """Return the items of a conversation."""
+def find_uploads(messages: Sequence[MessageTurn]) -> list[str]:
+    """Return the ids of the files that the conversation has for its programs."""
+    blocks = (block for message in messages if not isinstance(message.content, str) for block in message.content)
+    return [*dict.fromkeys(block.file_id for block in blocks if isinstance(block, ContainerUploadBlock))]
+
+
+def convert_messages(messages: Sequence[MessageTurn], functions: Mapping[str, Item]) -> list[Item]:
+    """Return the items of a conversation. `functions` are those of the request, which a search for tools may have
+    found, by their names."""
     items: list[Item] = []
     for message in messages:
         blocks = message.content
         if isinstance(blocks, str):
             blocks = [TextBlock(type="text", text=blocks)] if blocks else []
         if message.role == "assistant":
-            items += _convert_answer(blocks)
+            items += _convert_answer(blocks, functions)
         else:
             items += _convert_turn(_ROLES[message.role], blocks)
     return items
@@ -62,7 +71,7 @@ def _convert_turn(role: str, blocks: Sequence[MessageBlock]) -> list[Item]:
     return [*items, {"role": role, "content": parts}] if parts else items
 
 
-def _convert_answer(blocks: Sequence[MessageBlock]) -> list[Item]:
+def _convert_answer(blocks: Sequence[MessageBlock], functions: Mapping[str, Item]) -> list[Item]:
     """Return an answer of the model. Reasoning that this server did not seal is left out when the items are read."""
     items: list[Item] = []
     results = {block.tool_use_id: block for block in blocks if isinstance(block, ServerToolResultBlock)}
@@ -79,7 +88,9 @@ def _convert_answer(blocks: Sequence[MessageBlock]) -> list[Item]:
                 name = shorten_name(block.name)
                 items.append({"type": "function_call", "call_id": block.id, "name": name, "arguments": arguments})
             case ServerToolUseBlock():
-                items += convert_server_call(block, results.get(block.id))
+                items += convert_server_call(block, results.get(block.id), functions)
+            case McpToolUseBlock():
+                items += convert_mcp_call(block, results.get(block.id))
             case _:  # an answer has no other blocks that a model reads
                 continue
     return items

@@ -1,9 +1,10 @@
 """JSON of values that models and clients wrote, in which integers may be of any size."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import orjson
+from pydantic_core import from_json
 
 
 def to_json(value: Any) -> bytes:
@@ -12,3 +13,12 @@ def to_json(value: Any) -> bytes:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
         return json.dumps(value, separators=(",", ":")).encode()
+
+
+def parse_input(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object. Of arguments that were cut off, the whole part is there."""
+    try:
+        value: Any = from_json(arguments, allow_partial=True)
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,21 +1,33 @@
-"""Searches and opened pages of this server as the blocks of Anthropic's server tools, and back.
+"""Calls that this server runs as the blocks of Anthropic's server tools, and back.
 
 The block of a result carries what the model read sealed, as the item of the call does, so that the model reads it again
 when the client sends the conversation back.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
-from openai.types.responses import ResponseFunctionWebSearch
+from openai.types.responses import (
+    ResponseCodeInterpreterToolCall,
+    ResponseFunctionWebSearch,
+    ResponseToolSearchCall,
+    ResponseToolSearchOutputItem,
+)
+from openai.types.responses.response_output_item import McpApprovalRequest, McpCall
 
-from apis.messages import ServerToolResultBlock, ServerToolUseBlock
+from apis.messages import McpToolUseBlock, ServerToolResultBlock, ServerToolUseBlock
+from stack.http.messages.json_text import parse_input, to_json
+from stack.http.messages.tools import CODE_EXECUTION, WEB_FETCH, WEB_SEARCH, ToolNames, shorten_name
 
-WEB_SEARCH: Final = "web_search"
-WEB_FETCH: Final = "web_fetch"
-_ITEM_PREFIX: Final = "ws_"
+_ID_PREFIXES: Final[Mapping[str, str]] = {WEB_SEARCH: "ws_", WEB_FETCH: "ws_", CODE_EXECUTION: "ci_"}
+"""The beginning of the id of an item, by the name of Anthropic's tool."""
+_SEARCH_PREFIX: Final = "tsc_"
+_MCP_PREFIX: Final = "mcp_"
 _BLOCK_PREFIX: Final = "srvtoolu_"
+_MCP_BLOCK_PREFIX: Final = "mcptoolu_"
 _SEALED: Final = "encrypted_content"
+_NO_APPROVALS: Final = "Not called: the operator of this server wants an approval, and this API has none."
 Block = dict[str, Any]
 
 
@@ -24,29 +36,86 @@ def tool_name(item: ResponseFunctionWebSearch) -> str:
     return WEB_SEARCH if item.action.type == "search" else WEB_FETCH
 
 
-def build_server_blocks(item: ResponseFunctionWebSearch) -> tuple[Block, Block]:
-    """Return the block of a finished call and that of its result."""
+class ServerBlocks:
+    """Makes the blocks of one message's calls, in the order of their items."""
+
+    def __init__(self, names: ToolNames) -> None:
+        self._names = names
+        self._searches = deque[str]()
+        """The ids of the blocks of searches for tools whose results are still to come."""
+
+    def build(self, item: Any) -> Sequence[Block]:
+        """Return the blocks of a finished call, and that of its result; none for an item of another kind."""
+        match item:
+            case ResponseFunctionWebSearch():
+                return _build_web_blocks(item)
+            case ResponseCodeInterpreterToolCall():
+                return _build_code_blocks(item)
+            case McpCall():
+                is_error = item.error is not None
+                text = _read_mcp_error(item.error) if is_error else item.output
+                return _build_mcp_blocks(item, text, is_error=is_error)
+            case McpApprovalRequest():
+                return _build_mcp_blocks(item, _NO_APPROVALS, is_error=True)
+            case ResponseToolSearchCall():
+                call_id = _to_block_id(item.id, _SEARCH_PREFIX)
+                self._searches.append(call_id)
+                return (_build_use(call_id, self._names.tool_search, item.arguments),)
+            case ResponseToolSearchOutputItem() if self._searches:
+                return (self._build_found(item, self._searches.popleft()),)
+            case _:
+                return ()
+
+    def _build_found(self, item: ResponseToolSearchOutputItem, call_id: str) -> Block:
+        found = [self._names.restore(name) for tool in item.tools if (name := getattr(tool, "name", None))]
+        references = [{"type": "tool_reference", "tool_name": name} for name in found]
+        content = {"type": "tool_search_tool_search_result", "tool_references": references}
+        return {"type": "tool_search_tool_result", "tool_use_id": call_id, "content": content}
+
+
+def _to_block_id(item_id: str, prefix: str, block_prefix: str = _BLOCK_PREFIX) -> str:
+    return f"{block_prefix}{item_id.removeprefix(prefix)}"
+
+
+def _build_use(call_id: str, name: str, call_input: Any) -> Block:
+    return {"type": "server_tool_use", "id": call_id, "name": name, "input": _to_object(call_input)}
+
+
+def _to_object(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list_objects(value: Any) -> list[dict[str, Any]]:
+    entries = cast("list[Any]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", entry) for entry in entries if isinstance(entry, dict)]
+
+
+def _sealed_content(item: Any) -> str:
+    return _to_object(item.model_extra).get(_SEALED) or ""
+
+
+def _build_web_blocks(item: ResponseFunctionWebSearch) -> Sequence[Block]:
     name, extra = tool_name(item), item.model_extra or {}
     action: Any = item.action
-    call_id = f"{_BLOCK_PREFIX}{item.id.removeprefix(_ITEM_PREFIX)}"
+    call_id = _to_block_id(item.id, _ID_PREFIXES[name])
     content: Any
     if name == WEB_SEARCH:
         call_input = {"query": action.query or ""}
         results = cast("list[dict[str, Any]]", extra.get("results") or [])
         content = [_build_result(result) for result in results]
         if content:  # one result carries it for all
-            content[0][_SEALED] = extra.get(_SEALED) or ""
+            content[0][_SEALED] = _sealed_content(item)
         error = {"type": "web_search_tool_result_error", "error_code": "unavailable"}
     else:
         call_input = {"url": action.url or ""}
         source = {"type": "text", "media_type": "text/plain", "data": ""}
         document = {"type": "document", "source": source, "title": None, "citations": None}
         content = {"type": "web_fetch_result", "url": action.url or "", "content": document, "retrieved_at": None}
-        content[_SEALED] = extra.get(_SEALED) or ""
+        content[_SEALED] = _sealed_content(item)
         error = {"type": "web_fetch_tool_result_error", "error_code": "unavailable"}
-    use: Block = {"type": "server_tool_use", "id": call_id, "name": name, "input": call_input}
     result = content if item.status == "completed" else error
-    return use, {"type": f"{name}_tool_result", "tool_use_id": call_id, "content": result}
+    block = {"type": f"{name}_tool_result", "tool_use_id": call_id, "content": result}
+    return _build_use(call_id, name, call_input), block
 
 
 def _build_result(result: dict[str, Any]) -> Block:
@@ -54,25 +123,111 @@ def _build_result(result: dict[str, Any]) -> Block:
     return {"type": "web_search_result", **fields, _SEALED: ""}
 
 
-def convert_server_call(use: ServerToolUseBlock, result: ServerToolResultBlock | None) -> Iterator[dict[str, Any]]:
-    """Yield the item of a call that this server ran. One of another server has nothing that a model here could read."""
-    sealed = _find_sealed(None if result is None else result.content)
-    if not sealed or use.name not in (WEB_SEARCH, WEB_FETCH):
+def _build_code_blocks(item: ResponseCodeInterpreterToolCall) -> Sequence[Block]:
+    """Return a program and what it printed, in which a traceback stands, too."""
+    call_id = _to_block_id(item.id, _ID_PREFIXES[CODE_EXECUTION])
+    printed = "".join(output.logs for output in item.outputs or () if output.type == "logs")
+    content: Block = {"type": "code_execution_tool_result_error", "error_code": "unavailable"}
+    if item.status == "completed":
+        result = {"stdout": printed, "stderr": "", "return_code": 0, "content": list[Any]()}
+        content = {"type": "code_execution_result", **result, _SEALED: _sealed_content(item)}
+    use = _build_use(call_id, CODE_EXECUTION, {"code": item.code or ""})
+    return use, {"type": "code_execution_tool_result", "tool_use_id": call_id, "content": content}
+
+
+def _build_mcp_blocks(item: McpCall | McpApprovalRequest, text: str | None, *, is_error: bool) -> Sequence[Block]:
+    call_id = _to_block_id(item.id, _MCP_PREFIX, _MCP_BLOCK_PREFIX)
+    parts = [{"type": "text", "text": text, "citations": None}] if text else []
+    use = {"id": call_id, "name": item.name, "server_name": item.server_label, "input": parse_input(item.arguments)}
+    result = {"tool_use_id": call_id, "is_error": is_error, "content": parts}
+    return {"type": "mcp_tool_use", **use}, {"type": "mcp_tool_result", **result}
+
+
+def _read_mcp_error(error: Any) -> str:
+    """Return the text of an error: that of the server's protocol, or the content by which the tool says what failed."""
+    if isinstance(error, str):
+        return error
+    fields: dict[str, Any] = error.model_dump()
+    texts = [str(part["text"]) for part in _list_objects(fields.get("content")) if "text" in part]
+    return str(fields.get("message") or "\n".join(texts))
+
+
+def convert_server_call(
+    use: ServerToolUseBlock, result: ServerToolResultBlock | None, functions: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the items of a call that a server ran. `functions` are those that a search for tools may have found. A web
+    search of another server has nothing that a model here could read."""
+    content = None if result is None else result.content
+    fields = _to_object(use.input)
+    if use.name in (WEB_SEARCH, WEB_FETCH):
+        yield from _convert_web_call(use, fields, _find_sealed(content))
+    elif use.name == CODE_EXECUTION and isinstance(content, dict):
+        yield from _convert_code_call(use, fields, content)
+    elif use.name.startswith("tool_search_tool_"):
+        yield from _convert_tool_search(use, fields, content, functions)
+
+
+def _convert_web_call(use: ServerToolUseBlock, fields: Mapping[str, Any], sealed: str) -> Iterator[dict[str, Any]]:
+    if not sealed:
         return
-    fields: dict[str, Any] = use.input if isinstance(use.input, dict) else {}
     action = (
         {"type": "search", "query": str(fields.get("query") or "")}
         if use.name == WEB_SEARCH
         else {"type": "open_page", "url": str(fields.get("url") or "")}
     )
-    item_id = f"{_ITEM_PREFIX}{use.id.removeprefix(_BLOCK_PREFIX)}"
+    item_id = f"{_ID_PREFIXES[use.name]}{use.id.removeprefix(_BLOCK_PREFIX)}"
     yield {"type": "web_search_call", "id": item_id, "status": "completed", "action": action, _SEALED: sealed}
 
 
+def _convert_code_call(
+    use: ServerToolUseBlock, fields: Mapping[str, Any], content: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    printed = content.get("stdout")
+    if not isinstance(printed, str) or not fields.get("code"):
+        return
+    errors = content.get("stderr")
+    logs = f"{printed}{errors if isinstance(errors, str) else ''}"
+    sealed = _find_sealed(content)
+    yield {
+        "type": "code_interpreter_call",
+        "id": f"{_ID_PREFIXES[CODE_EXECUTION]}{use.id.removeprefix(_BLOCK_PREFIX)}",
+        "status": "completed",
+        "code": str(fields["code"]),
+        "outputs": [{"type": "logs", "logs": logs}] if logs else [],
+        **({_SEALED: sealed} if sealed else {}),
+    }
+
+
+def _convert_tool_search(
+    use: ServerToolUseBlock, fields: Mapping[str, Any], content: Any, functions: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    references = _list_objects(_to_object(content).get("tool_references"))
+    names = [shorten_name(str(reference.get("tool_name"))) for reference in references]
+    found = [functions[name] for name in names if name in functions]
+    item_id = f"{_SEARCH_PREFIX}{use.id.removeprefix(_BLOCK_PREFIX)}"
+    shared = {"execution": "server", "status": "completed", "call_id": None}
+    yield {"type": "tool_search_call", "id": item_id, "arguments": dict(fields), **shared}
+    yield {"type": "tool_search_output", "tools": found, **shared}
+
+
+def convert_mcp_call(use: McpToolUseBlock, result: ServerToolResultBlock | None) -> Iterator[dict[str, Any]]:
+    """Yield the item of a call of an MCP server's tool, which has a result."""
+    if result is None:
+        return
+    content = result.content
+    texts = [str(part.get("text") or "") for part in _list_objects(content)]
+    text = content if isinstance(content, str) else "\n".join(texts)
+    yield {
+        "type": "mcp_call",
+        "id": f"{_MCP_PREFIX}{use.id.removeprefix(_MCP_BLOCK_PREFIX)}",
+        "server_label": use.server_name,
+        "name": use.name,
+        "arguments": to_json(use.input or {}).decode(),
+        **({"status": "failed", "error": text} if result.is_error else {"status": "completed", "output": text}),
+    }
+
+
 def _find_sealed(content: Any) -> str:
-    entries: list[Any] = cast("list[Any]", content) if isinstance(content, list) else [content]
-    for entry in entries:
-        sealed: Any = cast("dict[str, Any]", entry).get(_SEALED) if isinstance(entry, dict) else None
-        if isinstance(sealed, str) and sealed:
-            return sealed
-    return ""
+    entries = _list_objects(content) if isinstance(content, list) else [_to_object(content)]
+    sealed = (entry.get(_SEALED) for entry in entries)
+    return next((text for text in sealed if isinstance(text, str) and text), "")

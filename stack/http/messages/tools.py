@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from apis.errors import InvalidRequest, Unsupported
-from apis.messages import MessageTool, MessageToolChoice
+from apis.messages import CountMessageTokens, MessageTool, MessageToolChoice
+from stack.http.messages.mcp_servers import TOOLSET, DeclaredServers
 
 _MAX_NAME_CHARS: Final = 64
 _KEPT_NAME_CHARS: Final = 55
@@ -41,9 +42,17 @@ _CLIENT_TOOLS: Final[Mapping[str, tuple[str, str, Mapping[str, Any], Sequence[st
 }
 """The tools of Anthropic that clients run, by the beginning of their types: the usual name, a description, the
 properties of the input, and those that it needs."""
-_WEB_SEARCH: Final = "web_search"
-_WEB_SEARCH_PREFIX: Final = "web_search_"
-_WEB_FETCH_PREFIX: Final = "web_fetch_"
+WEB_SEARCH: Final = "web_search"
+WEB_FETCH: Final = "web_fetch"
+CODE_EXECUTION: Final = "code_execution"
+_TOOL_SEARCH: Final = "tool_search_tool"
+_WEB_TOOLS: Final = (WEB_SEARCH, WEB_FETCH)
+_HOSTED_TYPES: Final[Mapping[str, str]] = {
+    WEB_SEARCH: "web_search",
+    WEB_FETCH: "web_search",
+    CODE_EXECUTION: "code_interpreter",
+}
+"""The types of a response's tools, by the names of Anthropic's that choose them."""
 
 
 class ToolNames:
@@ -52,6 +61,9 @@ class ToolNames:
 
     def __init__(self, tools: Sequence[MessageTool]) -> None:
         self._long_names = {shorten_name(tool.name): tool.name for tool in tools if tool.name}
+        searches = (tool.name for tool in tools if tool.name and _find_kind(tool) == _TOOL_SEARCH)
+        self.tool_search = next(searches, f"{_TOOL_SEARCH}_bm25")
+        """The name under which the client knows the search for tools."""
 
     def restore(self, name: str) -> str:
         """Return the name of a called tool as the client declared it."""
@@ -65,29 +77,72 @@ def shorten_name(name: str) -> str:
     return f"{name[:_KEPT_NAME_CHARS]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def convert_tools(tools: Sequence[MessageTool]) -> dict[str, Any]:
-    """Return the fields of a response's request for these tools. Raises InvalidRequest."""
+def convert_tools(message: CountMessageTokens, uploads: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a response's request for the tools of a message. `uploads` are the ids of the files that its
+    programs get. Raises InvalidRequest."""
+    tools, servers = message.tools or (), DeclaredServers(message.mcp_servers or ())
+    kinds = [_find_kind(tool) for tool in tools]
+    is_searched = _TOOL_SEARCH in kinds
     converted: list[dict[str, Any]] = []
-    types = [tool.type or "custom" for tool in tools]
-    for index, (tool, kind) in enumerate(zip(tools, types, strict=True)):
+    for index, (tool, kind) in enumerate(zip(tools, kinds, strict=True)):
         if kind == "custom":
-            converted.append(_convert_function(tool, index))
-        elif kind.startswith(_WEB_SEARCH_PREFIX):
-            converted.append(_convert_web_search(tool))
-        elif not kind.startswith(_WEB_FETCH_PREFIX):
-            converted.append(_convert_client_tool(tool, kind, index))
-        elif not any(each.startswith(_WEB_SEARCH_PREFIX) for each in types):
-            raise Unsupported(
-                "Pages are opened by the web search here: declare a 'web_search' tool, too.",
-                param=f"tools[{index}].type",
-            )
-    fields: dict[str, Any] = {"tools": converted} if converted else {}
-    if any(tool["type"] == _WEB_SEARCH for tool in converted):
-        fields["include"] = ["web_search_call.results"]
-    uses = [tool.max_uses for tool, kind in zip(tools, types, strict=True) if kind.startswith("web_")]
-    if uses and None not in uses:
+            converted.append(_convert_function(tool, index, is_deferred=is_searched and tool.defer_loading is True))
+        elif kind == TOOLSET:
+            converted += servers.convert_toolset(tool, index)
+        elif kind == CODE_EXECUTION:
+            converted.append({"type": "code_interpreter", "container": _convert_container(message, uploads)})
+        elif kind in _WEB_TOOLS:
+            if kind == WEB_SEARCH or WEB_SEARCH not in kinds:
+                converted.append(_convert_web_search(tool, searches=kind == WEB_SEARCH))
+        elif kind == _TOOL_SEARCH:
+            if index == kinds.index(_TOOL_SEARCH):  # one search is enough for both ways to write its query
+                converted.append({"type": "tool_search", "execution": "server"})
+        else:
+            converted.append(_convert_client_tool(tool, tool.type or "", index))
+    converted += servers.convert_rest()
+    if uploads and CODE_EXECUTION not in kinds:
+        raise InvalidRequest("A 'container_upload' needs a 'code_execution' tool in 'tools'.", param="tools")
+    return {**({"tools": converted} if converted else {}), **_build_options(tools, kinds, converted)}
+
+
+def _build_options(
+    tools: Sequence[MessageTool], kinds: Sequence[str], converted: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what is included in the items of hosted calls, and the bound of their number where every tool has one."""
+    included = {WEB_SEARCH: "web_search_call.results", CODE_EXECUTION: "code_interpreter_call.outputs"}
+    fields: dict[str, Any] = {}
+    if include := [path for kind, path in included.items() if kind in kinds]:
+        fields["include"] = include
+    uses = [tool.max_uses for tool, kind in zip(tools, kinds, strict=True) if kind in _WEB_TOOLS]
+    is_bounded = uses and None not in uses and CODE_EXECUTION not in kinds and _TOOL_SEARCH not in kinds
+    if is_bounded and all(tool["type"] != "mcp" for tool in converted):
         fields["max_tool_calls"] = sum(use for use in uses if use is not None)
     return fields
+
+
+def _find_kind(tool: MessageTool) -> str:
+    """Return the kind of a tool: the type without its version for those that this server runs."""
+    kind = tool.type or "custom"
+    hosted = (*_WEB_TOOLS, CODE_EXECUTION, _TOOL_SEARCH)
+    return next((name for name in hosted if kind == name or kind.startswith(f"{name}_")), kind)
+
+
+def _convert_container(message: CountMessageTokens, uploads: Sequence[str]) -> str | dict[str, Any]:
+    """Return the container of programs: the one that the request names, or a new one with the files. Raises
+    Unsupported."""
+    container = message.container
+    if container is not None and not isinstance(container, str):
+        if container.skills:
+            raise Unsupported("'container.skills' is not offered by this server.", param="container.skills")
+        container = container.id
+    if container is None:
+        return {"type": "auto", **({"file_ids": [*uploads]} if uploads else {})}
+    if uploads:
+        raise Unsupported(
+            "Files are put into new containers here: leave 'container' out, or the 'container_upload' blocks.",
+            param="container",
+        )
+    return container
 
 
 def convert_choice(choice: MessageToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -103,12 +158,13 @@ def convert_choice(choice: MessageToolChoice | None, tools: Sequence[Mapping[str
                 code="missing_required_parameter",
             )
         name = shorten_name(choice.name)
-        is_hosted = choice.name == _WEB_SEARCH and all(tool.get("name") != name for tool in tools)
-        return {**fields, "tool_choice": {"type": _WEB_SEARCH} if is_hosted else {"type": "function", "name": name}}
+        hosted = _HOSTED_TYPES.get(choice.name)
+        is_hosted = hosted is not None and all(tool.get("name") != name for tool in tools)
+        return {**fields, "tool_choice": {"type": hosted} if is_hosted else {"type": "function", "name": name}}
     return {**fields, "tool_choice": "required" if choice.type == "any" else choice.type}
 
 
-def _convert_function(tool: MessageTool, index: int) -> dict[str, Any]:
+def _convert_function(tool: MessageTool, index: int, *, is_deferred: bool) -> dict[str, Any]:
     if not tool.name:
         param = f"tools[{index}].name"
         raise InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
@@ -118,6 +174,7 @@ def _convert_function(tool: MessageTool, index: int) -> dict[str, Any]:
         "description": tool.description,
         "parameters": tool.input_schema or {"type": "object", "properties": {}},
         "strict": tool.strict is True,
+        **({"defer_loading": True} if is_deferred else {}),
     }
 
 
@@ -137,9 +194,9 @@ def _convert_client_tool(tool: MessageTool, kind: str, index: int) -> dict[str, 
     raise Unsupported(f"Tools of the type '{kind}' are not offered by this server.", param=f"tools[{index}].type")
 
 
-def _convert_web_search(tool: MessageTool) -> dict[str, Any]:
+def _convert_web_search(tool: MessageTool, *, searches: bool) -> dict[str, Any]:
     filters = {"allowed_domains": tool.allowed_domains, "blocked_domains": tool.blocked_domains}
-    fields: dict[str, Any] = {"type": _WEB_SEARCH}
+    fields: dict[str, Any] = {"type": "web_search"} if searches else {"type": "web_search", "search": False}
     if any(filters.values()):
         fields["filters"] = filters
     if tool.user_location is not None:

@@ -33,7 +33,7 @@ _LARGE_CHARS: Final = 256 * 1024
 
 async def create_message(http: Request, context: HttpContext, services: Services) -> Response:
     message, request = await read_converted(http, services.max_body_bytes, CreateMessage, convert_message)
-    if isinstance(request.input, list) and len(request.input) > _MANY_ITEMS:
+    if message.diagnostics or (isinstance(request.input, list) and len(request.input) > _MANY_ITEMS):
         form = await run_long(build_form, message, request)
     else:
         form = build_form(message, request)

@@ -45,7 +45,7 @@ async def test_unknown_models_and_paths_are_not_found() -> None:
         with pytest.raises(anthropic.NotFoundError, match="'nope' does not exist"):
             await create(client, model="nope")
         with pytest.raises(anthropic.NotFoundError) as caught:
-            await client.messages.batches.list()
+            await client.get("/v1/hologram", cast_to=object)
         body: Any = caught.value.body
         assert body["error"]["type"] == "not_found_error"
         method = await ask(served.url, method="GET", path="/v1/messages", kind=None)
@@ -58,7 +58,6 @@ async def test_unknown_models_and_paths_are_not_found() -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "hologram"),
         ({"tools": [{"type": "computer_20250124", "name": "computer"}]}, "computer_20250124"),
-        ({"tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}]}, "web_search"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "a"}]}]}, "t"),
     ],
 )
@@ -68,6 +67,18 @@ async def test_a_wrong_request_is_a_bad_request_that_names_the_fault(fields: Any
             await create(client, **fields)
         body: Any = caught.value.body
         assert body["error"]["type"] == "invalid_request_error"
+
+
+async def test_what_there_is_in_openais_form_only_is_refused_by_name() -> None:
+    files: Any = {"files": {"provider": "kv"}}
+    async with serving(more=files) as served, messages_client(served) as client:
+        with pytest.raises(anthropic.NotFoundError, match="'/v1/messages/batches' is not offered"):
+            await client.messages.batches.list()
+        with pytest.raises(anthropic.NotFoundError, match="'/v1/files' is not offered"):
+            await client.beta.files.list()
+        with pytest.raises(anthropic.NotFoundError, match="'/v1/skills' is not offered"):
+            await client.beta.skills.list()
+        assert (await served.client.files.list()).data == []
 
 
 async def test_a_large_body_has_a_type_of_its_own() -> None:

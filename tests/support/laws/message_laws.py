@@ -19,6 +19,7 @@ DELTAS = {
     "thinking": {"thinking_delta", "signature_delta"},
     "tool_use": {"input_json_delta"},
     "server_tool_use": {"input_json_delta"},
+    "mcp_tool_use": {"input_json_delta"},
 }
 
 
@@ -28,7 +29,7 @@ class _Block:
         self.text = ""
         self.signatures = 0
         self.is_closed = False
-        if self.kind in ("tool_use", "server_tool_use"):
+        if self.kind.endswith("tool_use"):
             assert start["input"] == {}, "law 5: the input is there before its deltas"
 
     def feed(self, event: Json) -> None:

@@ -1,0 +1,216 @@
+"""Programs, MCP servers and the search for tools as Anthropic's server tools, also when they are sent back."""
+
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from anthropic import BadRequestError
+
+from tests.spec.tools.test_code_interpreter import code, interpreting
+from tests.support.sdk.answer_shapes import call
+from tests.support.sdk.messages import ADD, HI, create, messages_client, replay, stream
+from tests.support.sdk.requests import asked
+from tests.support.sdk.web_pages import browsing, model, web
+from tests.support.servers.mcp_server import RealServer
+from tests.support.servers.mcp_stack import DONE, offered, stacked, tool_outputs
+from tests.support.servers.serving import scripted, serving
+
+both = pytest.mark.parametrize("send", [create, stream])
+needs_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+EXECUTION: Any = {"type": "code_execution_20250825", "name": "code_execution"}
+FETCH: Any = {"type": "web_fetch_20250910", "name": "web_fetch", "max_uses": 3}
+SEARCH: Any = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "The forecast of a city.",
+    "input_schema": {"type": "object", "properties": {}},
+    "defer_loading": True,
+}
+GO_ON: Any = {"role": "user", "content": "go on"}
+
+
+def server_of(real: RealServer, **fields: Any) -> Any:
+    return {"type": "url", "name": "real", "url": real.url, **fields}
+
+
+def toolset(**fields: Any) -> Any:
+    return {"type": "mcp_toolset", "mcp_server_name": "real", **fields}
+
+
+async def beta(send: Any, client: Any, messages: Any = None, **fields: Any) -> Any:
+    """Send a request with the fields of the beta API, which has MCP servers."""
+    request: Any = {"model": "scripted", "max_tokens": 100, "messages": messages or HI, **fields}
+    if send is create:
+        return await client.beta.messages.create(**request)
+    async with client.beta.messages.stream(**request) as events:
+        return await events.get_final_message()
+
+
+@both
+@needs_sandbox
+async def test_a_program_is_a_call_of_the_server_and_the_model_reads_its_output_again(send: Any) -> None:
+    turns: Any = [[code("print(6 * 7)", id="c1")], DONE, DONE]
+    async with interpreting(*turns) as served, messages_client(served) as client:
+        answer = await send(client, tools=[EXECUTION])
+        await send(client, [*HI, replay(answer), GO_ON], tools=[EXECUTION])
+        again = asked(served)[-1].messages
+    use, result, text = answer.content
+    assert (use.type, use.name, use.input) == ("server_tool_use", "code_execution", {"code": "print(6 * 7)"})
+    assert (result.type, result.tool_use_id) == ("code_execution_tool_result", use.id)
+    assert (result.content.stdout, result.content.return_code) == ("42\n", 0)
+    assert (text.text, answer.stop_reason) == ("Done.", "end_turn")
+    assert [message.role for message in again] == ["user", "assistant", "tool", "assistant", "user"]
+    assert again[2].content == "42"
+
+
+@both
+@needs_sandbox
+async def test_a_message_names_its_container_and_the_next_one_may_use_it(send: Any) -> None:
+    turns: Any = [[code("x = 5")], DONE, [code("print(x)")], DONE]
+    async with interpreting(*turns) as served, messages_client(served) as client:
+        first = await send(client, tools=[EXECUTION])
+        second = await send(client, [*HI, replay(first), GO_ON], tools=[EXECUTION], container=first.container.id)
+        plain = await send(client)
+    assert first.container.id.startswith("cntr_")
+    assert timedelta() < first.container.expires_at - datetime.now(UTC) <= timedelta(minutes=20)
+    assert (second.container.id, second.content[1].content.stdout) == (first.container.id, "5\n")
+    assert plain.container is None
+
+
+@needs_sandbox
+async def test_a_program_reads_an_uploaded_file_that_the_model_does_not() -> None:
+    files: Any = {"files": {"provider": "kv"}}
+    turns: Any = [[code("import glob\nprint(open(glob.glob('/mnt/data/*')[0]).read())")], DONE]
+    async with interpreting(*turns, more=files) as served, messages_client(served) as client:
+        file = await served.client.files.create(file=("t.csv", b"a,b\n1,2"), purpose="user_data")
+        upload: Any = {"type": "container_upload", "file_id": file.id}
+        content = [{"type": "text", "text": "Read it."}, upload]
+        answer = await create(client, [{"role": "user", "content": content}], tools=[EXECUTION])
+        told = asked(served)[0].messages
+        with pytest.raises(BadRequestError, match="needs a 'code_execution' tool"):
+            await create(client, [{"role": "user", "content": content}])
+    assert answer.content[1].content.stdout == "a,b\n1,2\n"
+    assert "1,2" not in str(told)
+
+
+@both
+async def test_a_tool_of_an_mcp_server_runs_and_its_result_is_read_again(send: Any) -> None:
+    echo = call("real__echo", '{"text": "hello"}', id="c1")
+    async with stacked([echo], DONE, DONE) as (served, real), messages_client(served) as client:
+        fields: Any = {"mcp_servers": [server_of(real)], "tools": [toolset(), ADD]}
+        answer = await beta(send, client, **fields)
+        names = offered(served)
+        await beta(send, client, [*HI, replay(answer), GO_ON], **fields)
+        again = asked(served)[-1].messages
+    use, result, text = answer.content
+    assert (use.type, use.server_name, use.name, use.input) == ("mcp_tool_use", "real", "echo", {"text": "hello"})
+    assert (result.type, result.tool_use_id, result.is_error) == ("mcp_tool_result", use.id, False)
+    assert [part.text for part in result.content] == ["hello"]
+    assert (text.text, answer.stop_reason) == ("Done.", "end_turn")
+    assert {"real__echo", "real__note", "add"} <= {*names}
+    assert [message.role for message in again] == ["user", "assistant", "tool", "assistant", "user"]
+    assert again[2].content == "hello"
+
+
+@both
+async def test_a_failed_call_of_an_mcp_server_is_a_result_with_an_error(send: Any) -> None:
+    async with stacked([call("real__fail", "{}")], DONE) as (served, real), messages_client(served) as client:
+        answer = await beta(send, client, mcp_servers=[server_of(real)], tools=[toolset()])
+        told = tool_outputs(served)
+    result = answer.content[1]
+    assert (result.type, result.is_error) == ("mcp_tool_result", True)
+    assert result.content[0].text
+    assert told
+
+
+async def test_the_token_of_an_mcp_server_reaches_it_and_its_tools_are_chosen_by_name() -> None:
+    only_note = {"default_config": {"enabled": False}, "configs": {"note": {"enabled": True}}}
+    older = {"tool_configuration": {"allowed_tools": ["echo"]}}
+    off = toolset(default_config={"enabled": False})
+    async with stacked(DONE) as (served, real), messages_client(served) as client:
+        server = server_of(real, authorization_token="token-1")
+        for fields, names in (
+            ({"tools": [toolset(**only_note)]}, ["real__note"]),
+            ({"mcp_servers": [{**server, **older}]}, ["real__echo"]),
+            ({"tools": [off, ADD]}, ["add"]),
+        ):
+            request: Any = {"mcp_servers": [server], **fields}
+            await beta(create, client, **request)
+            assert sorted(offered(served)) == names
+    assert {headers.get("authorization") for headers in real.sent} == {"Bearer token-1"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tools": [toolset()], "mcp_servers": []}, "no entry of 'mcp_servers' has the name 'real'"),
+        ({"tools": [{"type": "mcp_toolset"}]}, "tools\\[0\\].mcp_server_name"),
+        ({"tools": [toolset(), toolset()]}, "two toolsets name the server 'real'"),
+        ({"tools": [toolset(configs={"note": {"enabled": False}})]}, "tools\\[0\\].configs.note.enabled"),
+        ({"mcp_servers": [{"type": "url", "name": "a b", "url": "https://a.example"}]}, "mcp_servers\\[0\\].name"),
+        ({"mcp_servers": [{"type": "stdio", "name": "a", "url": "x"}]}, "mcp_servers\\[0\\].type"),
+        ({"container": {"id": None, "skills": [{"skill_id": "pdf"}]}, "tools": [EXECUTION]}, "container.skills"),
+    ],
+)
+async def test_what_is_wrong_with_a_tool_of_the_server_is_named(fields: Any, words: str) -> None:
+    server = {"type": "url", "name": "real", "url": "https://mcp.example"}
+    async with serving(scripted(DONE)) as served, messages_client(served) as client:
+        with pytest.raises(BadRequestError, match=words):
+            await beta(create, client, **{"mcp_servers": [server], **fields})
+
+
+@both
+async def test_a_deferred_tool_is_found_by_a_search_of_the_server(send: Any) -> None:
+    turns: Any = [[call("tool_search", '{"query": "weather"}')], [call("get_weather", id="c2")], DONE]
+    async with serving(scripted(*turns)) as served, messages_client(served) as client:
+        answer = await send(client, tools=[SEARCH, WEATHER, ADD])
+        done: Any = {"type": "tool_result", "tool_use_id": "c2", "content": "sunny"}
+        messages = [*HI, replay(answer), {"role": "user", "content": [done]}]
+        last = await send(client, messages, tools=[SEARCH, WEATHER, ADD])
+        before, found, later = ([tool.name for tool in chat.tools or ()] for chat in asked(served))
+    use, result, called = answer.content
+    assert (use.type, use.name, use.input) == ("server_tool_use", "tool_search_tool_bm25", {"query": "weather"})
+    assert (result.type, result.tool_use_id) == ("tool_search_tool_result", use.id)
+    assert [reference.tool_name for reference in result.content.tool_references] == ["get_weather"]
+    assert (called.type, called.name, answer.stop_reason) == ("tool_use", "get_weather", "tool_use")
+    assert (last.content[0].text, last.stop_reason) == ("Done.", "end_turn")
+    assert "get_weather" not in before
+    assert "get_weather" in found
+    assert "get_weather" in later
+
+
+async def test_without_a_search_for_tools_nothing_is_deferred() -> None:
+    async with serving(scripted(DONE)) as served, messages_client(served) as client:
+        await create(client, tools=[WEATHER, ADD])
+        assert sorted(offered(served)) == ["add", "get_weather"]
+
+
+@both
+async def test_pages_are_opened_without_a_search(send: Any) -> None:
+    async with web() as there:
+        url = f"{there.site.url}/rome"
+        turns: Any = [[call("open_page", json.dumps({"page": url}))], DONE]
+        async with serving(model(*turns), more=there.sections) as served, messages_client(served) as client:
+            answer = await send(client, tools=[FETCH])
+            names = offered(served)
+    use, result, text = answer.content
+    assert (use.type, use.name, use.input) == ("server_tool_use", "web_fetch", {"url": url})
+    assert (result.type, result.content.url) == ("web_fetch_tool_result", url)
+    assert text.text == "Done."
+    assert answer.usage.server_tool_use.web_fetch_requests == 1
+    assert names == ["open_page", "find_in_page"]
+
+
+async def test_a_search_that_also_fetches_is_one_tool() -> None:
+    search: Any = {"type": "web_search_20250305", "name": "web_search"}
+    async with browsing(DONE) as (served, _), messages_client(served) as client:
+        await create(client, tools=[FETCH, search])
+        assert offered(served) == ["web_search", "open_page", "find_in_page"]
+
+
+async def test_pages_need_a_provider_that_opens_them() -> None:
+    async with serving(scripted(DONE)) as served, messages_client(served) as client:
+        with pytest.raises(BadRequestError, match="opens pages"):
+            await create(client, tools=[FETCH])
