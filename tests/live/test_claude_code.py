@@ -1,28 +1,21 @@
 """Claude Code itself, where it is installed (`npm install -g @anthropic-ai/claude-code`), over a scripted model."""
 
-import asyncio
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.live.programs import needs, run_program
 from tests.support.servers.serving import scripted, serving
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(shutil.which("claude") is None, reason="Claude Code is not installed"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240, func_only=True), needs("claude")]
 NAMES = ("claude-sonnet-5-5", "claude-haiku-4-5")
 
 
 async def run_claude(url: str, folder: Path, *arguments: str) -> Any:
     """Return the result that the program prints, at the end of its own session."""
     environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_AUTH_TOKEN": "none",
         "ANTHROPIC_DEFAULT_SONNET_MODEL": NAMES[0],
@@ -30,22 +23,9 @@ async def run_claude(url: str, folder: Path, *arguments: str) -> Any:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
     }
-    process = await asyncio.create_subprocess_exec(
-        *("claude", "-p", *arguments, "--output-format", "json", "--model", NAMES[0]),
-        cwd=folder,
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(60):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, output
-    return json.loads(output)
+    command = ("claude", "-p", *arguments, "--output-format", "json", "--model", NAMES[0])
+    output = await run_program(*command, folder=folder, home=folder, environment=environment)
+    return json.loads(output.splitlines()[-1])
 
 
 async def test_claude_code_reads_a_file_and_answers(tmp_path: Path) -> None:

@@ -2,26 +2,20 @@
 (`npm install -g @openai/codex`)."""
 
 import asyncio
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.live.programs import needs, run_program
 from tests.spec.responses.test_gpt_oss_llama_cpp import section as llama_section
 from tests.support.models.harmony_conversations import MODEL
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import asked
 from tests.support.servers.serving import Served, scripted, serving
 
-CODEX = shutil.which("codex")
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.timeout(120, func_only=True),
-    pytest.mark.skipif(CODEX is None, reason="codex is not installed"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240, func_only=True), needs("codex")]
 CONFIG = """
 model = "{model}"
 model_provider = "stack"
@@ -49,30 +43,13 @@ DONE: Script = [{"text": "All done."}]
 
 async def codex(served: Served, folder: Path, *arguments: str, **config: Any) -> str:
     """What it prints, run to its end in `folder`."""
-    assert CODEX is not None
     home = folder / "home"
     home.mkdir(exist_ok=True)
     fields = {"model": "scripted", "name": "stack", "websockets": "false", "more": "", **config}
     (home / "config.toml").write_text(CONFIG.format(url=served.url, **fields))
-    process = await asyncio.create_subprocess_exec(
-        CODEX,
-        "exec",
-        *arguments,
-        "--skip-git-repo-check",
-        "Go on.",
-        cwd=folder,
-        env={"PATH": os.environ["PATH"], "HOME": str(folder), "CODEX_HOME": str(home), "STACK_API_KEY": "none"},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    text = output.decode()
-    assert process.returncode == 0, text
+    command = ("codex", "exec", *arguments, "--skip-git-repo-check", "Go on.")
+    environment = {"CODEX_HOME": str(home), "STACK_API_KEY": "none"}
+    text = await run_program(*command, folder=folder, home=folder, environment=environment)
     assert "ERROR" not in text
     return text
 

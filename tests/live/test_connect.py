@@ -5,11 +5,8 @@ connect` writes: each is started as the command says and does one task, and then
     pip install aider-chat
 """
 
-import asyncio
 import json
-import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import pytest
 
 from apis.chat import ChatRequest
 from providers.inference.scripted import Scripted
+from tests.live.programs import needs, run_program
 from tests.support.models.described_model import DESCRIBED
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.servers.serving import Served, serving
@@ -26,10 +24,6 @@ KEY = "sk-right"
 KEYS: dict[str, Any] = {"api_keys": [{"key": KEY, "tenant": "one"}]}
 MODEL = "openai/gpt-oss-20b"
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240, func_only=True)]
-
-
-def needs(program: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} is not installed")
 
 
 def described(*turns: Script, **fields: Any) -> dict[str, Any]:
@@ -42,8 +36,6 @@ async def run(home: Path, command: str) -> str:
     work = home.parent / "work"
     work.mkdir(exist_ok=True)
     environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
         "STACK_KEY": KEY,
         "ANTHROPIC_API_KEY": "sk-of-anthropic",
         "ANTHROPIC_MODEL": "claude-opus-4-1",
@@ -53,24 +45,7 @@ async def run(home: Path, command: str) -> str:
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
     }
-    process = await asyncio.create_subprocess_exec(
-        *("sh", "-c", command),
-        cwd=work,
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        async with asyncio.timeout(180):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    text = output.decode()
-    assert process.returncode == 0, text
-    return text
+    return await run_program("sh", "-c", command, folder=work, home=home, environment=environment)
 
 
 async def write(served: Served, home: Path, client: str) -> str:
