@@ -11,6 +11,7 @@ import { readKey, readSession } from "./session.js";
 import { completeSignIn, loadSignIn, refusalOf, takeAnswer } from "./sign_in.js";
 import { html, render, useCallback, useEffect, useErrorBoundary, useRef, useState } from "./vendor/preact.js";
 import { Conversations } from "./views/conversations.js";
+import { Decisions } from "./views/decisions.js";
 import { Figures } from "./views/figures.js";
 import { Files } from "./views/files.js";
 import { Playground } from "./views/playground.js";
@@ -133,13 +134,13 @@ function App({ problem }) {
     document.title = `${route.id ? `${route.id} · ` : ""}${title} · Responses Stack`;
   }, [title, route.id]);
   const isRefused = refusedKey.current === readKey();
-  const Current = view === "responses" && route.id ? ResponseView : View;
+  const Current = view === "responses" && route.id ? ResponseView : view === "playground" && route.id === "decisions" ? Decisions : View;
   return html`<${Rail} views=${views} current=${view} needsKey=${isRefused} onTheme=${nextTheme} onKey=${() => openKeyDialog(isRefused && refusalOf(), isRefused)} />
     <main class="view" id="main">
       ${error && html`<${Failure} error=${error} onRetry=${loadModels} />`}
       ${broken
         ? html`<${Failure} error=${broken} onRetry=${retry} />`
-        : html`<${Current} key=${view === "playground" ? `${view} ${route.params.from || ""}` : `${reloads} ${view} ${KEEPS.has(view) ? "" : route.id}`} route=${route} models=${models} access=${access || UNKNOWN} />`}
+        : html`<${Current} key=${view === "playground" ? `${view} ${route.id} ${route.params.from || ""}` : `${reloads} ${view} ${KEEPS.has(view) ? "" : route.id}`} route=${route} models=${models} access=${access || UNKNOWN} />`}
     </main>
     ${dialog?.kind === "key" &&
     html`<${KeyDialog}

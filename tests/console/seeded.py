@@ -106,6 +106,7 @@ async def _seed(served: Served) -> dict[str, str]:
     return {
         "playground": "playground",
         "playground of a response": f"playground?from={root.id}",
+        "decisions": "playground/decisions",
         "responses": "responses",
         "response": f"responses/{root.id}",
         "response with a call": f"responses/{call.id}",

@@ -23,30 +23,45 @@ export function python(value, indent = 0) {
   return JSON.stringify(value);
 }
 
+/** What the programs call their answers, and how they show them. */
+const APIS = {
+  responses: {
+    name: (body) => (body.stream ? "events" : "response"),
+    python: (body) =>
+      body.stream ? 'for event in events:\n    if event.type == "response.output_text.delta":\n        print(event.delta, end="", flush=True)' : "print(response.output_text)",
+    javascript: (body) =>
+      body.stream
+        ? 'for await (const event of events) {\n  if (event.type === "response.output_text.delta") process.stdout.write(event.delta);\n}'
+        : "console.log(response.output_text);",
+  },
+  decisions: { name: () => "decision", python: () => "for answer in decision.answers:\n    print(answer)", javascript: () => "console.log(decision.answers);" },
+};
+
 /** Programs of a request. The SDKs demand a key; a server that asks for none takes every one. */
 export const SAMPLES = {
-  curl: (body) => `curl ${baseUrl}/responses \\
+  curl: (body, api) => `curl ${baseUrl}/${api} \\
 ${readKey() ? '  -H "Authorization: Bearer $OPENAI_API_KEY" \\\n' : ""}  -H "Content-Type: application/json" \\
   -d ${shellQuote(pretty(body))}`,
-  Python: (body) => `from openai import OpenAI
+  Python: (body, api) => `from openai import OpenAI
 
 client = OpenAI(base_url=${JSON.stringify(baseUrl)}${readKey() ? "" : ', api_key="none"'})
-${body.stream ? "events" : "response"} = client.responses.create(
+${APIS[api].name(body)} = client.${api}.create(
 ${Object.entries(body).map(([key, value]) => `    ${key}=${python(value, 4)},`).join("\n")}
 )
-${body.stream ? 'for event in events:\n    if event.type == "response.output_text.delta":\n        print(event.delta, end="", flush=True)' : "print(response.output_text)"}
+${APIS[api].python(body)}
 `,
-  JavaScript: (body) => `import OpenAI from "openai";
+  JavaScript: (body, api) => `import OpenAI from "openai";
 
 const client = new OpenAI({ baseURL: ${JSON.stringify(baseUrl)}${readKey() ? "" : ', apiKey: "none"'} });
-const ${body.stream ? "events" : "response"} = await client.responses.create(${pretty(body)});
-${body.stream ? 'for await (const event of events) {\n  if (event.type === "response.output_text.delta") process.stdout.write(event.delta);\n}' : "console.log(response.output_text);"}
+const ${APIS[api].name(body)} = await client.${api}.create(${pretty(body)});
+${APIS[api].javascript(body)}
 `,
 };
 
-export function CodeSamples({ body }) {
+/** `api` names the resource of the SDK. */
+export function CodeSamples({ body, api = "responses" }) {
   const [language, setLanguage] = useState("Python");
-  const code = SAMPLES[language](body);
+  const code = SAMPLES[language](body, api);
   return html`<${Tabs} names=${Object.keys(SAMPLES)} current=${language} onChange=${setLanguage} label="Language">
     <div class="cell"><${Copy} text=${code} label="Copy the code" /><pre class="wrap code" tabindex="0">${code}</pre></div>
   <//>`;

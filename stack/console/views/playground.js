@@ -5,6 +5,7 @@ import { Composer } from "../parts/composer.js";
 import { useFollowEnd } from "../parts/follow_end.js";
 import { Inspector } from "../parts/inspector.js";
 import { Item, Items } from "../parts/items.js";
+import { Modes } from "../parts/modes.js";
 import { Settings } from "../parts/settings_panel.js";
 import { Empty, Failure, Reconnecting, Status } from "../parts/states.js";
 import { UsageBar } from "../parts/usage_bar.js";
@@ -146,6 +147,7 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
     <section class="main" aria-label="Playground ${name || ""}">
       <header class="bar">
         <h1>Playground</h1>
+        <${Modes} current="responses" />
         <select aria-label="Model" value=${settings.model} onChange=${(event) => onSettings({ ...settings, model: event.target.value })}>
           ${models.map((model) => html`<option key=${model.id} value=${model.id}>${model.id}</option>`)}
         </select>
