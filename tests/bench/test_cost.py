@@ -54,6 +54,15 @@ class Bench:
         assert b" w%04d" % (tokens - 1) in seen
         return first, seen.rpartition(b'"id":"resp_')[2].partition(b'"')[0].decode()
 
+    async def ask_message(self, tokens: int, pause_us: int) -> None:
+        """The same stream by Anthropic's Messages API."""
+        question = {"role": "user", "content": f"n={tokens} d={pause_us}"}
+        body = {"model": "fake-model", "max_tokens": 2 * tokens, "messages": [question], "stream": True}
+        async with self.http.post(f"{self.url}/v1/messages", json=body) as answer:
+            seen = await answer.read()
+        assert b'"stop_reason":"end_turn"' in seen
+        assert b" w%04d" % (tokens - 1) in seen
+
     async def ask_after(self, delay_s: float, tokens: int) -> None:
         """A stream of 50 tokens/s that begins after `delay_s`."""
         await asyncio.sleep(delay_s)
@@ -145,6 +154,24 @@ async def test_cost_of_a_background_token_beside_a_plain_one(bench: Bench) -> No
                 costs.append((bench.cpu_s() - before) * 1e6 / count / tokens)
             plain, logged = costs
             print(f"\n{name}: {plain:.1f} us plain, {logged:.1f} us in the background, {logged / plain:.2f}")
+
+
+async def test_cost_of_a_token_of_a_message_beside_one_of_a_response(bench: Bench) -> None:
+    """In turns, so that what else the machine does is the same for both."""
+    count, tokens = 16, 1000
+    for name, pause_us in (("flood", 0), ("paced, 200 tokens/s", 5000)):
+        ratios: list[float] = []
+        costs: list[float] = []
+        for _ in range(7):
+            before = bench.cpu_s()
+            await asyncio.gather(*(bench.ask(tokens, pause_us, stream=True, store=False) for _ in range(count)))
+            between = bench.cpu_s()
+            await asyncio.gather(*(bench.ask_message(tokens, pause_us) for _ in range(count)))
+            after = bench.cpu_s()
+            ratios.append((after - between) / (between - before))
+            costs.append((after - between) * 1e6 / count / tokens)
+        ratio, cost = statistics.median(ratios), statistics.median(costs)
+        print(f"\n{name}: {cost:.1f} us of CPU per token of a message, {ratio:.2f} of one of a response")
 
 
 async def test_time_to_the_first_token(bench: Bench) -> None:
