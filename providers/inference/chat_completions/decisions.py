@@ -109,23 +109,23 @@ class RemoteDecisions:
                 self._labels[request.model] = (time.monotonic() + _VERDICT_S, ())
         return await _decide_by_likeliest_tokens(request, score_row)
 
-    async def _find_labels(self, upstreams: Upstreams, model: str, given: Sequence[Label]) -> Sequence[Label]:
+    async def _find_labels(self, upstreams: Upstreams, model: str, labels: Sequence[Label]) -> Sequence[Label]:
         """Return the labels whose tokens the model's server scores; none where it scores only the likeliest tokens."""
         if not self._scores_chosen_tokens:
             return ()
-        until, labels = self._labels.find(model) or (0.0, ())
+        until, remembered = self._labels.find(model) or (0.0, ())
         if time.monotonic() < until:
-            return labels
-        if not given:
+            return remembered
+        if not labels:
             try:
                 ids = await upstreams.query_any(lambda endpoint: endpoint.find_token_ids(model, list_spellings()))
             except InvalidRequest:
                 ids = {}
             except StackError:  # the chat says why, if it fails, too
                 return ()
-            given = find_labels(ids)
-        self._labels[model] = (time.monotonic() + _VERDICT_S, given)
-        return given
+            labels = find_labels(ids)
+        self._labels[model] = (time.monotonic() + _VERDICT_S, labels)
+        return labels
 
 
 async def _decide_by_chosen_tokens(request: DecisionRequest, labels: Sequence[Label], score: ScoreRow) -> Decisions:

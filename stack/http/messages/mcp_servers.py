@@ -65,8 +65,8 @@ def _build_tool(server: McpServerDefinition, names: Sequence[str] | None) -> Too
         "authorization": server.authorization_token,
         "allowed_tools": names,
     }
-    given = {name: value for name, value in fields.items() if value is not None}
-    return {"type": "mcp", "server_label": server.name, "require_approval": "never", **given}
+    options = {name: value for name, value in fields.items() if value is not None}
+    return {"type": "mcp", "server_label": server.name, "require_approval": "never", **options}
 
 
 def _cannot_leave_out(param: str) -> Unsupported:

@@ -67,8 +67,8 @@ class ServerBlocks:
                 return ()
 
     def _build_found(self, item: ResponseToolSearchOutputItem, call_id: str) -> Block:
-        found = [self._names.restore(name) for tool in item.tools if (name := getattr(tool, "name", None))]
-        references = [{"type": "tool_reference", "tool_name": name} for name in found]
+        names = [self._names.restore(name) for tool in item.tools if (name := getattr(tool, "name", None))]
+        references = [{"type": "tool_reference", "tool_name": name} for name in names]
         content = {"type": "tool_search_tool_search_result", "tool_references": references}
         return {"type": "tool_search_tool_result", "tool_use_id": call_id, "content": content}
 
@@ -203,11 +203,11 @@ def _convert_tool_search(
 ) -> Iterator[dict[str, Any]]:
     references = _list_objects(_to_object(content).get("tool_references"))
     names = [shorten_name(str(reference.get("tool_name"))) for reference in references]
-    found = [functions[name] for name in names if name in functions]
+    tools = [functions[name] for name in names if name in functions]
     item_id = f"{_SEARCH_PREFIX}{use.id.removeprefix(_BLOCK_PREFIX)}"
     shared = {"execution": "server", "status": "completed", "call_id": None}
     yield {"type": "tool_search_call", "id": item_id, "arguments": dict(fields), **shared}
-    yield {"type": "tool_search_output", "tools": found, **shared}
+    yield {"type": "tool_search_output", "tools": tools, **shared}
 
 
 def convert_mcp_call(use: McpToolUseBlock, result: ServerToolResultBlock | None) -> Iterator[dict[str, Any]]:
