@@ -148,4 +148,5 @@ def _estimate_input(request: CreateResponse) -> int:
 def _count_chars(content: Any) -> int:
     if isinstance(content, str):
         return len(content)
-    return sum(len(vars(part).get("text") or "") for part in content or ())
+    parts: list[dict[str, Any]] = [vars(part) for part in content or ()]
+    return sum(len(part.get("text") or "") for part in parts)
