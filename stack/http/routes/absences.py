@@ -140,19 +140,16 @@ _ADMINISTRATION: Final = re.compile(r"/organization/(?:projects/[^/]+/)?([a-z_]+
 
 ABSENT_MESSAGE_RESOURCES: Final[Mapping[str, str]] = {
     "files": "Store a file by OpenAI's form of this route, without the header 'anthropic-version': its id works here.",
-    "messages/batches": "Use /v1/batches, whose lines may be requests of /v1/responses and /v1/chat/completions.",
     "skills": "Store a skill by OpenAI's form of this route, without the header 'anthropic-version'.",
 }
-"""Resources of Anthropic's API that this server has not, or in OpenAI's form only, by their paths below /v1."""
+"""Resources that this server has in OpenAI's form only, by the first part of the path below /v1."""
 
 
 def message_absence(path: str) -> str | None:
-    """Return the error of a path of one of Anthropic's resources, None for any other path."""
-    inner = path.removeprefix("/v1").removeprefix("/")
-    for name, reason in ABSENT_MESSAGE_RESOURCES.items():
-        if inner == name or inner.startswith(f"{name}/"):
-            return f"'/v1/{name}' is not offered by this server in Anthropic's form. {reason}"
-    return None
+    """Return the error of a path of one of these resources in Anthropic's form, None for any other path."""
+    name = path.removeprefix("/v1").removeprefix("/").partition("/")[0]
+    reason = ABSENT_MESSAGE_RESOURCES.get(name)
+    return None if reason is None else f"'/v1/{name}' is not offered by this server in Anthropic's form. {reason}"
 
 
 def absence_message(path: str) -> str | None:
