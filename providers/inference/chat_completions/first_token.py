@@ -34,8 +34,8 @@ class FirstToken:
     def find_scored(self, token_ids: Iterable[int]) -> dict[int, float] | None:
         """Return the probabilities of the tokens that the request named; None from a server that leaves one out."""
         scored = {token_id: self.probabilities.get(f"{_ID_PREFIX}{token_id}") for token_id in token_ids}
-        found = {token_id: each for token_id, each in scored.items() if each is not None}
-        return found if len(found) == len(scored) else None
+        probabilities = {token_id: each for token_id, each in scored.items() if each is not None}
+        return probabilities if len(probabilities) == len(scored) else None
 
 
 class _Alternative(msgspec.Struct):
