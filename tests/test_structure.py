@@ -51,8 +51,7 @@ CLAIMS: Final = {
     "providers/common/jobs.py",
     "providers/responses/background/runs.py",  # runs that begin at once, or are cancelled
     "providers/responses/store/conversation_lock.py",  # one turn of a conversation at a time
-    "providers/accounts/ledger/stored_ledger.py",  # one process sweeps
-    "stack/retention/sweeper.py",  # the same
+    "stack/retention/sweeper.py",  # one sweep in each interval: its lease is not released
     "stack/http/idempotency.py",  # one request of a key at a time
 }
 """Files that acquire leases: queues of jobs leave that to LeasedJobs."""

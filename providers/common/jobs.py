@@ -171,6 +171,47 @@ class JobQueue(ABC, Generic[SubjectT, RecordT]):
         """Take note that the task of a job has ended, also one that was cancelled before its first step."""
 
 
+class LeaderQueue(JobQueue[None, JobRecord]):
+    """A queue of one job, which does its work every `interval_s` and has no end: the process that runs it leads all
+    that share the store, and another one follows it within `lease_s`."""
+
+    rest_factor: ClassVar[float] = 0.0
+    """The pause after the work is at least this many times as long as the work took."""
+
+    def __init__(self, kv: KVStore, lease_key: str, lease_s: float, interval_s: float) -> None:
+        super().__init__(kv, JobRecord, FairShare(self.title, 1), retry_s=lease_s)
+        self._lease_key = lease_key
+        self._interval_s = interval_s
+
+    @abstractmethod
+    async def work(self, lease: Lease) -> None:
+        """Do all that is due now. A StackError is logged, and the process leads on. Raises LeaseLost."""
+
+    async def is_needed(self) -> bool:
+        """Return False while there is nothing that a leader could do: then there is none."""
+        return True
+
+    async def list_waiting(self) -> AsyncGenerator[Job[None]]:
+        if await self.is_needed():
+            yield Job("", None, self._lease_key, self.retry_s)
+
+    async def read_record(self, job: Job[None]) -> JobRecord:
+        return JobRecord()
+
+    async def run(self, claim: Claim[None, JobRecord]) -> None:
+        """Work until this process ends, has lost the lease, or no leader is needed."""
+        while True:
+            began_at = monotonic()
+            claim.lease.check()
+            try:
+                if not await self.is_needed():
+                    return
+                await self.work(claim.lease)
+            except StackError as exc:  # the lease stays, because a part of the work may be under way
+                _log.warning("%s wait: %s", self.title, exc.message)
+            await asyncio.sleep(max(self._interval_s, self.rest_factor * (monotonic() - began_at)))
+
+
 class LeasedJobs(Generic[SubjectT, RecordT]):
     """The jobs of one queue that this process runs. A free place goes to the tenant that uses the fewest; among equals,
     to the one that was served the longest time ago."""

@@ -5,21 +5,19 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from email.errors import MessageError
 from typing import Final
 
 from apis.accounts.directory import Project
 from apis.errors import StackError
-from apis.fair_share import FairShare
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import Lease
 from apis.storage.records import decode_record
 from providers.accounts.alerts.due_alerts import DueAlert, DueAlerts
 from providers.accounts.alerts.message import MailError, MailService, build_message
 from providers.accounts.records import ALERT_LEASE_KEY, project_key
-from providers.common.jobs import Claim, Job, JobQueue, JobRecord
+from providers.common.jobs import Claim, JobRecord, LeaderQueue
 
 _log = logging.getLogger(__name__)
 _LEASE_S: Final = 10.0
@@ -32,8 +30,6 @@ _MAX_PAUSE_S: Final = 900.0
 _MARK_INTERVAL_S: Final = 1.0
 CLOSE_S: Final = 5.0
 """Seconds for which a process that ends waits for e-mails that are being sent."""
-_MAX_LOAD: Final = 0.1
-"""The part of the time that looking for alerts may take, where there are very many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +38,16 @@ class _Retry:
     pause_s: float
 
 
-class AlertQueue(JobQueue[None, JobRecord]):
-    """One job, which is there as long as there are alerts. Its process looks for due ones every `interval_s`.
+class AlertQueue(LeaderQueue):
+    """One job, which is there as long as there are alerts. Its leader looks for due ones every `interval_s`.
 
     An e-mail is recorded as sent directly after the mail server has accepted it. A process that is killed in between
     leaves one that is sent again, with the same `Message-ID`.
     """
 
     title = "spend alerts"
+    rest_factor = 10.0
+    """Looking for very many alerts takes a tenth of the time."""
 
     def __init__(
         self,
@@ -59,44 +57,24 @@ class AlertQueue(JobQueue[None, JobRecord]):
         interval_s: float,
         lease_s: float = _LEASE_S,
     ) -> None:
-        super().__init__(kv_store, JobRecord, FairShare(self.title, 1), retry_s=lease_s)
+        super().__init__(kv_store, ALERT_LEASE_KEY, lease_s, interval_s)
         self._due = due_alerts
         self._service = service
-        self._interval_s = interval_s
-        self._lease_s = lease_s
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._retries: dict[str, _Retry] = {}
 
-    async def list_waiting(self) -> AsyncGenerator[Job[None]]:
-        if await self._due.exist():
-            yield Job("", None, ALERT_LEASE_KEY, self._lease_s)
-
-    async def read_record(self, job: Job[None]) -> JobRecord:
-        return JobRecord()
+    async def is_needed(self) -> bool:
+        return await self._due.exist()
 
     async def run(self, claim: Claim[None, JobRecord]) -> None:
         """Look for due alerts until there are none, or this process ends: then e-mails that the mail server has not
         accepted within seconds are left to other processes."""
         try:
-            await self._look_until_idle(claim.lease)
+            await super().run(claim)
         finally:
             await self._finish_sending()
 
-    async def _look_until_idle(self, lease: Lease) -> None:
-        """Return when there are no alerts any more. Raises LeaseLost."""
-        while True:
-            began_at = time.monotonic()
-            lease.check()
-            try:
-                if not await self._due.exist():
-                    return
-                await self._send_due(lease)
-            except StackError as exc:  # the lease stays, because e-mails may be under way
-                _log.warning("spend alerts are not looked for: %s", exc.message)
-            pause_s = max(self._interval_s, (time.monotonic() - began_at) / _MAX_LOAD)
-            await asyncio.sleep(pause_s)
-
-    async def _send_due(self, lease: Lease) -> None:
+    async def work(self, lease: Lease) -> None:
         due = {each.notice_key: each for each in await self._due.find(time.time())}
         lease.check()
         self._retries = {key: retry for key, retry in self._retries.items() if key in due}

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 import secrets
 import time
 from collections.abc import Mapping
@@ -13,12 +12,14 @@ from apis.accounts.charges import CHARGES_PREFIX, Charge, ChargeEnd, Demand, Met
 from apis.accounts.limits import ORGANIZATION, RateLimit
 from apis.errors import PermissionDenied, StackError
 from apis.storage.kv_store import Delete, KVStore
-from apis.storage.lease import Lease, LeaseLost
+from apis.storage.lease import Lease
 from providers.accounts.ledger.limit_lease import new_record
 from providers.accounts.ledger.project_ledger import ProjectLedger, find_ledger_id, find_uncounted
 from providers.accounts.ledger.round_planner import PendingEnd, RoundPlanner, VoidLease
 from providers.accounts.prices import Prices
 from providers.accounts.records import ORGANIZATION_ID, SWEEP_LEASE_KEY, heartbeat_key
+from providers.common.jobs import LeaderQueue, LeasedJobs
+from providers.common.state.worker_signs import WorkerSign
 from providers.common.supervision import supervise
 
 _log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ _SWEEP_INTERVAL_S: Final = 2.0
 """Seconds between two looks for ends that no process has counted, such as those of background responses."""
 _MIN_SWEPT_AGE_S: Final = 2.0
 """Age from which a stored end is counted by any process: the one that stored it counts it earlier."""
+_CLOSE_S: Final = 3.0
+"""Seconds in which a process that ends leaves the sweep to another one."""
 _PAGE_ROWS: Final = 1000
 _MAX_LEDGERS: Final = 1000
 """Projects whose counters stay in memory while nothing of them waits."""
@@ -43,26 +46,25 @@ class StoredLedger(Meter):
         self._kv = kv_store
         self._prices = prices
         self._usage_ttl_s = usage_ttl_s
-        self._sweep_interval_s = sweep_interval_s
         self._process_name = secrets.token_hex(8)
         self._guard_key = heartbeat_key(self._process_name)
         self._ledgers: dict[str, ProjectLedger] = {}
         self._heartbeat: asyncio.Task[None] | None = None
         self._heartbeat_lock = asyncio.Lock()
         self._beat_at = -HEARTBEAT_TTL_S
-        self._sweeper: asyncio.Task[None] | None = None
+        sign = WorkerSign(kv_store, HEARTBEAT_TTL_S, name=self._process_name)
+        self._sweeper = LeasedJobs(_SweepQueue(self, kv_store, sweep_interval_s), sign, sweep_interval_s)
 
     def start(self) -> None:
         """Begin to look for ends that no process has counted."""
-        self._sweeper = supervise("the count of ended charges", self._sweep_forever)
+        self._sweeper.start()
 
     async def close(self) -> None:
         """Count what waits, and make what is still reserved by this process void."""
-        tasks = [task for task in (self._sweeper, self._heartbeat) if task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._sweeper.close(_CLOSE_S)
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            await asyncio.wait({self._heartbeat})
         for ledger in [*self._ledgers.values()]:
             await ledger.close()
         if self._heartbeat is not None:
@@ -96,7 +98,7 @@ class StoredLedger(Meter):
 
     async def settle_all(self) -> None:
         """Count every end that is stored now."""
-        await self._sweep(min_age_s=0)
+        await self.sweep(min_age_s=0)
         await self.flush_all()
 
     async def flush_all(self) -> None:
@@ -145,36 +147,9 @@ class StoredLedger(Meter):
             except StackError as exc:
                 _log.warning("the reservations of this process cannot be renewed: %s", exc.message)
 
-    async def _sweep_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._sweep_interval_s * random.uniform(0.75, 1.25))  # noqa: S311 - spreads the workers
-            try:
-                if await self._kv.get(SWEEP_LEASE_KEY) is None:
-                    await self._lead()
-            except LeaseLost:
-                _log.warning("the lease of the sweep of charges was lost")
-            except StackError as exc:
-                _log.warning("the ends of other processes are not counted yet: %s", exc.message)
-
-    async def _lead(self) -> None:
-        """Sweep for as long as this process has the lease: one of all that share a store does."""
-        lease = Lease(self._kv, SWEEP_LEASE_KEY, HEARTBEAT_TTL_S)
-        if await lease.acquire() is None:
-            return
-        try:
-            async with lease.renew_in_background():
-                while True:
-                    lease.check()
-                    try:
-                        await self._sweep(min_age_s=_MIN_SWEPT_AGE_S)
-                    except StackError as exc:  # the lease is checked again before the next one
-                        _log.warning("the ends of other processes are not counted yet: %s", exc.message)
-                    await asyncio.sleep(self._sweep_interval_s)
-        finally:
-            with suppress(LeaseLost, StackError):
-                await lease.release()
-
-    async def _sweep(self, *, min_age_s: float) -> None:
+    async def sweep(self, *, min_age_s: float) -> None:
+        """Note the ends that no process has counted, in seconds at least as old as `min_age_s`. Raises
+        StoreUnavailable."""
         after = ""
         while rows := await self._kv.scan(CHARGES_PREFIX, after=after, limit=_PAGE_ROWS):
             charges: dict[str, list[PendingEnd | VoidLease]] = {}
@@ -185,3 +160,16 @@ class StoredLedger(Meter):
             after = rows[-1][0]
             if len(rows) < _PAGE_ROWS:
                 return
+
+
+class _SweepQueue(LeaderQueue):
+    """One process of all counts the ends that others have stored."""
+
+    title = "the ends of other processes"
+
+    def __init__(self, ledger: StoredLedger, kv: KVStore, interval_s: float) -> None:
+        super().__init__(kv, SWEEP_LEASE_KEY, HEARTBEAT_TTL_S, interval_s)
+        self._ledger = ledger
+
+    async def work(self, lease: Lease) -> None:
+        await self._ledger.sweep(min_age_s=_MIN_SWEPT_AGE_S)

@@ -1,7 +1,8 @@
 """DeferredRuns: background responses with a completion window, executed in the room that all other work leaves.
 
 A run waits for the place that a line of a batch would wait for, and only then is one claimed: the tenant's run with the
-earliest deadline. So an admitted place never holds a run that another worker could begin.
+earliest deadline. So an admitted place never holds a run that another worker could begin. `LeasedJobs` runs what is
+claimed here, and does not look for it: it claims for a place that is free at once, and these places are waited for.
 """
 
 import asyncio
