@@ -3,7 +3,6 @@
 from typing import Final
 
 from apis.accounts.accounts import Accounts, ConfiguredKeys
-from apis.batches.batches import Batches
 from apis.documents.fetcher import Fetcher
 from apis.documents.files import Files
 from apis.documents.reader import Reader
@@ -13,14 +12,15 @@ from apis.fair_share import Tenants
 from apis.image_generator import ImageGenerator
 from apis.inference import Inference
 from apis.moderation import Moderation
-from apis.observation.traces import Traces
 from apis.provider import Provider
 from apis.responses import Responses
 from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
-from apis.uploads import Uploads
+from providers.batches.leased import LeasedBatches
+from providers.traces.kv import StoredTraces
+from providers.uploads.kv import StoredUploads
 
 APIS: Final[dict[str, type[Provider]]] = {
     "inference": Inference,
@@ -33,12 +33,12 @@ APIS: Final[dict[str, type[Provider]]] = {
     "image_generator": ImageGenerator,
     "moderation": Moderation,
     "reader": Reader,
-    "traces": Traces,
+    "traces": StoredTraces,
     "skills": Skills,
     "vector_index": VectorIndex,
     "vector_stores": VectorStores,
-    "uploads": Uploads,
-    "batches": Batches,
+    "uploads": StoredUploads,
+    "batches": LeasedBatches,
     "accounts": Accounts,
 }
 RUN_FACTS: Final[frozenset[type]] = frozenset({ConfiguredKeys, Tenants})

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from apis.accounts.accounts import Accounts, Caller, ConfiguredKeys, digest_key
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant
-from apis.batches.batches import Batches
 from apis.documents.fetcher import Fetcher
 from apis.documents.files import Files
 from apis.documents.reader import Reader
@@ -17,13 +16,14 @@ from apis.fair_share import Tenants
 from apis.image_generator import ImageGenerator
 from apis.inference import Inference
 from apis.moderation import Moderation
-from apis.observation.traces import Traces
 from apis.provider import Provider
 from apis.responses import Responses
 from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
-from apis.uploads import Uploads
+from providers.batches.leased import LeasedBatches
+from providers.traces.kv import StoredTraces
+from providers.uploads.kv import StoredUploads
 from stack.api_table import APIS
 from stack.config import StackConfig
 from stack.wiring import ProviderSpec, wire_providers
@@ -45,9 +45,9 @@ class Stack:
     vector_stores: VectorStores | None = None
     fetcher: Fetcher | None = None
     reader: Reader | None = None
-    traces: Traces | None = None
-    uploads: Uploads | None = None
-    batches: Batches | None = None
+    traces: StoredTraces | None = None
+    uploads: StoredUploads | None = None
+    batches: LeasedBatches | None = None
     skills: Skills | None = None
     image_generator: ImageGenerator | None = None
     moderation: Moderation | None = None
@@ -84,9 +84,9 @@ async def open_stack(
             cast("VectorStores | None", live.get("vector_stores")),
             cast("Fetcher | None", live.get("fetcher")),
             cast("Reader | None", live.get("reader")),
-            cast("Traces | None", live.get("traces")),
-            cast("Uploads | None", live.get("uploads")),
-            cast("Batches | None", live.get("batches")),
+            cast("StoredTraces | None", live.get("traces")),
+            cast("StoredUploads | None", live.get("uploads")),
+            cast("LeasedBatches | None", live.get("batches")),
             cast("Skills | None", live.get("skills")),
             cast("ImageGenerator | None", live.get("image_generator")),
             cast("Moderation | None", live.get("moderation")),

@@ -1,16 +1,10 @@
 """Batches: files of requests that are executed when there is time, and their results as files."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-from openai.types.batch import Batch
 from pydantic import Field
 
-from apis.batches.spare_capacity import SpareCapacity
-from apis.provider import Provider
-from apis.storage.pages import Page
 from apis.wire.base import Metadata, Wire
 from apis.wire.completion_window import BatchWindow
 
@@ -85,47 +79,3 @@ class LineExecutor(Protocol):
     def interactive_requests(self) -> int:
         """Return the number of requests of clients that this process answers now."""
         ...
-
-
-class Batches(Provider, ABC):
-    """Executes batches on all workers that share the store. A tenant's id is unknown to every other tenant.
-
-    Promises of every provider:
-    - Each line of a validated batch has exactly one result, in the output file or in the error file, in the order of
-      the input, also where processes end. A line whose process was killed is executed again, alone, and fails if a
-      second one is: so a line that ends its process fails alone.
-    - Requests of clients go before lines, and no tenant's lines wait for all of another's.
-    - No file, input or output, is ever in memory as a whole.
-    """
-
-    @abstractmethod
-    async def create(self, request: CreateBatch, *, tenant: str, key_id: str = "") -> Batch:
-        """Queue a batch of the key with this id; its file is validated afterwards. Raises InvalidRequest for a file
-        that cannot be one, and RateLimited if too many batches of the tenant have not ended."""
-
-    @abstractmethod
-    async def get(self, batch_id: str, *, tenant: str) -> Batch:
-        """Return the batch with its counts as of now. Raises NotFound."""
-
-    @abstractmethod
-    async def list(self, params: BatchListParams, *, tenant: str) -> Page[Batch]:
-        """List the tenant's batches, newest first."""
-
-    @abstractmethod
-    async def cancel(self, batch_id: str, *, tenant: str) -> Batch:
-        """Begin to cancel the batch; finished lines stay. Raises NotFound; InvalidRequest for one that has ended."""
-
-    @abstractmethod
-    def execute_with(self, executor: LineExecutor) -> SpareCapacity:
-        """Execute lines in this process from now on, until it drains or closes. Returns the capacity that they use, for
-        other work that may wait."""
-
-    @abstractmethod
-    async def drain(self, *, at_once: bool = False) -> None:
-        """Begin no more lines, and return when those of this process have ended; other workers go on with the rest.
-        With `at_once` they are broken off, to be executed again."""
-
-    @property
-    @abstractmethod
-    def endpoints(self) -> Sequence[str]:
-        """The paths that lines may have."""

@@ -5,7 +5,6 @@ of @openai/agents for JavaScript (`OpenAITracingExporter`). Reading traces is an
 """
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,8 +12,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from apis.provider import Provider
-from apis.storage.pages import Page
 from apis.wire.base import Wire
 
 ID_PATTERN: Final = r"^[A-Za-z0-9_.:-]{1,128}$"
@@ -111,33 +108,6 @@ class TraceDetail:
 
     trace: dict[str, Any]
     spans: Sequence[bytes]
-
-
-class Traces(Provider, ABC):
-    """Traces and spans of agents, stored for the retention time of the config. Another tenant's id is an unknown id."""
-
-    @abstractmethod
-    async def ingest(self, request: IngestTraces, *, tenant: str) -> None:
-        """Store traces and spans, all or none. A span that is stored already stays as it is, unless it had not ended;
-        so an exporter can repeat a request. Long values of a span are cut as OpenAI's exporter cuts them.
-
-        A span that its trace has no room for is dropped and counted in the trace. Where the tenant has no room left,
-        its oldest traces are deleted. Raises InvalidRequest for a single span or trace that is too large.
-        """
-
-    @abstractmethod
-    async def list(self, params: TraceListParams, *, tenant: str) -> Page[dict[str, Any]]:
-        """Return a page of the tenant's traces without their spans, newest first by default, by the time at which they
-        first came. A page may hold fewer than `limit` where few match. Raises InvalidRequest for an unknown
-        `after`."""
-
-    @abstractmethod
-    async def get(self, trace_id: str, *, tenant: str) -> TraceDetail:
-        """Return a trace with its spans. Raises NotFound."""
-
-    @abstractmethod
-    async def delete(self, trace_id: str, *, tenant: str) -> None:
-        """Delete a trace with its spans. Raises NotFound."""
 
 
 SpanForwarder = Callable[[IngestedSpan, str | None, str], None]

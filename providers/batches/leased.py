@@ -7,14 +7,7 @@ from typing import Final, get_args
 from openai.types.batch import Batch
 from pydantic import Field
 
-from apis.batches.batches import (
-    MAX_INPUT_BYTES,
-    BatchEndpoint,
-    Batches,
-    BatchListParams,
-    CreateBatch,
-    LineExecutor,
-)
+from apis.batches.batches import MAX_INPUT_BYTES, BatchEndpoint, BatchListParams, CreateBatch, LineExecutor
 from apis.batches.spare_capacity import SpareCapacity
 from apis.documents.files import Files
 from apis.errors import InvalidRequest, NotFound, RateLimited
@@ -47,8 +40,17 @@ _BLOCK_TENANTS: Final = 4
 """Tenants of which a process holds blocks at a time: a block is no more than work that is at hand."""
 
 
-class LeasedBatches(Batches):
-    """Batches over the stack's Files, whose requests the stack executes itself."""
+class LeasedBatches(Provider):
+    """Batches over the stack's Files, whose requests the stack executes itself, on all workers that share the store. A
+    tenant's id is unknown to every other tenant.
+
+    Promises:
+    - Each line of a validated batch has exactly one result, in the output file or in the error file, in the order of
+      the input, also where processes end. A line whose process was killed is executed again, alone, and fails if a
+      second one is: so a line that ends its process fails alone.
+    - Requests of clients go before lines, and no tenant's lines wait for all of another's.
+    - No file, input or output, is ever in memory as a whole.
+    """
 
     class Config(Provider.Config):
         """`max_running` lines, and background responses with a completion window, are executed at a time in this
@@ -90,9 +92,12 @@ class LeasedBatches(Batches):
 
     @property
     def endpoints(self) -> Sequence[str]:
+        """The paths that lines may have."""
         return get_args(BatchEndpoint)
 
     def execute_with(self, executor: LineExecutor) -> SpareCapacity:
+        """Execute lines in this process from now on, until it drains or closes. Returns the capacity that they use, for
+        other work that may wait."""
         config, several = self._config, self._tenants.are_several
         capacity = SpareCapacity(
             FairShare("lines of batches", config.max_running, several_tenants=several),
@@ -118,6 +123,8 @@ class LeasedBatches(Batches):
         return capacity
 
     async def drain(self, *, at_once: bool = False) -> None:
+        """Begin no more lines, and return when those of this process have ended; other workers go on with the rest.
+        With `at_once` they are broken off, to be executed again."""
         if self._workers is not None:
             await self._workers.drain(at_once=at_once)
 
@@ -126,6 +133,8 @@ class LeasedBatches(Batches):
             await self._workers.close()
 
     async def create(self, request: CreateBatch, *, tenant: str, key_id: str = "") -> Batch:
+        """Queue a batch of the key with this id; its file is validated afterwards. Raises InvalidRequest for a file
+        that cannot be one, and RateLimited if too many batches of the tenant have not ended."""
         try:
             file = await self._files.get(request.input_file_id, tenant=tenant)
         except NotFound as exc:
@@ -158,6 +167,7 @@ class LeasedBatches(Batches):
         return batch_to_wire(ref.id, record, BlockCounts())
 
     async def get(self, batch_id: str, *, tenant: str) -> Batch:
+        """Return the batch with its counts as of now. Raises NotFound."""
         ref = _parse_ref(batch_id, tenant)
         loaded = await self._control.load(ref)
         if loaded is None:
@@ -165,6 +175,7 @@ class LeasedBatches(Batches):
         return await self._to_wire(ref, loaded[0])
 
     async def list(self, params: BatchListParams, *, tenant: str) -> Page[Batch]:
+        """List the tenant's batches, newest first."""
         prefix = f"{tenant}/batch/"
         before = f"{prefix}{_parse_ref(params.after, tenant, param='after').id}" if params.after else ""
         rows = await list_records(self._kv, prefix, BatchState, before=before, limit=params.limit + 1, reverse=True)
@@ -174,6 +185,7 @@ class LeasedBatches(Batches):
         return first_page(batches, params.limit)
 
     async def cancel(self, batch_id: str, *, tenant: str) -> Batch:
+        """Begin to cancel the batch; finished lines stay. Raises NotFound; InvalidRequest for one that has ended."""
         ref = _parse_ref(batch_id, tenant)
 
         def begin_cancel(record: BatchState) -> bool:

@@ -19,10 +19,10 @@ from apis.observation.traces import (
     IngestTraces,
     TraceDetail,
     TraceListParams,
-    Traces,
     forward_span,
     to_unix_ns,
 )
+from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all, encode_record, reading_stored, scan_all
@@ -73,11 +73,12 @@ class _Batch:
         return sum(version == ABSENT for version in self.versions.values())
 
 
-class StoredTraces(Traces):
-    """Traces in the KVStore, for any number of workers. A change is one atomic write on the condition that the traces
-    and the tenant's usage are as they were read."""
+class StoredTraces(Provider):
+    """Traces and spans of agents in the KVStore, for any number of workers, stored for the retention time of the
+    config. Another tenant's id is an unknown id. A change is one atomic write on the condition that the traces and the
+    tenant's usage are as they were read."""
 
-    class Config(Traces.Config):
+    class Config(Provider.Config):
         """Traces and spans are deleted `retention_days` after they came. A trace has at most `max_trace_spans` of
         `max_trace_bytes` together: further ones are dropped and counted. A tenant has at most `max_tenant_traces` of
         `max_tenant_bytes` together: its oldest ones are deleted for new ones."""
@@ -95,6 +96,12 @@ class StoredTraces(Traces):
 
     async def ingest(self, request: IngestTraces, *, tenant: str) -> None:
         # in a thread, because a request may hold 32 MiB
+        """Store traces and spans, all or none. A span that is stored already stays as it is, unless it had not ended;
+        so an exporter can repeat a request. Long values of a span are cut as OpenAI's exporter cuts them.
+
+        A span that its trace has no room for is dropped and counted in the trace. Where the tenant has no room left,
+        its oldest traces are deleted. Raises InvalidRequest for a single span or trace that is too large.
+        """
         traces, spans = await asyncio.to_thread(_encode_items, request)
         if not traces and not spans:
             return
@@ -218,6 +225,9 @@ class StoredTraces(Traces):
         return sizes
 
     async def list(self, params: TraceListParams, *, tenant: str) -> Page[dict[str, Any]]:
+        """Return a page of the tenant's traces without their spans, newest first by default, by the time at which they
+        first came. A page may hold fewer than `limit` where few match. Raises InvalidRequest for an unknown
+        `after`."""
         cursor = ""
         if params.after is not None:
             entry = await self._kv.get(trace_key(tenant, params.after))
@@ -274,6 +284,7 @@ class StoredTraces(Traces):
         return Page(data[: params.limit], has_more=len(data) > params.limit)
 
     async def get(self, trace_id: str, *, tenant: str) -> TraceDetail:
+        """Return a trace with its spans. Raises NotFound."""
         record = await self._load_record(trace_id, tenant)
         spans: list[bytes] = []
         async for _, entry in scan_all(self._kv, span_key(tenant, trace_id)):
@@ -286,6 +297,7 @@ class StoredTraces(Traces):
         return TraceDetail(record.to_fields(trace_id), spans)
 
     async def delete(self, trace_id: str, *, tenant: str) -> None:
+        """Delete a trace with its spans. Raises NotFound."""
         if not _TRACE_ID.fullmatch(trace_id) or await self._kv.get(trace_key(tenant, trace_id)) is None:
             raise _not_found()
         await self._delete_stored(tenant, trace_id)

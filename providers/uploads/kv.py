@@ -29,7 +29,7 @@ from apis.provider import Provider
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record
-from apis.uploads import MAX_PARTS, CompleteUpload, CreateUpload, Uploads
+from apis.uploads import MAX_PARTS, CompleteUpload, CreateUpload
 from providers.common.state.blobs import new_blob, read_chunks
 from providers.common.state.change import change, write_prepared
 from providers.common.state.scan import skipping_damaged
@@ -72,8 +72,15 @@ class UploadReservations(msgspec.Struct):
     uploads: dict[str, tuple[int, float]]
 
 
-class StoredUploads(Uploads):
-    """Uploads whose parts are stored in chunks, shared by all workers that share the store."""
+class StoredUploads(Provider):
+    """Uploads whose parts are stored in chunks, shared by all workers that share the store, and joined to a file of the
+    stack's Files. A tenant's id is unknown to every other tenant.
+
+    Promises:
+    - Parts may be added at the same time, on any worker, and sent again; only those that `complete` names count.
+    - The file exists whole or not at all, and once, however often `complete` is called.
+    - An upload that is not completed is gone, with its parts, when it has expired.
+    """
 
     class Config(Provider.Config):
         """`max_part_bytes` bounds one part, and so one body; `max_pending` is the number of a tenant's uploads that are
@@ -90,6 +97,11 @@ class StoredUploads(Uploads):
         self._files = files
 
     async def create(self, request: CreateUpload, *, tenant: str) -> Upload:
+        """Begin an upload, which expires after an hour.
+
+        Raises PayloadTooLarge for more bytes than a file may have, and InvalidRequest (`storage_quota_exceeded`) for
+        more than the tenant may still store, uploads in progress included.
+        """
         if request.bytes > self._files.max_joined_bytes:
             raise PayloadTooLarge(
                 f"The file is larger than {self._files.max_joined_bytes} bytes: the limit is `files.max_joined_bytes`.",
@@ -117,6 +129,7 @@ class StoredUploads(Uploads):
         return _upload_to_wire(upload_id, upload)
 
     async def add_part(self, upload_id: str, data: AsyncIterable[bytes], *, tenant: str) -> UploadPart:
+        """Store a part. Raises NotFound; PayloadTooLarge; InvalidRequest if the upload is not pending."""
         upload, _ = await self._load_pending(upload_id, tenant)
         part_id, now = f"part_{new_id_key()}", self.now()
         ttl_s = max(1.0, upload.created_at + _REMAINS_S - now)
@@ -135,6 +148,11 @@ class StoredUploads(Uploads):
         return UploadPart(id=part_id, created_at=int(now), object="upload.part", upload_id=upload_id)
 
     async def complete(self, upload_id: str, request: CompleteUpload, *, tenant: str) -> Upload:
+        """Join the parts and return the upload with its file, also when it was completed before by the same parts.
+
+        Raises NotFound; InvalidRequest for an unknown part, for another number of bytes than was announced, for
+        another MD5, and for an upload that is not pending.
+        """
         digest = hashlib.sha256("\n".join(request.part_ids).encode()).hexdigest()
         upload, _ = await self._load(upload_id, tenant)
         if upload.status == "completed" and upload.digest == digest:
@@ -163,6 +181,8 @@ class StoredUploads(Uploads):
         return _upload_to_wire(upload_id, upload, file)
 
     async def cancel(self, upload_id: str, *, tenant: str) -> Upload:
+        """End a pending upload and delete its parts. Raises NotFound; InvalidRequest if it is not pending."""
+
         def cancel(upload: PendingUpload | None) -> PendingUpload:
             if upload is None:
                 raise _not_found()

@@ -5,8 +5,9 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.batches.batches import Batches, BatchListParams, CreateBatch
+from apis.batches.batches import BatchListParams, CreateBatch
 from apis.errors import PermissionDenied
+from providers.batches.leased import LeasedBatches
 from stack.http.answers import model_response, page_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.parsing import read_request
@@ -48,5 +49,5 @@ BATCH_ROUTES: Final = (
 )
 
 
-def _require_batches(services: Services) -> Batches:
+def _require_batches(services: Services) -> LeasedBatches:
     return require_section(services.stack.batches, "keeps no files", "files")

@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.errors import InvalidRequest
-from apis.observation.traces import IngestTraces, TraceListParams, Traces
+from apis.observation.traces import IngestTraces, TraceListParams
+from providers.traces.kv import StoredTraces
 from stack.http.answers import deleted_response, json_response, list_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_model, read_query
@@ -36,7 +37,7 @@ async def delete_trace(http: Request, context: HttpContext, services: Services) 
     return deleted_response(trace_id, "trace")
 
 
-def _get_traces(services: Services) -> Traces:
+def _get_traces(services: Services) -> StoredTraces:
     traces = services.stack.traces
     if traces is None:
         raise InvalidRequest("This server stores no traces: its run config has no `traces`.", code="not_configured")

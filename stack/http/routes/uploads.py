@@ -6,7 +6,8 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.uploads import CompleteUpload, CreateUpload, Uploads
+from apis.uploads import CompleteUpload, CreateUpload
+from providers.uploads.kv import StoredUploads
 from stack.http.answers import model_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.forms import open_upload
@@ -44,5 +45,5 @@ UPLOAD_ROUTES: Final = (
 )
 
 
-def _require_uploads(services: Services) -> Uploads:
+def _require_uploads(services: Services) -> StoredUploads:
     return require_section(services.stack.uploads, "keeps no files", "files")
