@@ -64,7 +64,7 @@ OPENS_SOCKETS: Final = {
     "providers/inference/http/route.py",  # reads the environment's proxies and opens nothing
     "providers/accounts/alerts/mailer.py",
     "providers/image_generator/images_client.py",
-    "providers/inference/llama_cpp/models/hub_child.py",
+    "providers/inference/model_files/hub_child.py",
     "providers/tool_runtime/search_service.py",
     # an httpx transport over the Fetcher, for a library that wants one
     "providers/tool_servers/mcp/servers.py",

@@ -23,7 +23,7 @@ import pytest
 from apis.chat import ChatRequest
 from providers.inference.harmony.harmony import Harmony
 from providers.inference.harmony.options import HarmonyOptions
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, models_dir
+from providers.inference.model_files.packages import PACKAGED_MODELS, models_dir
 from tests.bench import llama_server
 from tests.support.models.grown_gguf import grown_gguf
 from tests.support.models.tiny_gguf import tiny_gpt_oss_gguf

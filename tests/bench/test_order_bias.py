@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, models_dir
+from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, models_dir
 from tests.support.models.decision_gguf import decision_gguf
 from tests.support.servers.serving import Served, serving
 

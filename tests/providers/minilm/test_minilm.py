@@ -24,8 +24,8 @@ from apis.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from providers.inference.llama_cpp.models.packages import fetch_model, models_dir
 from providers.inference.minilm.provider import MODEL, PACKAGED_MODEL, MiniLM
+from providers.inference.model_files.packages import fetch_model, models_dir
 from tests.conformance.embeddings import LAWS, Law, Subject
 from tests.support.models.tiny_bert import WIDTH, write_tiny_bert
 

@@ -9,8 +9,8 @@ import pytest_asyncio
 from openai import BadRequestError
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.gguf_header import read_header
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, models_dir
+from providers.inference.model_files.gguf_header import read_header
+from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, models_dir
 from tests.support.models.decision_gguf import KIND, decision_gguf
 from tests.support.sdk.decisions import PIXEL
 from tests.support.servers.serving import Served, serving

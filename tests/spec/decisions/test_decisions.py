@@ -15,7 +15,7 @@ from openai.types.admin.organization import UsageDecisionsResponse
 from pydantic import ConfigDict, TypeAdapter
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, models_dir
+from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, models_dir
 from tests.stack.http.raw import ask, check_error
 from tests.support.laws.telemetry_laws import check_all
 from tests.support.sdk.client import sdk_client

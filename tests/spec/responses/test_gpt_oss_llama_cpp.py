@@ -12,7 +12,7 @@ from openai import BadRequestError
 from openai.types.responses import Response
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, models_dir
+from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, models_dir
 from tests.spec.responses.test_gpt_oss import section as own_section
 from tests.support.models import tiny_lessons as known
 from tests.support.models.harmony_conversations import (

@@ -16,8 +16,8 @@ from apis.errors import ConfigError
 from apis.imports import install_command
 from providers.common.processes.child import build_compute_environment, build_environment
 from providers.common.processes.process import PIPE, start_process
-from providers.inference.llama_cpp.models.catalogue import HubFile
-from providers.inference.llama_cpp.models.packages import models_dir
+from providers.inference.model_files.catalogue import HubFile
+from providers.inference.model_files.packages import models_dir
 
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 _HUB_VARIABLES: Final = (

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.catalogue import CatalogueModel
-from providers.inference.llama_cpp.models.fit import ModelSize, catalogue_size
-from providers.inference.llama_cpp.models.gguf_header import read_header
-from providers.inference.llama_cpp.models.hub import fetch_hub_file
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, is_fetched, models_dir
-from providers.inference.llama_cpp.models.references import ModelReference, part_paths
+from providers.inference.model_files.catalogue import CatalogueModel
+from providers.inference.model_files.fit import ModelSize, catalogue_size
+from providers.inference.model_files.gguf_header import read_header
+from providers.inference.model_files.hub import fetch_hub_file
+from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, is_fetched, models_dir
+from providers.inference.model_files.references import ModelReference, part_paths
 
 
 @dataclass(frozen=True, slots=True)

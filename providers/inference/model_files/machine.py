@@ -1,4 +1,4 @@
-"""The machine as the local engine sees it: cores, memory, and the devices that can hold a model."""
+"""The machine as models see it: cores, memory, and the devices that can hold one."""
 
 import asyncio
 import json
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from providers.common.machine import read_memory, usable_cores
 from providers.common.processes.child import build_compute_environment
 from providers.common.processes.process import DEVNULL, PIPE, start_process
@@ -17,7 +15,6 @@ from providers.common.processes.process import DEVNULL, PIPE, start_process
 _CHILD_SCRIPT: Final = Path(__file__).with_name("device_child.py")
 _PROBE_TIMEOUT_S: Final = 30.0
 _GB: Final = 1e9
-_WAIT_VARIABLES: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +64,6 @@ async def inspect_machine() -> LocalMachine:
         asyncio.to_thread(read_memory), asyncio.to_thread(usable_cores), _list_devices()
     )
     return LocalMachine(cores, memory.free_bytes, memory.total_bytes, devices)
-
-
-def default_threads() -> int:
-    """Return the number of threads of a model: one for each physical core, and one core less than this process may use,
-    which serves the requests."""
-    cores = usable_cores()
-    return max(min(psutil.cpu_count(logical=False) or cores, cores - 1), 1)
-
-
-def thread_environment(threads: int) -> dict[str, str]:
-    """Return the environment of a process that computes with so many threads.
-
-    OpenMP's threads spin while they wait for each other. Where they take all cores, a thread that spins keeps the one
-    that it waits for from running as soon as anything else runs: 1 token per second instead of 11 to 90 was measured.
-    There they sleep, unless the operator's own variables say how they wait.
-    """
-    environment = build_compute_environment()
-    if threads < usable_cores() or any(name in environment for name in _WAIT_VARIABLES):
-        return environment
-    return {**environment, "OMP_WAIT_POLICY": "passive"}
 
 
 def _shares_memory() -> bool:

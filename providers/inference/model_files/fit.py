@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel
-from providers.inference.llama_cpp.models.machine import LocalMachine
+from providers.inference.model_files.catalogue import CATALOGUE, CatalogueModel
+from providers.inference.model_files.machine import LocalMachine
 
 _MIB: Final = 2**20
 _MAX_WORK_BYTES: Final = 512 * _MIB

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel, HubFile
+from providers.inference.model_files.catalogue import CATALOGUE, CatalogueModel, HubFile
 
 HUB_PREFIX: Final = "hf:"
 REFERENCE_FORMS: Final = (

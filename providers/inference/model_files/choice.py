@@ -7,10 +7,10 @@ from typing import Final
 
 from apis.errors import ConfigError
 from providers.common.machine import read_memory
-from providers.inference.llama_cpp.models.fit import ContextMemory, catalogue_needed_bytes, check_fit, suggestion_lines
-from providers.inference.llama_cpp.models.machine import LocalMachine, inspect_machine
-from providers.inference.llama_cpp.models.references import ModelReference
-from providers.inference.llama_cpp.models.resolve import LocalModel, resolve_model
+from providers.inference.model_files.fit import ContextMemory, catalogue_needed_bytes, check_fit, suggestion_lines
+from providers.inference.model_files.machine import LocalMachine, inspect_machine
+from providers.inference.model_files.references import ModelReference
+from providers.inference.model_files.resolve import LocalModel, resolve_model
 
 _UNLIMITED: Final = 2**62
 

@@ -8,23 +8,23 @@ from typing import Final
 
 from apis.errors import ConfigError
 from apis.model_library import LibraryListing, LibraryModel, ModelLibrary
-from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel, HubFile
-from providers.inference.llama_cpp.models.fit import (
+from providers.inference.model_files.catalogue import CATALOGUE, CatalogueModel, HubFile
+from providers.inference.model_files.fit import (
     ContextMemory,
     ModelSize,
     catalogue_needed_bytes,
     largest_fitting_model,
 )
-from providers.inference.llama_cpp.models.gguf_header import read_header
-from providers.inference.llama_cpp.models.hub import (
+from providers.inference.model_files.gguf_header import read_header
+from providers.inference.model_files.hub import (
     CachedFile,
     list_hub_cache,
     remove_cached_file,
 )
-from providers.inference.llama_cpp.models.machine import LocalMachine, inspect_machine
-from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, is_fetched, models_dir, remove_model
-from providers.inference.llama_cpp.models.references import HUB_PREFIX, ModelReference, parse_reference
-from providers.inference.llama_cpp.models.resolve import resolve_model
+from providers.inference.model_files.machine import LocalMachine, inspect_machine
+from providers.inference.model_files.packages import PACKAGED_MODELS, is_fetched, models_dir, remove_model
+from providers.inference.model_files.references import HUB_PREFIX, ModelReference, parse_reference
+from providers.inference.model_files.resolve import resolve_model
 
 _DEFAULT_MEMORY: Final = ContextMemory()
 _FETCH_TIMEOUT_S: Final = 7 * 24 * 3600.0
