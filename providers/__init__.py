@@ -75,7 +75,5 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     },
 }
 
-MODEL_LIBRARY: Final = "providers.inference.model_files.library:GgufLibrary"
-"""The library of `stack models`."""
 MODEL_CHOICE_PROVIDER: Final = "llama_cpp"
 """The inference provider whose models `stack run --model` chooses."""

@@ -5,14 +5,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from apis.imports import import_from_string
-from apis.model_library import LibraryListing, LibraryModel, ModelLibrary
-from providers import MODEL_LIBRARY
+from providers.inference.model_files.library import GgufLibrary, LibraryListing, LibraryModel
 
 
 def list_models(*, as_json: bool) -> Iterator[str]:
     """Yield the lines of the listing. Raises ConfigError."""
-    listing = asyncio.run(_open_library().list_models())
+    listing = asyncio.run(GgufLibrary().list_models())
     if as_json:
         yield json.dumps(asdict(listing), indent=2)
         return
@@ -28,18 +26,14 @@ def list_models(*, as_json: bool) -> Iterator[str]:
 
 def pull(name: str, *, as_json: bool) -> str:
     """Fetch the model and return a line about it. Raises ConfigError."""
-    path = asyncio.run(_open_library().pull(name))
+    path = asyncio.run(GgufLibrary().pull(name))
     return json.dumps({"name": name, "path": path}) if as_json else f"{name} is there: {path}"
 
 
 def remove(name: str, *, as_json: bool) -> str:
     """Remove the model and return a line about it. Raises ConfigError."""
-    freed = asyncio.run(_open_library().remove(name))
+    freed = asyncio.run(GgufLibrary().remove(name))
     return json.dumps({"name": name, "freed_bytes": freed}) if as_json else f"Removed {name}: {_gigabytes(freed)} free."
-
-
-def _open_library() -> ModelLibrary:
-    return import_from_string(MODEL_LIBRARY)()
 
 
 def _table_lines(listing: LibraryListing) -> Iterator[str]:

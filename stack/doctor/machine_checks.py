@@ -10,9 +10,7 @@ from typing import Final
 
 from apis.confinement.bubblewrap import BubblewrapUnavailable, build_isolation_command
 from apis.errors import ConfigError, StackError
-from apis.imports import import_from_string
-from apis.model_library import LibraryListing, LibraryModel, ModelLibrary
-from providers import MODEL_LIBRARY
+from providers.inference.model_files.library import GgufLibrary, LibraryListing, LibraryModel
 from stack.doctor.finding import Finding
 from stack.server_config import HttpServerConfig
 from stack.server_models import read_models
@@ -30,17 +28,13 @@ async def check_machine(model: str | None, server: HttpServerConfig) -> AsyncGen
     yield await asyncio.to_thread(_check_port, server)
     yield await asyncio.to_thread(_check_folder)
     try:
-        listing = await (await asyncio.to_thread(_open_library)).list_models()
+        listing = await GgufLibrary().list_models()
     except (ConfigError, StackError) as exc:
         yield Finding("disk", "skipped", "the local engine is not installed")
         yield Finding("memory", "warning", f"without it only servers elsewhere have models: {exc}")
         return
     yield _check_disk(listing)
     yield _check_memory(listing, model)
-
-
-def _open_library() -> ModelLibrary:
-    return import_from_string(MODEL_LIBRARY)()
 
 
 def _check_bubblewrap() -> Finding:

@@ -3,11 +3,11 @@
 import asyncio
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from apis.errors import ConfigError
-from apis.model_library import LibraryListing, LibraryModel, ModelLibrary
 from providers.inference.model_files.catalogue import CATALOGUE, CatalogueModel, HubFile
 from providers.inference.model_files.fit import (
     ContextMemory,
@@ -30,11 +30,42 @@ _DEFAULT_MEMORY: Final = ContextMemory()
 _FETCH_TIMEOUT_S: Final = 7 * 24 * 3600.0
 
 
-class GgufLibrary(ModelLibrary):
-    """Packaged models lie in this project's own cache folder, all others in the cache that tools of the hub share."""
+@dataclass(frozen=True, slots=True)
+class LibraryModel:
+    """Model that a run config may name. `memory_bytes` is an estimate with the default context, None where only the
+    file knows, and so is `fits`. `disk_bytes` are taken by its files now: 0 if it is not there."""
+
+    name: str
+    kind: str
+    size_bytes: int
+    memory_bytes: int | None
+    context_tokens: int | None
+    licence: str
+    source: str
+    fits: bool | None
+    is_suggested: bool
+    disk_bytes: int
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryListing:
+    """All models, this machine in words, the memory that models may take, and the disk that holds them. Sizes are in
+    bytes."""
+
+    models: Sequence[LibraryModel]
+    machine: str
+    memory_bytes: int
+    folders: Sequence[str]
+    disk_free_bytes: int
+
+
+class GgufLibrary:
+    """The GGUF files of this machine. Packaged models lie in this project's own cache folder, all others in the cache
+    that tools of the hub share. All methods raise ConfigError with a remedy."""
 
     async def list_models(self) -> LibraryListing:
-        """See `ModelLibrary.list_models`."""
+        """Return the models of the catalogue and every other model file that was fetched."""
         machine, cache = await asyncio.gather(inspect_machine(), list_hub_cache())
         largest = largest_fitting_model(machine, _DEFAULT_MEMORY)
         rows = await asyncio.to_thread(_build_rows, machine, largest, cache.files)
@@ -43,12 +74,13 @@ class GgufLibrary(ModelLibrary):
         return LibraryListing(rows, str(machine), machine.model_bytes, [str(folder) for folder in folders], free_bytes)
 
     async def pull(self, name: str) -> str:
-        """See `ModelLibrary.pull`."""
+        """Fetch and verify the model if it is not there, with progress on stderr; return its path."""
         reference = _fetched_reference(name)
         return str((await resolve_model(reference, _FETCH_TIMEOUT_S)).path)
 
     async def remove(self, name: str) -> int:
-        """See `ModelLibrary.remove`."""
+        """Remove the model's files; return the bytes that became free. A running server keeps the files it uses until
+        it ends."""
         reference = _fetched_reference(name)
         if reference.model is not None and reference.model.package:
             return await asyncio.to_thread(remove_model, PACKAGED_MODELS[reference.model.package], models_dir())
