@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from apis.accounts.accounts import Accounts, Caller, ConfiguredKeys, digest_key
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant
@@ -27,6 +27,9 @@ from providers.uploads.kv import StoredUploads
 from stack.api_table import APIS
 from stack.config import StackConfig
 from stack.wiring import ProviderSpec, wire_providers
+
+if TYPE_CHECKING:  # its modules are loaded where accounts are stored
+    from providers.accounts.organization import StoredOrganization
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,11 @@ class Stack:
     image_generator: ImageGenerator | None = None
     moderation: Moderation | None = None
     providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
+
+    @property
+    def organization(self) -> "StoredOrganization | None":
+        """The projects that the store has, with all about them; None where they are those of the run config."""
+        return find_organization(self.accounts)
 
 
 @asynccontextmanager
@@ -92,6 +100,11 @@ async def open_stack(
             cast("Moderation | None", live.get("moderation")),
             {part.path: provider for part, provider in order},
         )
+
+
+def find_organization(accounts: Accounts) -> "StoredOrganization | None":
+    """Return what these accounts keep of their projects; None where these are those of the run config."""
+    return cast("StoredOrganization | None", accounts.organization())
 
 
 def _check_shared_use(config: StackConfig, provider: Provider) -> None:

@@ -8,19 +8,22 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from apis.accounts.accounts import ADMIN_TENANT, Accounts
 from apis.accounts.audit import CURRENT_ACTOR, AuditActor
-from apis.accounts.directory import AccountDirectory, AccountPage, KeyOptions, NewKey, ProjectPage, StoredKey
-from apis.accounts.organization import Organization
+from apis.accounts.directory import AccountPage, KeyOptions, NewKey, ProjectPage, StoredKey
 from apis.accounts.scopes import parse_project_scopes
 from apis.documents.fetcher import Fetcher
 from apis.errors import ConfigError, InvalidRequest, NotFound
 from apis.storage.kv_store import KVStore
-from stack.build import build_providers, locate_errors
+from stack.build import build_providers, find_organization, locate_errors
 from stack.config import StackConfig
 from stack.wiring import ProviderSpec, load_wired_config
+
+if TYPE_CHECKING:
+    from providers.accounts.directory import StoredDirectory
+    from providers.accounts.organization import StoredOrganization
 
 LoadedConfig = tuple[StackConfig, dict[str, ProviderSpec]]
 """A run config and the providers of its APIs."""
@@ -109,7 +112,7 @@ async def _revoke(loaded: LoadedConfig, key_id: str) -> str:
     raise ConfigError(f"There is no key {key_id}. `stack keys list` shows the ids.")
 
 
-async def _all_keys(directory: AccountDirectory) -> AsyncGenerator[tuple[StoredKey, int | None]]:
+async def _all_keys(directory: "StoredDirectory") -> AsyncGenerator[tuple[StoredKey, int | None]]:
     project_ids, after = [ADMIN_TENANT], None
     while True:
         page = await directory.list_projects(ProjectPage(after=after, limit=_PAGE_KEYS, include_archived=True))
@@ -129,7 +132,7 @@ async def _all_keys(directory: AccountDirectory) -> AsyncGenerator[tuple[StoredK
 
 
 @asynccontextmanager
-async def _open_directory(loaded: LoadedConfig) -> AsyncGenerator[AccountDirectory]:
+async def _open_directory(loaded: LoadedConfig) -> AsyncGenerator["StoredDirectory"]:
     CURRENT_ACTOR.set(AuditActor("session", f"command-line:{_user_name()}"))
     async with open_accounts(loaded) as accounts:
         yield require_organization(loaded, accounts).directory
@@ -157,10 +160,10 @@ async def open_accounts(loaded: LoadedConfig) -> AsyncGenerator[Accounts]:
         yield cast("Accounts", live["accounts"])
 
 
-def require_organization(loaded: LoadedConfig, accounts: Accounts) -> Organization:
+def require_organization(loaded: LoadedConfig, accounts: Accounts) -> "StoredOrganization":
     """Return the organization of the accounts. Raises ConfigError where they are those of the run config."""
     config, _ = loaded
-    organization = accounts.organization()
+    organization = find_organization(accounts)
     if organization is None:
         raise ConfigError(
             f"{config.source}: accounts.provider: is {config.accounts.provider}, whose keys are changed in the run "

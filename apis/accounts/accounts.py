@@ -4,7 +4,6 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +18,7 @@ from apis.accounts.organization import Organization
 from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, find_hosted_tool
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
 from apis.accounts.sign_in import SignIn
-from apis.errors import NotFound, PermissionDenied
+from apis.errors import PermissionDenied
 from apis.inference import ModelNames
 from apis.provider import Provider
 
@@ -157,14 +156,7 @@ class Accounts(Provider, ABC):
         """Return the caller for queued work: with the key of this id, or with the settings and limits of its project
         where `key_id` is empty, because no key was needed, or only a token. None if the key was revoked or has expired,
         or the project was archived. Raises StoreUnavailable."""
-        if key_id:
-            return await self.find_caller(project_id, key_id)
-        organization = self.organization()
-        if organization is not None:
-            with suppress(NotFound):  # a project of the identity provider alone
-                if (await organization.directory.get_project(project_id)).archived_at is not None:
-                    return None
-        return Caller(project_id)
+        return await self.find_caller(project_id, key_id) if key_id else Caller(project_id)
 
     async def find_lasting_key(self, caller: Caller) -> str:
         """Return the id of the caller's key for `find_owner`; empty for a token, which nothing is stored of."""
@@ -178,5 +170,6 @@ class Accounts(Provider, ABC):
         return None
 
     def organization(self) -> Organization | None:
-        """Return what is kept of projects, None where they are those of the run config."""
+        """Return what is kept of projects, None where they are those of the run config. Only providers that store
+        projects have one (`providers/accounts/organization.py`)."""
         return None

@@ -1,6 +1,5 @@
-"""AuditLog: who changed projects, keys and their limits, when and from where; records are added and never changed."""
+"""The audit log: who changed projects, keys and their limits, when and from where. Records are never changed."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -9,7 +8,6 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, Field
 
 from apis.accounts.directory import AccountPage
-from apis.storage.pages import Page
 
 AuditEvent = Literal[
     "api_key.created",
@@ -107,12 +105,3 @@ class AuditLogQuery(AccountPage):
             and (not self.actor_ids or record.actor.id in self.actor_ids)
             and (not self.resource_ids or not set(self.resource_ids).isdisjoint(record.resource_ids))
         )
-
-
-class AuditLog(ABC):
-    """The records of a store. Each is written in one atomic step with the act that it describes."""
-
-    @abstractmethod
-    async def list_records(self, query: AuditLogQuery) -> Page[AuditRecord]:
-        """Return a page of the records that the query admits, newest first; with `before` alone, those that come
-        directly before it in this order. Raises StoreUnavailable."""

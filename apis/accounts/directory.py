@@ -1,13 +1,11 @@
-"""AccountDirectory: projects, their service accounts and keys, and the keys of administrators."""
+"""The directory of accounts: projects, their service accounts and keys, and the keys of administrators."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from apis.storage.pages import Page
 from apis.wire.base import Wire
 
 MAX_KEY_LIFE_S = 10 * 365 * 24 * 3600
@@ -141,77 +139,3 @@ class CreateAdminKey(Wire):
 
     name: str = Field(min_length=1, max_length=256)
     expires_in_seconds: int | None = Field(default=None, ge=1, le=MAX_KEY_LIFE_S)
-
-
-class AccountDirectory(ABC):
-    """Manages projects and keys. Changes hold everywhere within MAX_KEY_AGE_S, and survive the loss of power.
-
-    Every method raises NotFound for an id that does not exist, and StoreUnavailable.
-    """
-
-    @abstractmethod
-    async def create_project(self, name: str, *, project_id: str | None = None) -> Project:
-        """Create a project, with the id of a tenant of the run config where `project_id` is set: the project then owns
-        what that tenant has stored. Raises InvalidRequest if it exists or is no name of a tenant."""
-
-    @abstractmethod
-    async def get_project(self, project_id: str) -> Project:
-        """Return the project, archived or not."""
-
-    @abstractmethod
-    async def list_projects(self, page: ProjectPage) -> Page[Project]:
-        """Return a page of the projects, oldest first."""
-
-    @abstractmethod
-    async def rename_project(self, project_id: str, name: str | None) -> Project:
-        """Set the name where it is not None. Raises InvalidRequest if the project is archived."""
-
-    @abstractmethod
-    async def archive_project(self, project_id: str) -> Project:
-        """Refuse the project's keys for ever; what it has stored stays."""
-
-    @abstractmethod
-    async def create_service_account(self, project_id: str, name: str, *, role: str = "member") -> ServiceAccount:
-        """Create an account without a key. Raises InvalidRequest if the project is archived."""
-
-    @abstractmethod
-    async def get_service_account(self, project_id: str, account_id: str) -> ServiceAccount:
-        """Return the service account of the project."""
-
-    @abstractmethod
-    async def list_service_accounts(self, project_id: str, page: AccountPage) -> Page[ServiceAccount]:
-        """Return a page of the project's service accounts, oldest first."""
-
-    @abstractmethod
-    async def rename_service_account(self, project_id: str, account_id: str, name: str | None) -> ServiceAccount:
-        """Set the name where it is not None."""
-
-    @abstractmethod
-    async def delete_service_account(self, project_id: str, account_id: str) -> None:
-        """Delete the account and revoke its keys."""
-
-    @abstractmethod
-    async def create_key(self, account: ServiceAccount | None, options: KeyOptions) -> NewKey:
-        """Create a key of the account, or one of an administrator for None. Raises InvalidRequest for unknown scopes
-        and if the project is archived."""
-
-    @abstractmethod
-    async def get_key(self, project_id: str, key_id: str) -> StoredKey:
-        """Return a key of the project, or one of an administrator for ADMIN_TENANT."""
-
-    @abstractmethod
-    async def list_keys(self, project_id: str, page: AccountPage, *, newest_first: bool = False) -> Page[StoredKey]:
-        """Return a page of the keys of the project, or of administrators' keys for ADMIN_TENANT, oldest first."""
-
-    @abstractmethod
-    async def update_key(self, project_id: str, key_id: str, update: UpdateKey) -> StoredKey:
-        """Change the scopes and the expiry of a project's key. Raises InvalidRequest for unknown scopes and for a key
-        that has expired."""
-
-    @abstractmethod
-    async def revoke_key(self, project_id: str, key_id: str) -> None:
-        """Delete the key."""
-
-    @abstractmethod
-    async def last_uses(self, keys: Sequence[StoredKey]) -> list[int | None]:
-        """Return when each key was last used, in seconds of Unix time, known to a few minutes; None for never."""

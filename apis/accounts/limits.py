@@ -1,6 +1,5 @@
 """Limits: how much a project, one of its keys or one of its models may use in a time, and at a time."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -85,16 +84,3 @@ class RateLimitPage(AccountPage):
 
     limit: int = Field(default=100, ge=1, le=100)
     before: str | None = Field(default=None, max_length=256)
-
-
-class Limiter(ABC):
-    """The limits of projects, in the store. `Meter` counts under them."""
-
-    @abstractmethod
-    async def list_limits(self, project_id: str) -> Mapping[str, RateLimit]:
-        """Return the limits of the project by their subjects. Raises NotFound."""
-
-    @abstractmethod
-    async def set_limit(self, project_id: str, subject: str, update: UpdateRateLimit) -> RateLimit:
-        """Change the limit of a subject; it holds everywhere within MAX_KEY_AGE_S. Raises NotFound, and InvalidRequest
-        for more limits than a project may have."""

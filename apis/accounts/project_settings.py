@@ -1,9 +1,8 @@
 """ProjectSettings: the models, hosted tools and service tiers that a project may use, and how long its data lives."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from pydantic import Field
 
@@ -137,19 +136,3 @@ class UpdateDataRetention(Wire):
 
     retention_type: RetentionType
     retention_days: float | None = Field(default=None, gt=0, le=36_500)
-
-
-class ProjectSettingsStore(ABC):
-    """The settings of all projects. Changes hold everywhere within MAX_KEY_AGE_S, for requests that come after it."""
-
-    @abstractmethod
-    async def get_settings(self, project_id: str) -> ProjectSettings:
-        """Return the settings of the project. Raises NotFound, and StoreUnavailable."""
-
-    @abstractmethod
-    async def change_settings(
-        self, project_id: str, change: Callable[[ProjectSettings], ProjectSettings], requested: Mapping[str, Any]
-    ) -> ProjectSettings:
-        """Replace the settings by those that `change` returns, without losing another change that happens at the same
-        time; `requested` is the change as the audit log shows it. Raises NotFound, InvalidRequest if the project is
-        archived, and StoreUnavailable."""

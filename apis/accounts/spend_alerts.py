@@ -1,8 +1,6 @@
-"""SpendAlerts: e-mails about the amount that a project, or all projects together, have spent in a month (UTC)."""
+"""Spend alerts: e-mails about the amount that a project, or all projects together, have spent in a month (UTC)."""
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
@@ -74,41 +72,3 @@ class SpendAlert:
     recipients: tuple[str, ...]
     subject_prefix: str | None
     armed_at: int
-
-
-class SpendAlerts(ABC):
-    """The alerts in the store. `project_id` is None for those of all projects together.
-
-    An e-mail is sent once for each alert, month and threshold over all workers and machines; twice only where the
-    worker that sent it was killed, or could not reach the store, before it had recorded that. A mail server that
-    cannot be reached, or refuses, is tried again until three days after the month. What is reserved is not spent.
-
-    Every method raises NotFound for a project that does not exist, and StoreUnavailable.
-    """
-
-    @property
-    @abstractmethod
-    def can_send(self) -> bool:
-        """True if the run config names a mail server."""
-
-    @abstractmethod
-    async def create(self, project_id: str | None, request: SaveSpendAlert) -> SpendAlert:
-        """Create an alert, which is sent within seconds if its threshold has been reached already. Raises Unsupported
-        without a mail server, and InvalidRequest if the project is archived or has MAX_SPEND_ALERTS."""
-
-    @abstractmethod
-    async def list(self, project_id: str | None) -> Sequence[SpendAlert]:
-        """Return all alerts of the project, oldest first."""
-
-    @abstractmethod
-    async def get(self, project_id: str | None, alert_id: str) -> SpendAlert:
-        """Return an alert. Raises NotFound."""
-
-    @abstractmethod
-    async def update(self, project_id: str | None, alert_id: str, request: SaveSpendAlert) -> SpendAlert:
-        """Replace the fields of an alert; another threshold may be sent in the same month. Raises NotFound, Unsupported
-        without a mail server, and InvalidRequest if the project is archived."""
-
-    @abstractmethod
-    async def delete(self, project_id: str | None, alert_id: str) -> None:
-        """Delete an alert. Raises NotFound."""

@@ -1,6 +1,5 @@
 """Usage: the tokens, requests and tool calls of each project, key and model, hour by hour."""
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, Self
@@ -184,12 +183,3 @@ def sum_by_group(entries: Iterable[UsageEntry], query: UsageQuery) -> dict[Usage
 
 def _add(counts: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {name: counts.get(name, 0) + other.get(name, 0) for name in {**counts, **other}}
-
-
-class UsageLog(ABC):
-    """Sums of what was used, in the store, shared by all workers; `Meter` adds to them."""
-
-    @abstractmethod
-    async def read(self, start_time: int, end_time: int) -> list[UsageEntry]:
-        """Return the entries of the hours from `start_time` on and before `end_time`, oldest first. They include every
-        response that was stored before the call."""

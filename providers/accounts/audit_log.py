@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from apis.accounts.audit import CURRENT_ACTOR, AuditEvent, AuditLog, AuditLogQuery, AuditRecord
+from apis.accounts.audit import CURRENT_ACTOR, AuditEvent, AuditLogQuery, AuditRecord
 from apis.accounts.directory import Project
 from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import ABSENT, KVStore, Put
@@ -20,8 +20,9 @@ _MAX_CLOCK_SKEW_S: Final = 3600
 """Seconds by which the time in a record's id may differ from the bounds of a query that skips by ids."""
 
 
-class StoredAuditLog(AuditLog):
-    """Records that expire after the retention; nothing here replaces or deletes one."""
+class StoredAuditLog:
+    """The records of a store, which expire after the retention; nothing here replaces or deletes one. Each is written
+    in one atomic step with the act that it describes."""
 
     def __init__(self, kv_store: KVStore, retention_days: float) -> None:
         self._kv = kv_store
@@ -46,6 +47,8 @@ class StoredAuditLog(AuditLog):
         return Put(audit_key(record.id), encode_record(record), self._ttl_s, ABSENT)
 
     async def list_records(self, query: AuditLogQuery) -> Page[AuditRecord]:
+        """Return a page of the records that the query admits, newest first; with `before` alone, those that come
+        directly before it in this order. Raises StoreUnavailable."""
         is_backward = query.before is not None and query.after is None
         older_than, newer_than = _bounds(query)
         records: list[AuditRecord] = []

@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 
 from apis.accounts.accounts import ADMIN_TENANT, digest_key
 from apis.accounts.directory import (
-    AccountDirectory,
     AccountPage,
     KeyOptions,
     NewKey,
@@ -45,14 +44,20 @@ _SHOWN_CHARS: Final = 4
 RecordT = TypeVar("RecordT", Project, ServiceAccount, StoredKey)
 
 
-class StoredDirectory(AccountDirectory):
-    """Records of all projects. Ids begin with the time of creation, so a listing by key is one by age."""
+class StoredDirectory:
+    """Manages projects and keys. Ids begin with the time of creation, so a listing by key is one by age. Changes hold
+    everywhere within MAX_KEY_AGE_S, and survive the loss of power.
+
+    Every method raises NotFound for an id that does not exist, and StoreUnavailable.
+    """
 
     def __init__(self, kv_store: KVStore, audit_log: StoredAuditLog) -> None:
         self._kv = kv_store
         self._audit = audit_log
 
     async def create_project(self, name: str, *, project_id: str | None = None) -> Project:
+        """Create a project, with the id of a tenant of the run config where `project_id` is set: the project then owns
+        what that tenant has stored. Raises InvalidRequest if it exists or is no name of a tenant."""
         if project_id is not None and not _PROJECT_ID.fullmatch(project_id):
             raise InvalidRequest(
                 "A project's id has 1 to 64 letters, digits, underscores, hyphens and dots, and begins with no dot.",
@@ -67,9 +72,11 @@ class StoredDirectory(AccountDirectory):
         return project
 
     async def get_project(self, project_id: str) -> Project:
+        """Return the project, archived or not."""
         return decode_record(await load_project(self._kv, project_id), Project)
 
     async def list_projects(self, page: ProjectPage) -> Page[Project]:
+        """Return a page of the projects, oldest first."""
         projects: list[Project] = []
         prefix, last_key = project_key(""), project_key(record_id(page.after)) if page.after else ""
         while len(projects) <= page.limit:
@@ -81,6 +88,8 @@ class StoredDirectory(AccountDirectory):
         return first_page(projects, page.limit)
 
     async def rename_project(self, project_id: str, name: str | None) -> Project:
+        """Set the name where it is not None. Raises InvalidRequest if the project is archived."""
+
         def rename(project: Project | None) -> Project:
             active = require_active(require_project(project, project_id))
             return active if name is None else replace(active, name=name)
@@ -91,6 +100,8 @@ class StoredDirectory(AccountDirectory):
         return await self._change(project_key(record_id(project_id)), Project, rename, audit)
 
     async def archive_project(self, project_id: str) -> Project:
+        """Refuse the project's keys for ever; what it has stored stays."""
+
         def archive(project: Project | None) -> Project:
             present = require_project(project, project_id)
             return present if present.archived_at is not None else replace(present, archived_at=int(time.time()))
@@ -101,6 +112,7 @@ class StoredDirectory(AccountDirectory):
         return await self._change(project_key(record_id(project_id)), Project, archive, audit)
 
     async def create_service_account(self, project_id: str, name: str, *, role: str = "member") -> ServiceAccount:
+        """Create an account without a key. Raises InvalidRequest if the project is archived."""
         project = require_active(await self.get_project(project_id))
         account = ServiceAccount(f"svc_acct_{new_id_key()}", project_id, name, int(time.time()), role)
         record = self._audit.put("service_account.created", account.id, project, {"data": {"role": role}})
@@ -108,13 +120,17 @@ class StoredDirectory(AccountDirectory):
         return account
 
     async def get_service_account(self, project_id: str, account_id: str) -> ServiceAccount:
+        """Return the service account of the project."""
         return decode_record(await self._load_account(project_id, account_id), ServiceAccount)
 
     async def list_service_accounts(self, project_id: str, page: AccountPage) -> Page[ServiceAccount]:
+        """Return a page of the project's service accounts, oldest first."""
         await load_project(self._kv, project_id)
         return await self._list(service_account_key(project_id, ""), page, ServiceAccount)
 
     async def rename_service_account(self, project_id: str, account_id: str, name: str | None) -> ServiceAccount:
+        """Set the name where it is not None."""
+
         def rename(account: ServiceAccount | None) -> ServiceAccount:
             if account is None:
                 raise _no_account_error(account_id)
@@ -128,6 +144,7 @@ class StoredDirectory(AccountDirectory):
         return await self._change(key, ServiceAccount, rename, audit)
 
     async def delete_service_account(self, project_id: str, account_id: str) -> None:
+        """Delete the account and revoke its keys."""
         await self._load_account(project_id, account_id)
         # The account goes first: a key is only created together with a check that its account exists.
         record = self._audit.put("service_account.deleted", account_id, project_id, {})
@@ -137,6 +154,8 @@ class StoredDirectory(AccountDirectory):
                 await self._delete_key(stored.record)
 
     async def create_key(self, account: ServiceAccount | None, options: KeyOptions) -> NewKey:
+        """Create a key of the account, or one of an administrator for None. Raises InvalidRequest for unknown scopes
+        and if the project is archived."""
         if account is None:
             new_key = _generate_key(ADMIN_TENANT, None, options)
             await self._kv.write(self._key_ops(new_key.key))
@@ -155,14 +174,18 @@ class StoredDirectory(AccountDirectory):
         return new_key
 
     async def get_key(self, project_id: str, key_id: str) -> StoredKey:
+        """Return a key of the project, or one of an administrator for ADMIN_TENANT."""
         return decode_record(await self._load_key(project_id, key_id), StoredKey)
 
     async def list_keys(self, project_id: str, page: AccountPage, *, newest_first: bool = False) -> Page[StoredKey]:
+        """Return a page of the keys of the project, or of administrators' keys for ADMIN_TENANT, oldest first."""
         if project_id != ADMIN_TENANT:
             await load_project(self._kv, project_id)
         return await self._list(stored_key_key(project_id, ""), page, StoredKey, reverse=newest_first)
 
     async def update_key(self, project_id: str, key_id: str, update: UpdateKey) -> StoredKey:
+        """Change the scopes and the expiry of a project's key. Raises InvalidRequest for unknown scopes and for a key
+        that has expired."""
         parse_project_scopes(update.scopes or ())
 
         def apply(key: StoredKey | None) -> StoredKey:
@@ -182,6 +205,7 @@ class StoredDirectory(AccountDirectory):
         return await self._change(stored_key_key(record_id(project_id), record_id(key_id)), StoredKey, apply, audit)
 
     async def revoke_key(self, project_id: str, key_id: str) -> None:
+        """Delete the key."""
         entry = await self._load_key(project_id, key_id)
         try:
             key = decode_record(entry, StoredKey)
@@ -193,6 +217,7 @@ class StoredDirectory(AccountDirectory):
             await self._delete_key(key)
 
     async def last_uses(self, keys: Sequence[StoredKey]) -> list[int | None]:
+        """Return when each key was last used, in seconds of Unix time, known to a few minutes; None for never."""
         if not keys:
             return []
         entries = await self._kv.get_many([last_use_key(key.id) for key in keys])

@@ -4,15 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from apis.accounts.limits import (
-    LIMIT_FIELDS,
-    ORGANIZATION,
-    WHOLE_PROJECT,
-    Limiter,
-    RateLimit,
-    UpdateRateLimit,
-    unbounded_value,
-)
+from apis.accounts.limits import LIMIT_FIELDS, ORGANIZATION, WHOLE_PROJECT, RateLimit, UpdateRateLimit, unbounded_value
 from apis.errors import InvalidRequest
 from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
@@ -25,18 +17,20 @@ _MAX_LIMITS: Final = 1000
 LimitTable = dict[str, RateLimit]
 
 
-class StoredLimiter(Limiter):
-    """The limits of each project in one record, which is read together with a key."""
+class StoredLimiter:
+    """The limits of each project in one record, which is read together with a key. `Meter` counts under them."""
 
     def __init__(self, kv_store: KVStore, audit_log: StoredAuditLog) -> None:
         self._kv = kv_store
         self._audit = audit_log
 
     async def list_limits(self, project_id: str | None) -> LimitTable:
-        """See `Limiter.list_limits`; None is for the limits of all projects together."""
+        """Return the limits of the project by their subjects. Raises NotFound."""
         return read_limits((await self._load(project_id))[0])
 
     async def set_limit(self, project_id: str, subject: str, update: UpdateRateLimit) -> RateLimit:
+        """Change the limit of a subject; it holds everywhere within MAX_KEY_AGE_S. Raises NotFound, and InvalidRequest
+        for more limits than a project may have."""
         if not is_safe_id(subject) or subject == ORGANIZATION:
             raise InvalidRequest("A limit is for '*', a model or 'key:KEY_ID'.", param="rate_limit_id")
         if update.max_stored_bytes is not None and subject != WHOLE_PROJECT:

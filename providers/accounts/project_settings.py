@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from apis.accounts.directory import Project
-from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, ProjectSettingsStore
+from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.audit_log import StoredAuditLog
@@ -12,19 +12,24 @@ from providers.accounts.records import load_project_with, require_active, settin
 from providers.common.state.change import write_prepared
 
 
-class StoredProjectSettings(ProjectSettingsStore):
-    """Settings that are replaced only if no one has changed them meanwhile."""
+class StoredProjectSettings:
+    """The settings of all projects, which are replaced only if no one has changed them meanwhile. Changes hold
+    everywhere within MAX_KEY_AGE_S, for requests that come after it."""
 
     def __init__(self, kv_store: KVStore, audit_log: StoredAuditLog) -> None:
         self._kv = kv_store
         self._audit = audit_log
 
     async def get_settings(self, project_id: str) -> ProjectSettings:
+        """Return the settings of the project. Raises NotFound, and StoreUnavailable."""
         return read_settings((await self._load(project_id))[1])
 
     async def change_settings(
         self, project_id: str, change: Callable[[ProjectSettings], ProjectSettings], requested: Mapping[str, Any]
     ) -> ProjectSettings:
+        """Replace the settings by those that `change` returns, without losing another change that happens at the same
+        time; `requested` is the change as the audit log shows it. Raises NotFound, InvalidRequest if the project is
+        archived, and StoreUnavailable."""
         changed = OPEN_SETTINGS
 
         async def prepare() -> list[Op]:

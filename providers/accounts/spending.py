@@ -8,8 +8,8 @@ import msgspec
 
 from apis.accounts.charges import CHARGES_PREFIX, OpenCharge
 from apis.accounts.limits import ORGANIZATION, WHOLE_PROJECT, RateLimit
-from apis.accounts.spending import SpendLimit, SpendLimits
-from apis.accounts.usage import HOUR_S, UsageLog
+from apis.accounts.spending import SpendLimit
+from apis.accounts.usage import HOUR_S
 from apis.errors import NotFound, Overloaded
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record, encode_record, scan_all
@@ -19,21 +19,27 @@ from providers.accounts.ledger.limit_lease import LEASE_SUFFIX, LeaseRecord
 from providers.accounts.ledger.round_planner import COUNTER_TTL_S
 from providers.accounts.limiter import LimitTable, StoredLimiter
 from providers.accounts.records import ORGANIZATION_ID, find_counter_key
+from providers.accounts.usage_log import StoredUsageLog
 from providers.common.state.scan import decode_or_skip, skipping_damaged
 
 _ATTEMPTS: Final = 200
 _EXACT_ATTEMPTS: Final = 5
 
 
-class StoredSpendLimits(SpendLimits):
-    """The limit of a project is in the record of its other limits; that of all projects has a record of its own."""
+class StoredSpendLimits:
+    """The limits of spending, in the store. `project_id` is None for the limit of all projects together. The limit of a
+    project is in the record of its other limits; that of all projects has a record of its own.
 
-    def __init__(self, kv_store: KVStore, limiter: StoredLimiter, usage_log: UsageLog) -> None:
+    Every method raises NotFound for a project that does not exist, and StoreUnavailable.
+    """
+
+    def __init__(self, kv_store: KVStore, limiter: StoredLimiter, usage_log: StoredUsageLog) -> None:
         self._kv = kv_store
         self._limiter = limiter
         self._usage_log = usage_log
 
     async def get(self, project_id: str | None) -> SpendLimit:
+        """Return the limit. Raises NotFound where none is set."""
         limit = await self._load(project_id)
         if limit is None or limit.month_cost is None:
             raise _unset_error(project_id)
@@ -43,6 +49,9 @@ class StoredSpendLimits(SpendLimits):
         )
 
     async def set(self, project_id: str | None, cost: int) -> SpendLimit:
+        """Set the limit in NANOS of the currency; it holds everywhere within MAX_KEY_AGE_S, and counts what was spent
+        since the month began. Requests that are in progress meanwhile are counted when they end only if another limit
+        applies to them."""
         await self._change(project_id, cost)
         first, spent = UseCounter(Windows.at(time.time())), 0
         for attempt in range(_ATTEMPTS):
@@ -61,6 +70,7 @@ class StoredSpendLimits(SpendLimits):
         raise Overloaded("Too many requests are being counted. Set the limit again.", retry_after_s=1)
 
     async def delete(self, project_id: str | None) -> None:
+        """Remove the limit. Raises NotFound where none is set."""
         limit = await self._load(project_id)
         if limit is None or limit.month_cost is None:
             raise _unset_error(project_id)

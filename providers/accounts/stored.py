@@ -12,8 +12,9 @@ from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import KVStore
 from apis.storage.records import decode_record, reading_stored
 from providers.accounts.key_cache import KeyCache
+from providers.accounts.organization import StoredProjectsConfig
 from providers.accounts.project_state import project_record_keys, read_project
-from providers.accounts.projects import StoredProjects, StoredProjectsConfig
+from providers.accounts.projects import StoredProjects
 from providers.accounts.records import digest_reference_key, last_use_key, stored_key_key
 
 _log = logging.getLogger(__name__)

@@ -10,16 +10,18 @@ import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from apis.accounts.accounts import MAX_KEY_AGE_S
 from apis.accounts.directory import Project
-from apis.accounts.erasure import ProjectErasure
 from apis.containers import ContainerListParams
 from apis.errors import InvalidRequest, NotFound, Overloaded
 from apis.storage.kv_store import Delete, KVStore
 from apis.storage.records import delete_all, scan_groups
 from stack.build import Stack
+
+if TYPE_CHECKING:
+    from providers.accounts.erasure import StoredProjectErasure
 
 _ROUNDS: Final = 5
 _PAUSE_S: Final = 0.5
@@ -41,7 +43,7 @@ class ErasedProject:
 class ProjectEraser:
     """Deletes the projects of a stack. A deletion that broke off is repeated from its beginning."""
 
-    def __init__(self, stack: Stack, erasure: ProjectErasure) -> None:
+    def __init__(self, stack: Stack, erasure: "StoredProjectErasure") -> None:
         self._stack = stack
         self._kv = stack.kv_store
         self._erasure = erasure

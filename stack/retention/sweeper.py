@@ -4,13 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from apis.accounts.accounts import ADMIN_TENANT
 from apis.accounts.audit import CURRENT_ACTOR, SERVER_ACTOR
-from apis.accounts.directory import AccountDirectory, ProjectPage
-from apis.accounts.erasure import ProjectErasure
-from apis.accounts.project_settings import ProjectSettingsStore
+from apis.accounts.directory import ProjectPage
 from apis.conversations import ConversationListParams
 from apis.documents.files import FileListParams
 from apis.documents.vector_stores import VectorStoreListParams
@@ -19,6 +17,11 @@ from apis.responses import ResponseListParams
 from apis.storage.lease import Lease
 from stack.build import Stack
 from stack.retention.erasure import ProjectEraser
+
+if TYPE_CHECKING:
+    from providers.accounts.directory import StoredDirectory
+    from providers.accounts.erasure import StoredProjectErasure
+    from providers.accounts.project_settings import StoredProjectSettings
 
 _log = logging.getLogger(__name__)
 SWEEP_INTERVAL_S: Final = 600.0
@@ -52,7 +55,7 @@ class RetentionSweeper:
 
     async def sweep(self) -> None:
         """Delete all that is too old now. A failure in one project does not stop the others."""
-        organization = self._stack.accounts.organization()
+        organization = self._stack.organization
         if organization is None:
             return
         await self._erase_remnants(organization.erasure)
@@ -62,7 +65,7 @@ class RetentionSweeper:
             except StackError as exc:
                 _log.warning("what is too old of the project %s stays for now: %s", project_id, exc.message)
 
-    async def _erase_remnants(self, erasure: ProjectErasure) -> None:
+    async def _erase_remnants(self, erasure: "StoredProjectErasure") -> None:
         """Delete what requests that were under way have stored after the deletion of their project."""
         eraser = ProjectEraser(self._stack, erasure)
         for project_id in await erasure.list_ended():
@@ -72,7 +75,7 @@ class RetentionSweeper:
             except StackError as exc:
                 _log.warning("remnants of the deleted project %s stay for now: %s", project_id, exc.message)
 
-    async def _sweep_project(self, project_id: str, settings: ProjectSettingsStore) -> None:
+    async def _sweep_project(self, project_id: str, settings: "StoredProjectSettings") -> None:
         try:
             days = (await settings.get_settings(project_id)).retention_days
         except NotFound:  # deleted meanwhile
@@ -125,7 +128,7 @@ class RetentionSweeper:
         return kinds
 
 
-async def _list_project_ids(directory: AccountDirectory) -> list[str]:
+async def _list_project_ids(directory: "StoredDirectory") -> list[str]:
     ids: list[str] = []
     while True:
         after = ids[-1] if ids else None

@@ -3,7 +3,6 @@
 import logging
 from typing import Any
 
-from apis.accounts.usage import UsageLog
 from apis.imports import import_from_string
 from apis.storage.kv_store import KVStore
 from providers.accounts.alerts.alert_queue import CLOSE_S, AlertQueue
@@ -12,6 +11,7 @@ from providers.accounts.alerts.message import MailService
 from providers.accounts.alerts.settings import EmailConfig
 from providers.accounts.alerts.stored_alerts import StoredSpendAlerts
 from providers.accounts.audit_log import StoredAuditLog
+from providers.accounts.usage_log import StoredUsageLog
 from providers.common.jobs import JobRecord, LeasedJobs
 from providers.common.state.worker_signs import WorkerSign
 
@@ -25,7 +25,7 @@ class SpendAlerting:
         self,
         kv_store: KVStore,
         audit_log: StoredAuditLog,
-        usage_log: UsageLog,
+        usage_log: StoredUsageLog,
         *,
         email: EmailConfig | None,
         currency: str,

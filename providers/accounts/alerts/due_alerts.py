@@ -6,11 +6,11 @@ from typing import Final
 
 from apis.accounts.limits import NANOS_PER_CENT
 from apis.accounts.spend_alerts import SpendAlert
-from apis.accounts.usage import UsageLog
 from apis.storage.kv_store import KVStore
 from providers.accounts.alerts.months import Month, MonthSums
 from providers.accounts.alerts.stored_alerts import AlertList
 from providers.accounts.records import ORGANIZATION_ID, alert_notices_prefix, alerts_key
+from providers.accounts.usage_log import StoredUsageLog
 from providers.common.state.scan import scan_records
 
 _GRACE_S: Final = 3 * 24 * 3600
@@ -38,7 +38,7 @@ class DueAlert:
 class DueAlerts:
     """Compares the alerts in the store with the sums of the usage log, which are read only if an alert is waiting."""
 
-    def __init__(self, kv_store: KVStore, usage_log: UsageLog) -> None:
+    def __init__(self, kv_store: KVStore, usage_log: StoredUsageLog) -> None:
         self._kv = kv_store
         self._sums = MonthSums(usage_log)
 

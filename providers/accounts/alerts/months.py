@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Self
 
-from apis.accounts.usage import HOUR_S, UsageLog
+from apis.accounts.usage import HOUR_S
+from providers.accounts.usage_log import StoredUsageLog
 
 _STEP_S: Final = 6 * HOUR_S
 """Seconds whose rows are in memory at a time."""
@@ -36,7 +37,7 @@ class MonthSums:
     """Sums of the usage log. The hours that are over are added up once an hour, so that a late row is counted too; in
     between only the last ones are read."""
 
-    def __init__(self, usage_log: UsageLog) -> None:
+    def __init__(self, usage_log: StoredUsageLog) -> None:
         self._usage_log = usage_log
         self._past: dict[int, tuple[int, Sums]] = {}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from apis.accounts.directory import Project
-from apis.accounts.spend_alerts import MAX_SPEND_ALERTS, SaveSpendAlert, SpendAlert, SpendAlerts
+from apis.accounts.spend_alerts import MAX_SPEND_ALERTS, SaveSpendAlert, SpendAlert
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
@@ -25,8 +25,16 @@ from providers.common.state.change import write_prepared
 AlertList = list[SpendAlert]
 
 
-class StoredSpendAlerts(SpendAlerts):
-    """A record is absent where there are no alerts, so that one read shows that there is nothing to watch."""
+class StoredSpendAlerts:
+    """The alerts in the store. `project_id` is None for those of all projects together. A record is absent where there
+    are no alerts, so that one read shows that there is nothing to watch.
+
+    An e-mail is sent once for each alert, month and threshold over all workers and machines; twice only where the
+    worker that sent it was killed, or could not reach the store, before it had recorded that. A mail server that
+    cannot be reached, or refuses, is tried again until three days after the month. What is reserved is not spent.
+
+    Every method raises NotFound for a project that does not exist, and StoreUnavailable.
+    """
 
     def __init__(self, kv_store: KVStore, audit_log: StoredAuditLog, *, can_send: bool) -> None:
         self._kv = kv_store
@@ -35,9 +43,12 @@ class StoredSpendAlerts(SpendAlerts):
 
     @property
     def can_send(self) -> bool:
+        """True if the run config names a mail server."""
         return self._can_send
 
     async def create(self, project_id: str | None, request: SaveSpendAlert) -> SpendAlert:
+        """Create an alert, which is sent within seconds if its threshold has been reached already. Raises Unsupported
+        without a mail server, and InvalidRequest if the project is archived or has MAX_SPEND_ALERTS."""
         self._require_mail_server()
         alert = _to_alert(f"alert_{new_id_key()}", project_id, request)
 
@@ -52,13 +63,17 @@ class StoredSpendAlerts(SpendAlerts):
         return alert
 
     async def list(self, project_id: str | None) -> builtins.list[SpendAlert]:
+        """Return all alerts of the project, oldest first."""
         return read_alerts((await self._load(project_id))[1])
 
     async def get(self, project_id: str | None, alert_id: str) -> SpendAlert:
+        """Return an alert. Raises NotFound."""
         alerts = await self.list(project_id)
         return alerts[_find_alert(alerts, alert_id)]
 
     async def update(self, project_id: str | None, alert_id: str, request: SaveSpendAlert) -> SpendAlert:
+        """Replace the fields of an alert; another threshold may be sent in the same month. Raises NotFound, Unsupported
+        without a mail server, and InvalidRequest if the project is archived."""
         self._require_mail_server()
         updated = _to_alert(alert_id, project_id, request)
 
@@ -73,6 +88,8 @@ class StoredSpendAlerts(SpendAlerts):
         return updated
 
     async def delete(self, project_id: str | None, alert_id: str) -> None:
+        """Delete an alert. Raises NotFound."""
+
         def remove(alerts: AlertList) -> None:
             del alerts[_find_alert(alerts, alert_id)]
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from apis.accounts.limits import LIMIT_FIELDS, NO_LIMIT, RateLimit
 from apis.accounts.scopes import parse_project_scopes
 from apis.errors import InvalidRequest
-from providers.accounts.projects import StoredProjectsConfig
+from providers.accounts.organization import StoredProjectsConfig
 
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"

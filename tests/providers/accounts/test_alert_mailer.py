@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from providers.accounts.alerts.mailer import Mailer
 from providers.accounts.alerts.message import MailError
 from providers.accounts.alerts.settings import EmailConfig
-from providers.accounts.projects import StoredProjectsConfig
+from providers.accounts.organization import StoredProjectsConfig
 from tests.support.servers.fetcher_hosts import certificate
 from tests.support.servers.mail_server import serving_mail
 

@@ -10,7 +10,7 @@ from apis.accounts.limits import NANOS, RateLimit
 from apis.accounts.usage import UsageCounts
 from apis.errors import ConfigError
 from providers.accounts.chain import ChainedAccounts
-from providers.accounts.projects import StoredProjectsConfig
+from providers.accounts.organization import StoredProjectsConfig
 from providers.accounts.stored import StoredAccounts
 from providers.kv_store.memory import Memory
 from stack.build import build_providers

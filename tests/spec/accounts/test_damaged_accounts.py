@@ -11,8 +11,8 @@ from apis.accounts.limits import RateLimit
 from apis.accounts.usage import HOUR_S, UsageCounts, UsageEntry, UsageSubject
 from apis.storage.records import encode_record
 from providers.accounts.ledger.stored_ledger import StoredLedger
+from providers.accounts.organization import StoredProjectsConfig
 from providers.accounts.prices import Prices
-from providers.accounts.projects import StoredProjectsConfig
 from providers.accounts.records import SALT_KEY, digest_reference_key, limits_key, project_key, usage_key
 from providers.accounts.stored import StoredAccounts
 from providers.accounts.usage_log import StoredUsageLog

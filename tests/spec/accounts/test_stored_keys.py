@@ -8,9 +8,10 @@ import pytest
 from openai import AsyncOpenAI, AuthenticationError, InternalServerError, NotFoundError, PermissionDeniedError
 
 from apis.accounts.accounts import ADMIN_TENANT, MAX_KEY_AGE_S
-from apis.accounts.directory import AccountDirectory, KeyOptions, NewKey
+from apis.accounts.directory import KeyOptions, NewKey
 from apis.errors import StoreUnavailable
 from apis.storage.kv_store import KVStore
+from providers.accounts.directory import StoredDirectory
 from stack.http.route import Route
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES
 from tests.stack.http.raw import ask, bearer, error_code
@@ -23,7 +24,7 @@ from tests.support.tenants.accounts import CHAINED, stored_organization
 STORED: dict[str, Any] = {"accounts": {"provider": "stored"}}
 
 
-def directory_of(served: Served) -> AccountDirectory:
+def directory_of(served: Served) -> StoredDirectory:
     return stored_organization(served.stack.accounts).directory
 
 

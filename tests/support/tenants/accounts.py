@@ -7,7 +7,8 @@ from typing import Any, Final
 from openai import AsyncOpenAI
 
 from apis.accounts.accounts import Accounts
-from apis.accounts.organization import Organization
+from providers.accounts.organization import StoredOrganization
+from stack.build import find_organization
 from tests.support.servers.serving import Served, serving
 
 CHAINED: Final[dict[str, Any]] = {
@@ -26,9 +27,9 @@ async def serving_accounts() -> AsyncGenerator[Served]:
         yield served
 
 
-def stored_organization(accounts: Accounts) -> Organization:
+def stored_organization(accounts: Accounts) -> StoredOrganization:
     """Return what these accounts keep of their projects."""
-    organization = accounts.organization()
+    organization = find_organization(accounts)
     assert organization is not None
     return organization
 

@@ -1,14 +1,13 @@
 """/v1/organization/projects/{project_id}/api_keys, and /v1/organization/admin_api_keys."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.accounts.accounts import ADMIN_TENANT
 from apis.accounts.directory import (
-    AccountDirectory,
     AdminKeyPage,
     CreateAdminKey,
     KeyOptions,
@@ -23,6 +22,9 @@ from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_model, read_query
 from stack.http.route import ADMINISTRATION, Route
 from stack.http.routes.organization.objects import JsonObject, admin_key_to_json, key_to_json, require_directory
+
+if TYPE_CHECKING:
+    from providers.accounts.directory import StoredDirectory
 
 _KEYS: Final = "/organization/projects/{project_id}/api_keys"
 _ADMIN_KEYS: Final = "/organization/admin_api_keys"
@@ -102,12 +104,12 @@ KEY_ROUTES: Final = (
 )
 
 
-async def _project_access(directory: AccountDirectory, project_id: str) -> str:
+async def _project_access(directory: "StoredDirectory", project_id: str) -> str:
     project = await directory.get_project(project_id)
     return "active" if project.archived_at is None else "inactive"
 
 
-async def _render_keys(directory: AccountDirectory, keys: Sequence[StoredKey], access: str) -> list[JsonObject]:
+async def _render_keys(directory: "StoredDirectory", keys: Sequence[StoredKey], access: str) -> list[JsonObject]:
     owners: dict[str, ServiceAccount | None] = {}
     for key in keys:
         account_id = key.service_account_id

@@ -4,19 +4,22 @@ Importing these types would cost every start a tenth of a second, so the objects
 them with the SDK's types.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from apis.accounts.directory import AccountDirectory, NewKey, Project, ServiceAccount, StoredKey
-from apis.accounts.organization import Organization
+from apis.accounts.directory import NewKey, Project, ServiceAccount, StoredKey
 from apis.errors import Unsupported
 from stack.http.context import Services
+
+if TYPE_CHECKING:
+    from providers.accounts.directory import StoredDirectory
+    from providers.accounts.organization import StoredOrganization
 
 JsonObject = dict[str, Any]
 
 
-def require_organization(services: Services) -> Organization:
+def require_organization(services: Services) -> "StoredOrganization":
     """Return what is kept of projects and keys. Raises Unsupported where they are those of the run config."""
-    organization = services.stack.accounts.organization()
+    organization = services.stack.organization
     if organization is None:
         raise Unsupported(
             "Projects and keys are those of the run config here: set `accounts: {provider: stored}` to manage them.",
@@ -25,7 +28,7 @@ def require_organization(services: Services) -> Organization:
     return organization
 
 
-def require_directory(services: Services) -> AccountDirectory:
+def require_directory(services: Services) -> "StoredDirectory":
     """Return the directory of projects and keys. Raises as `require_organization`."""
     return require_organization(services).directory
 

@@ -20,7 +20,7 @@ from stack.http.routes.organization.usage import read_completions_usage
 
 async def get_own_key(_http: Request, context: HttpContext, services: Services) -> Response:
     """Return a `stack.key`. `models` and `tools` are null where any may be used; `limits` are `project.rate_limit`s."""
-    caller, organization = context.caller, services.stack.accounts.organization()
+    caller, organization = context.caller, services.stack.organization
     grant, is_of_project = caller.grant, not caller.grant.scopes.isdisjoint(PROJECT_SCOPES)
     return value_response(
         {
@@ -41,7 +41,7 @@ async def get_own_key(_http: Request, context: HttpContext, services: Services) 
 
 async def list_own_usage(http: Request, context: HttpContext, services: Services) -> Response:
     """Return one page of buckets of the key's own usage, also where the query names other projects and keys."""
-    organization = services.stack.accounts.organization()
+    organization = services.stack.organization
     if organization is None:
         raise Unsupported(
             "Usage is not stored here: set `accounts: {provider: stored}` to record it.", code="not_configured"

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +19,6 @@ from apis.accounts.usage import (
     ImagesUsageQuery,
     UsageCounts,
     UsageEntry,
-    UsageLog,
     UsageQuery,
     UsageSubject,
     WebSearchUsageQuery,
@@ -32,6 +31,9 @@ from stack.http.request_body import read_query
 from stack.http.route import ADMINISTRATION, Handler, Route
 from stack.http.routes.absences import refuse_route
 from stack.http.routes.organization.objects import JsonObject, require_organization
+
+if TYPE_CHECKING:
+    from providers.accounts.usage_log import StoredUsageLog
 
 _DEFAULT_BUCKETS: Final = {"1h": 24, "1d": 7}
 _WIDTHS_S: Final = {"1h": HOUR_S, "1d": 24 * HOUR_S}
@@ -74,7 +76,7 @@ class _Page:
     def end(self) -> int:
         return self.starts.stop
 
-    async def read(self, usage_log: UsageLog) -> list[UsageEntry]:
+    async def read(self, usage_log: "StoredUsageLog") -> list[UsageEntry]:
         """Return the entries. A range that begins within an hour begins with the next one: hours are the finest."""
         start = max(self.starts.start, self.range_start)
         return await usage_log.read(start, min(self.end, self.range_end))
@@ -101,7 +103,7 @@ def _list_usage(kind: _UsageKind) -> Handler:
     return list_usage
 
 
-async def _read_usage(kind: _UsageKind, usage_log: UsageLog, query: UsageQuery) -> JsonObject:
+async def _read_usage(kind: _UsageKind, usage_log: "StoredUsageLog", query: UsageQuery) -> JsonObject:
     page = _find_page(query, query.bucket_width, MAX_BUCKETS[query.bucket_width])
     entries = [entry for entry in await page.read(usage_log) if kind.category in (None, entry.subject.category)]
 
@@ -115,7 +117,7 @@ async def _read_usage(kind: _UsageKind, usage_log: UsageLog, query: UsageQuery) 
     return page.to_json(build_results, entries)
 
 
-async def read_completions_usage(usage_log: UsageLog, query: UsageQuery) -> JsonObject:
+async def read_completions_usage(usage_log: "StoredUsageLog", query: UsageQuery) -> JsonObject:
     """Return the page of buckets of `usage.completions`. Raises InvalidRequest and StoreUnavailable."""
     return await _read_usage(_KINDS["completions"], usage_log, query)
 
