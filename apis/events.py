@@ -2,7 +2,7 @@
 reports events to webhooks."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import orjson
 from openai.types.responses import (
@@ -17,7 +17,6 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
-from apis.storage.kv_store import Op
 from apis.wire.base import fields_to_write, sdk_model_to_json
 
 INITIAL_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -64,19 +63,6 @@ ResponseEvent = ResponseStreamEvent | LoggedEvent
 """A live event, or one that a log stored."""
 ResponseEventBatch = Sequence[ResponseEvent]
 """Live events, or events that a log stored; a batch may mix them."""
-
-
-class EventQueue(Protocol):
-    """The webhooks of a stack, for every API that reports an event to them."""
-
-    async def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
-        """Return the operations that queue the event for the tenant's webhooks: to be written with the change that it
-        reports. Raises StoreUnavailable."""
-        ...
-
-    def wake(self) -> None:
-        """Look for due deliveries now."""
-        ...
 
 
 def event_to_json(event: ResponseStreamEvent) -> bytes:

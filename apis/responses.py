@@ -23,12 +23,11 @@ from apis.batches.spare_capacity import SpareCapacity
 from apis.chat import Sampling
 from apis.conversations import Conversations, ItemInclude, contains_text
 from apis.errors import Unsupported
-from apis.events import EventQueue, ResponseEvent, ResponseEventBatch
+from apis.events import ResponseEvent, ResponseEventBatch
 from apis.observation.background import Observation
 from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
 from apis.sink import Sink
-from apis.webhook_endpoints import WebhookEndpoints
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.completion_window import SOONEST, window_to_seconds
 from apis.wire.item_parts import text_or_list
@@ -421,14 +420,6 @@ class Responses(Provider, ABC):
     def observation(self) -> Observation:
         """Return the reads of background responses as they are now, for operators."""
         raise Unsupported("This server cannot show its background responses.", code="not_configured")
-
-    @abstractmethod
-    def event_queue(self) -> EventQueue:
-        """Return the webhooks that other APIs report events to."""
-
-    def webhook_endpoints(self) -> WebhookEndpoints | None:
-        """Return the webhooks that tenants manage, None where the run config names all webhooks."""
-        return None
 
     @abstractmethod
     def conversations(self) -> Conversations:

@@ -73,6 +73,9 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     "vector_stores": {
         "hybrid": "providers.vector_stores.hybrid:HybridVectorStores",
     },
+    "webhooks": {
+        "kv": "providers.webhooks.kv:StoredWebhooks",
+    },
 }
 
 MODEL_CHOICE_PROVIDER: Final = "llama_cpp"

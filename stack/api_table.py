@@ -18,6 +18,7 @@ from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
+from apis.webhooks import Webhooks
 from providers.batches.leased import LeasedBatches
 from providers.traces.kv import StoredTraces
 from providers.uploads.kv import StoredUploads
@@ -40,6 +41,7 @@ APIS: Final[dict[str, type[Provider]]] = {
     "uploads": StoredUploads,
     "batches": LeasedBatches,
     "accounts": Accounts,
+    "webhooks": Webhooks,
 }
 RUN_FACTS: Final[frozenset[type]] = frozenset({ConfiguredKeys, Tenants})
 """Types of a constructor's parameters that stand for the keys and tenants of the `server` section."""

@@ -21,6 +21,7 @@ from apis.responses import Responses
 from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
+from apis.webhooks import Webhooks
 from providers.batches.leased import LeasedBatches
 from providers.traces.kv import StoredTraces
 from providers.uploads.kv import StoredUploads
@@ -43,6 +44,7 @@ class Stack:
     responses: Responses
     kv_store: KVStore
     accounts: Accounts
+    webhooks: Webhooks
     tool_runtime: ToolRuntime | None
     files: Files | None = None
     vector_stores: VectorStores | None = None
@@ -87,6 +89,7 @@ async def open_stack(
             cast("Responses", live["responses"]),
             cast("KVStore", live["kv_store"]),
             cast("Accounts", live["accounts"]),
+            cast("Webhooks", live["webhooks"]),
             cast("ToolRuntime | None", live.get("tool_runtime")),
             cast("Files | None", live.get("files")),
             cast("VectorStores | None", live.get("vector_stores")),

@@ -16,6 +16,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from apis.errors import ConfigError
@@ -28,6 +29,8 @@ PACKAGED_CONFIGS_DIR: Final = Path(__file__).resolve().parent.parent / "configs"
 
 KEYS_OF_CONFIG: Final = "config"
 """The provider of accounts whose keys are those of `server.api_keys`; with any other one, every request needs a key."""
+_MOVED_FIELDS: Final = {"webhooks": "receivers", "webhook_endpoints": "endpoints"}
+"""Fields that `responses` had in earlier versions, and their names in the section `webhooks`."""
 _MAX_FILE_BYTES = 1024 * 1024
 # Aliases may nest, so that a few of them stand for a great many values: thirty-two stand for 200,000 at the worst.
 _MAX_ALIASES = 32
@@ -77,6 +80,7 @@ class StackConfig(BaseModel):
     moderation: ProviderSection | None = None
     uploads: ProviderSection | None = None
     batches: ProviderSection | None = None
+    webhooks: ProviderSection = ProviderSection(provider="kv")
 
     _source: str = PrivateAttr(default="config")
 
@@ -112,6 +116,24 @@ class StackConfig(BaseModel):
         server = self.server
         may_read_metrics = server.metrics == "open" or (server.metrics == "keyed" and server.metrics_key is None)
         return may_read_metrics and not self.has_several_tenants
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move_webhooks(cls, data: object) -> object:
+        """Read a file of an earlier version, in which the webhooks are fields of `responses`."""
+        if not isinstance(data, dict):
+            return data
+        sections = cast("dict[str, Any]", data)
+        responses, webhooks = sections.get("responses"), sections.get("webhooks", {"provider": "kv"})
+        if not (isinstance(responses, dict) and isinstance(webhooks, dict)):
+            return sections
+        if cast("dict[str, Any]", responses).get("provider") != "loop":
+            return sections
+        old_fields, fields = cast("dict[str, Any]", {**responses}), cast("dict[str, Any]", {**webhooks})
+        for old, new in _MOVED_FIELDS.items():
+            if old in old_fields and new not in fields:  # else the old one is reported as unknown
+                fields[new] = old_fields.pop(old)
+        return {**sections, "responses": old_fields, "webhooks": fields}
 
     @field_validator("server")
     @classmethod

@@ -12,11 +12,11 @@ from typing import Final
 
 from apis.documents.files import CreateFile, FileExpiry, Files
 from apis.errors import NotFound, Overloaded, StackError, StorageCorrupt
-from apis.events import EventQueue
 from apis.inference import Inference
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import Lease
 from apis.storage.records import decode_record, delete_all
+from apis.webhooks import Webhooks
 from providers.batches.records import (
     ENDED,
     BatchRef,
@@ -44,14 +44,14 @@ class BatchControl:
         kv: KVStore,
         files: Files,
         inference: Inference,
-        events: EventQueue,
+        webhooks: Webhooks,
         *,
         max_line_bytes: int,
     ) -> None:
         self._kv = kv
         self._files = files
         self._inference = inference
-        self._events = events
+        self._webhooks = webhooks
         self._max_line_bytes = max_line_bytes
 
     async def load(self, ref: BatchRef) -> tuple[BatchState, int] | None:
@@ -85,9 +85,9 @@ class BatchControl:
         self, ref: BatchRef, edit: Callable[[BatchState], bool], status: BatchStatus
     ) -> BatchState | None:
         """Apply a change that ends the batch with this status, and report that to the webhooks."""
-        ops = [Delete(ref.active_key), *await self._events.event_ops(f"batch.{status}", ref.id, ref.tenant)]
+        ops = [Delete(ref.active_key), *await self._webhooks.event_ops(f"batch.{status}", ref.id, ref.tenant)]
         record = await self.change(ref, edit, ops)
-        self._events.wake()
+        self._webhooks.wake()
         return record
 
     async def count_results(self, ref: BatchRef, record: BatchState) -> BlockCounts:

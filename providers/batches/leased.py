@@ -14,10 +14,10 @@ from apis.errors import InvalidRequest, NotFound, RateLimited
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.inference import Inference
 from apis.provider import Provider
-from apis.responses import Responses
 from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import encode_record
+from apis.webhooks import Webhooks
 from apis.wire.completion_window import window_to_seconds
 from providers.batches.control import BatchControl
 from providers.batches.execution import LineGate, LineLimits
@@ -77,7 +77,7 @@ class LeasedBatches(Provider):
         kv_store: KVStore,
         files: Files,
         inference: Inference,
-        responses: Responses,
+        webhooks: Webhooks,
         tenants: Tenants = ONE_TENANT,
     ) -> None:
         self._config = config
@@ -85,9 +85,7 @@ class LeasedBatches(Provider):
         self._files = files
         self._tenants = tenants
         self._sign = WorkerSign(kv_store, config.lease_s)
-        self._control = BatchControl(
-            kv_store, files, inference, responses.event_queue(), max_line_bytes=config.max_line_bytes
-        )
+        self._control = BatchControl(kv_store, files, inference, webhooks, max_line_bytes=config.max_line_bytes)
         self._workers: BatchWorkers | None = None
 
     @property

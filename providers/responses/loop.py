@@ -13,11 +13,10 @@ from typing import Any
 from openai.types.responses import Response
 
 from apis.accounts.accounts import Accounts, Caller
-from apis.documents.fetcher import Fetcher
 from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
 from apis.errors import InvalidRequest, NotFound, StackError
-from apis.events import EventQueue, ResponseEvent, ResponseEventBatch
+from apis.events import ResponseEvent, ResponseEventBatch
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.image_generator import ImageGenerator
 from apis.inference import Inference
@@ -35,13 +34,13 @@ from apis.responses import (
     ResponseTreeParams,
     Session,
     SpareCapacity,
-    WebhookEndpoints,
 )
 from apis.sink import Sink
 from apis.storage.kv_store import Delete, Eviction, KVStore
 from apis.storage.records import reading_stored
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
+from apis.webhooks import Webhooks
 from providers.common.supervision import supervise
 from providers.responses.background.background import BackgroundMetrics, BackgroundResponses
 from providers.responses.background.observation import BackgroundObservation
@@ -69,7 +68,7 @@ class ResponsesLoop(Responses):
         inference: Inference,
         kv_store: KVStore,
         reader: Reader,
-        fetcher: Fetcher,
+        webhooks: Webhooks,
         tool_runtime: ToolRuntime | None,
         tool_servers: ToolServers | None,
         vector_stores: VectorStores | None,
@@ -106,8 +105,9 @@ class ResponsesLoop(Responses):
         self._sessions = SessionFactory(
             self._history, self._preparer, self._runner, self._views, cache_bytes=config.session_bytes
         )
-        deployment = config.build_deployment(tenants)
-        self._background = BackgroundResponses(kv_store, self._history, self._preparer, fetcher, deployment, accounts)
+        self._background = BackgroundResponses(
+            kv_store, self._history, self._preparer, webhooks, config.background, accounts, tenants
+        )
         self._observation = BackgroundObservation(
             kv_store, config.background, self._background.event_log, self._background.registry, self._load, self._views
         )
@@ -266,12 +266,6 @@ class ResponsesLoop(Responses):
 
     def observation(self) -> BackgroundObservation:
         return self._observation
-
-    def event_queue(self) -> EventQueue:
-        return self._background.event_queue
-
-    def webhook_endpoints(self) -> WebhookEndpoints | None:
-        return self._background.event_queue.endpoints if self._config.webhook_endpoints.max_per_tenant else None
 
     def conversations(self) -> StoredConversations:
         return self._conversations

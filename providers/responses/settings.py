@@ -6,13 +6,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Discriminator, Field, GetCoreSchemaHandler, SecretStr, Tag
 from pydantic_core import CoreSchema, core_schema
 
-from apis.fair_share import Tenants
 from apis.provider import UserPath
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
-from providers.responses.background.deployment import BackgroundDeployment
-from providers.responses.background.webhook_endpoints import DEFAULT_OPTIONS, WebhookEndpointOptions
-from providers.responses.background.webhooks import Webhook
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.prompts.library import PromptLibrary
 from providers.responses.prompts.template import PromptId, StoredPrompt
@@ -37,18 +33,16 @@ _Prompts = dict[PromptId, Annotated[StoredPrompt, _BuiltWhenUsed]]
 
 
 class LoopSettings(Responses.Config):
-    """Responses are deleted `retention_days` after their last use; `max_turns` bounds a chain, and
-    `max_history_bytes` what one request loads of a chain or conversation and of items that it refers to. `cache_bytes`
-    of the newest conversations stay in memory, and `session_bytes` of those that connections continue without storing
-    them. One response may run `max_tool_calls` hosted calls, `parallel_tool_calls` of them at a time, each for
-    `tool_timeout_s`; the model reads `max_tool_output_chars` of a result. `reasoning_keys` seal the reasoning that
-    clients store: the first seals, all open; without any, the workers on one store share a key that is stored
-    there. `webhooks` are called when background responses end, as are those that tenants create, within
-    `webhook_endpoints`. An MCP server that cannot list its tools fails the
-    response before a model is called, unless `continue_without_mcp_servers`. `summary_model` writes the summaries
-    of reasoning that requests ask for; without it they repeat the reasoning. With `hide_reasoning` no client reads the
-    text of reasoning, but summaries by `summary_model` and encrypted reasoning. `prompts` are the templates that
-    requests refer to by id: a mapping, or a folder of YAML files."""
+    """Responses are deleted `retention_days` after their last use; `max_turns` bounds a chain, and `max_history_bytes`
+    what one request loads of a chain or conversation and of items that it refers to. `cache_bytes` of the newest
+    conversations stay in memory, and `session_bytes` of those that connections continue without storing them. One
+    response may run `max_tool_calls` hosted calls, `parallel_tool_calls` of them at a time, each for `tool_timeout_s`;
+    the model reads `max_tool_output_chars` of a result. `reasoning_keys` seal the reasoning that clients store: the
+    first seals, all open; without any, the workers on one store share a key that is stored there. An MCP server that
+    cannot list its tools fails the response before a model is called, unless `continue_without_mcp_servers`.
+    `summary_model` writes the summaries of reasoning that requests ask for; without it they repeat the reasoning. With
+    `hide_reasoning` no client reads the text of reasoning, but summaries by `summary_model` and encrypted reasoning.
+    `prompts` are the templates that requests refer to by id: a mapping, or a folder of YAML files."""
 
     retention_days: float = Field(30, gt=0)
     sweep_interval_s: float = Field(600, gt=0)
@@ -66,8 +60,6 @@ class LoopSettings(Responses.Config):
     hide_reasoning: bool = False
     reasoning_keys: tuple[Annotated[SecretStr, Field(min_length=32)], ...] = ()
     background: BackgroundConfig = BackgroundConfig()
-    webhooks: list[Webhook] = Field(default_factory=list[Webhook])
-    webhook_endpoints: WebhookEndpointOptions = DEFAULT_OPTIONS
     prompts: (
         Annotated[
             Annotated[UserPath, Tag("a folder")] | Annotated[_Prompts, Tag("a mapping")],
@@ -85,10 +77,6 @@ class LoopSettings(Responses.Config):
             cache_bytes=self.cache_bytes,
             max_bytes=self.max_history_bytes,
         )
-
-    def build_deployment(self, tenants: Tenants) -> BackgroundDeployment:
-        """Return the limits and webhooks of the background responses of `tenants`."""
-        return BackgroundDeployment(self.background, self.webhooks, self.webhook_endpoints, tenants)
 
     def prompt_library(self) -> PromptLibrary:
         """Return the library of `prompts`, which a folder's files are not loaded into yet."""

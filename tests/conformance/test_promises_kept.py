@@ -46,13 +46,12 @@ async def test_whatever_worker_is_killed_a_key_is_one_response_and_its_end_is_to
         statuses = cycle([200, 500, 200])
         receiver.answer = lambda: next(statuses)
         background = {"lease_s": 1.5, "poll_s": 0.1}
-        responses = {
-            "provider": "loop",
-            "background": background,
-            "webhooks": [receiver.hook(retry_s=0.2, timeout_s=1)],
+        more = {
+            "responses": {"provider": "loop", "background": background},
+            "webhooks": {"provider": "kv", "receivers": [receiver.hook(retry_s=0.2, timeout_s=1)], "lease_s": 1.5},
         }
         made: set[str] = set()
-        async with worker_processes(tmp_path, shared_store, more={"responses": responses}) as workers:
+        async with worker_processes(tmp_path, shared_store, more=more) as workers:
             for trial in range(TRIALS):
                 ids = await one_trial(workers, dice, f"{trial}-{SEED}")
                 made |= ids

@@ -70,8 +70,8 @@ async def seeded(folder: Path) -> AsyncGenerator[Seeded]:
     python = {"provider": "python", "timeout_s": 5}
     async with receiving() as receiver:
         receiver.answer = iter([503, *[200] * 100]).__next__
-        responses = {"background": {"poll_s": 0.05}, "webhooks": [receiver.hook()]}
-        async with filing(folder, *TURNS, tool_runtime=python, responses=responses) as served:
+        responses, webhooks = {"background": {"poll_s": 0.05}}, {"receivers": [receiver.hook()]}
+        async with filing(folder, *TURNS, tool_runtime=python, responses=responses, webhooks=webhooks) as served:
             yield Seeded(served, await _seed(served))
 
 

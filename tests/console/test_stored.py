@@ -72,8 +72,8 @@ async def test_the_tries_of_webhooks_are_reached_from_the_runs(open_page: OpenPa
     async with receiving() as receiver:
         answers = chain([503], repeat(200))
         receiver.answer = lambda: next(answers)
-        responses = {"background": {"poll_s": 0.05}, "webhooks": [receiver.hook()]}
-        async with serving(responses=responses) as served:
+        responses, webhooks = {"background": {"poll_s": 0.05}}, {"receivers": [receiver.hook()]}
+        async with serving(responses=responses, webhooks=webhooks) as served:
             await served.client.responses.create(model="scripted", input="Hi", background=True)
             await receiver.come(2)
             async with open_page(f"{served.url}/#/runs") as page:

@@ -79,7 +79,7 @@ from apis.responses import CompactConversation, CreateResponse, InputItemListPar
 from apis.skills.skills import CreateSkillVersion, SkillListParams, UpdateSkill
 from apis.transcription import CreateTranscription
 from apis.uploads import CompleteUpload, CreateUpload
-from apis.webhook_endpoints import (
+from apis.webhooks import (
     CreateWebhookEndpoint,
     RotateWebhookSecret,
     SendTestEvent,

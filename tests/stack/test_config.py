@@ -10,6 +10,7 @@ from pydantic import SecretStr, ValidationError
 from apis.errors import ConfigError
 from stack.config import StackConfig, find_config, is_loopback, load_config
 from stack.server_config import HttpServerConfig
+from stack.wiring import wire_providers
 
 BODY = "inference: {provider: vllm}\nkv_store: {provider: memory}\n"
 
@@ -40,6 +41,16 @@ def test_a_small_config_has_the_loop_and_listens_to_this_machine_only(tmp_path: 
 def test_a_sections_own_fields_are_kept_as_they_are_written(tmp_path: Path) -> None:
     config = load(tmp_path, "inference: {provider: vllm, base_url: [a, b], n: 3}\nkv_store: {provider: memory}\n")
     assert config.inference.fields == {"base_url": ["a", "b"], "n": 3}
+
+
+def test_webhooks_of_an_earlier_version_are_read_from_the_section_responses(tmp_path: Path) -> None:
+    old = "responses: {provider: loop, webhooks: [{url: a}], webhook_endpoints: {private: true}, max_turns: 3}\n"
+    config = load(tmp_path, BODY + old)
+    assert config.responses.fields == {"max_turns": 3}
+    assert config.webhooks.fields == {"receivers": [{"url": "a"}], "endpoints": {"private": True}}
+    twice = load(tmp_path, f"{BODY}{old}webhooks: {{provider: kv, receivers: []}}\n")
+    with pytest.raises(ConfigError, match=r"responses\.webhooks: is not a known key"):
+        wire_providers(twice)
 
 
 def test_keys_are_plain_or_with_their_tenant_and_never_shown(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Background responses: queue, workers, event log, webhooks."""
+"""Background responses: queue, workers, event log."""

@@ -13,23 +13,27 @@ import msgspec
 from openai.types.responses import Response
 
 from apis.accounts.accounts import Accounts
-from apis.documents.fetcher import Fetcher
 from apis.errors import InvalidRequest, RateLimited, StackError, StorageCorrupt
 from apis.events import LoggedEvent, ResponseEventBatch
+from apis.fair_share import Tenants
 from apis.observation.details import DeliverySummary
 from apis.responses import ResponseListParams, SpareCapacity
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
+from apis.webhooks import Webhooks
 from providers.common.state.scan import skipping_damaged
 from providers.common.state.worker_signs import WorkerSign
-from providers.responses.background.deployment import BackgroundDeployment
 from providers.responses.background.event_log import EventLog, LogWakeups
 from providers.responses.background.execution import RunExecutor
 from providers.responses.background.new_run import NewRun, build_new_run
 from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs
 from providers.responses.background.stored_run import build_stored_response
-from providers.responses.background.webhook_queue import WebhookQueue
-from providers.responses.background.workers import BackgroundMetrics, BackgroundWorkers, WorkerRegistry
+from providers.responses.background.workers import (
+    BackgroundConfig,
+    BackgroundMetrics,
+    BackgroundWorkers,
+    WorkerRegistry,
+)
 from providers.responses.prepare import ResponsePreparer
 from providers.responses.run.pending_response import PendingResponse
 from providers.responses.store.conversation_lock import hand_over_lock
@@ -51,28 +55,25 @@ _REMOVAL_WAIT_S: Final = 0.2
 
 
 class BackgroundResponses:
-    """All background responses of a store, as this process sees them, and the webhooks that are called at their
-    ends."""
+    """All background responses of a store, as this process sees them. `webhooks` are called at their ends."""
 
     def __init__(
         self,
         kv: KVStore,
         history: History,
         preparer: ResponsePreparer,
-        fetcher: Fetcher,
-        options: BackgroundDeployment,
+        webhooks: Webhooks,
+        config: BackgroundConfig,
         accounts: Accounts,
+        tenants: Tenants,
     ) -> None:
-        config, tenants = options.config, options.tenants
         self._kv = kv
         self._history = history
         self._wakeups = LogWakeups()
         self.event_log = EventLog(kv, self._wakeups, ttl_s=config.event_ttl_s)
         self.registry = WorkerRegistry(kv, config.lease_s, config.max_running)
         self._sign = WorkerSign(kv, config.lease_s, name=self.registry.worker_id)
-        self._webhook_queue = WebhookQueue(
-            kv, options.webhooks, fetcher, self._sign, tenants, options.webhook_endpoints
-        )
+        self._webhooks = webhooks
         self._runs = Runs(
             kv,
             config.queue_limits,
@@ -80,18 +81,12 @@ class BackgroundResponses:
             retention_s=history.retention_s,
             sign=self._sign,
         )
-        self._executor = RunExecutor(kv, history, preparer, config, self.event_log, self._webhook_queue, accounts)
+        self._executor = RunExecutor(kv, history, preparer, config, self.event_log, webhooks, accounts)
         self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants, self.registry)
-
-    @property
-    def event_queue(self) -> WebhookQueue:
-        """The webhooks of this process, for events of other APIs, and the endpoints that tenants manage."""
-        return self._webhook_queue
 
     def start(self) -> None:
         self._sign.start()
         self._workers.start()
-        self._webhook_queue.start()
 
     def execute_deferred_with(self, capacity: SpareCapacity) -> None:
         """Execute responses with a completion window in this process, as `capacity` admits them."""
@@ -123,7 +118,6 @@ class BackgroundResponses:
     async def close(self) -> None:
         self._executor.is_draining = True
         await self._workers.close()
-        await self._webhook_queue.close()
         await self._sign.close()
 
     async def create(self, pending: PendingResponse) -> AsyncGenerator[ResponseEventBatch]:
@@ -230,9 +224,9 @@ class BackgroundResponses:
 
     async def list_webhook_deliveries(self, response_id: str, *, tenant: str) -> Sequence[DeliverySummary]:
         """Return the deliveries of a response's end to webhooks, oldest first."""
-        return await self._webhook_queue.log.list_deliveries(response_id, tenant=tenant)
+        return await self._webhooks.list_deliveries(response_id, tenant=tenant)
 
     async def delete_log(self, response_id: str, *, tenant: str) -> None:
         """Delete the events of a response, and the log of its webhook deliveries."""
         await self.event_log.delete(response_id, tenant=tenant)
-        await self._webhook_queue.log.delete(response_id, tenant=tenant)
+        await self._webhooks.forget_deliveries(response_id, tenant=tenant)

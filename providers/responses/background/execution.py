@@ -29,6 +29,7 @@ from apis.events import INITIAL_EVENT_COUNT, INITIAL_EVENTS
 from apis.fair_share import Place
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost
+from apis.webhooks import Webhooks
 from providers.common.fair_turns import CURRENT_TURN, run_long, turn_of
 from providers.common.held_bytes import HELD_PLACES
 from providers.responses.background.event_log import EventLog, encode_event_line
@@ -41,7 +42,6 @@ from providers.responses.background.stored_run import (
     encode_event_lines,
     parse_stored_request,
 )
-from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.response_events import assign_sequence_numbers, in_progress_event, terminal_event
@@ -98,7 +98,7 @@ class RunExecutor:
         preparer: ResponsePreparer,
         config: BackgroundConfig,
         event_log: EventLog,
-        webhook_queue: WebhookQueue,
+        webhooks: Webhooks,
         accounts: Accounts,
     ) -> None:
         self._kv = kv
@@ -107,7 +107,7 @@ class RunExecutor:
         self._accounts = accounts
         self._config = config
         self._event_log = event_log
-        self._webhook_queue = webhook_queue
+        self._webhooks = webhooks
         self._local_responses: dict[ResponseRef, PendingResponse] = {}
         self._journals: dict[ResponseRef, Journal] = {}
         self.is_draining = False
@@ -409,7 +409,7 @@ class RunExecutor:
         deadline = time.monotonic() + self._config.lease_s
         while True:
             try:
-                return await self._webhook_queue.delivery_ops(final, tenant)
+                return await self._webhooks.event_ops(f"response.{final.status}", final.id, tenant)
             except StoreUnavailable:
                 if time.monotonic() > deadline:
                     raise
@@ -438,7 +438,7 @@ class RunExecutor:
         self._event_log.wakeups.wake(claimed_run.ref.id)
         if versions is None:
             raise LeaseLost
-        self._webhook_queue.wake()
+        self._webhooks.wake()
 
 
 def _retrieve_exception(task: "asyncio.Task[None]") -> None:

@@ -22,7 +22,7 @@ export function Deliveries({ id, ended }) {
   if (!page) return html`<${Skeleton} rows=${3} />`;
   if (!page.data.length)
     return html`<${Empty} title=${ended ? "No webhook is called for this response." : "Webhooks are called when the response ends."}>
-      <p class="quiet">Webhooks are set in the run config, in <code>responses.webhooks</code>.</p>
+      <p class="quiet">Webhooks are set in the run config, in <code>webhooks.receivers</code>.</p>
     <//>`;
   return html`${page.data.map((delivery) => html`<${Delivery} key=${delivery.id} delivery=${delivery} />`)}`;
 }

@@ -47,11 +47,12 @@ async def administered(folder: Path, *turns: Script, **more: Any) -> AsyncGenera
         "vector_index": {"provider": "sqlite_vec", "path": str(folder / "vectors.db")},
         "vector_stores": {"provider": "hybrid", "embedding_model": "hashing"},
     }
-    responses = {"background": {"poll_s": 0.05, "lease_s": 1}, "webhook_endpoints": {"private": True}}
+    responses = {"background": {"poll_s": 0.05, "lease_s": 1}}
     async with serving(
         {"provider": "tests.support.sdk.file_search_stack:Filing", **({"turns": turns} if turns else {})},
         more=sections,
         responses=responses,
+        webhooks={"endpoints": {"private": True}},
         server={"api_keys": [ROOT]},
         **more,
     ) as served:

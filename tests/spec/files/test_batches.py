@@ -207,8 +207,8 @@ async def test_a_deleted_input_file_ends_the_validation_or_nothing(served: Serve
 
 async def test_webhooks_report_the_ends_of_batches() -> None:
     async with receiving() as receiver:
-        responses = {"webhooks": [receiver.hook(events=["batch.completed", "batch.failed"])]}
-        async with serving(scripted([{"text": "hello"}]), more=BATCHES, responses=responses) as served:
+        webhooks = {"receivers": [receiver.hook(events=["batch.completed", "batch.failed"])]}
+        async with serving(scripted([{"text": "hello"}]), more=BATCHES, webhooks=webhooks) as served:
             good = await create_batch(served.client, [batch_line("a")])
             await wait_for_end(served.client, good)
             bad = await create_batch(served.client, ["{"])

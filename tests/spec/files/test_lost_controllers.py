@@ -69,10 +69,10 @@ async def test_a_batch_whose_slow_processes_live_goes_on() -> None:
 async def test_the_last_process_that_a_batch_may_cost_does_nothing_else_that_may_end_it() -> None:
     """S1: else a batch would fail for a background response that ends processes."""
     async with serving(more={"files": MORE["files"]}) as served:
-        kv, events = served.stack.kv_store, served.stack.responses.event_queue()
+        kv, webhooks = served.stack.kv_store, served.stack.webhooks
         assert served.stack.files is not None
         sign = WorkerSign(kv, 0.5, name="present")
-        control = BatchControl(kv, served.stack.files, served.stack.inference, events, max_line_bytes=10_000)
+        control = BatchControl(kv, served.stack.files, served.stack.inference, webhooks, max_line_bytes=10_000)
         capacity, suspects = SpareCapacity(FairShare("lines", 4), lambda: 0, busy_places=1), {"response"}
         capacity.isolate_from(suspects)
         gate = LineGate(capacity, cast("LineExecutor", None))

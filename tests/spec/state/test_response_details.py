@@ -92,8 +92,8 @@ async def test_webhook_deliveries_are_listed_with_each_of_their_attempts() -> No
     async with receiving() as receiver:
         answers = chain([500, 503], repeat(200))
         receiver.answer = lambda: next(answers)
-        responses = {"background": SOON, "webhooks": [receiver.hook()]}
-        async with serving(responses=responses) as served:
+        webhooks = {"receivers": [receiver.hook()]}
+        async with serving(responses={"background": SOON}, webhooks=webhooks) as served:
             response = await respond(served, background=True)
             await receiver.come(3)
             delivery = await settled(served.client, response)
@@ -124,8 +124,8 @@ async def settled(client: AsyncOpenAI, response: str, *, tried: bool = False) ->
 async def test_a_delivery_that_was_given_up_has_failed(code: int, max_age_s: float) -> None:
     async with receiving() as receiver:
         receiver.answer = lambda: code
-        responses = {"background": SOON, "webhooks": [receiver.hook(max_age_s=max_age_s)]}
-        async with serving(responses=responses) as served:
+        webhooks = {"receivers": [receiver.hook(max_age_s=max_age_s)]}
+        async with serving(responses={"background": SOON}, webhooks=webhooks) as served:
             delivery = await settled(served.client, await respond(served, background=True))
             assert (delivery["status"], delivery["next_attempt_at"]) == ("failed", None)
             assert {each["status_code"] for each in delivery["attempts"]} <= {code}
@@ -133,7 +133,7 @@ async def test_a_delivery_that_was_given_up_has_failed(code: int, max_age_s: flo
 
 async def test_a_receiver_that_cannot_be_reached_is_an_attempt_with_a_reason() -> None:
     hook = {"url": "http://127.0.0.1:9/", "secret": "whsec_" + "A" * 64, "private": True, "retry_s": 60}
-    async with serving(responses={"background": SOON, "webhooks": [hook]}) as served:
+    async with serving(responses={"background": SOON}, webhooks={"receivers": [hook]}) as served:
         response = await respond(served, background=True)
         delivery = await settled(served.client, response, tried=True)
         assert delivery["status"] == "pending"

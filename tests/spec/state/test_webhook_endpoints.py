@@ -10,7 +10,7 @@ from openai.types.webhooks import WebhookEndpoint, WebhookEndpointTestResult, We
 from openai.types.webhooks.webhook_event_type_list import WebhookEventTypeList
 
 from apis.storage.kv_store import Put
-from providers.responses.background.webhook_endpoints import WebhookEndpointOptions
+from providers.webhooks.endpoints import WebhookEndpointOptions
 from tests.spec.state.test_webhooks import nothing_left
 from tests.support.sdk.batch_files import batch_line, create_batch
 from tests.support.sdk.client import sdk_client
@@ -25,8 +25,8 @@ ENDED = ["response.completed"]
 
 @asynccontextmanager
 async def served_with_receiver(**more: Any) -> AsyncGenerator[tuple[Served, Receiver]]:
-    options = {"background": {"poll_s": 0.05, "lease_s": 1}, "webhook_endpoints": PRIVATE}
-    async with receiving() as receiver, serving(responses=options, server={"api_keys": KEYS}, **more) as served:
+    options = {"responses": {"background": {"poll_s": 0.05, "lease_s": 1}}, "webhooks": {"endpoints": PRIVATE}}
+    async with receiving() as receiver, serving(server={"api_keys": KEYS}, **options, **more) as served:
         yield served, receiver
 
 
@@ -73,7 +73,7 @@ async def test_an_endpoint_is_created_listed_changed_and_deleted() -> None:
 
 
 async def test_bad_endpoints_are_refused_by_the_name_of_the_field() -> None:
-    async with serving(responses={"webhook_endpoints": {"max_per_tenant": 1}}) as served:
+    async with serving(webhooks={"endpoints": {"max_per_tenant": 1}}) as served:
         own = endpoints(served.client)
         good: dict[str, Any] = {"name": "n", "url": "https://example.com/x", "event_types": ENDED}
         for field, value in (
@@ -97,8 +97,8 @@ async def test_bad_endpoints_are_refused_by_the_name_of_the_field() -> None:
         await own.create(**good)
         with pytest.raises(BadRequestError, match="at most 1"):
             await own.create(**good)
-    async with serving(responses={"webhook_endpoints": {"max_per_tenant": 0}}) as served:
-        with pytest.raises(BadRequestError, match="webhook_endpoints"):
+    async with serving(webhooks={"endpoints": {"max_per_tenant": 0}}) as served:
+        with pytest.raises(BadRequestError, match=r"webhooks\.endpoints"):
             await endpoints(served.client).list()
 
 

@@ -245,7 +245,7 @@ async def test_background_responses_stay_in_the_trace_of_their_creator(otlp: Otl
     turns = [DONE, [{"text": "a"}, {"fail": "it broke"}], [{"text": "a"}, {"wait_s": 30}]]
     async with (
         receiving() as receiver,
-        serving(scripted(*turns), responses={**SOON, "webhooks": [receiver.hook()]}) as served,
+        serving(scripted(*turns), responses=SOON, webhooks={"receivers": [receiver.hook()]}) as served,
     ):
         headers = {"traceparent": PARENT}
         done = await create(served, background=True, extra_headers=headers)

@@ -153,7 +153,7 @@ async def test_it_says_what_is_wired_and_then_where_it_listens(tmp_path: Path) -
             ["inference", "tests.stack.tiny:Silent", "model=m"],
             ["responses", "loop"],
             ["kv_store", "tests.stack.tiny:Bare"],
-            *(["traces", "kv"], ["accounts", "config"]),
+            *(["traces", "kv"], ["accounts", "config"], ["webhooks", "kv"]),
             ["fetcher", "safe"],
             ["reader", "child"],
         ]

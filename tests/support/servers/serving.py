@@ -140,6 +140,7 @@ async def serving(
     tool_runtime: Mapping[str, Any] | None = None,
     tool_servers: Mapping[str, Any] | None = None,
     responses: Mapping[str, Any] | None = None,
+    webhooks: Mapping[str, Any] | None = None,
     server: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> AsyncGenerator[Served]:
@@ -151,6 +152,7 @@ async def serving(
     if tool_servers is not None:
         sections["tool_servers"] = tool_servers
     sections["responses"] = {"provider": "loop", **(responses or {})}
+    sections["webhooks"] = {"provider": "kv", **(webhooks or {})}
     config = StackConfig.model_validate({**sections, **(more or {})})
     app = create_app(config)
     recorder = Recorder(app)

@@ -5,7 +5,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.webhook_endpoints import (
+from apis.webhooks import (
     WEBHOOK_EVENTS,
     CreateWebhookEndpoint,
     RotateWebhookSecret,
@@ -13,8 +13,9 @@ from apis.webhook_endpoints import (
     UpdateWebhookEndpoint,
     WebhookEndpoint,
     WebhookEndpointPage,
-    WebhookEndpoints,
 )
+from providers.webhooks.endpoints import StoredWebhookEndpoints
+from providers.webhooks.kv import StoredWebhooks
 from stack.http.answers import deleted_response, list_response, value_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.request_body import read_model, read_query
@@ -87,9 +88,10 @@ WEBHOOK_ENDPOINT_ROUTES: Final = (
 )
 
 
-def _require_endpoints(services: Services) -> WebhookEndpoints:
-    endpoints = services.stack.responses.webhook_endpoints()
-    return require_section(endpoints, "has the webhooks of its run config only", "responses.webhook_endpoints")
+def _require_endpoints(services: Services) -> StoredWebhookEndpoints:
+    webhooks = services.stack.webhooks
+    endpoints = webhooks.endpoints if isinstance(webhooks, StoredWebhooks) else None
+    return require_section(endpoints, "has the webhooks of its run config only", "webhooks.endpoints")
 
 
 def _endpoint_id(http: Request) -> str:

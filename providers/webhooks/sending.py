@@ -5,8 +5,8 @@ import time
 from apis.documents.fetcher import Fetcher, FetchRequest
 from apis.errors import FetchFailed
 from apis.telemetry import SpanType, open_span
-from providers.responses.background.webhook_log import AttemptRecord
-from providers.responses.background.webhooks import Webhook, build_signed_headers
+from providers.webhooks.delivery_log import AttemptRecord
+from providers.webhooks.receivers import Webhook, build_signed_headers
 
 
 async def post_event(

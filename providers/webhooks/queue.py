@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from openai.types.responses import Response
 
 from apis.documents.fetcher import Fetcher
 from apis.errors import StorageCorrupt
@@ -28,19 +27,19 @@ from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.records import delete_all, encode_record, scan_groups
 from apis.telemetry import continued_trace, current_span
-from apis.webhook_endpoints import WEBHOOK_EVENTS
+from apis.webhooks import WEBHOOK_EVENTS
 from providers.common.jobs import MAX_UNRETURNED, Claim, Job, JobQueue, JobRecord, LeasedJobs
 from providers.common.state.scan import report_damaged
 from providers.common.state.worker_signs import WorkerSign
-from providers.responses.background.webhook_endpoints import (
+from providers.webhooks.delivery_log import AttemptRecord, DeliveryRecord, DeliveryStatus, WebhookLog
+from providers.webhooks.endpoints import (
     DEFAULT_OPTIONS,
     EndpointQueue,
     StoredWebhookEndpoints,
     WebhookEndpointOptions,
 )
-from providers.responses.background.webhook_log import AttemptRecord, DeliveryRecord, DeliveryStatus, WebhookLog
-from providers.responses.background.webhook_sending import post_event
-from providers.responses.background.webhooks import Webhook, build_event_json, webhook_queue_prefix
+from providers.webhooks.receivers import Webhook, build_event_json, webhook_queue_prefix
+from providers.webhooks.sending import post_event
 
 _log = logging.getLogger(__name__)
 
@@ -113,14 +112,8 @@ class WebhookQueue(JobQueue[_Queue, WebhookDelivery]):
         """Stop; unfinished deliveries are released to other workers."""
         await self._jobs.close(_CLOSE_TIMEOUT_S)
 
-    async def delivery_ops(self, response: Response, tenant: str) -> list[Op]:
-        """Return the operations that queue the event for the tenant's webhooks: to be written with the final
-        response."""
-        return await self.event_ops(f"response.{response.status}", response.id, tenant)
-
     async def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
-        """Return the operations that queue an event for the tenant's webhooks: to be written with what it reports.
-        Raises StoreUnavailable."""
+        """See `Webhooks.event_ops`."""
         if event not in WEBHOOK_EVENTS:
             return []
         now = time.time()

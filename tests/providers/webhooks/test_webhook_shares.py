@@ -14,8 +14,8 @@ from apis.provider import Provider
 from apis.storage.records import decode_record, encode_record
 from providers.common.state.worker_signs import WorkerSign
 from providers.kv_store.memory import Memory
-from providers.responses.background.webhook_queue import WebhookDelivery, WebhookQueue
-from providers.responses.background.webhooks import Webhook
+from providers.webhooks.queue import WebhookDelivery, WebhookQueue
+from providers.webhooks.receivers import Webhook
 from tests.support.servers.webhook_receiver import SECRET
 
 

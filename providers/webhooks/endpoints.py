@@ -2,7 +2,7 @@
 
     TENANT/webhook_endpoint/ID    the endpoint with its secret, by which its events are signed
 
-The events of an endpoint wait in the queue `TENANT~ID` (`webhook_queue.py`); no tenant's name contains a tilde.
+The events of an endpoint wait in the queue `TENANT~ID` (`queue.py`); no tenant's name contains a tilde.
 """
 
 import base64
@@ -22,19 +22,18 @@ from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, delete_all, encode_record
-from apis.webhook_endpoints import (
+from apis.webhooks import (
     OLD_SECRET_LIFE_S,
     CreateWebhookEndpoint,
     UpdateWebhookEndpoint,
     WebhookEndpoint,
     WebhookEndpointPage,
-    WebhookEndpoints,
     check_event_types,
 )
 from providers.common.state.change import write_prepared
 from providers.common.state.scan import list_records, skipping_damaged
-from providers.responses.background.webhook_sending import post_event
-from providers.responses.background.webhooks import SECRET_PREFIX, Webhook, build_event_json, webhook_queue_prefix
+from providers.webhooks.receivers import SECRET_PREFIX, Webhook, build_event_json, webhook_queue_prefix
+from providers.webhooks.sending import post_event
 
 _SECRET_BYTES: Final = 32
 _SHOWN_CHARS: Final = 4
@@ -80,8 +79,14 @@ class EndpointQueue:
     webhook: Webhook
 
 
-class StoredWebhookEndpoints(WebhookEndpoints):
-    """Endpoints as records of their tenants. `places` bounds the requests that are sent at a time."""
+class StoredWebhookEndpoints:
+    """Endpoints as records of their tenants. `places` bounds the requests that are sent at a time. A change holds for
+    every event that happens after it has returned, on all workers.
+
+    Events go on through the same queue as those for the webhooks of the run config: signed by Standard Webhooks,
+    repeated until they are accepted or too old, never to an address that the fetcher refuses. Every method raises
+    NotFound for an id that the tenant does not have, and StoreUnavailable.
+    """
 
     def __init__(self, kv: KVStore, fetcher: Fetcher, places: FairShare, options: WebhookEndpointOptions) -> None:
         self._kv = kv
@@ -90,6 +95,8 @@ class StoredWebhookEndpoints(WebhookEndpoints):
         self._options = options
 
     async def create(self, request: CreateWebhookEndpoint, *, tenant: str) -> tuple[WebhookEndpoint, str]:
+        """Create an endpoint; return it and its secret, which is returned this once. Raises InvalidRequest for an event
+        or a URL that is not possible, and for more endpoints than a tenant may have."""
         self._check_url(request.url)
         event_types, now = check_event_types(request.event_types), int(time.time())
         await self._kv.require_room(tenant)
@@ -102,15 +109,18 @@ class StoredWebhookEndpoints(WebhookEndpoints):
         return _summarize(record), secret
 
     async def get(self, endpoint_id: str, *, tenant: str) -> WebhookEndpoint:
+        """Return the endpoint."""
         return _summarize((await self._load(endpoint_id, tenant))[0])
 
     async def list_endpoints(self, page: WebhookEndpointPage, *, tenant: str) -> Page[WebhookEndpoint]:
+        """Return a page of the tenant's endpoints, newest first."""
         prefix = _key(tenant, "")
         before = f"{prefix}{record_id(page.after)}" if page.after else ""
         rows = await list_records(self._kv, prefix, EndpointRecord, limit=page.limit + 1, before=before, reverse=True)
         return first_page([_summarize(row.record) for row in rows], page.limit)
 
     async def update(self, endpoint_id: str, update: UpdateWebhookEndpoint, *, tenant: str) -> WebhookEndpoint:
+        """Change the endpoint; events that wait for it go to its new URL. Raises InvalidRequest as `create`."""
         changes = update.model_dump(exclude_none=True)
         if update.url is not None:
             self._check_url(update.url)
@@ -124,11 +134,14 @@ class StoredWebhookEndpoints(WebhookEndpoints):
         return _summarize(await self._change(endpoint_id, tenant, change))
 
     async def delete(self, endpoint_id: str, *, tenant: str) -> None:
+        """Delete the endpoint with the events that wait for it."""
         await self._get_entry(endpoint_id, tenant)  # also of a damaged one
         await self._kv.write([Delete(_key(tenant, endpoint_id))])
         await delete_all(self._kv, webhook_queue_prefix(_queue_name(tenant, endpoint_id)))
 
     async def rotate_secret(self, endpoint_id: str, *, keep_old: bool, tenant: str) -> tuple[WebhookEndpoint, str]:
+        """Replace the secret; return the endpoint and the new secret. With `keep_old`, events have a second signature
+        by the old one for OLD_SECRET_LIFE_S."""
         secret, now = _new_secret(), time.time()
 
         def change(record: EndpointRecord) -> EndpointRecord:
@@ -140,6 +153,8 @@ class StoredWebhookEndpoints(WebhookEndpoints):
         return _summarize(await self._change(endpoint_id, tenant, change)), secret
 
     async def send_test(self, endpoint_id: str, event_type: str, *, tenant: str) -> int:
+        """Send a sample event now, once; return the status code of the answer. Raises InvalidRequest if there is no
+        answer, and RateLimited while the tenant's share of the deliveries is in use."""
         check_event_types([event_type], "event_type")
         record, _ = await self._load(endpoint_id, tenant)
         place = self._places.try_acquire(tenant)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
-from apis.webhook_endpoints import WebhookEvent
+from apis.webhooks import WebhookEvent
 
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, not a password
 

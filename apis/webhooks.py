@@ -1,7 +1,8 @@
-"""WebhookEndpoints: the receivers of events that a tenant manages, and the requests that create and change them."""
+"""Webhooks: the queue of events for receivers elsewhere, and the requests by which tenants manage their receivers."""
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, get_args
 from urllib.parse import urlsplit
@@ -9,7 +10,9 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, Field
 
 from apis.errors import InvalidRequest
-from apis.storage.pages import Page
+from apis.observation.details import DeliverySummary
+from apis.provider import Provider
+from apis.storage.kv_store import Op
 from apis.wire.base import Wire
 
 WebhookEvent = Literal[
@@ -103,41 +106,27 @@ def check_event_types(names: list[str], param: str = "event_types") -> tuple[str
     return tuple(dict.fromkeys(names))
 
 
-class WebhookEndpoints(ABC):
-    """Endpoints of all tenants. A change holds for every event that happens after it has returned, on all workers.
+class Webhooks(Provider, ABC):
+    """The webhooks of a stack, for every API that reports an event to them: one of the run config, or one that the
+    tenant manages.
 
-    Events go on through the same queue as those for the webhooks of the run config: signed by Standard Webhooks,
-    repeated until they are accepted or too old, never to an address that the fetcher refuses. Every method raises
-    NotFound for an id that the tenant does not have, and StoreUnavailable.
+    Promises: an event is queued in the write of the change that it reports, delivered at least once under one id, and
+    repeated until it is accepted or too old.
     """
 
     @abstractmethod
-    async def create(self, request: CreateWebhookEndpoint, *, tenant: str) -> tuple[WebhookEndpoint, str]:
-        """Create an endpoint; return it and its secret, which is returned this once. Raises InvalidRequest for an event
-        or a URL that is not possible, and for more endpoints than a tenant may have."""
+    async def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
+        """Return the operations that queue the event for the tenant's webhooks: to be written with the change that it
+        reports; none for an event that no webhook gets. Raises StoreUnavailable."""
 
     @abstractmethod
-    async def get(self, endpoint_id: str, *, tenant: str) -> WebhookEndpoint:
-        """Return the endpoint."""
+    def wake(self) -> None:
+        """Look for due deliveries now."""
 
     @abstractmethod
-    async def list_endpoints(self, page: WebhookEndpointPage, *, tenant: str) -> Page[WebhookEndpoint]:
-        """Return a page of the tenant's endpoints, newest first."""
+    async def list_deliveries(self, object_id: str, *, tenant: str) -> Sequence[DeliverySummary]:
+        """Return the deliveries of the events of an object that can be read, oldest first."""
 
     @abstractmethod
-    async def update(self, endpoint_id: str, update: UpdateWebhookEndpoint, *, tenant: str) -> WebhookEndpoint:
-        """Change the endpoint; events that wait for it go to its new URL. Raises InvalidRequest as `create`."""
-
-    @abstractmethod
-    async def delete(self, endpoint_id: str, *, tenant: str) -> None:
-        """Delete the endpoint with the events that wait for it."""
-
-    @abstractmethod
-    async def rotate_secret(self, endpoint_id: str, *, keep_old: bool, tenant: str) -> tuple[WebhookEndpoint, str]:
-        """Replace the secret; return the endpoint and the new secret. With `keep_old`, events have a second signature
-        by the old one for OLD_SECRET_LIFE_S."""
-
-    @abstractmethod
-    async def send_test(self, endpoint_id: str, event_type: str, *, tenant: str) -> int:
-        """Send a sample event now, once; return the status code of the answer. Raises InvalidRequest if there is no
-        answer, and RateLimited while the tenant's share of the deliveries is in use."""
+    async def forget_deliveries(self, object_id: str, *, tenant: str) -> None:
+        """Delete the deliveries of an object from the log; those that wait are still sent."""
