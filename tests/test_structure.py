@@ -98,8 +98,13 @@ MAX_MODULES: Final = 30
 """Modules in one folder, its `__init__` aside."""
 MAX_IMPORTS: Final = 26
 """Modules of ours that one module may import."""
-MANY_IMPORTS: Final = {"providers/inference/chat_completions/endpoint.py": 28}
-"""Modules that may import more: that one has a method for each kind of request that a server takes."""
+MANY_IMPORTS: Final = {
+    # a method for each kind of request that a server takes
+    "providers/inference/chat_completions/endpoint.py": 28,
+    # the constructor of the whole API
+    "providers/responses/loop.py": 27,
+}
+"""Modules that may import more."""
 BAD_NAMES: Final = re.compile(r"(Impl|Adapter|Mixin|Manager|Base|Utils?|Helpers?)$")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -6,6 +6,7 @@ those that outlive their request, `store/` stores them.
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from typing import Any
@@ -48,8 +49,9 @@ from providers.responses.context.conversations import StoredConversations, page_
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
 from providers.responses.run.response_runner import ResponseRunner
-from providers.responses.session import SessionFactory
+from providers.responses.session import LoopSession
 from providers.responses.settings import LoopSettings
+from providers.responses.store.history_cache import HistoryCache
 from providers.responses.store.history_keys import EVICTABLE_KINDS, LINE_KIND
 from providers.responses.tools.request_tools import RequestTools
 
@@ -102,9 +104,7 @@ class ResponsesLoop(Responses):
             options, inference, kv_store, reader, request_tools, self._conversations, self._prompts
         )
         self._runner = ResponseRunner(self._history, config.response_timeout_s)
-        self._sessions = SessionFactory(
-            self._history, self._preparer, self._runner, self._views, cache_bytes=config.session_bytes
-        )
+        self._session_cache = HistoryCache(config.session_bytes, max_age_s=math.inf)
         self._background = BackgroundResponses(
             kv_store, self._history, self._preparer, webhooks, config.background, accounts, tenants
         )
@@ -174,7 +174,7 @@ class ResponsesLoop(Responses):
         return await self._model_catalog.find_window(model)
 
     def open_session(self, *, tenant: str) -> Session:
-        return self._sessions.open(tenant)
+        return LoopSession(tenant, self._history, self._session_cache, self._preparer, self._runner, self._views)
 
     async def get(self, response_id: str, *, include: Sequence[str] = (), tenant: str) -> Response:
         response = await self._load(response_id, tenant)

@@ -1,6 +1,5 @@
 """LoopSession: the responses of one WebSocket connection, with a cache of those that are not stored."""
 
-import math
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -41,40 +40,24 @@ _MAX_RESPONSES: Final = 64
 _NO_POSITION: Final = TurnPosition("", 0)
 
 
-class SessionFactory:
-    """Opens sessions, whose unstored responses share a cache of `cache_bytes`: when it is full, the tenant that uses
-    most of it loses its oldest."""
+class LoopSession(Session):
+    """Caches the newest unstored response of each chain: 64 of them, and fewer where `cache`, which all sessions share,
+    is full: then the tenant that uses most of it loses its oldest."""
 
     def __init__(
         self,
+        tenant: str,
         history: History,
+        cache: HistoryCache,
         preparer: ResponsePreparer,
         runner: ResponseRunner,
         views: ItemViews,
-        *,
-        cache_bytes: int,
     ) -> None:
-        self.history = history
-        self.preparer = preparer
-        self.runner = runner
-        self.views = views
-        self.cache = HistoryCache(cache_bytes, max_age_s=math.inf)
-
-    def open(self, tenant: str) -> Session:
-        """Return a new session of the tenant."""
-        return LoopSession(tenant, self)
-
-
-class LoopSession(Session):
-    """Caches the newest unstored response of each chain: 64 of them, and fewer where the cache that all sessions share
-    is full."""
-
-    def __init__(self, tenant: str, factory: SessionFactory) -> None:
         self._tenant = tenant
-        self._preparer = factory.preparer
-        self._runner = factory.runner
-        self._views = factory.views
-        self._session_history = _SessionHistory(factory.history, factory.cache, tenant, f"{id(self)}/")
+        self._preparer = preparer
+        self._runner = runner
+        self._views = views
+        self._session_history = _SessionHistory(history, cache, tenant, f"{id(self)}/")
 
     async def respond(
         self,
