@@ -47,7 +47,7 @@ from providers.responses.background.background import BackgroundMetrics, Backgro
 from providers.responses.background.observation import BackgroundObservation
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
-from providers.responses.prepare import PrepareOptions, ResponsePreparer
+from providers.responses.prepare import ResponsePreparer
 from providers.responses.run.response_runner import ResponseRunner
 from providers.responses.session import LoopSession
 from providers.responses.settings import LoopSettings
@@ -89,19 +89,11 @@ class ResponsesLoop(Responses):
         )
         self.hides_reasoning = config.hide_reasoning
         self._views = self._conversations.views
-        options = PrepareOptions(
-            config.max_tool_calls,
-            config.parallel_tool_calls,
-            config.tool_timeout_s,
-            config.max_tool_output_chars,
-            requires_tool_lists=not config.continue_without_mcp_servers,
-            summary_model=config.summary_model,
-        )
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores, image_generator, reader)
         self._model_catalog = request_tools.model_catalog
         self._prompts = config.prompt_library()
         self._preparer = ResponsePreparer(
-            options, inference, kv_store, reader, request_tools, self._conversations, self._prompts
+            config, inference, kv_store, reader, request_tools, self._conversations, self._prompts
         )
         self._runner = ResponseRunner(self._history, config.response_timeout_s)
         self._session_cache = HistoryCache(config.session_bytes, max_age_s=math.inf)

@@ -8,7 +8,6 @@ Each stage takes the complete result of the one before and returns a complete va
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -48,22 +47,9 @@ from providers.responses.run.agent_loop import AgentLoop, LoopPlan
 from providers.responses.run.checkpoint import ResumePoint
 from providers.responses.run.hosted_calls import ToolCallLimits
 from providers.responses.run.pending_response import PendingResponse
+from providers.responses.settings import LoopSettings
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
 from providers.responses.tools.request_tools import RequestTools
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareOptions:
-    """Options of a deployment: the largest number of hosted calls of a response and how many of them run at a time,
-    seconds for each call, characters of a result that the model reads, and whether an MCP server without a list of
-    tools fails the response. `summary_model` summarizes reasoning."""
-
-    max_tool_calls: int
-    parallel_tool_calls: int
-    tool_timeout_s: float
-    max_tool_output_chars: int
-    requires_tool_lists: bool = True
-    summary_model: str | None = None
 
 
 class _Origin(msgspec.Struct, frozen=True):
@@ -92,7 +78,7 @@ class ResponsePreparer:
 
     def __init__(
         self,
-        options: PrepareOptions,
+        config: LoopSettings,
         inference: Inference,
         kv_store: KVStore,
         reader: Reader,
@@ -101,13 +87,13 @@ class ResponsePreparer:
         prompts: PromptLibrary,
     ) -> None:
         self._prompts = prompts
-        self._options = options
+        self._config = config
         self._kv = kv_store
         self._inference = inference
         self._inferences = RequestInferences(
             inference,
             request_tools.model_catalog,
-            options.summary_model,
+            config.summary_model,
             hides_reasoning=conversations.views.hides_reasoning,
         )
         self._request_tools = request_tools
@@ -186,7 +172,7 @@ class ResponsePreparer:
         chat = build_chat(request, messages, toolbox, conversation.root)
         output = ResponseOutput(
             origin.ids,
-            self._options.max_tool_output_chars,
+            self._config.max_tool_output_chars,
             reasoning_sealer=await self._sealed_content.build_reasoning_seal(request, tenant),
             tool_result_sealer=await self._sealed_content.build_result_seal(request, tenant),
             is_json=chat.response_format is not None,
@@ -200,7 +186,7 @@ class ResponsePreparer:
             toolbox,
             self._call_limits(request),
             await self.compactor.create_response_compaction(request, conversation, output, tenant),
-            requires_tool_lists=self._options.requires_tool_lists,
+            requires_tool_lists=not self._config.continue_without_mcp_servers,
             # the usage of a chat that was shortened says nothing of the whole one
             record_usage=None if request.truncation == "auto" else self.token_counters.of_tenant(tenant).record_usage,
         )
@@ -219,9 +205,9 @@ class ResponsePreparer:
         )
 
     def _call_limits(self, request: CreateResponse) -> ToolCallLimits:
-        options = self._options
-        max_calls = request.max_tool_calls or options.max_tool_calls
-        return ToolCallLimits(max_calls, options.parallel_tool_calls, options.tool_timeout_s)
+        config = self._config
+        max_calls = request.max_tool_calls or config.max_tool_calls
+        return ToolCallLimits(max_calls, config.parallel_tool_calls, config.tool_timeout_s)
 
     async def _read_context(self, request: CreateResponse, origin: _Origin) -> _Context:
         """Return everything before the response, as the model will read it, and the request with the options that its
