@@ -52,17 +52,6 @@ from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
 from providers.responses.tools.request_tools import RequestTools
 
 
-class _Origin(msgspec.Struct, frozen=True):
-    """Identity of the response that a request is prepared for, its sender, and the point at which it is resumed."""
-
-    tenant: str
-    ids: ResponseIds
-    created_at: int
-    history_source: HistorySource
-    resume_point: ResumePoint | None = None
-    caller: Caller | None = None
-
-
 class _Context(NamedTuple):
     """Everything before a response: its request with the options that its items set, the conversation, all items, also
     the output that is resumed, and those of the input that no model sees."""
@@ -140,7 +129,9 @@ class ResponsePreparer:
         created_at = int(time.time()) if created_at is None else created_at
         source = history_source or self._conversations.history
         try:
-            pending = await self._prepare(request, _Origin(tenant, ids, created_at, source, resume_point, caller))
+            pending = await self._prepare(
+                request, tenant, ids, source, created_at=created_at, resume_point=resume_point, caller=caller
+            )
             return pending if lock is None else msgspec.structs.replace(pending, lock=lock)
         except BaseException:
             if lock is not None:
@@ -150,35 +141,37 @@ class ResponsePreparer:
     async def prepare_unlocked(self, request: CreateResponse, tenant: str, caller: Caller | None) -> PendingResponse:
         """Return a response that will not run: to count its tokens, or to compact its conversation."""
         with self._rendering(request) as rendered:
-            origin = _Origin(tenant, ResponseIds(), int(time.time()), self._conversations.history, caller=caller)
-            return await self._prepare(accept_request(rendered), origin)
+            request = accept_request(rendered)
+            source, created_at = self._conversations.history, int(time.time())
+            return await self._prepare(request, tenant, ResponseIds(), source, created_at=created_at, caller=caller)
 
     def _rendering(self, request: CreateResponse) -> AbstractContextManager[CreateResponse]:
         return nullcontext(request) if request.prompt is None else self._prompts.rendering(request)
 
-    async def _prepare(self, request: CreateResponse, origin: _Origin) -> PendingResponse:
-        tenant, resume_point = origin.tenant, origin.resume_point
-        before = await self._read_context(request, origin)
+    async def _prepare(
+        self,
+        request: CreateResponse,
+        tenant: str,
+        ids: ResponseIds,
+        source: HistorySource,
+        *,
+        created_at: int,
+        resume_point: ResumePoint | None = None,
+        caller: Caller | None,
+    ) -> PendingResponse:
+        before = await self._read_context(request, tenant, ids, source, resume_point)
         request, conversation, index = before.request, before.conversation, before.items
         output_results = resume_point.checkpoint.tool_results if resume_point is not None else {}
         tool_results = {**conversation.tool_results, **output_results}
-        if origin.caller is not None:
-            await require_prepared(origin.caller, request, index, self._inference)
+        if caller is not None:
+            await require_prepared(caller, request, index, self._inference)
         toolbox = await self._request_tools.build(
-            request, index, tool_results, tenant=tenant, response_id=origin.ids.response_id
+            request, index, tool_results, tenant=tenant, response_id=ids.response_id
         )
         messages = await conversation.read_messages(supports_namespaces=toolbox.supports_namespaces)
         await check_large_format(request)
         chat = build_chat(request, messages, toolbox, conversation.root)
-        output = ResponseOutput(
-            origin.ids,
-            self._config.max_tool_output_chars,
-            reasoning_sealer=await self._sealed_content.build_reasoning_seal(request, tenant),
-            tool_result_sealer=await self._sealed_content.build_result_seal(request, tenant),
-            is_json=chat.response_format is not None,
-            hides_reasoning=self._conversations.views.hides_reasoning,
-            items=resume_point.output_items if resume_point is not None else (),
-        )
+        output = await self._build_output(request, tenant, ids, resume_point, is_json=chat.response_format is not None)
         plan = LoopPlan(
             await self._inferences.build(request, toolbox),
             chat,
@@ -195,13 +188,32 @@ class ResponsePreparer:
             request,
             tenant,
             conversation,
-            origin.ids,
+            ids,
             output,
             AgentLoop(plan, output, resume_point.checkpoint if resume_point is not None else None),
-            origin.created_at,
+            created_at,
             before.transformations,
             comparison=await self._comparer.compare(request, chat, conversation, tenant=tenant),
             prefill=self._prefill,
+        )
+
+    async def _build_output(
+        self,
+        request: CreateResponse,
+        tenant: str,
+        ids: ResponseIds,
+        resume_point: ResumePoint | None,
+        *,
+        is_json: bool,
+    ) -> ResponseOutput:
+        return ResponseOutput(
+            ids,
+            self._config.max_tool_output_chars,
+            reasoning_sealer=await self._sealed_content.build_reasoning_seal(request, tenant),
+            tool_result_sealer=await self._sealed_content.build_result_seal(request, tenant),
+            is_json=is_json,
+            hides_reasoning=self._conversations.views.hides_reasoning,
+            items=resume_point.output_items if resume_point is not None else (),
         )
 
     def _call_limits(self, request: CreateResponse) -> ToolCallLimits:
@@ -209,14 +221,20 @@ class ResponsePreparer:
         max_calls = request.max_tool_calls or config.max_tool_calls
         return ToolCallLimits(max_calls, config.parallel_tool_calls, config.tool_timeout_s)
 
-    async def _read_context(self, request: CreateResponse, origin: _Origin) -> _Context:
+    async def _read_context(
+        self,
+        request: CreateResponse,
+        tenant: str,
+        ids: ResponseIds,
+        source: HistorySource,
+        resume_point: ResumePoint | None,
+    ) -> _Context:
         """Return everything before the response, as the model will read it, and the request with the options that its
         items set."""
-        tenant, source = origin.tenant, origin.history_source
         allowance = LoadAllowance(source.max_bytes)
-        history = await self._load_history(request, origin, allowance)
+        history = await self._load_history(request, tenant, source, allowance)
         index, tool_results, hidden = await read_items(
-            request, history, source, self._sealed_content, origin.ids, tenant=tenant, allowance=allowance
+            request, history, source, self._sealed_content, ids, tenant=tenant, allowance=allowance
         )
         is_continuable = request.store is not False or source is not self._conversations.history
         conversation = Conversation(
@@ -227,10 +245,10 @@ class ResponsePreparer:
             current_turn_only=reads_current_turn_only(request),
             must_compact=ends_with_trigger(request),
             root=self._conversations.roots.choose(
-                request, tenant, history.root, origin.ids.response_id if is_continuable else None
+                request, tenant, history.root, ids.response_id if is_continuable else None
             ),
         )
-        output_items = origin.resume_point.input_items if origin.resume_point is not None else ()
+        output_items = resume_point.input_items if resume_point is not None else ()
         if index.is_plain_text and not (request.tools or output_items):  # there is nothing to open or to fetch
             return _Context(request, conversation, index, hidden)
         request = apply_configuration_updates(request, index)
@@ -250,10 +268,11 @@ class ResponsePreparer:
         )
         return _Context(request, conversation, index.followed_by(output_items), hidden)
 
-    async def _load_history(self, request: CreateResponse, origin: _Origin, allowance: LoadAllowance) -> LoadedHistory:
+    async def _load_history(
+        self, request: CreateResponse, tenant: str, source: HistorySource, allowance: LoadAllowance
+    ) -> LoadedHistory:
         """Return the history that the request follows: a conversation, a chain or none. Raises NotFound and
         InvalidRequest."""
-        tenant = origin.tenant
         if request.conversation_id is not None:
             history = await self._conversations.load_history(
                 request.conversation_id, tenant=tenant, allowance=allowance
@@ -262,7 +281,5 @@ class ResponsePreparer:
             await self._sealed_content.unseal_reasoning(index, request.model, tenant)
             return msgspec.structs.replace(history, items=index.items)
         if request.previous_response_id is not None:
-            return await origin.history_source.load_history(
-                request.previous_response_id, tenant=tenant, allowance=allowance
-            )
+            return await source.load_history(request.previous_response_id, tenant=tenant, allowance=allowance)
         return LoadedHistory()
