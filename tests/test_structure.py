@@ -55,6 +55,24 @@ CLAIMS: Final = {
     "stack/http/idempotency.py",  # one request of a key at a time
 }
 """Files that acquire leases: queues of jobs leave that to LeasedJobs."""
+LONE_INTERFACES: Final = {
+    "Containers": "responses use the containers of a tool runtime",
+    "Conversations": "Responses hands it out",
+    "Fetcher": "responses, tools, readers, accounts and webhooks fetch by it",
+    "Files": "responses, batches, uploads, vector stores and tools use it",
+    "ImageGenerator": "responses make images by it",
+    "Meter": "responses, batches and vector stores end charges by it",
+    "Moderation": "operators have classifiers of their own",
+    "Observation": "Responses hands it out",
+    "Reader": "responses and vector stores read files by it",
+    "Responses": "the API of the product",
+    "Session": "Responses hands it out",
+    "Skills": "tool runtimes mount skills by it",
+    "ToolServers": "responses call the tools of MCP servers by it",
+    "VectorStores": "responses search files by it",
+    "Webhooks": "responses and batches report their ends to it",
+}
+"""Interfaces with one class, and why they are there: providers of different APIs do not import each other."""
 OPENS_SOCKETS: Final = {
     # to where requests, models, tools and pages point
     "providers/fetcher/connections.py",
@@ -211,6 +229,24 @@ def test_every_interface_says_what_it_promises() -> None:
                     and not ast.get_docstring(method)
                 ]
     assert silent == []
+
+
+def test_an_interface_has_two_classes_or_a_reason() -> None:
+    bases: dict[str, set[str]] = {}
+    interfaces: set[str] = set()
+    for file in OURS:
+        for node in tree(file).body:
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = {ast.unparse(each).partition("[")[0] for each in node.bases}
+                if "ABC" in bases[node.name] and file.is_relative_to(ROOT / "apis"):
+                    interfaces.add(node.name)
+    assert len(interfaces) > len(LONE_INTERFACES)
+
+    def implements(name: str, interface: str) -> bool:
+        return any(base == interface or implements(base, interface) for base in bases.get(name, ()))
+
+    counts = {each: sum(implements(name, each) for name in bases if "ABC" not in bases[name]) for each in interfaces}
+    assert {name for name, count in counts.items() if count < 2} == LONE_INTERFACES.keys()
 
 
 def _is_error(node: ast.ClassDef) -> bool:
