@@ -19,6 +19,10 @@ class Peer(Protocol):
     cover_message: Callable[[int], bool]
     """Takes the bytes of a WebSocket's unfinished message; false where they find no place. The app sets it."""
 
+    write_text: Callable[[str], bool]
+    """Sends a message on the open WebSocket without waiting, past the ASGI layers; true if the client is ready for
+    more. Where it has left, the message is lost. The server sets it."""
+
     def admit(self, turn: TenantTurn) -> None:
         """Record that a request on the connection has passed authentication: it may stay open between requests, and is
         read in the turns of the tenant."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.gates import unauthorized_error
 from stack.http.metering import GrantedRequest, grant_request, open_charge
 from stack.http.parsing import is_large, read_object, validate_request
-from stack.http.peer import get_peer
+from stack.http.peer import Peer, get_peer
 from stack.http.request_record import WEBSOCKET, RequestRecord
 from stack.http.sse import ApiDialect, encode_message, read_dialect, select_events
 from stack.http.streams import SHUTTING_DOWN_MESSAGE
@@ -64,8 +64,9 @@ async def serve_websocket(scope: Scope, receive: Receive, send: Send) -> None:
         session = stack.responses.open_session(tenant=tenant)
         try:
             await send({"type": "websocket.accept", "headers": []})
-            handler = _SocketHandler(send, session, services, dialect, context)
-            if (peer := get_peer(scope)) is not None:
+            peer = get_peer(scope)
+            handler = _SocketHandler(send, session, services, dialect, context, peer)
+            if peer is not None:
                 peer.cover_message = handler.cover_message
             await handler.run(receive)
         except OSError:
@@ -100,9 +101,11 @@ class _SocketHandler:
         services: Services,
         dialect: ApiDialect,
         context: HttpContext,
+        peer: Peer | None,
     ) -> None:
         config = services.stack.config.server
         self._asgi_send = send
+        self._write_text = None if peer is None else peer.write_text
         self._session = session
         self._tenant = context.tenant
         self._caller = context.caller
@@ -264,13 +267,16 @@ class _SocketHandler:
             options = {"generate": generate, "charge": charge, "caller": self._caller}
             respond = partial(self._session.respond, salted, stream_id=stream_id, **options)
             record.expect_response()
+            encode = partial(encode_message, dialect=self._dialect, stream_id=stream_id, obfuscate=obfuscate)
             async with aclosing(Stream[ResponseStreamEvent](respond)) as batches:
                 async for events in batches:
                     if not started:
                         started = True
                         record.observe(events[0])
                     for event in select_events(events, self._dialect):
-                        await self._send(encode_message(event, self._dialect, stream_id, obfuscate=obfuscate))
+                        await self._send(encode(event))
+                    if self._write_text is not None:
+                        batches.push_to(partial(self._push, self._write_text, encode))
         except _ConnectionClosed:
             _log.info("a client left its WebSocket early")
         except Exception as exc:  # noqa: BLE001 - the stream's outer edge
@@ -290,6 +296,18 @@ class _SocketHandler:
             del self._running_tasks[create_message.stream_id]
             context.end()
             self._start_queued()
+
+    def _push(
+        self,
+        write_text: Callable[[str], bool],
+        encode: Callable[[ResponseStreamEvent], str],
+        events: Sequence[ResponseStreamEvent],
+    ) -> bool:
+        """Send events without waiting; return true if the client is ready for more."""
+        is_ready = True
+        for event in select_events(events, self._dialect):
+            is_ready = write_text(encode(event))
+        return is_ready
 
     async def _parse_granted(self, create_message: _CreateMessage) -> tuple[GrantedRequest[CreateResponse], bool]:
         request, generate = await _parse_create(create_message)

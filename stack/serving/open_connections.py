@@ -50,6 +50,7 @@ class TrackedPeer(Peer):
         "is_admitted",
         "opened_at",
         "turn",
+        "write_text",
     )
 
     def __init__(
@@ -65,6 +66,7 @@ class TrackedPeer(Peer):
         self.address = address
         self.turn = turn
         self.cover_message = _cover_any
+        self.write_text: Callable[[str], bool] = _write_nothing
         self.opened_at = now
         self.is_admitted = False
         self._on_disconnect: Callable[[], None] | None = None
@@ -197,6 +199,6 @@ def _cover_any(_: int) -> bool:
     return True
 
 
-def _write_nothing(_: bytes) -> bool:
+def _write_nothing(_: str | bytes) -> bool:
     """Write to a connection that is lost."""
     return False

@@ -47,6 +47,8 @@ class WebSocketServerConnection(WebSocketsSansIOProtocol):
         self._draining = False
         peer = get_peer({"state": self.app_state})
         self._peer = peer if isinstance(peer, TrackedPeer) else None
+        if self._peer is not None:
+            self._peer.write_text = self._write_text
         self._unparsed = bytearray()
         self._is_queued = False
         self._control_frames = 0
@@ -214,6 +216,14 @@ class WebSocketServerConnection(WebSocketsSansIOProtocol):
                 self._fail(1007, "the text is not UTF-8")
                 return
         super().send_receive_event_to_app()
+
+    def _write_text(self, text: str) -> bool:
+        """See `Peer.write_text`."""
+        if not self.handshake_complete or self.close_sent or self.transport.is_closing():
+            return False
+        self.conn.send_text(text.encode())
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        return self.writable.is_set()
 
     async def receive(self) -> Any:
         message = await self.queue.get()

@@ -10,11 +10,22 @@ from openai.types.responses.responses_client_event import ResponseCreate
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from providers.inference.scripted import Scripted
+from stack.serving.socket_connection import WebSocketServerConnection
 from tests.support.laws.stream_laws import check_stream
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked, bare, create, messages, responses, stream
 from tests.support.sdk.websockets import TERMINAL, talking
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.servers.upstream_server import (
+    DONE,
+    LAST_HTTP_CHUNK,
+    UpstreamServer,
+    Wait,
+    event,
+    head,
+    http_chunk,
+    text_chunks,
+)
 
 SLOW = scripted([{"text": "one "}, {"wait_s": 30}, {"text": "two"}])
 LIMITS = ResponsesWebSocketLimits(
@@ -365,3 +376,40 @@ async def test_turns_of_a_conversation_can_be_made_here() -> None:
         await talk.ask(conversation=conversation.id, input="two")
         await talk.ask(conversation=conversation.id, input="three")
         assert [each["content"] for each in messages(served) if each["role"] == "user"] == ["one", "two", "three"]
+
+
+# --- the road of tokens ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_paused", [False, True], ids=["a client that reads", "a client that pauses"])
+async def test_a_servers_words_are_written_as_they_arrive(*, monkeypatch: pytest.MonkeyPatch, is_paused: bool) -> None:
+    """Each is written in the callback of the upstream's socket, without the ASGI layers, while the client keeps up."""
+    words = [f"{'x' * 20_000 if is_paused else 'w'}{number} " for number in range(300)]
+    may_go_on = [asyncio.Event() for _ in words]
+    chunks = [http_chunk(event(chunk)) for chunk in text_chunks(*words)]
+    pairs = zip(may_go_on, chunks[1:], strict=False)
+    answer: list[Any] = [head(), chunks[0], *(act for ready, chunk in pairs for act in (Wait(ready), chunk))]
+    answer += [*chunks[1 + len(words) :], http_chunk(DONE), LAST_HTTP_CHUNK]
+    sends: list[str] = []
+    send = WebSocketServerConnection.send
+
+    async def count_and_send(self: WebSocketServerConnection, message: Any) -> None:
+        sends.append(message["type"])
+        await send(self, message)
+
+    monkeypatch.setattr(WebSocketServerConnection, "send", count_and_send)
+    async with UpstreamServer(answer) as upstream:
+        inference = {"provider": "vllm", "base_url": upstream.base_url, "models_cache_s": 0}
+        async with serving(inference) as served, talking(served) as talk:
+            await talk.send(model="fake-model")
+            for ready in may_go_on:
+                ready.set()
+                if not is_paused:  # the word has arrived before the next one is sent
+                    await talk.until("response.output_text.delta")
+            if is_paused:
+                await asyncio.sleep(0.3)
+            last = await talk.until(*TERMINAL)
+            check_stream(talk.events)
+            assert last.response.output_text == "".join(words)
+    if not is_paused:
+        assert sends.count("websocket.send") < 30

@@ -103,6 +103,7 @@ class _RecordingPeer(Peer):
         self._record = record
         self.turn = peer.turn
         self.cover_message = peer.cover_message
+        self.write_text = peer.write_text
 
     def admit(self, turn: TenantTurn) -> None:
         self._peer.admit(turn)
