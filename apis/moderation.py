@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Tag
 
 from apis.chat import ImagePart, TextPart
 from apis.deltas import Usage
+from apis.errors import InvalidRequest
 from apis.provider import Provider
 from apis.wire.base import Wire
 from apis.wire.item_parts import text_or_list
@@ -102,6 +103,11 @@ class ModerationScores:
     has_images: bool = False
     usage: Usage = NO_USAGE
 
+    @classmethod
+    def of_nothing(cls, model: str) -> Self:
+        """Return the scores of an input without any content."""
+        return cls(dict.fromkeys(CATEGORIES, 0.0), frozenset(), model, has_text=False)
+
     def joined_with(self, other: "ModerationScores") -> "ModerationScores":
         """Return the scores of both inputs together: of each category the higher one."""
         usage = Usage(
@@ -127,6 +133,10 @@ class ModerationScores:
         }
 
 
+class OutputBlocked(Exception):
+    """Flagged output is blocked: no client may read it, and no telemetry may hold it. It ends the stream of a model."""
+
+
 class Moderation(Provider, ABC):
     """Judges texts and images. Its answers are probabilities, which are calibrated only as well as its model is."""
 
@@ -134,6 +144,18 @@ class Moderation(Provider, ABC):
     @abstractmethod
     def model(self) -> str:
         """Return the id of the model that is asked."""
+
+    @property
+    @abstractmethod
+    def window_chars(self) -> int:
+        """Return how many characters of an answer wait until they are judged, where flagged output is blocked."""
+
+    def require_name(self, name: str, param: str) -> None:
+        """Raise InvalidRequest for a name by which nothing is moderated here; `param` is its field."""
+        if name not in self.names:
+            listed = ", ".join(sorted(self.names))
+            message = f"The moderation model '{name}' is not served here; these are: {listed}."
+            raise InvalidRequest(message, param=param, code="model_not_found")
 
     @property
     @abstractmethod

@@ -33,7 +33,13 @@ from apis.wire.completion_window import SOONEST, window_to_seconds
 from apis.wire.item_parts import text_or_list
 from apis.wire.items import Item
 from apis.wire.prompt import PromptReference
-from apis.wire.request_options import AccessPrograms, BackgroundOptions, ImageOptions, PromptCacheOptions
+from apis.wire.request_options import (
+    AccessPrograms,
+    BackgroundOptions,
+    ImageOptions,
+    ModerationOptions,
+    PromptCacheOptions,
+)
 from apis.wire.text_format import TextFormatOption
 from apis.wire.tool_choice import ToolChoice
 from apis.wire.tools import Tool
@@ -145,6 +151,7 @@ class CreateResponse(Sampling):
     access_programs: AccessPrograms | None = None
     background_options: BackgroundOptions | None = None
     image: ImageOptions | None = None
+    moderation: ModerationOptions | None = None
     prompt_cache_options: PromptCacheOptions | None = None
 
     @field_validator("model", mode="wrap")

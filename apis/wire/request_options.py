@@ -23,6 +23,32 @@ class ImageOptions(Wire):
     context_compression: Literal["auto", "disabled"] | None = None
 
 
+class ModerationPolicyMode(Wire):
+    """`score` only reports; `block` keeps flagged content from the model, or from everybody who reads the response."""
+
+    mode: Literal["score", "block"]
+
+
+class ModerationPolicy(Wire):
+    input: ModerationPolicyMode | None = None
+    output: ModerationPolicyMode | None = None
+
+
+class ModerationOptions(Wire):
+    """Input and output are judged by a moderation model. Without a policy they are only scored."""
+
+    model: str = Field(min_length=1, max_length=256)
+    policy: ModerationPolicy | None = None
+
+    @property
+    def blocks_input(self) -> bool:
+        return bool(self.policy and self.policy.input and self.policy.input.mode == "block")
+
+    @property
+    def blocks_output(self) -> bool:
+        return bool(self.policy and self.policy.output and self.policy.output.mode == "block")
+
+
 class PromptCacheOptions(Wire):
     """With `prewarm` no model is called: the response holds its input for later responses to continue."""
 

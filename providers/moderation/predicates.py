@@ -45,7 +45,8 @@ class PredicateModeration(Moderation):
         """`model` is a model of `inference` that makes decisions: a guard model, a decision model or any chat model.
         `names` are further names by which requests may call for it. A category is flagged from its entry of
         `thresholds` on, else from `threshold`. `statements` replace the built-in ones, by category. A text of more
-        than `piece_chars` is judged in pieces, which must fit the window of the model."""
+        than `piece_chars` is judged in pieces, which must fit the window of the model. Where flagged output of a
+        response is blocked, `window_chars` of it wait until they are judged."""
 
         model: str = Field(min_length=1, max_length=256)
         names: tuple[str, ...] = ("omni-moderation-latest", "text-moderation-latest")
@@ -53,6 +54,7 @@ class PredicateModeration(Moderation):
         thresholds: dict[Category, float] = Field(default_factory=dict[Category, float])
         statements: dict[Category, str] = Field(default_factory=dict[Category, str])
         piece_chars: int = Field(default=8000, ge=200, le=1_000_000)
+        window_chars: int = Field(default=400, ge=1, le=100_000)
 
     def __init__(self, config: Config, inference: Inference) -> None:
         self._config = config
@@ -71,6 +73,10 @@ class PredicateModeration(Moderation):
     @property
     def model(self) -> str:
         return self._config.model
+
+    @property
+    def window_chars(self) -> int:
+        return self._config.window_chars
 
     @property
     def names(self) -> frozenset[str]:

@@ -21,6 +21,7 @@ from apis.events import ResponseEvent, ResponseEventBatch
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.image_generator import ImageGenerator
 from apis.inference import Inference
+from apis.moderation import Moderation
 from apis.responses import (
     Charge,
     CompactConversation,
@@ -46,6 +47,7 @@ from providers.common.supervision import supervise
 from providers.responses.background.background import BackgroundMetrics, BackgroundResponses
 from providers.responses.background.observation import BackgroundObservation
 from providers.responses.context.conversations import StoredConversations, page_input_items
+from providers.responses.context.request_inference import RequestInferences
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import ResponsePreparer
 from providers.responses.run.response_runner import ResponseRunner
@@ -75,6 +77,7 @@ class ResponsesLoop(Responses):
         tool_servers: ToolServers | None,
         vector_stores: VectorStores | None,
         image_generator: ImageGenerator | None,
+        moderation: Moderation | None,
         accounts: Accounts,
         tenants: Tenants = ONE_TENANT,
     ) -> None:
@@ -92,8 +95,11 @@ class ResponsesLoop(Responses):
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores, image_generator, reader)
         self._model_catalog = request_tools.model_catalog
         self._prompts = config.prompt_library()
+        inferences = RequestInferences(
+            inference, self._model_catalog, config.summary_model, moderation, hides_reasoning=config.hide_reasoning
+        )
         self._preparer = ResponsePreparer(
-            config, inference, kv_store, reader, request_tools, self._conversations, self._prompts
+            config, inferences, kv_store, reader, request_tools, self._conversations, self._prompts
         )
         self._runner = ResponseRunner(self._history, config.response_timeout_s)
         self._session_cache = HistoryCache(config.session_bytes, max_age_s=math.inf)

@@ -15,7 +15,6 @@ from openai.types.responses.response import InputTransformation
 
 from apis.accounts.accounts import Caller
 from apis.documents.reader import Reader
-from apis.inference import Inference
 from apis.responses import CreateResponse
 from apis.storage.kv_store import KVStore
 from providers.common.permissions import require_prepared
@@ -68,7 +67,7 @@ class ResponsePreparer:
     def __init__(
         self,
         config: LoopSettings,
-        inference: Inference,
+        inferences: RequestInferences,
         kv_store: KVStore,
         reader: Reader,
         request_tools: RequestTools,
@@ -78,13 +77,7 @@ class ResponsePreparer:
         self._prompts = prompts
         self._config = config
         self._kv = kv_store
-        self._inference = inference
-        self._inferences = RequestInferences(
-            inference,
-            request_tools.model_catalog,
-            config.summary_model,
-            hides_reasoning=conversations.views.hides_reasoning,
-        )
+        self._inferences = inferences
         self._request_tools = request_tools
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
@@ -93,7 +86,7 @@ class ResponsePreparer:
         self._sealed_content = conversations.views.sealed_content
         self.token_counters = self._inferences.token_counters
         self._comparer = PromptComparer(conversations.history, self._sealed_content, self.token_counters)
-        self.compactor = Compactor(inference, self._sealed_content, self.token_counters)
+        self.compactor = Compactor(inferences.inference, self._sealed_content, self.token_counters)
 
     async def prepare(
         self,
@@ -139,9 +132,10 @@ class ResponsePreparer:
             raise
 
     async def prepare_unlocked(self, request: CreateResponse, tenant: str, caller: Caller | None) -> PendingResponse:
-        """Return a response that will not run: to count its tokens, or to compact its conversation."""
+        """Return a response that will not run: to count its tokens, or to compact its conversation. Its input is not
+        moderated."""
         with self._rendering(request) as rendered:
-            request = accept_request(rendered)
+            request = accept_request(rendered.model_copy(update={"moderation": None}))
             source, created_at = self._conversations.history, int(time.time())
             return await self._prepare(request, tenant, ResponseIds(), source, created_at=created_at, caller=caller)
 
@@ -164,7 +158,7 @@ class ResponsePreparer:
         output_results = resume_point.checkpoint.tool_results if resume_point is not None else {}
         tool_results = {**conversation.tool_results, **output_results}
         if caller is not None:
-            await require_prepared(caller, request, index, self._inference)
+            await require_prepared(caller, request, index, self._inferences.inference)
         toolbox = await self._request_tools.build(
             request, index, tool_results, tenant=tenant, response_id=ids.response_id
         )
@@ -172,8 +166,9 @@ class ResponsePreparer:
         await check_large_format(request)
         chat = build_chat(request, messages, toolbox, conversation.root)
         output = await self._build_output(request, tenant, ids, resume_point, is_json=chat.response_format is not None)
+        moderation = await self._inferences.moderate(request, index.input_items)
         plan = LoopPlan(
-            await self._inferences.build(request, toolbox),
+            await self._inferences.build(request, toolbox, moderation),
             chat,
             conversation,
             toolbox,
@@ -195,6 +190,7 @@ class ResponsePreparer:
             before.transformations,
             comparison=await self._comparer.compare(request, chat, conversation, tenant=tenant),
             prefill=self._prefill,
+            moderation=moderation,
         )
 
     async def _build_output(

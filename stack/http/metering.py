@@ -76,8 +76,8 @@ async def _find_moderation_model(stack: Stack, caller: Caller, request: CreateMo
     moderation = stack.moderation
     if moderation is None:
         return None if request.model is None else ModelNames(request.model, frozenset({request.model}))
-    found = await find_model(caller, moderation.model, stack.inference)
-    return None if found is None else replace(found, names=found.names | moderation.names)
+    names = await find_model(caller, moderation.model, stack.inference)
+    return None if names is None else replace(names, names=names.names | moderation.names)
 
 
 async def open_charge(

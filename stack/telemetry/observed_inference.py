@@ -14,6 +14,7 @@ from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import Delta, DeltaBatch, Finish, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.inference import DefaultSampling, Inference, Model, ModelHost, ModelNames
+from apis.moderation import OutputBlocked
 from apis.observation.background import UpstreamHealth
 from apis.provider import ProviderMetrics
 from apis.sink import ConvertedSink, Sink
@@ -70,6 +71,7 @@ class ObservedInference(Inference):
         try:
             await self._inference.stream(request, ConvertedSink(sink, call.observe))
         except BaseException as exc:
+            call.hides_output = isinstance(exc, OutputBlocked)
             if call.finish is None:
                 call.span.fail(error_type_of(exc))
             raise
@@ -139,6 +141,8 @@ class _ModelCall:
         self.batches: list[DeltaBatch] | None = [] if recorder.captures_content else None
         self.batch_count = 0
         self.finish: Finish | None = None
+        self.hides_output = False
+        """True of output that was blocked: no telemetry holds it."""
         self.first_batch_at = self._started_at = time.perf_counter()
         self._sampling = sampling
         # the first chunk ends no gap; the one before a timed chunk is where its gap begins
@@ -182,7 +186,8 @@ class _ModelCall:
         if self.batch_count:
             self._sampling.offset = (_CHUNKS_PER_SAMPLE - self._chunks_left) % _CHUNKS_PER_SAMPLE
         if self.batches is not None:
-            content = messages.input_content(self._request) | messages.output_content(self.batches)
+            batches = [] if self.hides_output else self.batches
+            content = messages.input_content(self._request) | messages.output_content(batches)
             if self._recorder.switches.content_in_spans:
                 self.span.set(messages.to_json(content))
             self._recorder.emit_details({**self._attributes, **result}, content)

@@ -1,6 +1,7 @@
 """RequestInferences: the Inference that the turns of one request run on, and the tokens of their prompts."""
 
 import logging
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -9,11 +10,14 @@ import msgspec
 
 from apis.chat import ChatRequest
 from apis.deltas import Finish, Usage
-from apis.errors import StackError
+from apis.errors import StackError, Unsupported
 from apis.inference import Inference
+from apis.moderation import Moderation
 from apis.responses import CreateResponse, ReasoningOptions
+from apis.wire.items import Item
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
 from providers.responses.context.answer_check import CheckedInference, CheckRules
+from providers.responses.context.moderated_answers import ModeratedInference, ResponseModeration
 from providers.responses.context.reasoning_summary import SummarizingInference
 from providers.responses.context.token_estimate import TokenCounters
 from providers.responses.context.truncation import with_truncation
@@ -25,20 +29,22 @@ _log = logging.getLogger(__name__)
 
 class RequestInferences:
     """Wraps one Inference as each request needs it. `summary_model` summarizes reasoning; None repeats it, unless that
-    is hidden."""
+    is hidden. `moderation` judges the input and output of requests that ask for that."""
 
     def __init__(
         self,
         inference: Inference,
         models: ModelCatalog,
         summary_model: str | None = None,
+        moderation: Moderation | None = None,
         *,
         hides_reasoning: bool = False,
     ) -> None:
         self.token_counters = TokenCounters(inference)
-        self._inference = inference
+        self.inference = inference
         self._models = models
         self._summary_model = summary_model
+        self._moderation = moderation
         self._hides_reasoning = hides_reasoning
 
     async def with_used_options(self, request: CreateResponse, chat: ChatRequest) -> CreateResponse:
@@ -48,7 +54,7 @@ class RequestInferences:
         if request.temperature is None or request.top_p is None:
             request = await self._with_default_sampling(request)
         used: dict[str, Any] = {}
-        if (effort := await self._inference.used_effort(chat)) is not None:
+        if (effort := await self.inference.used_effort(chat)) is not None:
             used["effort"] = effort
         if chat.all_reasoning and not await self._models.shows_all_reasoning(chat.model):
             used["context"] = "current_turn"
@@ -58,13 +64,28 @@ class RequestInferences:
         return request.model_copy(update={"reasoning": reasoning})
 
     async def _with_default_sampling(self, request: CreateResponse) -> CreateResponse:
-        sampling = await self._inference.default_sampling(request.model)
+        sampling = await self.inference.default_sampling(request.model)
         if sampling is None:
             return request
         values = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         return request.model_copy(
             update={name: value for name, value in values.items() if getattr(request, name) is None}
         )
+
+    async def moderate(self, request: CreateResponse, items: Sequence[Item]) -> ResponseModeration | None:
+        """Return the moderation that a request asks for, after it has judged these items of its input. Raises
+        InvalidRequest for input that is blocked, and Unsupported where nothing is moderated."""
+        if request.moderation is None:
+            return None
+        if self._moderation is None:
+            raise Unsupported(
+                "This server moderates nothing: its config has no section `moderation`.",
+                param="moderation",
+                code="not_configured",
+            )
+        moderation = ResponseModeration(self._moderation, request.moderation, request.cache_salt)
+        await moderation.judge_input(items)
+        return moderation
 
     async def prefill(self, chat: ChatRequest) -> Usage:
         """Let the model's engine cache the prompt of the chat, and return the tokens that it read: none where the
@@ -73,7 +94,7 @@ class RequestInferences:
             return Usage()
         shortest = chat.model_copy(update={"max_completion_tokens": 1})
         try:
-            async with aclosing(self._inference.chat(shortest)) as batches:
+            async with aclosing(self.inference.chat(shortest)) as batches:
                 async for batch in batches:
                     for delta in batch:
                         if isinstance(delta, Finish):
@@ -82,10 +103,14 @@ class RequestInferences:
             _log.warning("a prompt for %s could not be prepared: %s", chat.model, exc.message)
         return Usage()
 
-    async def build(self, request: CreateResponse, toolbox: OfferedTools) -> Inference:
-        """Return the Inference for the chats of the request: it shortens prompts and summarizes reasoning where the
-        request asks for that, and checks answers whose form the engine does not promise to hold."""
-        inference = with_truncation(self._inference, request)
+    async def build(
+        self, request: CreateResponse, toolbox: OfferedTools, moderation: ResponseModeration | None = None
+    ) -> Inference:
+        """Return the Inference for the chats of the request: it moderates answers, shortens prompts and summarizes
+        reasoning where the request asks for that, and checks answers whose form the engine does not promise to
+        hold."""
+        inference = self.inference if moderation is None else ModeratedInference(self.inference, moderation)
+        inference = with_truncation(inference, request)
         form = request.text.format if request.text else None
         demands_json = isinstance(form, JsonObjectFormat) or (isinstance(form, JsonSchema) and form.strict is not False)
         if demands_json or toolbox.has_client_tools:

@@ -17,6 +17,7 @@ from apis.storage.kv_store import Op
 from apis.wire.items import items_to_json
 from providers.common.tracebacks import without_traceback
 from providers.responses.context.conversation import Conversation
+from providers.responses.context.moderated_answers import ResponseModeration
 from providers.responses.context.prompt_cache.comparison import PromptComparison
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
@@ -43,7 +44,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
     `input_transformations` are the items of its input that no model sees; `comparison` is that of its prompt with the
     one of an earlier response, where the request names one; `prefill` lets the model's engine cache the prompt of a
     chat, and returns its tokens; `charge` is what its request has reserved, and `key_id` the key that sent it, where
-    that can be looked at again later."""
+    that can be looked at again later. `moderation` is what the request asks for."""
 
     request: CreateResponse
     tenant: str
@@ -58,6 +59,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
     prefill: Callable[[ChatRequest], Awaitable[Usage]] | None = None
     charge: Charge | None = None
     key_id: str = ""
+    moderation: ResponseModeration | None = None
 
     def charged_to(self, charge: Charge | None, key_id: str = "") -> "PendingResponse":
         """Return the response with the charge that its end is counted under, and the key of its request."""
@@ -105,6 +107,8 @@ class PendingResponse(msgspec.Struct, frozen=True):
         initial = self.build_initial_response()
         if self.comparison is not None:
             initial.prompt_cache_diagnostics = self.comparison.with_usage(state.usage)
+        if self.moderation is not None:
+            initial.moderation = self.moderation.build_results()
         items = self.output.finished_items()
         tool_usage = sum_tool_usage(items, state.tool_results)
         return end_response(initial, status, items, state.usage, reason=reason, error=error, tool_usage=tool_usage)

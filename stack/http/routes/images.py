@@ -172,8 +172,8 @@ class _ImageMaker:
         images: list[GeneratedImage] = []
         try:
             while len(images) < (self._job.request.n or 1):
-                async with aclosing(self._make_one()) as made:
-                    images += [image async for image in made if isinstance(image, GeneratedImage)]
+                async with aclosing(self._make_one()) as results:
+                    images += [image async for image in results if isinstance(image, GeneratedImage)]
         except StackError as exc:
             exc.repeats_work = exc.repeats_work or bool(images)
             raise

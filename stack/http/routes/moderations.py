@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.chat import ImagePart
-from apis.errors import InvalidRequest
 from apis.moderation import ContentPart, CreateModeration, Moderation, ModerationScores
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services, require_section
@@ -21,10 +20,8 @@ from stack.http.streams import run_while_connected
 async def create_moderation(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_metered(http, services.max_body_bytes, CreateModeration)
     moderation = require_section(services.stack.moderation, "moderates nothing", "moderation")
-    if request.model is not None and request.model not in moderation.names:
-        listed = ", ".join(sorted(moderation.names))
-        message = f"The moderation model '{request.model}' is not served here; these are: {listed}."
-        raise InvalidRequest(message, param="model", code="model_not_found")
+    if request.model is not None:
+        moderation.require_name(request.model, "model")
     urls = await load_images(_find_images(request), services.stack.fetcher, "input")
     inputs = [
         [replace_url(part, urls) if isinstance(part, ImagePart) else part for part in parts]

@@ -180,7 +180,6 @@ async def test_every_includable_of_the_api_is_known(served: Served, include: str
 REFUSED: dict[str, tuple[Json, str, str]] = {
     "background and no store": ({"background": True, "store": False}, "background", "stored"),
     "prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt.id", "there is no prompt 'pmpt_1'"),
-    "moderation": ({"moderation": {"model": "m"}}, "moderation", "not offered"),
     "an unknown truncation": ({"truncation": "some"}, "truncation", "'auto' or 'disabled'"),
     "an unknown includable": ({"include": ["all"]}, "include[0]", "message.output_text.logprobs"),
     "no model": ({"model": None}, "model", "expected a string, but got null"),

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import jsonschema_rs
 import pytest
+from openai import BadRequestError
 
 from apis.errors import ConfigError
 from stack.telemetry.conventions import MAX_SERIES
@@ -149,6 +150,26 @@ async def test_content_is_sent_only_where_the_mode_says_so(
         assert isinstance(attributes["gen_ai.input.messages"], list)
     if mode.startswith("SPAN"):
         check_content(otlp)
+
+
+async def test_output_that_was_blocked_is_in_no_span_and_no_event(
+    otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CONTENT, "SPAN_AND_EVENT")
+    words = [f"{word} " for word in ("a clean beginning " * 5 + "then kill the SECRET gardener").split()]
+    inference = {"provider": "tests.support.models.word_judge:WordJudge", "turns": [[{"text": words}]]}
+    moderation = {"provider": "predicates", "model": "scripted", "window_chars": 40}
+    policy = {"input": {"mode": "block"}, "output": {"mode": "block"}}
+    async with serving(inference, more={"moderation": moderation}) as served:
+        response = await create(served, input="Go.", moderation={"model": "scripted", "policy": policy})
+        with pytest.raises(BadRequestError):
+            await create(served, input="SECRET scum", moderation={"model": "scripted", "policy": policy})
+    assert response.incomplete_details.reason == "content_filter"
+    check_all(otlp, with_content=True)
+    assert len(otlp.named("chat ")) == 1
+    assert "beginning" in repr(otlp.spans), "of what the response shows"
+    assert "SECRET" not in repr(otlp.spans)
+    assert "SECRET" not in repr(otlp.events)
 
 
 def check_content(otlp: OtlpReceiver) -> None:
