@@ -66,7 +66,11 @@ class GgufLibrary:
 
     async def list_models(self) -> LibraryListing:
         """Return the models of the catalogue and every other model file that was fetched."""
-        machine, cache = await asyncio.gather(inspect_machine(), list_hub_cache())
+        inspection = asyncio.create_task(inspect_machine())
+        try:
+            cache = await list_hub_cache()
+        finally:
+            machine = await inspection  # no child process of it outlives this call
         largest = largest_fitting_model(machine, _DEFAULT_MEMORY)
         rows = await asyncio.to_thread(_build_rows, machine, largest, cache.files)
         folders = [models_dir(), cache.folder]
