@@ -53,7 +53,7 @@ def npm_folder(packages: Mapping[str, str]) -> Path:
     versions = [f"{name}@{version}" for name, version in packages.items()]
     folder = cache_dir() / "npm" / "_".join(versions).replace("/", "-").replace("@", "")
     complete = folder / "complete"
-    with sole_builder(folder.with_suffix(".lock")):
+    with sole_builder(folder.parent / f"{folder.name}.lock"):
         if not complete.is_file():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
