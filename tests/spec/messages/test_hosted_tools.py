@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from anthropic import BadRequestError
+from anthropic import BadRequestError, PermissionDeniedError
 
 from tests.spec.tools.test_code_interpreter import code, interpreting
 from tests.support.sdk.answer_shapes import call
@@ -16,6 +16,7 @@ from tests.support.sdk.web_pages import browsing, model, web
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import DONE, offered, stacked, tool_outputs
 from tests.support.servers.serving import scripted, serving
+from tests.support.tenants.accounts import new_project, organization_of, serving_accounts
 
 both = pytest.mark.parametrize("send", [create, stream])
 needs_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -214,3 +215,22 @@ async def test_pages_need_a_provider_that_opens_them() -> None:
     async with serving(scripted(DONE)) as served, messages_client(served) as client:
         with pytest.raises(BadRequestError, match="opens pages"):
             await create(client, tools=[FETCH])
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("code_interpreter", {"tools": [EXECUTION]}),
+        ("mcp", {"mcp_servers": [{"type": "url", "name": "real", "url": "https://mcp.example"}]}),
+        ("web_search", {"tools": [FETCH]}),
+    ],
+)
+async def test_tools_that_a_project_may_not_use_are_refused(kind: str, fields: Any) -> None:
+    async with serving_accounts() as served:
+        organization = organization_of(served.client)
+        project_id, key = await new_project(organization)
+        permissions = organization.projects.hosted_tool_permissions
+        await permissions.update(project_id, **{kind: {"enabled": False}})
+        async with messages_client(served, key) as client:
+            with pytest.raises(PermissionDeniedError):
+                await beta(create, client, **fields)
