@@ -197,7 +197,7 @@ class McpTool(ToolWire):
 
     `authorization` and `headers` exist only in the request: they are never dumped, so neither echoed, stored nor
     logged. Of the URL only the origin is dumped, because the rest may hold secrets. With `defer_loading` and a tool
-    search by the client, the server is contacted only after a search returned it. A request cannot start a program on
+    search, the server is contacted only after a search returned it. A request cannot start a program on
     this server: `command`, `args` and `env` are read so that the error can name them.
     """
 

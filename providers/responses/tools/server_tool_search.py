@@ -1,4 +1,5 @@
-"""The tool `tool_search` run by this server: the model searches the client's deferred tools, which it can then call."""
+"""The tool `tool_search` run by this server: the model searches the client's deferred tools and MCP servers, which it
+can then call."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -13,7 +14,7 @@ from apis.errors import ToolFailed
 from apis.events import EventList
 from apis.wire.item_types import id_prefix
 from apis.wire.tool_items import ToolSearchOutput
-from apis.wire.tools import CustomTool, FunctionTool, NamespaceTool, ToolSearchTool
+from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, ToolSearchTool
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.call import Emit, HostedCall, TypedTool
@@ -38,9 +39,10 @@ _WORD: Final = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True, slots=True)
 class _DeferredTool:
-    """A deferred tool of the client's, the name by which the model calls it, and the words that find it."""
+    """A deferred tool of the client's, the name by which the model calls it, and the words that find it; or a deferred
+    MCP server, by its label."""
 
-    tool: FunctionTool | CustomTool
+    tool: FunctionTool | CustomTool | McpTool
     namespace: NamespaceTool | None
     name: str
     name_words: frozenset[str]
@@ -50,14 +52,17 @@ class _DeferredTool:
 def create_server_search(declaration: ToolSearchTool, context: ToolContext) -> "ServerToolSearch | None":
     """Return the search; None where no tool is deferred that earlier turns have not found."""
     deferred = _list_deferred_tools(context)
-    return ServerToolSearch(declaration, deferred) if deferred else None
+    return ServerToolSearch(declaration, deferred, context.loaded_servers) if deferred else None
 
 
 class ServerToolSearch(TypedTool):
     """The search over the deferred tools of one request."""
 
-    def __init__(self, declaration: ToolSearchTool, deferred: Sequence[_DeferredTool]) -> None:
+    def __init__(
+        self, declaration: ToolSearchTool, deferred: Sequence[_DeferredTool], loaded_servers: set[str]
+    ) -> None:
         self._deferred = deferred
+        self._loaded_servers = loaded_servers
         self._loaded_names: set[str] = set()
         groups = dict.fromkeys(entry.namespace.name if entry.namespace else entry.name for entry in deferred)
         about = declaration.description or _DESCRIPTION
@@ -83,7 +88,8 @@ class ServerToolSearch(TypedTool):
         words = _words(query)
         scored = [(2 * len(words & entry.name_words) + len(words & entry.words), entry) for entry in self._deferred]
         matches = [entry for score, entry in sorted(scored, key=lambda pair: -pair[0]) if score][:_MAX_FOUND]
-        self._loaded_names |= {entry.name for entry in matches}
+        for entry in matches:
+            (self._loaded_servers if isinstance(entry.tool, McpTool) else self._loaded_names).add(entry.name)
         return matches
 
     @property
@@ -119,7 +125,7 @@ class ServerSearchCall(HostedCall):
         if not isinstance(query, str) or not query.strip():
             raise ToolFailed(f"`{_NAME}` needs a `query`, a text that is not empty.")
         self._matches = matches = self._tool.search(query)
-        lines = [f"{entry.name}: {entry.tool.description or ''}" for entry in matches]
+        lines = [_describe(entry) for entry in matches]
         nothing = f"No tool was found. There are: {self._tool.listing}."
         self.record_result("\n".join(["These tools can be called now:", *lines]) if matches else nothing)
 
@@ -133,13 +139,19 @@ class ServerSearchCall(HostedCall):
         ]
 
 
+def _describe(entry: _DeferredTool) -> str:
+    if isinstance(entry.tool, McpTool):
+        return f"all tools of {entry.name}: {entry.tool.server_description or ''}"
+    return f"{entry.name}: {entry.tool.description or ''}"
+
+
 def _build_output(
     item_id: str, matches: Sequence[_DeferredTool], status: Literal["in_progress", "completed"]
 ) -> ResponseToolSearchOutputItem:
     tools: list[dict[str, Any]] = []
     groups: dict[str, dict[str, Any]] = {}
     for entry in matches:
-        fields = entry.tool.model_dump(exclude_none=True)
+        fields = entry.tool.model_dump(exclude_none=True)  # of an MCP server without its secrets
         if isinstance(entry.tool, FunctionTool):
             fields = {"parameters": None, **fields, "strict": bool(entry.tool.strict)}
         if entry.namespace is None:
@@ -164,6 +176,8 @@ def _list_deferred_tools(context: ToolContext) -> Sequence[_DeferredTool]:
     deferred: list[_DeferredTool] = []
     for declared in (*(context.request.tools or ()), *collect_additional_tools(context.items)):
         namespace = declared if isinstance(declared, NamespaceTool) else None
+        if isinstance(declared, McpTool) and declared.defer_loading and declared.server_label not in found_names:
+            deferred.append(_defer_server(declared))
         for tool in namespace.tools if namespace else (declared,):
             if not isinstance(tool, FunctionTool | CustomTool) or not tool.defer_loading:
                 continue
@@ -174,10 +188,19 @@ def _list_deferred_tools(context: ToolContext) -> Sequence[_DeferredTool]:
     return deferred
 
 
+def _defer_server(server: McpTool) -> _DeferredTool:
+    """Return the entry of an MCP server, which is found by its label and description, and by the tools that it is
+    bound to."""
+    allowed = server.allowed_tools if isinstance(server.allowed_tools, list) else []
+    label, about = server.server_label, " ".join((server.server_description or "", *allowed))
+    return _DeferredTool(server, None, label, _words(label), _words(about))
+
+
 def _names_of(tools: Sequence[Any], *, supports_namespaces: bool) -> Sequence[str]:
     names: list[str] = []
     for declared in tools:
         namespace = declared if isinstance(declared, NamespaceTool) else None
+        names += [declared.server_label] if isinstance(declared, McpTool) else []
         names += (
             _model_name(tool, namespace, supports_namespaces=supports_namespaces)
             for tool in (namespace.tools if namespace else (declared,))

@@ -38,6 +38,8 @@ class ToolContext:
     reader: Reader | None = None
     modalities: frozenset[Modality] | None = None
     """The model's kinds of input besides text; None where they are unknown, or matter to no tool."""
+    loaded_servers: set[str] = field(default_factory=set[str])
+    """The labels of the deferred MCP servers that a search has found since the response began."""
 
     @property
     def supports_namespaces(self) -> bool:

@@ -1,12 +1,13 @@
 """MCP servers with many tools, and servers that wait until a search has found them."""
 
+import json
 from typing import Any
 
 import pytest
 from openai import APIStatusError
 
 from tests.support.sdk.answer_shapes import Script, call, function
-from tests.support.sdk.requests import bare, create, refusal, stream
+from tests.support.sdk.requests import asked, bare, create, refusal, stream
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, stacked, tool_outputs
 
@@ -82,8 +83,55 @@ async def test_a_search_without_the_server_does_not_load_it() -> None:
         assert (offered(served), real.methods) == (["weather", "tool_search"], [])
 
 
-@pytest.mark.parametrize("search", [[], [{"type": "tool_search"}]], ids=["no search", "the server's search"])
-async def test_where_the_client_does_not_search_nothing_waits(search: list[Json]) -> None:
+async def test_without_a_search_nothing_waits() -> None:
     async with stacked(DONE) as (served, real):
-        await create(served, tools=[mcp(real, defer_loading=True), *search])
+        await create(served, tools=[mcp(real, defer_loading=True)])
         assert "real__echo" in offered(served)
+
+
+def sought(query: str) -> list[Json]:
+    return [call("tool_search", json.dumps({"query": query}), id="s1")]
+
+
+async def test_a_deferred_server_is_listed_once_this_servers_search_has_found_it() -> None:
+    declared: list[Json] = [{"type": "tool_search"}, function("now")]
+    async with stacked(sought("speech and echoes"), ECHO, DONE, DONE) as (served, real):
+        declared.append(mcp(real, defer_loading=True, server_description="Echoes a text.", authorization="secret-0123"))
+        events = await stream(served, tools=declared)
+        first = events[-1].response
+        assert kinds(first) == ["tool_search_call", "tool_search_output", "mcp_list_tools", "mcp_call", "message"]
+        (server,) = first.output[1].tools
+        assert (server.type, server.server_label) == ("mcp", "real")
+        assert first.output[3].output == "hello"
+        assert "secret-0123" not in first.to_json()
+        chats = [[tool.name for tool in chat.tools or ()] for chat in asked(served)]
+        assert chats[0] == ["now", "tool_search"], "its tools wait"
+        assert "real__echo" in chats[1]
+        await create(served, tools=declared, input="more", previous_response_id=first.id)
+        assert "real__echo" in offered(served), "what was found stays found"
+
+
+async def test_a_deferred_server_that_no_search_finds_is_not_contacted() -> None:
+    async with stacked(sought("zebra"), DONE) as (served, real):
+        response = await create(
+            served, tools=[{"type": "tool_search"}, mcp(real, defer_loading=True, server_description="Echoes a text.")]
+        )
+        assert kinds(response) == ["tool_search_call", "tool_search_output", "message"]
+        assert "real" in tool_outputs(served)["s1"]
+        assert (offered(served), real.methods) == (["tool_search"], [])
+
+
+async def test_a_found_server_that_is_down_fails_the_response_or_the_model_goes_on() -> None:
+    for goes_on in (False, True):
+        declared: list[Json] = [
+            {"type": "tool_search"},
+            {"type": "mcp", "server_label": "gone", "server_url": "http://127.0.0.1:9/mcp", "defer_loading": True},
+        ]
+        async with stacked(sought("gone"), DONE, responses={"continue_without_mcp_servers": goes_on}) as (served, _):
+            if goes_on:
+                response = await create(served, tools=declared)
+                assert kinds(response) == ["tool_search_call", "tool_search_output", "mcp_list_tools", "message"]
+                assert response.output[2].error
+            else:
+                with pytest.raises(APIStatusError, match="gone"):
+                    await create(served, tools=declared)

@@ -97,12 +97,13 @@ class McpServerTools(TypedTool):
         self._offered_tools: Sequence[ChatFunctionTool] = ()
         self._is_deferred = (
             bool(declaration.defer_loading)
-            and _has_client_tool_search(context)
+            and any(isinstance(tool, ToolSearchTool) for tool in context.request.tools or ())
             and not _is_search_result(self.label, context)
         )
         listing = None if self._is_deferred else self._load_previous_listing()
         self._is_listed = listing is not None
         self._has_changed = False
+        self._was_requested = False
         self._relist_count = 0
         self._set_tools(listing or ())
 
@@ -123,9 +124,12 @@ class McpServerTools(TypedTool):
         return McpToolCall(self, tool.name, start)
 
     def calls_before_turn(self, turn_index: int) -> Iterable[HostedCall]:
+        if self._is_deferred and self.label in self._context.loaded_servers:
+            self._is_deferred = self._was_requested = False
+        if not (self._is_listed or self._is_deferred or self._was_requested):
+            self._was_requested = True
+            yield McpListToolsCall(self)
         if turn_index == 0:
-            if not self._is_listed and not self._is_deferred:
-                yield McpListToolsCall(self)
             for approved in self._approved_calls:
                 yield self._build_approved_call(approved)
         if self._has_changed and self._relist_count < _MAX_RELISTS:
@@ -241,12 +245,6 @@ def read_listed_tool(listed: ListedTool) -> ServerTool | None:
         listed.input_schema,
         cast(dict[str, Any], annotations) if isinstance(annotations, dict) else {},
     )
-
-
-def _has_client_tool_search(context: ToolContext) -> bool:
-    """Return True where the client searches for tools: deferred tools then wait for the search."""
-    tools = context.request.tools or ()
-    return any(isinstance(tool, ToolSearchTool) and tool.execution == "client" for tool in tools)
 
 
 def _is_search_result(label: str, context: ToolContext) -> bool:
