@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
+from openai.types.responses.response_output_item import McpCall
 
 from apis.errors import Overloaded, StackError
 from apis.events import INITIAL_EVENTS
@@ -18,7 +19,7 @@ from stack.http.messages.answer import (
 from stack.http.messages.conversion import MessageForm
 from stack.http.messages.dialect import error_to_message_body
 from stack.http.messages.json_text import to_json
-from stack.http.messages.server_tools import ServerBlocks
+from stack.http.messages.server_tools import ServerBlocks, build_code_use, build_mcp_use
 from stack.http.streams import SHUTTING_DOWN_MESSAGE, EventStream
 
 Json = dict[str, Any]
@@ -81,6 +82,10 @@ class MessageEvents:
         self._block_count = 0
         self._open_blocks: dict[int, _OpenBlock] = {}
         """By the output index of their items."""
+        self._mcp_calls: dict[int, McpCall] = {}
+        """The calls that have begun, by their output index."""
+        self._shown_calls: set[int] = set()
+        """The output indexes of the calls that this server runs and whose results are still to come."""
         self._handlers: Mapping[str, Callable[[Any], bytes]] = {
             **dict.fromkeys(INITIAL_EVENTS, self._begin),
             "response.output_item.added": self._add_item,
@@ -90,6 +95,8 @@ class MessageEvents:
             "response.reasoning_text.delta": self._add_thinking,
             "response.reasoning_summary_text.delta": self._add_thinking,
             "response.function_call_arguments.delta": self._add_arguments,
+            "response.code_interpreter_call_code.done": self._show_program,
+            "response.mcp_call_arguments.done": self._show_mcp_call,
             "response.output_item.done": self._end_item,
             "response.completed": self._end,
             "response.incomplete": self._end,
@@ -131,6 +138,8 @@ class MessageEvents:
 
     def _add_item(self, event: Any) -> bytes:
         # a call is shown at once; text and thinking wait for the first of it, because an empty block is refused later
+        if isinstance(event.item, McpCall):
+            self._mcp_calls[event.output_index] = event.item
         if not isinstance(event.item, ResponseFunctionToolCall):
             return b""
         name = self._form.tool_names.restore(event.item.name)
@@ -176,6 +185,19 @@ class MessageEvents:
         block = self._open_blocks.get(event.output_index)
         return block.grow(event.delta) if event.delta and block is not None else b""
 
+    def _show_program(self, event: Any) -> bytes:
+        """Return the block of a program, which runs from now on."""
+        self._shown_calls.add(event.output_index)
+        return self._send_whole_block(event.output_index, build_code_use(event.item_id, event.code))
+
+    def _show_mcp_call(self, event: Any) -> bytes:
+        """Return the block of a call, which is made now."""
+        call = self._mcp_calls.pop(event.output_index, None)
+        if call is None:
+            return b""
+        self._shown_calls.add(event.output_index)
+        return self._send_whole_block(event.output_index, build_mcp_use(call, event.arguments))
+
     def _end_item(self, event: Any) -> bytes:
         index, item = event.output_index, event.item
         match item:
@@ -187,7 +209,8 @@ class MessageEvents:
             case ResponseOutputMessage():
                 frames = b""
             case _:
-                frames = b"".join([self._send_whole_block(index, each) for each in self._server_blocks.build(item)])
+                blocks = self._server_blocks.build(item)[1 if index in self._shown_calls else 0 :]
+                frames = b"".join([self._send_whole_block(index, block) for block in blocks])
         return frames + self._close_block(index) if index in self._open_blocks else frames
 
     def _end_reasoning(self, index: int, item: ResponseReasoningItem) -> Iterator[bytes]:

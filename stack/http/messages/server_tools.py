@@ -123,6 +123,11 @@ def _build_result(result: dict[str, Any]) -> Block:
     return {"type": "web_search_result", **fields, _SEALED: ""}
 
 
+def build_code_use(item_id: str, code: str) -> Block:
+    """Return the block of a program before it has run."""
+    return _build_use(_to_block_id(item_id, _ID_PREFIXES[CODE_EXECUTION]), CODE_EXECUTION, {"code": code})
+
+
 def _build_code_blocks(item: ResponseCodeInterpreterToolCall) -> Sequence[Block]:
     """Return a program and what it printed, in which a traceback stands, too."""
     call_id = _to_block_id(item.id, _ID_PREFIXES[CODE_EXECUTION])
@@ -131,16 +136,24 @@ def _build_code_blocks(item: ResponseCodeInterpreterToolCall) -> Sequence[Block]
     if item.status == "completed":
         result = {"stdout": printed, "stderr": "", "return_code": 0, "content": list[Any]()}
         content = {"type": "code_execution_result", **result, _SEALED: _sealed_content(item)}
-    use = _build_use(call_id, CODE_EXECUTION, {"code": item.code or ""})
-    return use, {"type": "code_execution_tool_result", "tool_use_id": call_id, "content": content}
+    return build_code_use(item.id, item.code or ""), {
+        "type": "code_execution_tool_result",
+        "tool_use_id": call_id,
+        "content": content,
+    }
+
+
+def build_mcp_use(item: McpCall | McpApprovalRequest, arguments: str) -> Block:
+    """Return the block of a call of an MCP server's tool before it is made."""
+    call_id = _to_block_id(item.id, _MCP_PREFIX, _MCP_BLOCK_PREFIX)
+    names = {"name": item.name, "server_name": item.server_label}
+    return {"type": "mcp_tool_use", "id": call_id, **names, "input": parse_input(arguments)}
 
 
 def _build_mcp_blocks(item: McpCall | McpApprovalRequest, text: str | None, *, is_error: bool) -> Sequence[Block]:
-    call_id = _to_block_id(item.id, _MCP_PREFIX, _MCP_BLOCK_PREFIX)
     parts = [{"type": "text", "text": text, "citations": None}] if text else []
-    use = {"id": call_id, "name": item.name, "server_name": item.server_label, "input": parse_input(item.arguments)}
-    result = {"tool_use_id": call_id, "is_error": is_error, "content": parts}
-    return {"type": "mcp_tool_use", **use}, {"type": "mcp_tool_result", **result}
+    use = build_mcp_use(item, item.arguments)
+    return use, {"type": "mcp_tool_result", "tool_use_id": use["id"], "is_error": is_error, "content": parts}
 
 
 def _read_mcp_error(error: Any) -> str:

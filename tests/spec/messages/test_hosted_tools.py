@@ -1,5 +1,6 @@
 """Programs, MCP servers and the search for tools as Anthropic's server tools, also when they are sent back."""
 
+import asyncio
 import json
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -78,6 +79,22 @@ async def test_a_message_names_its_container_and_the_next_one_may_use_it(send: A
     assert timedelta() < first.container.expires_at - datetime.now(UTC) <= timedelta(minutes=20)
     assert (second.container.id, second.content[1].content.stdout) == (first.container.id, "5\n")
     assert plain.container is None
+
+
+@needs_sandbox
+async def test_a_program_is_shown_while_it_runs() -> None:
+    """Its block comes before its result, which a client would wait for in silence otherwise."""
+    turn = [code("import time", "time.sleep(100)")]
+    patient: Any = {"timeout_s": 100}
+    async with interpreting(turn, python=patient) as served, messages_client(served) as client:
+        request: Any = {"model": "scripted", "max_tokens": 100, "messages": HI, "tools": [EXECUTION]}
+        async with asyncio.timeout(50), client.messages.stream(**request) as events:
+            async for event in events:
+                if event.type == "content_block_stop":
+                    break
+            (use,) = events.current_message_snapshot.content
+    assert use.type == "server_tool_use"
+    assert use.input == {"code": "import time\ntime.sleep(100)"}
 
 
 @needs_sandbox
