@@ -47,8 +47,8 @@ MAX_LINES_OF_VERSION = 200
 def blocks(document: str, language: str) -> list[str]:
     """The fenced blocks of a language, without the indentation of the list that they may stand in."""
     text = (ROOT / document).read_text()
-    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
-    return [re.sub(rf"^{indent}", "", body, flags=re.MULTILINE) for indent, body in found]
+    match = re.findall(rf"^( *)```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    return [re.sub(rf"^{indent}", "", body, flags=re.MULTILINE) for indent, body in match]
 
 
 def named_block(document: str, language: str, word: str) -> str:

@@ -290,8 +290,8 @@ def test_a_scan_of_records_skips_the_damaged_ones() -> None:
 
 def test_jobs_are_claimed_in_one_place() -> None:
     claims = re.compile(r"\b(Run)?Lease\((?!Lease\))")
-    found = {where(file) for file in OURS if "import Lease" in (text := file.read_text()) and claims.search(text)}
-    assert found == CLAIMS
+    files = {where(file) for file in OURS if "import Lease" in (text := file.read_text()) and claims.search(text)}
+    assert files == CLAIMS
 
 
 def is_lame(comment: str) -> bool:
@@ -342,14 +342,14 @@ def test_the_top_of_the_tree_is_what_the_design_says() -> None:
 
 
 def test_who_may_import_whom() -> None:
-    found = subprocess.run(
+    result = subprocess.run(
         [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
         cwd=ROOT,
         capture_output=True,
         check=False,
         text=True,
     )
-    assert found.returncode == 0, found.stdout
+    assert result.returncode == 0, result.stdout
 
 
 def test_what_every_stack_needs_brings_no_engine_along() -> None:
@@ -367,11 +367,11 @@ def test_what_every_stack_needs_brings_no_engine_along() -> None:
 
 def test_torch_is_the_local_engines_alone() -> None:
     home = ROOT / "providers/inference/gpt_oss"
-    known = set((home / "engine").glob("*.py"))
-    assert known
+    files = set((home / "engine").glob("*.py"))
+    assert files
     imported = re.compile(r"^\s*(from|import) (torch|triton)\b", re.MULTILINE)
-    found = {file for file in OURS if imported.search(file.read_text())}
-    assert {where(file) for file in found if home not in file.parents or file in known} == set()
+    importers = {file for file in OURS if imported.search(file.read_text())}
+    assert {where(file) for file in importers if home not in file.parents or file in files} == set()
 
 
 def test_only_the_fetcher_goes_where_others_point() -> None:
@@ -381,8 +381,8 @@ def test_only_the_fetcher_goes_where_others_point() -> None:
         r"|\bopen_connection\(|\bcreate_connection\(",
         re.MULTILINE,
     )
-    found = {where(file) for file in OURS if opens.search(file.read_text())}
-    assert found == OPENS_SOCKETS
+    files = {where(file) for file in OURS if opens.search(file.read_text())}
+    assert files == OPENS_SOCKETS
 
 
 def test_every_registered_provider_is_there_under_its_modules_name() -> None:
@@ -390,12 +390,12 @@ def test_every_registered_provider_is_there_under_its_modules_name() -> None:
     for api, providers in registry.items():
         assert list(providers) == sorted(providers)
         for name, target in providers.items():
-            module, _, made = target.partition(":")
+            module, _, class_name = target.partition(":")
             file = ROOT / f"{module.replace('.', '/')}"
             assert file.with_suffix(".py").exists() or file.is_dir(), target
             assert module.startswith(f"providers.{api}.")
             assert module.split(".")[2] == name
-            assert made
+            assert class_name
 
 
 def imports_from_strings(file: Path) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The vocabulary of names and prose (CONTRIBUTING.md), counted in every product file."""
+"""The vocabulary of names and prose (CONTRIBUTING.md), counted in every product file; of names in the tests, too."""
 
 import ast
 import io
@@ -82,7 +82,7 @@ def test_prose_avoids_the_words_of_the_list() -> None:
 def test_names_are_nouns_or_verbs_with_an_object() -> None:
     hits = [
         where(file, line, name)
-        for file in python_files(*PRODUCT)
+        for file in python_files(*PRODUCT, "tests")
         for line, name in names(file)
         if name.strip("_") in BARE_NAMES
     ]

@@ -80,16 +80,18 @@ def _read_files(archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo]) -> lis
     for entry in entries:
         mode = entry.external_attr >> 16
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise InvalidBundle(f"'{_shown(entry)}' is no regular file: links and devices are not allowed.")
+            raise InvalidBundle(f"'{_printable_name(entry)}' is no regular file: links and devices are not allowed.")
         if entry.is_dir():
             continue
         _check_path(entry)
         if entry.filename in files:
-            raise InvalidBundle(f"The archive has '{_shown(entry)}' twice.")
+            raise InvalidBundle(f"The archive has '{_printable_name(entry)}' twice.")
         if len(files) == MAX_FILES:
             raise InvalidBundle(f"The archive has more than {MAX_FILES} files.")
         if entry.flag_bits & _IS_ENCRYPTED or entry.compress_type not in _METHODS:
-            raise InvalidBundle(f"'{_shown(entry)}' is encrypted, or compressed by another method than deflate.")
+            raise InvalidBundle(
+                f"'{_printable_name(entry)}' is encrypted, or compressed by another method than deflate."
+            )
         with archive.open(entry) as file:
             # the entry's own size is not believed: one byte more than there is room for is read at most
             data = file.read(available_bytes + 1)
@@ -108,9 +110,9 @@ def _check_path(entry: zipfile.ZipInfo) -> None:
     steps = path.split("/")
     is_legal = path.isprintable() and "\\" not in path and len(path.encode(errors="replace")) <= _MAX_PATH_BYTES
     if path != entry.filename or not is_legal or any(step in ("", ".", "..") for step in steps):
-        raise InvalidBundle(f"'{_shown(entry)}' is no path within the skill's folder.")
+        raise InvalidBundle(f"'{_printable_name(entry)}' is no path within the skill's folder.")
     if len(steps) > _MAX_DEPTH:
-        raise InvalidBundle(f"'{_shown(entry)}' is more than {_MAX_DEPTH} folders deep.")
+        raise InvalidBundle(f"'{_printable_name(entry)}' is more than {_MAX_DEPTH} folders deep.")
 
 
 def _is_ignored(path: str) -> bool:
@@ -118,7 +120,7 @@ def _is_ignored(path: str) -> bool:
     return path.startswith("__MACOSX/") or path.rpartition("/")[2] == ".DS_Store"
 
 
-def _shown(entry: zipfile.ZipInfo) -> str:
+def _printable_name(entry: zipfile.ZipInfo) -> str:
     return "".join(char if char.isprintable() else "\ufffd" for char in entry.orig_filename[:100])
 
 

@@ -105,8 +105,8 @@ def _check_memory(listing: LibraryListing, name: str | None) -> Finding:
         start = f"stack run local --model {suggested or fitting[0]}"
         return Finding("memory", "ok", f"{room}; {len(fitting)} of {len(models)} listed models fit. Start one: {start}")
     if name not in models:
-        known = ", ".join(models)
-        return Finding("memory", "failed", f"no model {name!r} is listed. Choose one: {known}")
+        model_names = ", ".join(models)
+        return Finding("memory", "failed", f"no model {name!r} is listed. Choose one: {model_names}")
     return _judge_model(models[name], room, fitting)
 
 

@@ -24,38 +24,38 @@ def test_places_are_never_lost_nor_given_twice(steps: list[tuple[str, int]], pla
 async def _run_steps(steps: list[tuple[str, int]], places: int, tenant_places: int) -> None:
     share = FairShare("readers", places, tenant_places=tenant_places)
     requests: list[tuple[str, asyncio.Task[Place]]] = []
-    held: list[Place] = []
+    open_places: list[Place] = []
     limit = min(places, tenant_places)
     for action, number in steps:
         if action == "ask":
             tenant = "abc"[number % 3]
             requests.append((tenant, asyncio.create_task(share.acquire(tenant))))
-        elif action == "release" and held:
-            held.pop(number % len(held)).release()
+        elif action == "release" and open_places:
+            open_places.pop(number % len(open_places)).release()
         elif action == "cancel" and requests:
             requests.pop(number % len(requests))[1].cancel()
         if number % 2:  # on even numbers the next step comes before any request has run
-            await _settle(requests, held)
-    await _settle(requests, held)
-    assert share.used == len(held) <= places
+            await _settle(requests, open_places)
+    await _settle(requests, open_places)
+    assert share.used == len(open_places) <= places
     assert share.waiting == len(requests)
     tenants = {tenant for tenant, _ in requests}
-    if len({place.tenant for place in held} | tenants) > 1 and share.used < places:
+    if len({place.tenant for place in open_places} | tenants) > 1 and share.used < places:
         assert all(share.used_by(tenant) >= limit for tenant in tenants), "a place is free and a tenant waits"
-    while held:
-        held.pop().release()
-        await _settle(requests, held)
+    while open_places:
+        open_places.pop().release()
+        await _settle(requests, open_places)
     assert (share.used, share.waiting) == (0, 0)
     assert share.tenants == 0, "a tenant that is gone is remembered"
 
 
-async def _settle(requests: list[tuple[str, asyncio.Task[Place]]], held: list[Place]) -> None:
+async def _settle(requests: list[tuple[str, asyncio.Task[Place]]], places: list[Place]) -> None:
     for _ in range(4):
         await asyncio.sleep(0)
     for entry in list(requests):
         if entry[1].done():
             requests.remove(entry)
-            held.append(entry[1].result())
+            places.append(entry[1].result())
 
 
 @contextlib.asynccontextmanager
@@ -146,21 +146,21 @@ def reclaim(share: FairShare, tenant: str, idle: list[Place]) -> tuple[Place | N
 async def test_a_tenant_at_its_share_loses_an_idle_place_of_its_own_and_no_other_tenants() -> None:
     share = FairShare("sessions", 4, several_tenants=True)
     theirs = [share.try_acquire("b"), *(share.try_acquire("a") for _ in range(2))]
-    held = [place for place in theirs if place is not None]
-    place, ended = reclaim(share, "a", [held[0], held[1]])
-    assert (place, ended) == (held[1], [held[1]])
-    assert reclaim(share, "a", [held[0]]) == (None, [])
+    places = [place for place in theirs if place is not None]
+    place, ended = reclaim(share, "a", [places[0], places[1]])
+    assert (place, ended) == (places[1], [places[1]])
+    assert reclaim(share, "a", [places[0]]) == (None, [])
     assert (share.used, share.used_by("a"), share.used_by("b")) == (3, 2, 1)
 
 
 async def test_an_idle_place_is_reclaimed_from_the_tenant_that_uses_most() -> None:
     share = FairShare("sessions", 3, tenant_places=2)
-    held = [place for tenant in "abb" if (place := share.try_acquire(tenant))]
-    place, ended = reclaim(share, "c", held)
+    places = [place for tenant in "abb" if (place := share.try_acquire(tenant))]
+    place, ended = reclaim(share, "c", places)
     assert place is not None
-    assert ended == [held[1]]
+    assert ended == [places[1]]
     assert (share.used_by("b"), share.used_by("c")) == (1, 1)
-    assert reclaim(share, "c", held[:1]) == (None, [])
+    assert reclaim(share, "c", places[:1]) == (None, [])
 
 
 async def test_by_time_the_next_free_place_goes_to_the_tenant_that_held_one_for_the_shortest_time(

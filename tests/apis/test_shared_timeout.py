@@ -27,13 +27,13 @@ async def test_each_timeout_expires_at_its_own_time_and_in_order() -> None:
 async def test_a_cancelled_timeout_does_not_expire_and_the_next_one_does() -> None:
     timeout = SharedTimeout(0.02)
     expired: list[str] = []
-    cancelled, kept, later = (partial(expired.append, name) for name in ("cancelled", "kept", "later"))
+    cancelled, lasting, later = (partial(expired.append, name) for name in ("cancelled", "kept", "later"))
     timeout.start(cancelled)
-    timeout.start(kept)
+    timeout.start(lasting)
     timeout.cancel(cancelled)
     await asyncio.sleep(0.06)
     assert expired == ["kept"]
-    timeout.cancel(kept)  # it has expired: nothing happens
+    timeout.cancel(lasting)  # it has expired: nothing happens
     timeout.start(later)  # the timer had ended with the last timeout
     await asyncio.sleep(0.06)
     assert expired == ["kept", "later"]

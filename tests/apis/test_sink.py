@@ -135,19 +135,19 @@ async def test_work_that_ends_in_its_own_way_is_read_although_the_reader_is_canc
                 await sink.put([9])
             raise Overloaded("the end") from None
 
-    seen: list[int] = []
+    batches_read: list[int] = []
 
     async def read() -> None:
         async with aclosing(Stream(produce)) as stream:
             async for batch in stream:
-                seen.extend(batch)
+                batches_read.extend(batch)
 
     reading = asyncio.create_task(read())
     await asyncio.sleep(0.005)
     reading.cancel()
     with pytest.raises(Overloaded):
         await reading
-    assert seen == [9] * 20
+    assert batches_read == [9] * 20
 
 
 async def test_a_stream_that_is_not_read_begins_nothing() -> None:

@@ -117,81 +117,81 @@ class Asked:
             return make_weights(spec, self.device, dtype, self.routing, certified=self.certified)
 
 
-def measure(asked: Asked, parts: Parts) -> None:
-    """Fill `parts.found` with all figures, by name."""
-    needs = {} if asked.dry else NEEDS_S[asked.model]
+def measure(request: Asked, parts: Parts) -> None:
+    """Fill `parts.results` with all figures, by name."""
+    needs = {} if request.dry else NEEDS_S[request.model]
     top = Ceilings(0, 0, 0)
-    held: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
 
     def find_ceilings() -> dict[str, float]:
         nonlocal top
-        top = ceilings(asked.device, asked.sizes.copied)
+        top = ceilings(request.device, request.sizes.copied)
         return {"copy": top.copy, "read": top.read, "products": top.products}
 
     def make() -> str:
-        held["weights"] = asked.weights()
-        return f"{torch.cuda.memory_allocated() / 2**30:.1f} GiB" if not asked.dry else "tiny"
+        shared["weights"] = request.weights()
+        return f"{torch.cuda.memory_allocated() / 2**30:.1f} GiB" if not request.dry else "tiny"
 
     if parts.run("ceilings", find_ceilings) and parts.run("weights", make):
-        _by_themselves(asked, parts, held["weights"], top)
-        _in_steps(asked, parts, held["weights"], top)
-    if "rivals" in asked.parts:
-        held.clear()
-        _free(asked)
+        _by_themselves(request, parts, shared["weights"], top)
+        _in_steps(request, parts, shared["weights"], top)
+    if "rivals" in request.parts:
+        shared.clear()
+        _free(request)
         for name in RIVALS:
-            told = partial(rival, name, asked.model, asked.sizes.rival_rows)
-            parts.run(f"rival {name}", lambda told=told: told(parts.left_s), needs.get("rivals", 0))
+            run_rival = partial(rival, name, request.model, request.sizes.rival_rows)
+            parts.run(f"rival {name}", lambda rival_run=run_rival: rival_run(parts.left_s), needs.get("rivals", 0))
 
 
-def _by_themselves(asked: Asked, parts: Parts, weights: Weights, top: Ceilings) -> None:
+def _by_themselves(request: Asked, parts: Parts, weights: Weights, top: Ceilings) -> None:
     """Launch functions one by one: whatever one of them does, the others' figures stand."""
-    sizes = asked.sizes
-    needs = {} if asked.dry else NEEDS_S[asked.model]
-    if asked.dry:  # interpreted, a true vocabulary takes minutes
-        weights = asked.weights(vocabulary=300)
+    sizes = request.sizes
+    needs = {} if request.dry else NEEDS_S[request.model]
+    if request.dry:  # interpreted, a true vocabulary takes minutes
+        weights = request.weights(vocabulary=300)
 
     @torch.inference_mode()
     def on_stage(work: Any) -> Any:
         slots = max((*sizes.rows, *sizes.checked))
-        stage: Stage = make_stage(weights, asked.kernels, top, slots, max((*sizes.contexts[:1], *sizes.prompts)))
+        stage: Stage = make_stage(weights, request.kernels, top, slots, max((*sizes.contexts[:1], *sizes.prompts)))
         return work(stage)
 
-    if "kernels" in asked.parts or "agreement" in asked.parts:
+    if "kernels" in request.parts or "agreement" in request.parts:
         parts.run("spreads", lambda: on_stage(spreads))
-    if "agreement" in asked.parts:
+    if "agreement" in request.parts:
         check = torch.inference_mode()(lambda: agreement(weights, TRITON, sizes.checked, sizes.checked_prompts))
         parts.run("agreement", check, needs.get("agreement", 0))
-    if "kernels" in asked.parts:
+    if "kernels" in request.parts:
 
         def time_all(stage: Stage) -> list[Row]:
             return kernel_table(stage, sizes.rows, sizes.prompts)
 
         parts.run("kernels", lambda: on_stage(time_all), needs.get("kernels", 0))
-    _free(asked)
+    _free(request)
 
 
-def _in_steps(asked: Asked, parts: Parts, weights: Weights, top: Ceilings) -> None:
+def _in_steps(request: Asked, parts: Parts, weights: Weights, top: Ceilings) -> None:
     """What needs a runner: whole steps, and the server."""
-    sizes = asked.sizes
-    needs = {} if asked.dry else NEEDS_S[asked.model]
+    sizes = request.sizes
+    needs = {} if request.dry else NEEDS_S[request.model]
     pairs = [(rows, context) for context in sizes.contexts for rows in sizes.rows]
-    wanted = [name for name in ("steps", "prompts", "server", SOAK) if name in asked.parts]
-    made: list[TritonRunner] = []
+    expected = [name for name in ("steps", "prompts", "server", SOAK) if name in request.parts]
+    runners: list[TritonRunner] = []
 
     def make() -> str:
-        made.append(_runner(weights, sizes, asked.kernels))
-        return f"{made[0].page_count} pages, {len(made[0].shapes.all_shapes())} shapes"
+        runners.append(_runner(weights, sizes, request.kernels))
+        return f"{runners[0].page_count} pages, {len(runners[0].shapes.all_shapes())} shapes"
 
-    if not wanted or not parts.run("runner", make, needs.get("runner", 0)):
+    if not expected or not parts.run("runner", make, needs.get("runner", 0)):
         return
-    runner = made.pop()
+    runner = runners.pop()
     work = {
-        "steps": torch.inference_mode()(lambda: step_table(runner, weights, asked.kernels, pairs, top)),
+        "steps": torch.inference_mode()(lambda: step_table(runner, weights, request.kernels, pairs, top)),
         "prompts": torch.inference_mode()(lambda: prompt_table(runner, weights, sizes.prompts, top)),
         "server": lambda: _served(runner, sizes),
-        SOAK: lambda: soak(runner, 1.0 if asked.dry else parts.left_s - 20),
+        SOAK: lambda: soak(runner, 1.0 if request.dry else parts.left_s - 20),
     }
-    for name in wanted:
+    for name in expected:
         parts.run(name, work[name], needs.get(name, 0))
 
 
@@ -199,14 +199,14 @@ def _served(runner: TritonRunner, sizes: Sizes) -> list[dict[str, Any]]:
     """Imported here: all else runs where there are no packages but torch's."""
     server = cast("Any", importlib.import_module("tests.bench.gpu_server"))
     streams = tuple(count for count in sizes.streams if count <= runner.slots)
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     settings = runner.settings
     for ahead in (True, False):
         runner.settings = replace(settings, launch_ahead=ahead)
         work = server.serve(runner, streams, sizes.stream_tokens, sizes.prompt_words)
-        found += [{"ahead": ahead, **row} for row in asyncio.run(work)]
+        results += [{"ahead": ahead, **row} for row in asyncio.run(work)]
     runner.settings = settings
-    return found
+    return results
 
 
 def _runner(weights: Weights, sizes: Sizes, kernels: Kernels) -> TritonRunner:
@@ -218,9 +218,9 @@ def _runner(weights: Weights, sizes: Sizes, kernels: Kernels) -> TritonRunner:
     return runner
 
 
-def _free(asked: Asked) -> None:
+def _free(request: Asked) -> None:
     gc.collect()
-    if not asked.dry:
+    if not request.dry:
         torch.cuda.empty_cache()
 
 
@@ -234,30 +234,32 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--one-by-one", action="store_true", help="no kernel begins before the last one has ended")
     parser.add_argument("--certified", action="store_true", help="few rows are sampled by an int8 unembedding's bounds")
     parser.add_argument("--dry", action="store_true", help="tiny, on a CPU")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    if given.one_by_one:
+    if options.one_by_one:
         cast("dict[str, Any]", vars(launching))["MIN_DEPENDENT_CAPABILITY"] = sys.maxsize
-    if not given.dry and launching.INTERPRETED:
+    if not options.dry and launching.INTERPRETED:
         parser.error("TRITON_INTERPRET is set: kernels would not run on the card")
-    routing = cast('Literal["uniform", "zipf"]', given.routing)
-    asked = Asked("tiny" if given.dry else given.model, routing, tuple(given.parts), given.dry, given.certified)
-    found: dict[str, Any] = {
-        "model": asked.model,
+    routing = cast('Literal["uniform", "zipf"]', options.routing)
+    request = Asked(
+        "tiny" if options.dry else options.model, routing, tuple(options.parts), options.dry, options.certified
+    )
+    results: dict[str, Any] = {
+        "model": request.model,
         "routing": routing,
-        "device": platform.processor() or "CPU" if asked.dry else torch.cuda.get_device_name(),
+        "device": platform.processor() or "CPU" if request.dry else torch.cuda.get_device_name(),
         "versions": versions(),
-        "overlapping": not given.one_by_one,
-        "certified": given.certified,
+        "overlapping": not options.one_by_one,
+        "certified": options.certified,
         "share": FORMULA,
     }
     # Whatever hangs, on a card or in a compiler, is shown and ended; what was measured is written by then.
-    faulthandler.dump_traceback_later(given.seconds + 20, exit=True, file=sys.__stderr__ or sys.stderr)
+    faulthandler.dump_traceback_later(options.seconds + 20, exit=True, file=sys.__stderr__ or sys.stderr)
     try:
-        measure(asked, Parts(found, given.out, given.seconds))
+        measure(request, Parts(results, options.out, options.seconds))
     finally:
         faulthandler.cancel_dump_traceback_later()
-        print(tables(found))
+        print(tables(results))
 
 
 if __name__ == "__main__":

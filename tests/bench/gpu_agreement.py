@@ -89,16 +89,16 @@ def agreement(weights: Weights, kernels: Kernels, rows: Sequence[int], prompts: 
 
 
 def _one_by_one(weights: Weights, step: StepBuffers, kernels: Kernels) -> list[Row]:
-    found: dict[str, Worst] = {}
+    results: dict[str, Worst] = {}
 
     def beside(name: str) -> Callable[[Any, StepBuffers], None]:
-        return lambda given, step: _compare(found.setdefault(name, Worst()), name, kernels, (given, step))
+        return lambda inputs, step: _compare(results.setdefault(name, Worst()), name, kernels, (inputs, step))
 
     both = Kernels(**{field.name: beside(field.name) for field in fields(Kernels)})
     launch_step(weights, step, both)
     for name in ENDS[1:]:
         getattr(both, name)(weights.ends, step)
-    return [{"kernel": name, **_judged(each)} for name, each in found.items()]
+    return [{"kernel": name, **_judged(each)} for name, each in results.items()]
 
 
 def _judged(worst: Worst) -> Row:
@@ -107,9 +107,9 @@ def _judged(worst: Worst) -> Row:
     return {"ok": worst.error <= BOUND and worst.equal >= ALIKE, "error": worst.error, "equal": worst.equal}
 
 
-def _compare(worst: Worst, name: str, kernels: Kernels, given: tuple[Any, StepBuffers]) -> None:
+def _compare(worst: Worst, name: str, kernels: Kernels, value: tuple[Any, StepBuffers]) -> None:
     """Run the reference on the step and the kernel on a copy of it, where what it makes anew is no number before."""
-    layer, step = given
+    layer, step = value
     copy = replace(
         step,
         tables=replace(step.tables, **{key: each.clone() for key, each in tensors_by_name(step.tables).items()}),
@@ -123,9 +123,9 @@ def _compare(worst: Worst, name: str, kernels: Kernels, given: tuple[Any, StepBu
     try:
         getattr(kernels, name)(layer, copy)
         for output in MADE[name]:
-            found, expected = _of(copy, output), _of(step, output)
+            actual, expected = _of(copy, output), _of(step, output)
             where = written.get(output)
-            _note(worst, found if where is None else found[where], expected if where is None else expected[where])
+            _note(worst, actual if where is None else actual[where], expected if where is None else expected[where])
         for memory, where in written.items():
             assert torch.equal(_of(copy, memory)[~where], _of(step, memory)[~where]), f"{memory} of others were changed"
         assert not copy.arrivals.any(), "its counters are not zero again"
@@ -158,17 +158,17 @@ def _of(step: StepBuffers, output: str) -> Tensor:
     return getattr(step.tables if output in ("keys", "values") else step, output)
 
 
-def _note(worst: Worst, found: Tensor, expected: Tensor) -> None:
-    if found.is_floating_point():
-        worst.error = max(worst.error, float(_errors(found.flatten(), expected.flatten())))
+def _note(worst: Worst, actual: Tensor, expected: Tensor) -> None:
+    if actual.is_floating_point():
+        worst.error = max(worst.error, float(_errors(actual.flatten(), expected.flatten())))
     else:
-        worst.equal = min(worst.equal, float((found == expected).float().mean()))
+        worst.equal = min(worst.equal, float((actual == expected).float().mean()))
 
 
-def _errors(found: Tensor, expected: Tensor) -> Tensor:
+def _errors(actual: Tensor, expected: Tensor) -> Tensor:
     """Of the last axis: the difference's norm to the expected one's; infinite for what is no number."""
     wide = expected.float()
-    ratio = (found.float() - wide).square().sum(-1) / wide.square().sum(-1).clamp(min=1e-30)
+    ratio = (actual.float() - wide).square().sum(-1) / wide.square().sum(-1).clamp(min=1e-30)
     return ratio.sqrt().nan_to_num(nan=torch.inf)
 
 

@@ -12,15 +12,15 @@ READ: Final = ("name", "driver_version", "clocks.sm", "clocks.mem", "power.draw"
 
 def versions() -> dict[str, str]:
     installed = {each.metadata["Name"].replace("-", "_") for each in importlib.metadata.distributions()}
-    known = {name: importlib.metadata.version(name) for name in PACKAGES if name in installed}
-    return {"python": platform.python_version(), **known}
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES if name in installed}
+    return {"python": platform.python_version(), **packages}
 
 
 def clocks() -> Mapping[str, str]:
     """What nvidia-smi tells of the first card now; nothing where it cannot be asked."""
-    asked = ["nvidia-smi", f"--query-gpu={','.join(READ)}", "--format=csv,noheader,nounits", "--id=0"]
+    command = ["nvidia-smi", f"--query-gpu={','.join(READ)}", "--format=csv,noheader,nounits", "--id=0"]
     try:
-        told = subprocess.run(asked, capture_output=True, check=True, text=True, timeout=10).stdout
+        output = subprocess.run(command, capture_output=True, check=True, text=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    return dict(zip(READ, (each.strip() for each in told.split(",")), strict=False))
+    return dict(zip(READ, (each.strip() for each in output.split(",")), strict=False))

@@ -73,8 +73,8 @@ def timed(work: Callable[[], object], device: torch.device, times: int = 1) -> t
     """Seconds of one `work`, the median of REPEATS runs of `times` each, and their spread (largest less smallest)."""
     work()
     repeats = REPEATS if device.type == "cuda" else 2
-    found = [_run_s(work, device, times) / times for _ in range(repeats)]
-    return statistics.median(found), max(found) - min(found)
+    times_s = [_run_s(work, device, times) / times for _ in range(repeats)]
+    return statistics.median(times_s), max(times_s) - min(times_s)
 
 
 def wait(device: torch.device) -> None:
@@ -100,8 +100,8 @@ def ceilings(device: torch.device, size: int) -> Ceilings:
     copy_s, _ = timed(lambda: target.copy_(source), device, 3)
     read_s, _ = timed(source.sum, device, 3)
     side = max(64, size >> 17)
-    left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
-    product_s, _ = timed(lambda: left @ right, device, 5)
+    first, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+    product_s, _ = timed(lambda: first @ right, device, 5)
     return Ceilings(2 * source.nbytes / copy_s, source.nbytes / read_s, 2.0 * side**3 / product_s)
 
 
@@ -137,17 +137,17 @@ def lay_pages(tables: Tables, slots: int, context: int) -> None:
 
 def spreads(stage: Stage) -> Mapping[str, Any]:
     """The residual stream's spread before each layer of one step: random weights must not let it grow without end."""
-    found: list[float] = []
+    results: list[float] = []
 
-    def told(layer: Any, step: StepBuffers) -> None:
-        found.append(float(step.hidden.float().std(correction=0)))
+    def spread(layer: Any, step: StepBuffers) -> None:
+        results.append(float(step.hidden.float().std(correction=0)))
         stage.kernels.qkv(layer, step)
 
     step = decoding(stage.weights, stage.tables, 1, 0)
-    launch_step(stage.weights, step, replace(stage.kernels, qkv=told))
-    found.append(float(step.hidden.float().std(correction=0)))
-    assert bool(step.hidden.isfinite().all()), f"the residual stream is not finite: {found}"
-    return {"spread": [round(each, 3) for each in found]}
+    launch_step(stage.weights, step, replace(stage.kernels, qkv=spread))
+    results.append(float(step.hidden.float().std(correction=0)))
+    assert bool(step.hidden.isfinite().all()), f"the residual stream is not finite: {results}"
+    return {"spread": [round(each, 3) for each in results]}
 
 
 def touched(weights: Weights, step: StepBuffers, kernels: Kernels, context: int) -> Touched:
@@ -178,15 +178,15 @@ def kernel_table(stage: Stage, rows: Sequence[int], prompts: Sequence[int]) -> l
 
 def _kernels(stage: Stage, step: StepBuffers, context: int) -> list[Row]:
     """Of one step. Every launch function finds what it found in the step's last layer."""
-    found = touched(stage.weights, step, stage.kernels, context)
-    found = replace(found, experts=_different(step.chosen_experts))
+    bytes_touched = touched(stage.weights, step, stage.kernels, context)
+    bytes_touched = replace(bytes_touched, experts=_different(step.chosen_experts))
     state = {name: each.clone() for name, each in tensors_by_name(step).items() if name != "logits"}
-    size, operations = found.kernel_bytes(), found.kernel_operations()
+    size, operations = bytes_touched.kernel_bytes(), bytes_touched.kernel_operations()
     table: list[Row] = []
     for name in launched(step):
         for field, each in state.items():
             getattr(step, field).copy_(each)
-        row: Row = {"kernel": name, "rows": found.rows, "prompt": found.prompt}
+        row: Row = {"kernel": name, "rows": bytes_touched.rows, "prompt": bytes_touched.prompt}
         try:
             seconds, spread = _launch_s(stage, name, step)
         except Exception as exc:  # noqa: BLE001 - the other kernels' figures are wanted all the same
@@ -209,15 +209,15 @@ def _kernels(stage: Stage, step: StepBuffers, context: int) -> list[Row]:
 def _launch_s(stage: Stage, name: str, step: StepBuffers) -> tuple[float, float]:
     """Seconds of one launch, and their spread."""
     launch = getattr(stage.kernels, name)
-    given = (stage.weights.ends,) if name in ENDS else stage.weights.layers
+    layers = (stage.weights.ends,) if name in ENDS else stage.weights.layers
 
     def work() -> None:
-        for each in given:
+        for each in layers:
             launch(each, step)
 
     times = 10 if stage.device.type == "cuda" else 1
     seconds, spread = timed(graphed(work, stage.device), stage.device, times)
-    return seconds / len(given), spread / len(given)
+    return seconds / len(layers), spread / len(layers)
 
 
 def launched(step: StepBuffers) -> list[str]:
@@ -233,12 +233,12 @@ def launched(step: StepBuffers) -> list[str]:
 
 
 def step_table(
-    runner: TritonRunner, weights: Weights, kernels: Kernels, asked: Sequence[tuple[int, int]], top: Ceilings
+    runner: TritonRunner, weights: Weights, kernels: Kernels, sizes: Sequence[tuple[int, int]], top: Ceilings
 ) -> list[Row]:
     """Whole decoding steps, sampling and the way to the host and back included, for pairs (rows, context)."""
     device = runner.tables.keys.device
     table: list[Row] = []
-    for rows, context in asked:
+    for rows, context in sizes:
         pages = -(-(context + 1) // PAGE_TOKENS)
         if context >= runner.context_tokens or rows > runner.slots or rows * pages > runner.page_count:
             continue
@@ -247,10 +247,10 @@ def step_table(
         step = decoding(weights, runner.tables, rows, context)
         tokens = tensor_to_list(step.tokens)
         batch = runner.shapes.build_batch([SlotTokens(slot, context, [tokens[slot]], 1) for slot in range(rows)])
-        found = touched(weights, step, kernels, context)
+        bytes_touched = touched(weights, step, kernels, context)
         times = 10 if device.type == "cuda" else 1
         seconds, spread = timed(lambda batch=batch: runner.steps.launch(batch), device, times)
-        limit = found.limit_s(top.copy, top.products)
+        limit = bytes_touched.limit_s(top.copy, top.products)
         table.append(
             {
                 "rows": rows,
@@ -258,8 +258,8 @@ def step_table(
                 "ms": 1e3 * seconds,
                 "spread_ms": 1e3 * spread,
                 "tokens/s": rows / seconds,
-                "experts": found.experts,
-                "GB": found.step_bytes / 1e9,
+                "experts": bytes_touched.experts,
+                "GB": bytes_touched.step_bytes / 1e9,
                 "limit_tokens/s": rows / limit,
                 "share": limit / seconds,
             }

@@ -155,7 +155,7 @@ class Touched:
         """Of all layers: scores and sums of values, over what each row sees, itself included."""
         spec = self.spec
         each = 4.0 * spec.heads * spec.head_dim
-        return each * sum(self._seen(window) for window in self._windows)
+        return each * sum(self._count_seen(window) for window in self._windows)
 
     @property
     def operations(self) -> float:
@@ -212,7 +212,7 @@ class Touched:
         whole = self.context + self.rows
         return [self.spec.window if kind == "sliding_attention" else whole for kind in self.spec.layers]
 
-    def _seen(self, window: int) -> float:
+    def _count_seen(self, window: int) -> float:
         """Pairs of a row and a token that it sees, in a layer."""
         if not self.prompt:
             return self.rows * min(window, self.context + 1)

@@ -21,14 +21,14 @@ logger = logging.getLogger("gpt_oss_gpu")
 class Parts:
     """Fills `found`, and writes it to `folder` where there is one."""
 
-    def __init__(self, found: dict[str, Any], folder: Path | None, seconds: float) -> None:
+    def __init__(self, results: dict[str, Any], folder: Path | None, seconds: float) -> None:
         """`seconds` from now on no part begins that needs more than what is left."""
-        self.found = found
+        self.results = results
         self._folder = folder
         self._ends = time.monotonic() + seconds
         self._took: dict[str, float] = {}
-        found["seconds"] = self._took
-        found["clocks"] = {"before": clocks()}
+        results["seconds"] = self._took
+        results["clocks"] = {"before": clocks()}
 
     @property
     def left_s(self) -> float:
@@ -45,18 +45,18 @@ class Parts:
         except Exception as exc:  # noqa: BLE001 - on a card that nobody could try before, every failure is a result
             result = failed(exc)
         self._took[name] = round(time.monotonic() - began, 1)
-        self.found["clocks"][name] = clocks()
+        self.results["clocks"][name] = clocks()
         self._keep(name, result)
         # What failed may hold much memory: its frames did until now.
         gc.collect()
         return not _is_none(result)
 
     def _keep(self, name: str, result: Any) -> None:
-        self.found[name] = result
-        told = json.dumps(result) if _is_none(result) else f"{self._took[name]:.1f} s"
-        logger.info("%s: %s", name, told)
+        self.results[name] = result
+        summary = json.dumps(result) if _is_none(result) else f"{self._took[name]:.1f} s"
+        logger.info("%s: %s", name, summary)
         if self._folder is not None:
-            write(self._folder, self.found)
+            write(self._folder, self.results)
 
 
 def _is_none(result: object) -> bool:

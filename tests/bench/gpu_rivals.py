@@ -44,9 +44,9 @@ def rival(name: str, model: str, rows: Sequence[int], left_s: float) -> list[Row
         return {"skipped": f"{needed} is not installed"}
     command = [sys.executable, "-m", "tests.bench.gpu_rivals", name, model, *map(str, rows)]
     limit_s = min(LONGEST_S, max(1.0, left_s - LEFT_S))
-    with TemporaryFile("w+") as told, TemporaryFile("w+") as said:
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as said:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"}, stdout=told, stderr=said, text=True
+            command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"}, stdout=output, stderr=said, text=True
         )
         try:
             ended = f"it ended with {process.wait(limit_s)}"
@@ -54,15 +54,15 @@ def rival(name: str, model: str, rows: Sequence[int], left_s: float) -> list[Row
             process.kill()
             process.wait()
             ended = f"it did not end in {limit_s:.0f} s"
-        told.seek(0)
+        output.seek(0)
         said.seek(0)
-        found: list[Row] = [json.loads(line) for line in told if line.startswith(ROW)]
+        results: list[Row] = [json.loads(line) for line in output if line.startswith(ROW)]
         if process.returncode:
             last = f"{ended}: {said.read()[-1500:]}"
-            if not found:
+            if not results:
                 raise RuntimeError(last)
-            found.append({"failed": last})
-    return found
+            results.append({"failed": last})
+    return results
 
 
 def main(name: str, model: str, *rows: str) -> None:
@@ -92,9 +92,9 @@ def _transformers(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) 
             def generate(new: int, ids: Tensor = ids, cache: str = cache) -> float:
                 wait(device)
                 began = time.perf_counter()
-                asked = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+                settings = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
                 with torch.inference_mode():
-                    model.generate(ids, cache_implementation=cache, **asked)
+                    model.generate(ids, cache_implementation=cache, **settings)
                 wait(device)
                 return time.perf_counter() - began
 

@@ -44,12 +44,12 @@ class Speaking:
         self._runner.close(slot)
 
     def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
-        found = dict(self._runner.step(plan, masks))
-        for slot in found:
+        sampled = dict(self._runner.step(plan, masks))
+        for slot in sampled:
             if self._said[slot] < len(HEADER):
-                found[slot] = SampledToken(HEADER[self._said[slot]])
+                sampled[slot] = SampledToken(HEADER[self._said[slot]])
                 self._said[slot] += 1
-        return found
+        return sampled
 
 
 class RandomGptOss(GptOss):
@@ -79,8 +79,8 @@ async def serve(runner: LoadedRunner, streams: tuple[int, ...], tokens: int, pro
             ready = await _round(served.url, 1, 2, prompt_words, "first")
             for count in streams:
                 for cached in (False, True):
-                    found = await _round(served.url, count, tokens, prompt_words, "then")
-                    table.append({"streams": count, "cached": cached} | found)
+                    row = await _round(served.url, count, tokens, prompt_words, "then")
+                    table.append({"streams": count, "cached": cached} | row)
             table[0]["very_first_ms"] = ready["first_ms"]
     finally:
         # Whoever measures next needs the memory.
@@ -106,29 +106,29 @@ async def _round(url: str, count: int, tokens: int, prompt_words: int, opening: 
         }
         await gate.wait()
         began = last = time.perf_counter()
-        seen = b""
+        received = b""
         async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
             async for data in answer.content.iter_any():
                 now = time.perf_counter()
-                if not seen:
+                if not received:
                     firsts.append(now - began)
                 else:
                     gaps.append(now - last)
-                last, seen = now, (seen + data)[-200:]
-        assert b"[DONE]" in seen, seen
+                last, received = now, (received + data)[-200:]
+        assert b"[DONE]" in received, received
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(http, number)) for number in range(count)]
         process = psutil.Process()
         await gate.wait()
         began, cpu = time.perf_counter(), sum(process.cpu_times()[:2])
-        made = SERVED["random"].metrics().generated_tokens
+        token_count = SERVED["random"].metrics().generated_tokens
         await asyncio.wait(tasks)
         seconds = time.perf_counter() - began
-        made = SERVED["random"].metrics().generated_tokens - made
+        token_count = SERVED["random"].metrics().generated_tokens - token_count
     gaps.sort()
     return {
-        "tokens/s": made / seconds,
+        "tokens/s": token_count / seconds,
         "first_ms": 1e3 * statistics.median(firsts),
         "gap_p50_ms": 1e3 * gaps[len(gaps) // 2] if gaps else 0.0,
         "gap_p99_ms": 1e3 * gaps[len(gaps) * 99 // 100] if gaps else 0.0,

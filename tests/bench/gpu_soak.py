@@ -34,21 +34,21 @@ async def _soak(runner: TritonRunner, seconds: float) -> dict[str, Any]:
     engine = Engine(runner, EngineSettings(step_tokens=runner.settings.step_tokens))
     await engine.start()
     chance = random.Random(1)
-    answered = left = 0
+    answered = abandoned = 0
 
     async def one(ends: float) -> None:
-        nonlocal answered, left
+        nonlocal answered, abandoned
         while time.monotonic() < ends:
             request = _request(runner, chance)
             leave_after = chance.choice([None, None, None, 1, 20])
-            found = await _answer(engine, request, leave_after)
-            assert found, "an answer without a token"
-            answered, left = answered + 1, left + (leave_after is not None)
+            answer = await _answer(engine, request, leave_after)
+            assert answer, "an answer without a token"
+            answered, abandoned = answered + 1, abandoned + (leave_after is not None)
 
     try:
         same = [_request(runner, chance) for _ in range(ASKED_TWICE)]
         before = [await _answer(engine, each) for each in same]
-        held = _held(runner)
+        held_pages = _held_pages(runner)
         ends = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
             for _ in range(2 * runner.slots):
@@ -60,10 +60,10 @@ async def _soak(runner: TritonRunner, seconds: float) -> dict[str, Any]:
         assert metrics.running == metrics.waiting == 0, metrics
         # What is cached of a prompt was computed with other lengths of steps, and rounds otherwise.
         assert differ < ASKED_TWICE, "no answer is what it was at the beginning"
-        grown = _held(runner) - held
+        grown = _held_pages(runner) - held_pages
         return {
             "answered": answered,
-            "left": left,
+            "left": abandoned,
             "tokens": metrics.generated_tokens,
             "steps": metrics.steps,
             "pauses": metrics.pauses,
@@ -91,6 +91,6 @@ async def _answer(engine: Engine, request: EngineRequest, leave_after: int | Non
     return tokens
 
 
-def _held(runner: TritonRunner) -> int:
+def _held_pages(runner: TritonRunner) -> int:
     on_card = runner.tables.keys.device.type == "cuda"
     return torch.cuda.memory_allocated() if on_card else 0

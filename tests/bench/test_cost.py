@@ -44,24 +44,24 @@ class Bench:
         body = {"model": "fake-model", "input": f"n={tokens} d={pause_us}", **fields}
         began = time.perf_counter()
         first = 0.0
-        seen = b""
+        received = b""
         async with self.http.post(f"{self.url}/v1/responses", json=body) as answer:
             async for data in answer.content.iter_any():
                 if not first and b"output_text" in data:
                     first = time.perf_counter() - began
-                seen += data
-        assert b'"status":"completed"' in seen
-        assert b" w%04d" % (tokens - 1) in seen
-        return first, seen.rpartition(b'"id":"resp_')[2].partition(b'"')[0].decode()
+                received += data
+        assert b'"status":"completed"' in received
+        assert b" w%04d" % (tokens - 1) in received
+        return first, received.rpartition(b'"id":"resp_')[2].partition(b'"')[0].decode()
 
     async def ask_message(self, tokens: int, pause_us: int) -> None:
         """The same stream by Anthropic's Messages API."""
         question = {"role": "user", "content": f"n={tokens} d={pause_us}"}
         body = {"model": "fake-model", "max_tokens": 2 * tokens, "messages": [question], "stream": True}
         async with self.http.post(f"{self.url}/v1/messages", json=body) as answer:
-            seen = await answer.read()
-        assert b'"stop_reason":"end_turn"' in seen
-        assert b" w%04d" % (tokens - 1) in seen
+            received = await answer.read()
+        assert b'"stop_reason":"end_turn"' in received
+        assert b" w%04d" % (tokens - 1) in received
 
     async def ask_after(self, delay_s: float, tokens: int) -> None:
         """A stream of 50 tokens/s that begins after `delay_s`."""

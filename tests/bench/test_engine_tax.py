@@ -53,8 +53,8 @@ def bare(path: str, streams: int) -> float:
     last: dict[int, int] = {}
     for slot in range(streams):
         runner.open(slot, RowSampling(temperature=0), prompt, [])
-        found = runner.step(Plan([PlanRow(slot, 0, prompt, pages[slot], needs_sample=True)]), {})
-        last[slot] = found[slot].token
+        tokens_sampled = runner.step(Plan([PlanRow(slot, 0, prompt, pages[slot], needs_sample=True)]), {})
+        last[slot] = tokens_sampled[slot].token
     began = time.perf_counter()
     for at in range(PROMPT_TOKENS, PROMPT_TOKENS + TOKENS):
         rows = [PlanRow(slot, at, [last[slot]], pages[slot], needs_sample=True) for slot in range(streams)]
@@ -76,12 +76,12 @@ async def served(url: str, streams: int) -> float:
             "store": False,
         }
         await gate.wait()
-        seen = b""
+        received = b""
         async with http.post(f"{url}/v1/responses", json=body) as answer:
             async for data in answer.content.iter_any():
-                seen = (seen + data)[-8000:]
-        assert b"response.incomplete" in seen
-        assert b'"output_tokens":%d' % TOKENS in seen
+                received = (received + data)[-8000:]
+        assert b"response.incomplete" in received
+        assert b'"output_tokens":%d' % TOKENS in received
 
     async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(http, number)) for number in range(streams)]

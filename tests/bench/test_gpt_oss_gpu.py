@@ -47,19 +47,19 @@ def test_all_of_it_runs_and_is_written(tmp_path: Path, capsys: pytest.CaptureFix
     """But for the comparison, which has a test of its own."""
     parts = ["kernels", "steps", "prompts", "server", "soak", "rivals"]
     main(["--dry", "--out", str(tmp_path), "--routing", "zipf", "--parts", *parts])
-    found = json.loads((tmp_path / "gpt_oss_tiny.json").read_text())
-    assert {row["kernel"] for row in found["kernels"]} >= {"qkv", "attend_decode", "experts_up", "sample"}
-    assert {row["kernel"] for row in found["kernels"] if row["prompt"]} >= {"attend_prefill", "grouped_up"}
-    assert not any("failed" in row for row in found["kernels"])
-    assert [(row["rows"], row["context"]) for row in found["steps"]] == [(2, 40)]
-    assert all(row["share"] > 0 and 1 <= row["experts"] <= 8 for row in found["steps"])
-    assert [row["tokens"] for row in found["prompts"]] == [64]
-    assert [row["cached"] for row in found["server"]] == [False, True] * 2
-    assert all(row["tokens/s"] > 0 for row in found["server"])
-    assert found["soak"]["answered"] > 0
-    assert "ms" in found["rival transformers"][0], found["rival transformers"]
-    assert all("needs a GPU" in found[f"rival {name}"]["skipped"] for name in RIVALS if name != "transformers")
-    assert found["seconds"].keys() == found["clocks"].keys() - {"before"}
+    report = json.loads((tmp_path / "gpt_oss_tiny.json").read_text())
+    assert {row["kernel"] for row in report["kernels"]} >= {"qkv", "attend_decode", "experts_up", "sample"}
+    assert {row["kernel"] for row in report["kernels"] if row["prompt"]} >= {"attend_prefill", "grouped_up"}
+    assert not any("failed" in row for row in report["kernels"])
+    assert [(row["rows"], row["context"]) for row in report["steps"]] == [(2, 40)]
+    assert all(row["share"] > 0 and 1 <= row["experts"] <= 8 for row in report["steps"])
+    assert [row["tokens"] for row in report["prompts"]] == [64]
+    assert [row["cached"] for row in report["server"]] == [False, True] * 2
+    assert all(row["tokens/s"] > 0 for row in report["server"])
+    assert report["soak"]["answered"] > 0
+    assert "ms" in report["rival transformers"][0], report["rival transformers"]
+    assert all("needs a GPU" in report[f"rival {name}"]["skipped"] for name in RIVALS if name != "transformers")
+    assert report["seconds"].keys() == report["clocks"].keys() - {"before"}
     assert (tmp_path / "gpt_oss_tiny.svg").read_text().startswith("<svg")
     assert "## steps" in capsys.readouterr().out
 
@@ -103,9 +103,9 @@ def test_a_number_may_be_written_where_it_was_already(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.Tensor, "normal_", _fill_with_ones)
     with torch.inference_mode():
         table = agreement(weights, replace(REFERENCE, qkv=rounding), [3], [])
-    (found,) = [row for row in table if row["kernel"] == "qkv"]
-    assert found["ok"], found
-    assert found["error"] > 1e-3
+    (written_row,) = [row for row in table if row["kernel"] == "qkv"]
+    assert written_row["ok"], written_row
+    assert written_row["error"] > 1e-3
 
 
 def test_a_kernel_that_fails_costs_its_own_figures_alone() -> None:
@@ -131,8 +131,8 @@ def test_a_part_that_fails_or_has_no_time_is_told_and_the_next_one_runs(tmp_path
     def fail() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    found: dict[str, Any] = {"model": "tiny", "device": "CPU", "versions": {}}
-    parts = Parts(found, tmp_path, seconds=60)
+    results: dict[str, Any] = {"model": "tiny", "device": "CPU", "versions": {}}
+    parts = Parts(results, tmp_path, seconds=60)
     assert not parts.run("first", fail)
     written = json.loads((tmp_path / "gpt_oss_tiny.json").read_text())
     assert "illegal memory access" in written["first"]["failed"]
@@ -147,12 +147,12 @@ def test_a_part_that_fails_or_has_no_time_is_told_and_the_next_one_runs(tmp_path
 
 def test_what_needs_a_server_is_not_imported_before_the_server_is_measured() -> None:
     """A machine with a card may have no more than torch, pydantic and the SDK."""
-    told = (
+    report = (
         "import sys, tests.bench.gpt_oss_gpu as bench;"
         "print([name for name in ('fastapi', 'uvicorn', 'psutil', 'openai_harmony', 'llguidance',"
         " 'transformers') if name in sys.modules])"
     )
-    ended = subprocess.run([sys.executable, "-c", told], capture_output=True, check=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", report], capture_output=True, check=True, text=True, timeout=60)
     assert ended.stdout.strip() == "[]"
 
 

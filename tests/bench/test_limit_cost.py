@@ -37,8 +37,8 @@ def cpu_s(server: psutil.Process) -> float:
 async def create_key(folder: Path, file: str, *arguments: str) -> str:
     command = (str(STACK), "keys", "create", file, *arguments)
     created = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=asyncio.subprocess.PIPE)
-    shown, _ = await created.communicate()
-    return shown.decode().split()[0]
+    printed, _ = await created.communicate()
+    return printed.decode().split()[0]
 
 
 async def measure(

@@ -82,13 +82,13 @@ class Answer:
 
 async def stream(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any], mark: bytes, count: int = 1) -> Answer:
     """Send the body; `count` marks are of the first event with text."""
-    began, first, seen = time.perf_counter(), 0.0, b""
+    began, first, received = time.perf_counter(), 0.0, b""
     async with http.post(url, json=body) as answer:
         async for data in answer.content.iter_any():
-            seen = (seen + data)[-20_000:]
-            first = first or (time.perf_counter() - began if seen.count(mark) >= count else 0.0)
-    assert answer.status == 200, seen
-    assert first, seen
+            received = (received + data)[-20_000:]
+            first = first or (time.perf_counter() - began if received.count(mark) >= count else 0.0)
+    assert answer.status == 200, received
+    assert first, received
     return Answer(first, time.perf_counter() - began)
 
 

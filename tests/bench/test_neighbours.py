@@ -205,8 +205,8 @@ async def test_ingestion(tmp_path: Path) -> None:
         "vector_index": {"provider": "sqlite_vec", "path": str(tmp_path / "vectors.db")},
         "vector_stores": {"provider": "hybrid", "embedding_model": "hashing"},
     }
-    async with AsyncExitStack() as held:
-        _, loud, quiet = await held.enter_async_context(stack(more=more))
+    async with AsyncExitStack() as open_ends:
+        _, loud, quiet = await open_ends.enter_async_context(stack(more=more))
 
         async def ingest(client: AsyncOpenAI, count: int) -> None:
             files = [await client.files.create(file=("a.txt", b"a cat"), purpose="assistants") for _ in range(count)]

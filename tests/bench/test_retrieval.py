@@ -96,18 +96,18 @@ async def test_time_and_memory(opening: Opening) -> None:
     one, upserts = await opening(), list[float]()
     for start in range(0, CHUNKS, BATCH):
         texts = [" ".join(dice.choices(vocabulary, odds, k=WORDS)) for _ in range(BATCH)]
-        some = [
+        few_texts = [
             Chunk(f"f{start}", number, text, {"at": start}, vectors[start + number].tolist())
             for number, text in enumerate(texts)
         ]
-        upserts.append(await _took_s(one.upsert("s", some)))
+        upserts.append(await _took_s(one.upsert("s", few_texts)))
     process, other = psutil.Process(), await opening()
     before = process.memory_info().rss
     cold = await _took_s(other.search_vector(Search("s", 50), vectors[0].tolist()))
     grown = process.memory_info().rss - before
     by_vector = [await _took_s(other.search_vector(Search("s", 50), vectors[n].tolist())) for n in range(ROUNDS)]
-    asked = [" ".join(vocabulary[(41 * n + 7 * k) % 3000] for k in range(6)) for n in range(ROUNDS)]
-    by_words = [await _took_s(other.search_keywords(Search("s", 50), text)) for text in asked]
+    queries = [" ".join(vocabulary[(41 * n + 7 * k) % 3000] for k in range(6)) for n in range(ROUNDS)]
+    by_words = [await _took_s(other.search_keywords(Search("s", 50), text)) for text in queries]
     changed: list[float] = []
     for n in range(5):
         await one.upsert("s", [Chunk("new", n, "word", {}, vectors[n].tolist())])

@@ -24,8 +24,8 @@ class Subject:
     model: str
     unknown: str = "no-such-model"
 
-    async def embed(self, given: Any, **fields: Any) -> Embeddings:
-        request = EmbeddingRequest.model_validate({"model": self.model, "input": given, **fields})
+    async def embed(self, value: Any, **fields: Any) -> Embeddings:
+        request = EmbeddingRequest.model_validate({"model": self.model, "input": value, **fields})
         async with asyncio.timeout(PATIENCE_S):
             return await self.inference.embed(request)
 
@@ -36,18 +36,18 @@ def close(one: Sequence[float], other: Sequence[float]) -> bool:
 
 async def each_input_has_a_vector_in_its_place(subject: Subject) -> None:
     texts = [f"cat {'s' * (number % 7)} {number}" for number in range(70)]
-    made = await subject.embed(texts)
-    assert len(made.vectors) == len(texts)
+    embeddings = await subject.embed(texts)
+    assert len(embeddings.vectors) == len(texts)
     for at in (0, 1, 33, 69):
         (alone,) = (await subject.embed(texts[at])).vectors
-        assert close(made.vectors[at], alone)
-    assert not close(made.vectors[0], made.vectors[1])
+        assert close(embeddings.vectors[at], alone)
+    assert not close(embeddings.vectors[0], embeddings.vectors[1])
 
 
 async def vectors_are_finite_floats_of_one_length(subject: Subject) -> None:
-    made = await subject.embed(["a", "the stock market", "cats. " * 600])
-    assert len({len(vector) for vector in made.vectors}) == 1
-    for vector in made.vectors:
+    embeddings = await subject.embed(["a", "the stock market", "cats. " * 600])
+    assert len({len(vector) for vector in embeddings.vectors}) == 1
+    for vector in embeddings.vectors:
         assert isinstance(vector, array)
         assert vector.typecode == "f"
         assert all(map(math.isfinite, vector))
@@ -61,20 +61,20 @@ async def tokens_are_counted(subject: Subject) -> None:
 
 async def requests_may_run_at_once(subject: Subject) -> None:
     texts = [f"cat {number}" for number in range(8)]
-    made = await asyncio.gather(*(subject.embed(text) for text in texts))
+    embeddings = await asyncio.gather(*(subject.embed(text) for text in texts))
     together = await subject.embed(texts)
-    assert all(close(one.vectors[0], other) for one, other in zip(made, together.vectors, strict=True))
+    assert all(close(one.vectors[0], other) for one, other in zip(embeddings, together.vectors, strict=True))
 
 
 async def one_that_is_cancelled_leaves_the_others_their_own(subject: Subject) -> None:
     expected = (await subject.embed("kitten")).vectors[0]
-    left = [asyncio.create_task(subject.embed(f"market {number}")) for number in range(4)]
-    kept = asyncio.create_task(subject.embed("kitten"))
+    remaining = [asyncio.create_task(subject.embed(f"market {number}")) for number in range(4)]
+    patient = asyncio.create_task(subject.embed("kitten"))
     await asyncio.sleep(0)
-    for task in left:
+    for task in remaining:
         task.cancel()
-    assert close((await kept).vectors[0], expected)
-    outcomes = await asyncio.gather(*left, return_exceptions=True)
+    assert close((await patient).vectors[0], expected)
+    outcomes = await asyncio.gather(*remaining, return_exceptions=True)
     assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
 
 

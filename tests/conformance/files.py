@@ -29,21 +29,21 @@ class FilesPromises:
     @pytest.mark.parametrize("size", [0, 1, 262_143, 262_144, 262_145, MAX_BYTES])
     async def test_any_bytes_come_back(self, files: Files, size: int) -> None:
         data = (bytes(range(256)) * (size // 256 + 1))[:size]
-        made = await files.create(NEW, pieces(data[:100], data[100:]), tenant="t")
-        assert made.bytes == size
-        assert await files.read(made.id, tenant="t") == data
-        async for piece in files.content(made.id, tenant="t"):
+        new_file = await files.create(NEW, pieces(data[:100], data[100:]), tenant="t")
+        assert new_file.bytes == size
+        assert await files.read(new_file.id, tenant="t") == data
+        async for piece in files.content(new_file.id, tenant="t"):
             assert len(piece) <= 2**20
 
     async def test_one_tenants_file_is_unknown_to_another(self, files: Files) -> None:
-        made = await files.create(NEW, pieces(b"x"), tenant="t")
+        new_file = await files.create(NEW, pieces(b"x"), tenant="t")
         for tenant in ("u", "", "t/file", "t2"):
             with pytest.raises(NotFound):
-                await files.get(made.id, tenant=tenant)
+                await files.get(new_file.id, tenant=tenant)
             with pytest.raises(NotFound):
-                await files.read(made.id, tenant=tenant)
+                await files.read(new_file.id, tenant=tenant)
             with pytest.raises(NotFound):
-                await files.delete(made.id, tenant=tenant)
+                await files.delete(new_file.id, tenant=tenant)
             assert (await files.list(FileListParams.model_validate({}), tenant=tenant)).data == []
 
     @pytest.mark.parametrize("name", ["", "file-", "file-x", "../x", "\0", "file-" + "0" * 44, "x" * 5000, "\ud800"])
@@ -54,17 +54,17 @@ class FilesPromises:
             await files.delete(name, tenant="t")
 
     async def test_too_large_is_refused_before_its_end(self, files: Files) -> None:
-        seen = 0
+        read_count = 0
 
         async def endless() -> AsyncGenerator[bytes]:
-            nonlocal seen
+            nonlocal read_count
             while True:
-                seen += 100_000
+                read_count += 100_000
                 yield b"x" * 100_000
 
         with pytest.raises(PayloadTooLarge):
             await files.create(NEW, endless(), tenant="t")
-        assert seen <= files.max_file_bytes + 100_000
+        assert read_count <= files.max_file_bytes + 100_000
 
     async def test_an_upload_that_is_cut_off_leaves_nothing(self, files: Files) -> None:
         with pytest.raises(InvalidRequest):
@@ -86,8 +86,8 @@ class FilesPromises:
         await self.nothing_is_left(files)
 
     async def test_deleted_is_gone(self, files: Files) -> None:
-        made = [await files.create(NEW, pieces(b"x" * 500_000), tenant="t") for _ in range(3)]
-        for each in made:
+        files_created = [await files.create(NEW, pieces(b"x" * 500_000), tenant="t") for _ in range(3)]
+        for each in files_created:
             await files.delete(each.id, tenant="t")
             with pytest.raises(NotFound):
                 await files.get(each.id, tenant="t")
@@ -98,9 +98,9 @@ class FilesPromises:
         await self.nothing_is_left(files)
 
     async def test_many_at_once_are_all_there(self, files: Files) -> None:
-        made = await asyncio.gather(*[files.create(NEW, pieces(b"%d" % i), tenant="t") for i in range(20)])
-        assert [await files.read(each.id, tenant="t") for each in made] == [b"%d" % i for i in range(20)]
-        await asyncio.gather(*[files.delete(each.id, tenant="t") for each in made])
+        files_created = await asyncio.gather(*[files.create(NEW, pieces(b"%d" % i), tenant="t") for i in range(20)])
+        assert [await files.read(each.id, tenant="t") for each in files_created] == [b"%d" % i for i in range(20)]
+        await asyncio.gather(*[files.delete(each.id, tenant="t") for each in files_created])
         await self.nothing_is_left(files)
 
     async def nothing_is_left(self, files: Files) -> None:

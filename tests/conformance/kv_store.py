@@ -44,7 +44,7 @@ class KVStorePromises:
     )
     async def test_any_text_is_a_key(self, store: KVStore, key: str) -> None:
         await store.put(key, b"1")
-        assert [found for found, _ in await store.scan(key)] == [key]
+        assert [records for records, _ in await store.scan(key)] == [key]
         assert await store.write([Delete(key)]) == [ABSENT]
         assert await store.get(key) is None
 
@@ -83,10 +83,10 @@ class KVStorePromises:
         await store.write([Put(key, b"") for key in random.sample(keys, len(keys))])
 
         async def scan(prefix: str = "", *, after: str = "", before: str = "", limit: int = 1000) -> list[str]:
-            found = await store.scan(prefix, after=after, before=before, limit=limit)
+            records = await store.scan(prefix, after=after, before=before, limit=limit)
             back = await store.scan(prefix, after=after, before=before, reverse=True)
-            assert [key for key, _ in back][::-1][:limit] == [key for key, _ in found]
-            return [key for key, _ in found]
+            assert [key for key, _ in back][::-1][:limit] == [key for key, _ in records]
+            return [key for key, _ in records]
 
         assert await scan() == keys
         assert await scan(after="a", before="aa") == ["a/", "a/1", "a0"]
@@ -164,14 +164,14 @@ class KVStorePromises:
         assert len(await store.scan("k")) == 20
 
     async def test_versions_never_come_back(self, store: KVStore, backend: Backend) -> None:
-        seen = [await store.put("a", b""), await store.put("a", b"")]
+        received = [await store.put("a", b""), await store.put("a", b"")]
         await store.write([Delete("a")])
-        seen.append(await store.put("a", b"", ttl_s=LIFE_S))
+        received.append(await store.put("a", b"", ttl_s=LIFE_S))
         await backend.elapse(2 * LIFE_S)
         await store.sweep()
-        seen.append(await store.put("a", b""))
-        assert len(set(seen)) == 4
-        assert min(seen) > ABSENT
+        received.append(await store.put("a", b""))
+        assert len(set(received)) == 4
+        assert min(received) > ABSENT
 
     async def test_no_increment_is_lost(self, backend: Backend) -> None:
         stores = [await backend.open(), await backend.open()]

@@ -78,10 +78,10 @@ class Model:
         assert dict(await self._store.scan("")) == self._entries
 
     async def _write(self, step: Write) -> None:
-        held = all(self._holds(change) for change in step.changes)
+        holds = all(self._holds(change) for change in step.changes)
         versions = await self._store.write([self._op(change) for change in step.changes], durable=step.durable)
-        assert (versions is not None) == held
-        for change, version in zip(step.changes, versions or (), strict=held):
+        assert (versions is not None) == holds
+        for change, version in zip(step.changes, versions or (), strict=holds):
             self._entries.pop(change.key, None)
             if change.value is None:
                 assert version == ABSENT
@@ -90,13 +90,13 @@ class Model:
                 assert (change.key, version) not in self._given
                 self._given.add((change.key, version))
                 self._entries[change.key] = Entry(change.value, version)
-        if held and any(change.dies for change in step.changes):
+        if holds and any(change.dies for change in step.changes):
             await self._elapse(2 * LIFE_S)
             for change in step.changes:
                 if change.dies:
                     self._entries.pop(change.key, None)
-        asked = [change.key for change in step.changes]
-        assert await self._store.get_many(asked) == [self._entries.get(key) for key in asked]
+        keys = [change.key for change in step.changes]
+        assert await self._store.get_many(keys) == [self._entries.get(key) for key in keys]
 
     def _version(self, key: str) -> int:
         entry = self._entries.get(key)
@@ -115,12 +115,12 @@ class Model:
         return Put(change.key, change.value, LIFE_S if change.dies else None, self._expected(change))
 
     async def _scan(self, step: Scan) -> None:
-        found = await self._store.scan(
+        records = await self._store.scan(
             step.prefix, after=step.after, before=step.before, limit=step.limit, reverse=step.reverse
         )
-        wanted = [
+        expected = [
             (key, entry)
             for key, entry in sorted(self._entries.items(), reverse=step.reverse)
             if key.startswith(step.prefix) and key > step.after and (not step.before or key < step.before)
         ]
-        assert found == wanted[: step.limit]
+        assert records == expected[: step.limit]

@@ -19,7 +19,7 @@ FIRST = [head(), http_chunk(event(delta_chunk(content="a")))]
 NEXT = http_chunk(event(delta_chunk(content="b")))
 
 
-def shown(name: str, taken_s: Sequence[float]) -> str:
+def describe(name: str, taken_s: Sequence[float]) -> str:
     ordered = sorted(taken_s)
     middle, nearly = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
     return f"{name}: median {middle * 1e3:.0f} ms, p99 {nearly * 1e3:.0f} ms, longest {ordered[-1] * 1e3:.0f} ms"
@@ -39,7 +39,7 @@ async def read_to_the_end(served: Served, response_id: str) -> None:
 
 async def test_any_worker_cancels_and_the_model_is_left(shared_store: dict[str, Any]) -> None:
     answered: list[float] = []
-    left: list[float] = []
+    delays_s: list[float] = []
     read_s: list[float] = []
     async with UpstreamServer([*FIRST, Repeat(NEXT, 0.02)], [*FIRST, HANG]) as upstream:
         for _ in range(CANCELS // 2):  # every other model has nothing more to say for now
@@ -56,17 +56,22 @@ async def test_any_worker_cancels_and_the_model_is_left(shared_store: dict[str, 
                     await until_told(other, queued.id)
                     upstream.left.clear()
                     began = time.monotonic()
-                    told = await responses(other).cancel(queued.id)
+                    response = await responses(other).cancel(queued.id)
                     answered.append(time.monotonic() - began)
                     await upstream.left.wait()
-                    left.append(time.monotonic() - began)
+                    delays_s.append(time.monotonic() - began)
                     await reading
                     read_s.append(time.monotonic() - began)
-                assert (told.status, told.output_text[:1]) == ("cancelled", "a")
+                assert (response.status, response.output_text[:1]) == ("cancelled", "a")
                 for served in (maker, other):
                     assert (
-                        await responses(served).cancel(queued.id) == await responses(maker).retrieve(queued.id) == told
+                        await responses(served).cancel(queued.id)
+                        == await responses(maker).retrieve(queued.id)
+                        == response
                     )
-    print(f"{CANCELS} cancels over {shared_store['provider']}; {shown('answer', answered)}; {shown('left', left)}")
-    assert max(left) < LEFT_S
+    print(
+        f"{CANCELS} cancels over {shared_store['provider']};",
+        f"{describe('answer', answered)}; {describe('left', delays_s)}",
+    )
+    assert max(delays_s) < LEFT_S
     assert max(read_s) < LEFT_S, "a reader in the process that made the response"

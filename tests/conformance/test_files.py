@@ -64,12 +64,12 @@ class TestOverMemory(OverAStore):
 
     async def test_expired_is_gone_and_counts_no_more(self, backend: Backend, store: KVStore) -> None:
         files = StoredFiles(StoredFiles.Config(max_tenant_files=1), store)
-        made = await files.create(CreateFile(purpose="user_data", expires_after=HOUR), pieces(b"x"), tenant="t")
+        new_file = await files.create(CreateFile(purpose="user_data", expires_after=HOUR), pieces(b"x"), tenant="t")
         with pytest.raises(InvalidRequest):
             await files.create(NEW, pieces(b"y"), tenant="t")
         await backend.elapse(3601)
         with pytest.raises(NotFound):
-            await files.get(made.id, tenant="t")
+            await files.get(new_file.id, tenant="t")
         assert (await files.list(FileListParams.model_validate({}), tenant="t")).data == []
         await files.create(NEW, pieces(b"y"), tenant="t")
         await backend.elapse(MAX_UPLOAD_S)
@@ -77,16 +77,16 @@ class TestOverMemory(OverAStore):
 
     async def test_what_a_dead_process_left_is_swept_and_what_lives_is_not(self, store: KVStore) -> None:
         files = StoredFiles(StoredFiles.Config(), store)
-        kept = await files.create(NEW, pieces(b"kept"), tenant="t")
+        old_file = await files.create(NEW, pieces(b"kept"), tenant="t")
         for name, at in (("old", time.time() - 3 * MAX_UPLOAD_S), ("new", time.time()), ("deleted", 0.0)):
             await store.put(f"t/file_piece/{name}/000000", b"x")
             await store.put(f"{PENDING_PREFIX}t/{name}", b"%f" % at)
         await StoredFiles(StoredFiles.Config(), store).start()
-        left = [key for key, _ in await store.scan("")]
-        assert f"{PENDING_PREFIX}t/new" in left
-        assert "t/file_piece/new/000000" in left
-        assert not [key for key in left if "old" in key or "deleted" in key]
-        assert await files.read(kept.id, tenant="t") == b"kept"
+        remaining_keys = [key for key, _ in await store.scan("")]
+        assert f"{PENDING_PREFIX}t/new" in remaining_keys
+        assert "t/file_piece/new/000000" in remaining_keys
+        assert not [key for key in remaining_keys if "old" in key or "deleted" in key]
+        assert await files.read(old_file.id, tenant="t") == b"kept"
 
     @pytest.mark.parametrize("damaged", [b"\xff", b'{"a":1}'])
     async def test_a_damaged_pending_key_does_not_prevent_the_start(self, store: KVStore, damaged: bytes) -> None:
@@ -101,16 +101,16 @@ class TestOverMemory(OverAStore):
     async def test_an_owner_lists_and_deletes_around_damaged_records(self, store: KVStore, damaged: bytes) -> None:
         """D3: the damaged file can be deleted by its id, and a damaged sum of the tenant's bytes is counted again."""
         files = StoredFiles(StoredFiles.Config(max_tenant_files=3), store)
-        made = [await files.create(NEW, pieces(b"x"), tenant="t") for _ in range(3)]
-        made.sort(key=lambda file: file.id)  # those of one millisecond are in no order
-        await store.put(f"t/file/{made[1].id}", damaged)
+        files_created = [await files.create(NEW, pieces(b"x"), tenant="t") for _ in range(3)]
+        files_created.sort(key=lambda file: file.id)  # those of one millisecond are in no order
+        await store.put(f"t/file/{files_created[1].id}", damaged)
         for limit in (1, 10):
             listed = (await files.list(FileListParams(limit=limit), tenant="t")).data
-            assert [file.id for file in listed] == [made[2].id, made[0].id][:limit]
+            assert [file.id for file in listed] == [files_created[2].id, files_created[0].id][:limit]
         with pytest.raises(StorageCorrupt):
-            await files.get(made[1].id, tenant="t")
+            await files.get(files_created[1].id, tenant="t")
         await store.put("t/file_usage", damaged)
-        await files.delete(made[1].id, tenant="t")
+        await files.delete(files_created[1].id, tenant="t")
         await files.create(NEW, pieces(b"x"), tenant="t")
         with pytest.raises(InvalidRequest):
             await files.create(NEW, pieces(b"x"), tenant="t")

@@ -47,16 +47,16 @@ async def until_deltas(served: Served, response_id: str) -> None:
 
 async def ended(served: Served, response_id: str) -> Any:
     async with asyncio.timeout(20):
-        while (told := await responses(served).retrieve(response_id)).status in ("queued", "in_progress"):  # noqa: ASYNC110  # polling is what clients do
+        while (response := await responses(served).retrieve(response_id)).status in ("queued", "in_progress"):  # noqa: ASYNC110  # polling is what clients do
             await asyncio.sleep(0.05)
-    return told
+    return response
 
 
 async def test_a_full_disk_refuses_what_is_to_be_stored_and_loses_nothing_that_was(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = {"provider": "sqlite", "path": str(path), "max_bytes": FULL_BYTES}
     async with serving(scripted(TURN), kv_store=store, responses=BACKGROUND) as served:
-        kept = await create(served, input="kept")
+        old_response = await create(served, input="kept")
         await create(served, store=False)  # makes the key that seals thoughts, which is kept in the store
         running = await create(served, background=True)
         await until_deltas(served, running.id)
@@ -69,7 +69,7 @@ async def test_a_full_disk_refuses_what_is_to_be_stored_and_loses_nothing_that_w
         check_stream(events)
         assert events[-1].type == "response.failed"
         assert (await create(served, store=False)).status == "completed"
-        assert (await responses(served).retrieve(kept.id)).output_text == kept.output_text
+        assert (await responses(served).retrieve(old_response.id)).output_text == old_response.output_text
         assert (await responses(served).retrieve(running.id)).status == "in_progress"
 
         loop = asyncio.get_running_loop()
@@ -78,10 +78,10 @@ async def test_a_full_disk_refuses_what_is_to_be_stored_and_loses_nothing_that_w
         freed_at = loop.time()
         assert (await create(served)).status == "completed"
         healthy_s = loop.time() - freed_at
-        told = await ended(served, running.id)
-        assert told.status in ("failed", "completed")
-        if told.status == "completed":
-            assert told.output_text == kept.output_text
-        print(f"full after {entries} more entries, healthy {healthy_s:.2f} s after there is room: {told.status}")
+        response = await ended(served, running.id)
+        assert response.status in ("failed", "completed")
+        if response.status == "completed":
+            assert response.output_text == old_response.output_text
+        print(f"full after {entries} more entries, healthy {healthy_s:.2f} s after there is room: {response.status}")
         stream = [event async for event in await responses(served).retrieve(running.id, stream=True)]
         check_stream(stream)

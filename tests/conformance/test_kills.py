@@ -64,11 +64,11 @@ async def under_load(
     workers: Workers, dice: random.Random, strike: Callable[[psutil.Process], None]
 ) -> tuple[list[Asked], float]:
     """Begin some responses and strike a worker at some moment; also the time of that."""
-    asked = [Asked(f"{word} {n}") for n, word in enumerate(("input",) * 5 + ("search", "meet", "tell"))]
+    requests = [Asked(f"{word} {n}") for n, word in enumerate(("input",) * 5 + ("search", "meet", "tell"))]
     for text in ("input in a conversation", "search in a conversation"):
-        made = await workers.ask("POST", "/conversations", json={})
-        asked.append(Asked(text, made.json()["id"]))
-    begun = [asyncio.create_task(each.begin(workers)) for each in asked]
+        conversation = await workers.ask("POST", "/conversations", json={})
+        requests.append(Asked(text, conversation.json()["id"]))
+    begun = [asyncio.create_task(each.begin(workers)) for each in requests]
     if dice.random() < 0.8:  # else some have not even been heard
         await asyncio.wait(begun)
     await asyncio.sleep(dice.uniform(0, 3))
@@ -78,16 +78,16 @@ async def under_load(
             strike(dice.choice(targets))
     struck_at = time.monotonic()
     await asyncio.gather(*begun)
-    return asked, struck_at
+    return requests, struck_at
 
 
-async def all_end(workers: Workers, asked: Sequence[Asked], figures: Figures, since: float) -> list[dict[str, Any]]:
+async def all_end(workers: Workers, requests: Sequence[Asked], figures: Figures, since: float) -> list[dict[str, Any]]:
     """Every one that was acknowledged ends in time, and its log and its conversation are whole."""
-    known = [each for each in asked if each.id is not None]
-    ended = await asyncio.gather(*(workers.ended(str(each.id), BOUND_S) for each in known))
+    begun = [each for each in requests if each.id is not None]
+    ended = await asyncio.gather(*(workers.ended(str(each.id), BOUND_S) for each in begun))
     figures.longest_s = max(figures.longest_s, time.monotonic() - since)
-    figures.acknowledged += len(known)
-    for each, response in zip(known, ended, strict=True):
+    figures.acknowledged += len(begun)
+    for each, response in zip(begun, ended, strict=True):
         figures.ended[response["status"]] += 1
         lost = any(item["type"] == "web_search_call" and item["status"] == "failed" for item in response["output"])
         figures.gone_on += lost and response["status"] == "completed"
@@ -95,7 +95,7 @@ async def all_end(workers: Workers, asked: Sequence[Asked], figures: Figures, si
         answer = await workers.ask("GET", f"/responses/{response['id']}/input_items")
         assert answer.json()["data"][0]["content"][0]["text"] == each.text
     endings = {response["id"]: response for response in ended}
-    for each in asked:
+    for each in requests:
         if each.conversation is not None:
             await is_free_and_whole(workers, each.conversation, endings.get(each.id or ""), figures)
     return ended
@@ -111,15 +111,15 @@ async def is_free_and_whole(
         while (added := await workers.ask("POST", path, json={"items": [item]})).status_code == 409:  # noqa: ASYNC110  # another process sets no event
             await asyncio.sleep(0.2)
     assert added.status_code == 200, added.text
-    held: list[dict[str, Any]] = (await workers.ask("GET", f"{path}?order=asc&limit=100")).json()["data"]
-    texts = [each["content"][0]["text"] for each in held if each.get("role") == "user"]
-    made = held[1 : len(held) - texts.count("after")] if len(texts) > texts.count("after") else []
-    figures.turns["whole" if made else "nothing"] += 1
+    items: list[dict[str, Any]] = (await workers.ask("GET", f"{path}?order=asc&limit=100")).json()["data"]
+    texts = [each["content"][0]["text"] for each in items if each.get("role") == "user"]
+    turns = items[1 : len(items) - texts.count("after")] if len(texts) > texts.count("after") else []
+    figures.turns["whole" if turns else "nothing"] += 1
     assert len(texts) <= 1 + texts.count("after")
     if response is not None:
-        assert made == (response["output"] if response["status"] == "completed" else [])
+        assert turns == (response["output"] if response["status"] == "completed" else [])
     else:
-        assert not made or made[-1]["status"] == "completed"
+        assert not turns or turns[-1]["status"] == "completed"
 
 
 def is_locked(store: dict[str, Any]) -> bool:
@@ -142,8 +142,8 @@ async def test_whatever_worker_is_killed_or_stopped_nothing_is_lost_or_stuck(
     dice, figures = random.Random(SEED), Figures()
     async with worker_processes(tmp_path, shared_store) as workers:
         for _ in range(TRIALS):
-            asked, struck_at = await under_load(workers, dice, psutil.Process.kill)
-            await all_end(workers, asked, figures, struck_at)
+            requests, struck_at = await under_load(workers, dice, psutil.Process.kill)
+            await all_end(workers, requests, figures, struck_at)
         for _ in range(max(1, TRIALS // 2)):
             await stop_one(workers, dice, figures, shared_store)
     print(f"{TRIALS} killed, half as many stopped over {shared_store['provider']}, {figures}")
@@ -161,8 +161,8 @@ async def stop_one(workers: Workers, dice: random.Random, figures: Figures, stor
             process.suspend()
         stopped.append(process)
 
-    asked, struck_at = await under_load(workers, dice, stop)
-    ended = await all_end(workers, asked, figures, struck_at)
+    requests, struck_at = await under_load(workers, dice, stop)
+    ended = await all_end(workers, requests, figures, struck_at)
     logs = [await workers.log(response["id"]) for response in ended]
     for process in stopped:
         process.resume()
@@ -178,10 +178,10 @@ async def test_another_worker_goes_on_when_one_is_drained(shared_store: dict[str
         worker_processes(tmp_path, shared_store, workers=1, lease_s=UNLOSABLE_LEASE_S) as leaving,
     ):
         words = ("input",) * 6 + ("search", "meet", "wait", "tell")
-        asked = [Asked(f"{word} {n}") for n, word in enumerate(words)]
-        await asyncio.gather(*(each.begin(leaving) for each in asked))
-        assert all(each.id is not None for each in asked)
+        requests = [Asked(f"{word} {n}") for n, word in enumerate(words)]
+        await asyncio.gather(*(each.begin(leaving) for each in requests))
+        assert all(each.id is not None for each in requests)
         leaving.parent.send_signal(signal.SIGTERM)
         figures = Figures()
-        await all_end(other, asked, figures, time.monotonic())
+        await all_end(other, requests, figures, time.monotonic())
         assert (figures.ended, figures.gone_on) == ({"completed": 10}, 0)

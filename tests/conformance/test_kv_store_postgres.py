@@ -214,10 +214,10 @@ async def test_processes_that_start_at_once_lose_no_increment_and_never_lock_eac
     assert codes == [0] * PROCESSES
     store = Postgres(config(server.url, namespace="counters"))
     await store.start()
-    found = {key: int(entry.value) for key, entry in await store.scan("")}
+    records = {key: int(entry.value) for key, entry in await store.scan("")}
     await store.close()
     quarter = PROCESSES * INCREMENTS // 4
-    assert found == {"a": 3 * quarter, "b": 3 * quarter, "c": 2 * quarter}
+    assert records == {"a": 3 * quarter, "b": 3 * quarter, "c": 2 * quarter}
 
 
 async def test_calls_of_one_batch_see_those_before_them(store: Postgres) -> None:
@@ -237,15 +237,15 @@ async def test_a_lock_held_too_long_is_unavailable_and_then_forgotten(
     store: Postgres, admin: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
     version = await store.put("a", b"1")
-    held = admin.transaction()
-    await held.start()
+    transaction = admin.transaction()
+    await transaction.start()
     await admin.execute("SELECT FROM stack.entries FOR UPDATE")
     began = time.monotonic()
     with pytest.raises(StoreUnavailable):
         await store.put("a", b"2")
     assert time.monotonic() - began < 2.5
     entry = await store.get("a")
-    await held.rollback()
+    await transaction.rollback()
     assert entry is not None
     assert entry.value == b"1"
     assert await store.put("a", b"2") > version
@@ -255,11 +255,11 @@ async def test_a_sweep_passes_over_what_a_writer_holds(
     store: Postgres, admin: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
     await store.write([Put("held", b"", ttl_s=1e-6), Put("free", b"", ttl_s=1e-6), Put("lives", b"")])
-    held = admin.transaction()
-    await held.start()
+    transaction = admin.transaction()
+    await transaction.start()
     await admin.execute("SELECT FROM stack.entries WHERE key = 'held' FOR UPDATE")
     assert await store.sweep() == 1
-    await held.rollback()
+    await transaction.rollback()
     assert await store.sweep() == 1
 
 

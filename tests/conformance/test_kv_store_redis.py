@@ -100,9 +100,9 @@ async def test_a_server_out_of_memory_refuses_writes_and_goes_on_reading(tmp_pat
         store = Redis(Redis.Config(url=SecretStr(server.url)))
         await store.start()
         stored = await fill(store)
-        found = [key for key, _ in await store.scan("", limit=5000)]
-        assert len(found) == 2 * stored  # none was half written
-        assert await store.write([Delete(key) for key in found[: stored // 2]]) is not None
+        records = [key for key, _ in await store.scan("", limit=5000)]
+        assert len(records) == 2 * stored  # none was half written
+        assert await store.write([Delete(key) for key in records[: stored // 2]]) is not None
         assert await store.put("fits", b"1") > 0
         await store.close()
 

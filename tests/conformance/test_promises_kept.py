@@ -50,18 +50,18 @@ async def test_whatever_worker_is_killed_a_key_is_one_response_and_its_end_is_to
             "responses": {"provider": "loop", "background": background},
             "webhooks": {"provider": "kv", "receivers": [receiver.hook(retry_s=0.2, timeout_s=1)], "lease_s": 1.5},
         }
-        made: set[str] = set()
+        response_ids: set[str] = set()
         async with worker_processes(tmp_path, shared_store, more=more) as workers:
             for trial in range(TRIALS):
                 ids = await one_trial(workers, dice, f"{trial}-{SEED}")
-                made |= ids
+                response_ids |= ids
                 await asyncio.gather(*(workers.ended(each, BOUND_S) for each in ids))
                 await receiver.hear_of(ids, BOUND_S)
-        told = receiver.told()
+        deliveries = receiver.list_deliveries()
     # a response that was made twice would be told of, too
-    assert {response_id for _, response_id in told} == made
-    assert len({webhook_id for webhook_id, _ in told}) == len(made)
-    print(f"{len(made)} responses, told {len(told)} times")
+    assert {response_id for _, response_id in deliveries} == response_ids
+    assert len({webhook_id for webhook_id, _ in deliveries}) == len(response_ids)
+    print(f"{len(response_ids)} responses, told {len(deliveries)} times")
 
 
 async def one_trial(workers: Workers, dice: random.Random, name: str) -> set[str]:

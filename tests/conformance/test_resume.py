@@ -37,8 +37,8 @@ async def read(served: Served, method: str, path: str, most: int | None, **field
     async with aiohttp.ClientSession() as session, session.request(method, served.url + path, **fields) as answer:
         assert answer.status == 200, await answer.text()
         raw = b""
-        async for some in answer.content.iter_any():
-            raw += some
+        async for chunk in answer.content.iter_any():
+            raw += chunk
             if most is not None and len(raw) >= most:
                 answer.close()
                 return raw[:most]
@@ -82,9 +82,9 @@ async def test_a_stream_cut_anywhere_is_read_on_from_any_worker(shared_store: di
                 cut = await asyncio.gather(*(cut_up(stacks, dice) for _ in range(TOGETHER)))
             for frames, response_id in cut:
                 raw = b"".join(frame + b"\n\n" for frame in frames)
-                told = check_frames(raw)
-                check_stream(told)
-                events += len(told)
+                received_events = check_frames(raw)
+                check_stream(received_events)
+                events += len(received_events)
                 for served in stacks:
                     assert await read(served, "GET", f"/v1/responses/{response_id}?stream=true", None) == raw
                 response = await responses(stacks[0]).retrieve(response_id)

@@ -97,9 +97,13 @@ async def test_those_that_wait_are_served_by_rank_and_then_by_age(two: Two) -> N
 
 async def test_no_more_wait_than_may_however_many_come_together(two: Two) -> None:
     both = (two.one, two.other)
-    told = await asyncio.gather(*(two.add(runs=both[n % 2]) for n in range(3 * MAX_WAITING)), return_exceptions=True)
-    assert sum(isinstance(each, RateLimited) for each in told) == 2 * MAX_WAITING
-    assert sum(isinstance(each, ResponseRef) for each in told) == len(await two.one.list_waiting(100)) == MAX_WAITING
+    outcomes = await asyncio.gather(
+        *(two.add(runs=both[n % 2]) for n in range(3 * MAX_WAITING)), return_exceptions=True
+    )
+    assert sum(isinstance(each, RateLimited) for each in outcomes) == 2 * MAX_WAITING
+    assert (
+        sum(isinstance(each, ResponseRef) for each in outcomes) == len(await two.one.list_waiting(100)) == MAX_WAITING
+    )
     await two.add("another")
     [*_, (key, ref)] = [each for each in await two.one.list_waiting(100) if each[1].tenant == "t"]
     assert await two.one.claim(ref, key) is not None
@@ -193,8 +197,8 @@ async def test_what_is_given_back_is_claimed_again(two: Two) -> None:
     ref = await two.add()
     claimed = await two.claimed(two.one, ref)
     await claimed.lease.hand_back(claimed.run)
-    [(key, found)] = await two.other.list_waiting(10)
-    again = await two.other.claim(found, key)
+    [(key, record)] = await two.other.list_waiting(10)
+    again = await two.other.claim(record, key)
     assert again is not None
     assert (again.ref, again.run.attempts, again.run.handovers) == (ref, 2, 1)
     await claimed.lease.hand_back(claimed.run)

@@ -63,7 +63,7 @@ async def test_what_was_done_is_kept_and_gone_on_from(shared_store: Json, tmp_pa
         conversation = (await other.ask("POST", "/conversations", json={})).json()["id"]
         ids = {name: await begin(dying, name) for name in POINTS if name != "search"}
         ids["search"] = await begin(dying, "search", conversation=conversation)
-        told = await asyncio.gather(*(other.until(ids[name], *point) for name, point in POINTS.items()))
+        outcomes = await asyncio.gather(*(other.until(ids[name], *point) for name, point in POINTS.items()))
         dying.parent.kill()
         ended = {name: await other.ended(each, 20) for name, each in ids.items()}
         logs = {name: await other.log(each) for name, each in ids.items()}
@@ -71,7 +71,7 @@ async def test_what_was_done_is_kept_and_gone_on_from(shared_store: Json, tmp_pa
 
     for name, response in ended.items():
         check_log(logs[name], response)
-    for name, before in zip(POINTS, told, strict=True):
+    for name, before in zip(POINTS, outcomes, strict=True):
         assert logs[name].startswith(before)
     searched, thought, message = ("web_search_call", "completed"), ("reasoning", "completed"), ("message", "completed")
     lost = ("web_search_call", "failed")

@@ -56,8 +56,8 @@ async def its_tools_can_be_offered_to_a_model(subject: Subject) -> None:
         assert len(tool.description.encode()) <= 4096
         assert not tool.description or tool.description.isprintable()
         assert tool.input_schema["type"] == "object"
-        shown = dataclasses.asdict(tool)
-        assert json.loads(json.dumps(shown)) == shown
+        fields = dataclasses.asdict(tool)
+        assert json.loads(json.dumps(fields)) == fields
 
 
 async def its_tools_stay_the_same(subject: Subject) -> None:

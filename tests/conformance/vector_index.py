@@ -29,13 +29,13 @@ def where(filters: Mapping[str, Any], store: str = "s") -> Search:
     return Search(store, 100, FILTER.validate_python(filters))
 
 
-def files(found: list[ScoredChunk]) -> list[str]:
-    return [each.file for each in found]
+def files(results: list[ScoredChunk]) -> list[str]:
+    return [each.file for each in results]
 
 
-def cosine(left: "array[float]", right: "array[float]") -> float:
-    norm = math.hypot(*left) * math.hypot(*right)
-    return sum(a * b for a, b in zip(left, right, strict=True)) / norm if norm else 0.0
+def cosine(first: "array[float]", right: "array[float]") -> float:
+    norm = math.hypot(*first) * math.hypot(*right)
+    return sum(a * b for a, b in zip(first, right, strict=True)) / norm if norm else 0.0
 
 
 ATTRIBUTES: dict[str, dict[str, AttributeValue]] = {
@@ -83,9 +83,9 @@ class VectorIndexPromises:
 
     async def test_the_likest_comes_first_with_its_cosine(self, index: VectorIndex) -> None:
         await index.upsert("s", [chunk("a", 0, "north", (0.0, 2.0)), chunk("b", 0, "east", (3.0, 0.0), n=1)])
-        found = await index.search_vector(Search("s", 10), (1.0, 1.0))
-        assert [(each.file, each.text) for each in found] == [("a", "north"), ("b", "east")]  # equals: by file
-        assert [each.score for each in found] == pytest.approx([math.sqrt(0.5)] * 2, abs=1e-6)
+        hits = await index.search_vector(Search("s", 10), (1.0, 1.0))
+        assert [(each.file, each.text) for each in hits] == [("a", "north"), ("b", "east")]  # equals: by file
+        assert [each.score for each in hits] == pytest.approx([math.sqrt(0.5)] * 2, abs=1e-6)
         (best,) = await index.search_vector(Search("s", 1), (1.0, 0.0))
         assert (best.file, best.number, best.attributes, best.score) == ("b", 0, {"n": 1}, pytest.approx(1, abs=1e-6))
 
@@ -94,13 +94,15 @@ class VectorIndexPromises:
         vectors = [array("f", [dice.gauss(0, 1) for _ in range(48)]) for _ in range(600)]
         await index.upsert("s", [Chunk(f"f{i % 7}", i, "", {"i": i}, vector) for i, vector in enumerate(vectors)])
         for _ in range(5):
-            asked = array("f", [dice.gauss(0, 1) for _ in range(48)])
+            query_vector = array("f", [dice.gauss(0, 1) for _ in range(48)])
             limit = dice.randrange(100, 600)
             search = Search("s", 20, FILTER.validate_python({"type": "lt", "key": "i", "value": limit}))
-            found = await index.search_vector(search, asked)
-            best = sorted(range(limit), key=lambda i: -cosine(vectors[i], asked))[:20]
-            assert [each.number for each in found] == best
-            assert [each.score for each in found] == pytest.approx([cosine(vectors[i], asked) for i in best], abs=1e-5)
+            hits = await index.search_vector(search, query_vector)
+            best = sorted(range(limit), key=lambda i: -cosine(vectors[i], query_vector))[:20]
+            assert [each.number for each in hits] == best
+            assert [each.score for each in hits] == pytest.approx(
+                [cosine(vectors[i], query_vector) for i in best], abs=1e-5
+            )
 
     async def test_zeros_point_nowhere_and_other_lengths_are_not_found(self, index: VectorIndex) -> None:
         await index.upsert("s", [chunk("zero", vector=(0.0, 0.0)), chunk("back", vector=(-1.0, 0.0))])
@@ -120,10 +122,10 @@ class VectorIndexPromises:
             "A ship.",
         ]
         await index.upsert("s", [chunk("f", number, text) for number, text in enumerate(texts)])
-        found = await index.search_keywords(Search("s", 10), "whale ship?")
-        assert {each.number for each in found[:2]} == {1, 3}
-        assert {each.number for each in found} == {0, 1, 3, 4}
-        scores = [each.score for each in found]
+        hits = await index.search_keywords(Search("s", 10), "whale ship?")
+        assert {each.number for each in hits[:2]} == {1, 3}
+        assert {each.number for each in hits} == {0, 1, 3, 4}
+        scores = [each.score for each in hits]
         assert scores == sorted(scores, reverse=True)
         assert min(scores) > 0
         assert len(await index.search_keywords(Search("s", 2), "ships")) == 2
@@ -177,19 +179,25 @@ class VectorIndexPromises:
         await index.upsert("s", [chunk("b", 0, "pebble again")])
         assert files(await index.search_keywords(Search("s", 9), "pebble")) == ["b"]
 
-    @pytest.mark.parametrize(("filters", "left"), FILTERS, ids=str)
-    async def test_filters_leave_what_they_say(self, index: VectorIndex, filters: dict[str, Any], left: str) -> None:
-        await index.upsert("s", [Chunk(file, 0, "word", given, (1.0, 0.0)) for file, given in ATTRIBUTES.items()])
-        assert files(await index.search_vector(where(filters), (1.0, 0.0))) == list(left)
-        assert sorted(files(await index.search_keywords(where(filters), "word"))) == list(left)
+    @pytest.mark.parametrize(("filters", "file_names"), FILTERS, ids=str)
+    async def test_filters_leave_what_they_say(
+        self, index: VectorIndex, filters: dict[str, Any], file_names: str
+    ) -> None:
+        await index.upsert(
+            "s", [Chunk(file, 0, "word", input_items, (1.0, 0.0)) for file, input_items in ATTRIBUTES.items()]
+        )
+        assert files(await index.search_vector(where(filters), (1.0, 0.0))) == list(file_names)
+        assert sorted(files(await index.search_keywords(where(filters), "word"))) == list(file_names)
 
     async def test_filters_combine_deeply(self, index: VectorIndex) -> None:
-        await index.upsert("s", [Chunk(file, 0, "word", given, (1.0, 0.0)) for file, given in ATTRIBUTES.items()])
+        await index.upsert(
+            "s", [Chunk(file, 0, "word", input_items, (1.0, 0.0)) for file, input_items in ATTRIBUTES.items()]
+        )
         dice = random.Random(7)
         simple = [each for each in FILTERS if each[0]["type"] not in ("and", "or")]
         for _ in range(30):
-            filters, left = dice.choice(simple)
-            expected = set(left)
+            filters, file_names = dice.choice(simple)
+            expected = set(file_names)
             for _ in range(12):
                 other, other_left = dice.choice(simple)
                 kind = dice.choice(["and", "or"])
@@ -200,8 +208,8 @@ class VectorIndexPromises:
     async def test_attributes_are_replaced_for_all_of_a_file(self, index: VectorIndex) -> None:
         await index.upsert("s", [chunk("a", 0, x=1), chunk("a", 1, x=1), chunk("b", 0, x=1)])
         await index.set_attributes("s", "a", {"y": "z"})
-        found = await index.search_vector(where({"type": "eq", "key": "y", "value": "z"}), (1.0, 0.0))
-        assert [(each.file, each.number, each.attributes) for each in found] == [
+        hits = await index.search_vector(where({"type": "eq", "key": "y", "value": "z"}), (1.0, 0.0))
+        assert [(each.file, each.number, each.attributes) for each in hits] == [
             ("a", 0, {"y": "z"}),
             ("a", 1, {"y": "z"}),
         ]

@@ -86,17 +86,17 @@ async def test_a_person_signs_in_and_comes_back_to_the_view_without_a_trace_in_t
         page.on("request", lambda request: requests.extend([request]))
         await expect(page.get_by_role("dialog")).to_contain_text("wants to know who you are")
         await begin(page, issuer)
-        asked = {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
+        query = {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
         await page.get_by_role("button", name="ada", exact=True).click()
         await expect(page.get_by_role("heading", name="Responses")).to_be_visible()
         await expect(page.get_by_role("dialog")).to_have_count(0)
         assert page.url == f"{served.url}/#/responses?status=failed"
-        assert (asked["response_type"], asked["client_id"], asked["scope"]) == ("code", CLIENT, "openid")
-        assert asked["redirect_uri"] == f"{served.url}/"
+        assert (query["response_type"], query["client_id"], query["scope"]) == ("code", CLIENT, "openid")
+        assert query["redirect_uri"] == f"{served.url}/"
         async with httpx2.AsyncClient() as client:
             (call,) = (await client.get(f"{issuer}/calls")).json()
         digest = hashlib.sha256(call["code_verifier"].encode()).digest()
-        assert base64.urlsafe_b64encode(digest).decode().rstrip("=") == asked["code_challenge"]
+        assert base64.urlsafe_b64encode(digest).decode().rstrip("=") == query["code_challenge"]
         assert "client_secret" not in call
         storage = await stored(page)
         assert set(storage) == {"stack.key", "stack.session"}
@@ -231,9 +231,9 @@ async def test_signing_out_forgets_the_token_and_ends_the_session_at_the_issuer(
         await page.get_by_role("button", name="Account").click()
         await page.get_by_role("button", name="Sign out").click()
         await page.wait_for_url(f"{issuer}/oauth2/end_session*")
-        asked = {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
-        assert (asked["client_id"], asked["post_logout_redirect_uri"]) == (CLIENT, f"{served.url}/")
-        assert asked["id_token_hint"].count(".") == 2
+        query = {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
+        assert (query["client_id"], query["post_logout_redirect_uri"]) == (CLIENT, f"{served.url}/")
+        assert query["id_token_hint"].count(".") == 2
         await page.get_by_role("button", name="End session").click()
         await expect(page.get_by_role("dialog")).to_contain_text("wants to know who you are")
         assert await stored(page) == {}

@@ -139,10 +139,10 @@ async def test_stored_data_and_money_of_a_project_are_limited_in_units_that_peop
                 await expect(page.get_by_role("alert")).to_contain_text(rule)
                 await expect(page.get_by_role("button", name="Save the limit of")).to_be_disabled()
                 await page.get_by_role("button", name="Undo").click()
-            for field, typed, shown in ((data, "1536m", "1.5 GiB"), (money, "1,250.5", "1,250.50")):
+            for field, typed, text in ((data, "1536m", "1.5 GiB"), (money, "1,250.5", "1,250.50")):
                 await field.fill(typed)
                 await page.keyboard.press("Enter")
-                await expect(field).to_have_value(shown)
+                await expect(field).to_have_value(text)
             await expect(page.get_by_text("0.00 USD are spent")).to_be_visible()
             await page.get_by_label("background responses at a time of Whole project").fill("3")
             await page.get_by_role("button", name="Save the limits of Whole project").click()

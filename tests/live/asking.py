@@ -13,7 +13,7 @@ PATIENCE_S: Final = 110
 FRANCE: Final = "What is the capital of France? Answer in one sentence."
 
 
-def asked(said: Any, **fields: Any) -> dict[str, Any]:
+def build_fields(said: Any, **fields: Any) -> dict[str, Any]:
     """A request whose answer is the same every time."""
     return {"model": MODEL, "input": said, "temperature": 0, "max_output_tokens": 64, "timeout": PATIENCE_S, **fields}
 
@@ -21,7 +21,7 @@ def asked(said: Any, **fields: Any) -> dict[str, Any]:
 async def create(served: Served, said: Any, **fields: Any) -> Any:
     """What the SDK makes of the answer: a response, or a stream of events."""
     post: Any = served.client.responses.create  # its overloads do not take fields that are put together
-    return await post(**asked(said, **fields))
+    return await post(**build_fields(said, **fields))
 
 
 async def chat(served: Served, said: str, **fields: Any) -> Any:
@@ -41,7 +41,7 @@ async def answer(served: Served, said: Any, **fields: Any) -> Response:
 
 async def streamed(served: Served, said: Any, **fields: Any) -> tuple[Response, list[Any]]:
     """The response as the SDK puts it together of the events, and the events."""
-    async with served.client.responses.stream(**asked(said, **fields)) as stream:
+    async with served.client.responses.stream(**build_fields(said, **fields)) as stream:
         events: list[Any] = [event async for event in stream]
         if events[-1].type == "response.completed":
             return await stream.get_final_response(), events

@@ -12,7 +12,7 @@ from tests.live.programs import needs, run_program
 from tests.spec.responses.test_gpt_oss_llama_cpp import section as llama_section
 from tests.support.models.harmony_conversations import MODEL
 from tests.support.sdk.answer_shapes import Script, call
-from tests.support.sdk.requests import asked
+from tests.support.sdk.requests import chat_requests
 from tests.support.servers.serving import Served, scripted, serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240, func_only=True), needs("codex")]
@@ -55,7 +55,7 @@ async def codex(served: Served, folder: Path, *arguments: str, **config: Any) ->
 
 
 def roles(served: Served) -> Sequence[str]:
-    return [message.role for message in asked(served)[-1].messages]
+    return [message.role for message in chat_requests(served)[-1].messages]
 
 
 @pytest.mark.parametrize("websockets", ["false", "true"])
@@ -64,7 +64,7 @@ async def test_it_runs_commands_and_is_told_what_they_gave(websockets: str, tmp_
         assert "All done." in await codex(served, tmp_path, websockets=websockets)
         assert (tmp_path / "made.txt").read_text() == "42\n"
         assert roles(served)[-2:] == ["assistant", "tool"]
-        assert asked(served)[-1].messages[-2].reasoning == "I look."
+        assert chat_requests(served)[-1].messages[-2].reasoning == "I look."
 
 
 async def test_a_session_goes_on_and_patches(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_its_tools_may_come_in_the_input(tmp_path: Path) -> None:
     async with serving(scripted(CODE, DONE, model="gpt-5.6-sol")) as served:
         await codex(served, tmp_path, model="gpt-5.6-sol")
         assert (tmp_path / "made.txt").read_text() == "42\n"
-        assert "exec" in [tool.name for tool in asked(served)[0].tools or ()]
+        assert "exec" in [tool.name for tool in chat_requests(served)[0].tools or ()]
 
 
 @pytest.mark.parametrize("name", ["stack", "OpenAI"])
@@ -88,7 +88,7 @@ async def test_it_compacts_by_itself_and_here(name: str, tmp_path: Path) -> None
     async with serving(scripted(MAKE, [{"text": "The summary."}], DONE)) as served:
         limit = "model_auto_compact_token_limit = 2000\nmodel_context_window = 100000"
         assert "All done." in await codex(served, tmp_path, name=name, more=limit)
-        last = str(asked(served)[-1].messages[-1].content)
+        last = str(chat_requests(served)[-1].messages[-1].content)
         assert last.endswith("The summary.")
         assert "tool" not in roles(served)
 

@@ -49,13 +49,13 @@ async def test_anthropics_sdk_streams_calls_counts_and_reads_errors() -> None:
     folder = npm_folder(ANTHROPIC)
     turn: Any = [{"reasoning": "I add."}, {"text": "Adding."}, {"call": "add", "arguments": ['{"a"', ": 1}"]}]
     async with serving(scripted(turn, [{"text": "It is 2."}])) as served:
-        found = await output_of(MESSAGES, folder, served.url)
-    thinking, text, call = found["first"]["content"]
+        output = await output_of(MESSAGES, folder, served.url)
+    thinking, text, call = output["first"]["content"]
     assert (thinking["type"], thinking["thinking"], text["text"]) == ("thinking", "I add.", "Adding.")
     assert thinking["signature"]
-    assert (call["name"], call["input"], found["first"]["stop_reason"]) == ("add", {"a": 1}, "tool_use")
-    assert (found["events"][0], found["events"][-1]) == ("message_start", "message_stop")
-    assert (found["last"]["content"][0]["text"], found["last"]["stop_reason"]) == ("It is 2.", "end_turn")
-    assert found["counted"]["input_tokens"] > 0
-    assert found["refused"] == "NotFoundError not_found_error"
-    assert found["listed"] == ["scripted"]
+    assert (call["name"], call["input"], output["first"]["stop_reason"]) == ("add", {"a": 1}, "tool_use")
+    assert (output["events"][0], output["events"][-1]) == ("message_start", "message_stop")
+    assert (output["last"]["content"][0]["text"], output["last"]["stop_reason"]) == ("It is 2.", "end_turn")
+    assert output["counted"]["input_tokens"] > 0
+    assert output["refused"] == "NotFoundError not_found_error"
+    assert output["listed"] == ["scripted"]

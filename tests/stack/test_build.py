@@ -24,18 +24,18 @@ SILENT, SEVERAL, BARE, IDLE, QUIET = (
 
 
 def config(**sections: Any) -> StackConfig:
-    given = {"inference": {"provider": SILENT}, "kv_store": {"provider": BARE}, "responses": {"provider": QUIET}}
-    return StackConfig.model_validate(given | sections)
+    input_items = {"inference": {"provider": SILENT}, "kv_store": {"provider": BARE}, "responses": {"provider": QUIET}}
+    return StackConfig.model_validate(input_items | sections)
 
 
-async def opened(given: StackConfig) -> Stack:
-    async with open_stack(given) as stack:
+async def opened(value: StackConfig) -> Stack:
+    async with open_stack(value) as stack:
         return stack
 
 
-async def failure(given: StackConfig) -> str:
+async def failure(value: StackConfig) -> str:
     with pytest.raises(ConfigError) as caught:
-        await opened(given)
+        await opened(value)
     return str(caught.value)
 
 
@@ -93,8 +93,8 @@ async def test_a_provider_starts_after_what_it_needs_and_closes_before_it() -> N
 
 async def test_a_start_that_fails_closes_what_had_started_and_itself() -> None:
     members = {"a": {"provider": SILENT, "model": "one"}, "b": {"provider": SILENT, "start": "config_error"}}
-    told = await failure(config(inference={"provider": SEVERAL, "providers": members}))
-    assert told == "config: inference.providers.b: there is no such model. Name another."
+    error_text = await failure(config(inference={"provider": SEVERAL, "providers": members}))
+    assert error_text == "config: inference.providers.b: there is no such model. Name another."
     assert tiny.journal == ["start one", "start silent", "close silent", "close one"]
 
 
@@ -177,15 +177,15 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("section", "told"), MISTAKES.values(), ids=MISTAKES.keys())
-async def test_a_section_that_cannot_be_is_told_with_its_place(section: dict[str, Any], told: str) -> None:
-    assert await failure(config(inference=section)) == f"config: {told}"
+@pytest.mark.parametrize(("section", "expected"), MISTAKES.values(), ids=MISTAKES.keys())
+async def test_a_section_that_cannot_be_is_told_with_its_place(section: dict[str, Any], expected: str) -> None:
+    assert await failure(config(inference=section)) == f"config: {expected}"
     assert tiny.journal == []
 
 
 async def test_a_circle_names_everyone_in_it() -> None:
-    told = await failure(config(inference={"provider": "tests.stack.tiny:Circular"}))
-    assert told == (
+    error_text = await failure(config(inference={"provider": "tests.stack.tiny:Circular"}))
+    assert error_text == (
         "config: the providers need each other in a circle: inference (tests.stack.tiny:Circular) -> responses "
         "(tests.stack.tiny:Quiet) -> inference (tests.stack.tiny:Circular). Choose another for one."
     )

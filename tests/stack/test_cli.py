@@ -56,8 +56,8 @@ def test_the_version_is_the_packages() -> None:
 
 
 def test_help_names_every_packaged_config_and_every_command() -> None:
-    _, told, _ = invoke("--help")
-    words = " ".join(told.split())
+    _, output, _ = invoke("--help")
+    words = " ".join(output.split())
     packaged = {file.stem for file in (ROOT / "configs").glob("*.yaml")}
     assert packaged
     for name in (*packaged, "run", "check", "list"):
@@ -174,13 +174,13 @@ def test_an_install_command_names_the_folder_that_was_installed(monkeypatch: pyt
 
 def test_list_shows_every_provider_with_its_fields_their_types_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    code, told, _ = invoke("list")
+    code, output, _ = invoke("list")
     assert code == 0
-    for api, known in PROVIDERS.items():
-        assert f"\n{api}\n" in f"\n{told}"
-        for name in known:
-            assert f"\n  {name} " in told
-    rows = [line.split() for line in told.splitlines()]
+    for api, providers in PROVIDERS.items():
+        assert f"\n{api}\n" in f"\n{output}"
+        for name in providers:
+            assert f"\n  {name} " in output
+    rows = [line.split() for line in output.splitlines()]
     assert ["path", "text", "required"] in rows
     assert ["tool_timeout_s", "number", "30.0"] in rows
     assert ["api_key", "secret", "none"] in rows
@@ -190,14 +190,14 @@ def test_list_shows_every_provider_with_its_fields_their_types_and_defaults(monk
 
 def test_check_says_what_is_wired_and_which_models_there_are(tmp_path: Path) -> None:
     file = written(tmp_path, model="m")
-    code, told, errors = invoke("check", file)
+    code, output, errors = invoke("check", file)
     assert (code, errors) == (0, "")
-    assert told.splitlines()[0].split() == ["inference", "tests.stack.tiny:Silent", "model=m"]
-    assert told.splitlines()[-2:] == ["models        m", f"{file} is ready to run."]
+    assert output.splitlines()[0].split() == ["inference", "tests.stack.tiny:Silent", "model=m"]
+    assert output.splitlines()[-2:] == ["models        m", f"{file} is ready to run."]
 
 
 @pytest.mark.parametrize(
-    ("inference", "told"),
+    ("inference", "expected"),
     [
         ({"modle": 1}, "inference.modle: is not a known key. Did you mean 'model'?"),
         ({"start": "config_error"}, "inference: there is no such model. Name another."),
@@ -205,38 +205,38 @@ def test_check_says_what_is_wired_and_which_models_there_are(tmp_path: Path) -> 
         ({"answer": "nobody"}, "inference: Nobody serves here."),
     ],
 )
-def test_check_fails_with_one_message(tmp_path: Path, inference: dict[str, object], told: str) -> None:
+def test_check_fails_with_one_message(tmp_path: Path, inference: dict[str, object], expected: str) -> None:
     file = written(tmp_path, **inference)
     code, _, errors = invoke("check", file)
-    assert (code, errors) == (1, f"{file}: {told}\n")
+    assert (code, errors) == (1, f"{file}: {expected}\n")
 
 
 def test_run_of_a_wrong_config_ends_with_its_message_and_78(tmp_path: Path) -> None:
     file = written(tmp_path, modle=1)
-    told = f"{file}: inference.modle: is not a known key. Did you mean 'model'?\n"
-    assert invoke("run", file) == (78, "", told)
+    message = f"{file}: inference.modle: is not a known key. Did you mean 'model'?\n"
+    assert invoke("run", file) == (78, "", message)
 
 
 def test_run_on_an_open_host_without_keys_ends_with_78(tmp_path: Path) -> None:
-    code, _, told = invoke("run", written(tmp_path), "--host", "0.0.0.0")
+    code, _, output = invoke("run", written(tmp_path), "--host", "0.0.0.0")
     assert code == 78
-    assert "server: host 0.0.0.0 can be reached from other machines" in told
+    assert "server: host 0.0.0.0 can be reached from other machines" in output
 
 
 def test_a_memory_store_cannot_be_shared_by_workers(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("inference: {provider: 'tests.stack.tiny:Silent'}\nkv_store: {provider: memory}\n")
-    told = (
+    message = (
         f"{file}: kv_store.provider: memory is of one process, and 2 workers need to share one store. Choose sqlite, "
         "redis or postgres, or run one worker.\n"
     )
-    assert invoke("run", str(file), "--workers", "2") == (78, "", told)
+    assert invoke("run", str(file), "--workers", "2") == (78, "", message)
 
 
 def test_reload_with_workers_is_wrong_usage(tmp_path: Path) -> None:
-    code, _, told = invoke("run", written(tmp_path), "--reload", "--workers", "2")
+    code, _, output = invoke("run", written(tmp_path), "--reload", "--workers", "2")
     assert code == 2
-    assert "--reload runs one process; leave out --workers." in told
+    assert "--reload runs one process; leave out --workers." in output
 
 
 def test_the_module_is_the_command() -> None:

@@ -186,15 +186,15 @@ MISTAKES: dict[str, tuple[str | bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize(("text", "told"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_told_with_its_place_and_its_remedy(tmp_path: Path, text: str | bytes, told: str) -> None:
-    assert message(tmp_path, text) == told
+@pytest.mark.parametrize(("text", "expected"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_told_with_its_place_and_its_remedy(tmp_path: Path, text: str | bytes, expected: str) -> None:
+    assert message(tmp_path, text) == expected
 
 
 def test_an_empty_file_is_told_where_to_start_from(tmp_path: Path) -> None:
-    told = message(tmp_path, "# nothing\n")
-    assert told.startswith("is empty. Start from one of the files in ")
-    assert told.endswith("configs.")
+    error_text = message(tmp_path, "# nothing\n")
+    assert error_text.startswith("is empty. Start from one of the files in ")
+    assert error_text.endswith("configs.")
 
 
 def test_a_host_given_on_the_command_line_needs_keys_too(tmp_path: Path) -> None:
@@ -203,10 +203,10 @@ def test_a_host_given_on_the_command_line_needs_keys_too(tmp_path: Path) -> None
 
 def test_no_value_is_shown_with_an_error_for_it_may_be_a_secret(tmp_path: Path) -> None:
     text = f"{BODY}server: {{api_keys: [{{key: sk-secret, tenant: 'not/a tenant'}}], port: sk-other}}\n"
-    told = message(tmp_path, text)
-    assert "server.api_keys.0.tenant: String should match pattern" in told
-    assert "server.port: Input should be a valid integer, unable to parse string as an integer." in told
-    assert "sk-" not in told
+    error_text = message(tmp_path, text)
+    assert "server.api_keys.0.tenant: String should match pattern" in error_text
+    assert "server.port: Input should be a valid integer, unable to parse string as an integer." in error_text
+    assert "sk-" not in error_text
 
 
 def test_a_file_that_is_not_there_is_told_with_the_packaged_names() -> None:
@@ -249,10 +249,10 @@ def test_a_bare_name_means_the_packaged_config() -> None:
 )
 def test_only_loopback_needs_no_key(host: str, loopback: bool) -> None:
     assert is_loopback(host) == loopback
-    given: dict[str, Any] = {"host": host}
+    value: dict[str, Any] = {"host": host}
     if not loopback:
-        given["api_keys"] = [{"key": SecretStr("k")}]
-    assert HttpServerConfig(**given).host == host
+        value["api_keys"] = [{"key": SecretStr("k")}]
+    assert HttpServerConfig(**value).host == host
     assert HttpServerConfig(host=host, dangerously_allow_unauthenticated=True).host == host
 
 

@@ -50,11 +50,11 @@ def workload(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def instructions(folder: Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for line in (folder / "Containerfile").read_text().splitlines():
         word, _, rest = line.strip().partition(" ")
-        found.setdefault(word, []).append(rest)
-    return found
+        results.setdefault(word, []).append(rest)
+    return results
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
@@ -155,9 +155,9 @@ def test_no_secret_is_written_down(folder: Path) -> None:
 @each_folder
 def test_every_variable_that_a_deployment_sets_is_read_by_its_run_config(folder: Path) -> None:
     read = set(re.findall(r"\$\{env\.([A-Z_]+)", (folder / "run.yaml").read_text()))
-    told = set(re.findall(r"`([A-Z_]+)`", (folder / "README.md").read_text()))
+    variables = set(re.findall(r"`([A-Z_]+)`", (folder / "README.md").read_text()))
     assert set(services(folder)["stack"]["environment"]) == read
-    assert read <= told
+    assert read <= variables
 
 
 def test_models_are_where_the_pages_download_them() -> None:
@@ -226,13 +226,13 @@ def test_containers_have_no_more_of_the_machine_than_they_need(folder: Path) -> 
 
 def locked(file: Path) -> dict[str, tuple[str, list[str]]]:
     """The version and the hashes of each package that a list of requirements has."""
-    found: dict[str, tuple[str, list[str]]] = {}
+    results: dict[str, tuple[str, list[str]]] = {}
     for line in file.read_text().replace("\\\n", " ").splitlines():
         if not line.startswith("#"):
             pinned = re.fullmatch(r"([a-z0-9.-]+)==([^ ]+) (?:; [^-]+)?((?: *--hash=sha256:[0-9a-f]{64})+)", line)
             assert pinned, line
-            found[pinned[1]] = (pinned[2], pinned[3].split())
-    return found
+            results[pinned[1]] = (pinned[2], pinned[3].split())
+    return results
 
 
 def required(project: dict[str, Any], extras: list[str]) -> list[Requirement]:

@@ -222,8 +222,8 @@ async def test_autoscaling_asks_for_metrics_that_the_server_has() -> None:
     }
     async with serving() as served:
         answer = await ask(served.url, method="GET", path="/metrics", kind=None)
-    shown = {family.name for family in text_string_to_metric_families(answer.body.decode())}
-    assert names <= shown
+    metric_names = {family.name for family in text_string_to_metric_families(answer.body.decode())}
+    assert names <= metric_names
     assert "replicas" not in rendered("keda").find("Deployment")["spec"]  # each upgrade would undo the scaling
 
 

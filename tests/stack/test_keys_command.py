@@ -54,20 +54,20 @@ def run_config(tmp_path: Path) -> Path:
 async def test_keys_of_the_command_line_work_on_a_server_that_runs(run_config: Path) -> None:
     kv_store = yaml.safe_load(run_config.read_text())["kv_store"]
     file = str(run_config)
-    code, shown, _ = await invoke_meanwhile("create", file, "--admin", "--name", "ops")
+    code, printed, _ = await invoke_meanwhile("create", file, "--admin", "--name", "ops")
     assert code == 0
-    admin = shown.splitlines()[0]
+    admin = printed.splitlines()[0]
     async with serving(kv_store=kv_store, more={"accounts": {"provider": "stored"}}) as served:
         organization = served.client.with_options(admin_api_key=admin).admin.organization
         assert [project.id async for project in organization.projects.list()] == []
-        code, shown, _ = await invoke_meanwhile(
+        code, printed, _ = await invoke_meanwhile(
             "create", file, "--project", "alpha", "--scope", "read", "--scope", "model:scripted"
         )
         assert code == 0
-        value = shown.splitlines()[0]
+        value = printed.splitlines()[0]
         assert [project.id async for project in organization.projects.list()] == ["alpha"]
-        _, shown, _ = await invoke_meanwhile("create", file, "--project", "alpha", "--name", "writer")
-        async with sdk_client(served.url, value) as client, sdk_client(served.url, shown.splitlines()[0]) as writer:
+        _, printed, _ = await invoke_meanwhile("create", file, "--project", "alpha", "--name", "writer")
+        async with sdk_client(served.url, value) as client, sdk_client(served.url, printed.splitlines()[0]) as writer:
             await client.models.list()
             used = (await writer.responses.create(model="scripted", input="hi")).usage
             assert used is not None

@@ -54,8 +54,8 @@ class Measured(Scripted):
     _looks = itertools.count(1)
 
     def metrics(self) -> ProviderMetrics:
-        seen = next(self._looks)
-        return EngineFigures(**{name: float(seen) for name in FIGURES} | {"pages": 1000.0, "pages_free": 400.0})
+        metrics = next(self._looks)
+        return EngineFigures(**{name: float(metrics) for name in FIGURES} | {"pages": 1000.0, "pages_free": 400.0})
 
 
 MEASURED: dict[str, Any] = {"provider": f"{__name__}:Measured", "turns": TURNS}
@@ -106,13 +106,13 @@ def test_every_alert_fires_on_its_bad_day_and_on_no_good_one() -> None:
     tests = yaml.safe_load((FOLDER / "rules_test.yaml").read_text())["tests"]
     alerts = {rule["alert"] for rule in RULES if "alert" in rule}
     for is_bad in (True, False):
-        seen = {
+        metrics = {
             row["alertname"]
             for test in tests
             for row in test["alert_rule_test"]
             if bool(row.get("exp_alerts")) == is_bad
         }
-        assert seen == alerts
+        assert metrics == alerts
 
 
 async def test_every_metric_that_is_watched_exists() -> None:

@@ -153,15 +153,15 @@ async def resolve_items(
     if index.has(CompactionTrigger):
         resolved.pop()  # it is the last one
     referring = [at for at in index.positions(*_REFERRING_TYPES) if items[at].id and _refers(items[at])]
-    known = [at for at in index.named(LOOKED_UP_TYPES) if items[at].id]
+    with_ids = [at for at in index.named(LOOKED_UP_TYPES) if items[at].id]
     params_by_id: dict[str, str] = {}
-    for at in sorted((*referring, *known)):
+    for at in sorted((*referring, *with_ids)):
         params_by_id.setdefault(items[at].id or "", f"{field}[{at}].id")
     if not params_by_id:
         return resolved, {}
     await end_pass(params_by_id)
     found_items = await source.find_items(params_by_id, tenant=tenant, allowance=allowance)
-    for at in known:
+    for at in with_ids:
         resolved[at] = _with_internal_field(items[at], found_items.get(items[at].id or ""))
     await end_pass(params_by_id)
     stored_items = await _read_found([items[at].id or "" for at in referring], found_items)

@@ -51,7 +51,7 @@ def new_alert(threshold: int, armed_at: int = NOVEMBER, project_id: str | None =
     return SpendAlert(f"alert_{threshold}", project_id, threshold, ("a@example.org",), None, armed_at)
 
 
-async def found(watched: Any, now: int) -> list[tuple[int, str, int]]:
+async def find_alerts(watched: Any, now: int) -> list[tuple[int, str, int]]:
     """The threshold, the month and the cents of each due alert."""
     due: list[DueAlert] = await watched.due.find(now)
     return sorted((each.alert.threshold_amount, each.month.name, each.spent * 100 // NANOS) for each in due)
@@ -60,10 +60,10 @@ async def found(watched: Any, now: int) -> list[tuple[int, str, int]]:
 async def test_a_month_that_ended_before_a_worker_looked_is_still_sent_for_three_days(watched: Any) -> None:
     await write_cost(watched.kv, DECEMBER - 1, 700)
     await write_alerts(watched.kv, new_alert(500), new_alert(600, armed_at=DECEMBER + 60), new_alert(701))
-    assert await found(watched, DECEMBER - 1) == [(500, "2026-11", 700)]
-    assert await found(watched, DECEMBER + HOUR_S) == [(500, "2026-11", 700)]
-    assert await found(watched, DECEMBER + 3 * DAY_S - 1) == [(500, "2026-11", 700)]
-    assert await found(watched, DECEMBER + 3 * DAY_S) == []
+    assert await find_alerts(watched, DECEMBER - 1) == [(500, "2026-11", 700)]
+    assert await find_alerts(watched, DECEMBER + HOUR_S) == [(500, "2026-11", 700)]
+    assert await find_alerts(watched, DECEMBER + 3 * DAY_S - 1) == [(500, "2026-11", 700)]
+    assert await find_alerts(watched, DECEMBER + 3 * DAY_S) == []
 
 
 async def test_a_new_month_arms_again_and_counts_from_its_first_hour(watched: Any) -> None:
@@ -71,11 +71,11 @@ async def test_a_new_month_arms_again_and_counts_from_its_first_hour(watched: An
     await write_cost(watched.kv, DECEMBER - 1, 700)
     (due,) = await watched.due.find(DECEMBER - 1)
     await watched.kv.put(due.notice_key, b"1")
-    assert await found(watched, DECEMBER - 1) == []
+    assert await find_alerts(watched, DECEMBER - 1) == []
     await write_cost(watched.kv, DECEMBER, 499)
-    assert await found(watched, DECEMBER + 1) == []
+    assert await find_alerts(watched, DECEMBER + 1) == []
     await write_cost(watched.kv, DECEMBER + 5 * DAY_S, 1)
-    assert await found(watched, DECEMBER + 5 * DAY_S) == [(500, "2026-12", 500)]
+    assert await find_alerts(watched, DECEMBER + 5 * DAY_S) == [(500, "2026-12", 500)]
 
 
 async def test_hours_that_are_over_are_read_once_an_hour_and_late_rows_are_counted_then(watched: Any) -> None:
@@ -84,18 +84,18 @@ async def test_hours_that_are_over_are_read_once_an_hour_and_late_rows_are_count
     await write_cost(watched.kv, NOVEMBER, 100)
     await write_cost(watched.kv, NOVEMBER + 2 * DAY_S, 100, "beta")
     await write_cost(watched.kv, now, 299)
-    assert await found(watched, now) == []
+    assert await find_alerts(watched, now) == []
     await write_cost(watched.kv, now, 1, row="b")
     await write_cost(watched.kv, NOVEMBER + DAY_S, 100, row="late")
-    assert await found(watched, now + 60) == []
-    assert await found(watched, now + HOUR_S) == [(500, "2026-11", 500)]
+    assert await find_alerts(watched, now + 60) == []
+    assert await find_alerts(watched, now + HOUR_S) == [(500, "2026-11", 500)]
     await write_alerts(watched.kv, new_alert(600, project_id=None), owner=".organization")
-    assert await found(watched, now + HOUR_S) == [(500, "2026-11", 500), (600, "2026-11", 600)]
+    assert await find_alerts(watched, now + HOUR_S) == [(500, "2026-11", 500), (600, "2026-11", 600)]
 
 
 async def test_a_damaged_record_does_not_stop_the_alerts_of_others(watched: Any) -> None:
     await watched.kv.put(alerts_key("aaa"), b"{")
     await write_alerts(watched.kv, new_alert(0))
     now = NOVEMBER + 9 * DAY_S
-    assert await found(watched, now) == [(0, "2026-11", 0)]
-    assert await found(watched, now) == [(0, "2026-11", 0)]
+    assert await find_alerts(watched, now) == [(0, "2026-11", 0)]
+    assert await find_alerts(watched, now) == [(0, "2026-11", 0)]

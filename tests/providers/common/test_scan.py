@@ -46,8 +46,8 @@ async def test_a_scan_skips_a_damaged_record_and_reports_it_once(
     damage_record(tmp_path / "store.db", keys[2], damage)
     counted = DAMAGED_RECORDS.count
     for _ in range(3):
-        found = [stored.key async for stored in scan_records(store, "t/fruit/", Fruit, page_size=2)]
-        assert found == [key for key in keys if key != keys[2]]
+        records = [stored.key async for stored in scan_records(store, "t/fruit/", Fruit, page_size=2)]
+        assert records == [key for key in keys if key != keys[2]]
     assert DAMAGED_RECORDS.count == counted + 1
     lines = [record for record in caplog.records if record.levelno == logging.ERROR and keys[2] in record.getMessage()]
     assert len([line for line in lines if line.name.startswith("providers.common")]) == 1
@@ -66,12 +66,12 @@ async def test_a_page_is_full_although_records_in_it_are_damaged(
     for key in keys[1:4]:
         damage_record(tmp_path / "store.db", key, "junk")
     good = [key for key in keys if key not in keys[1:4]]
-    found = await list_records(store, "t/fruit/", Fruit, limit=3, reverse=is_reversed)
-    assert [stored.key for stored in found] == ([*reversed(good)] if is_reversed else good)[:3]
-    assert [stored.record.name for stored in found] == [stored.key for stored in found]
+    records = await list_records(store, "t/fruit/", Fruit, limit=3, reverse=is_reversed)
+    assert [stored.key for stored in records] == ([*reversed(good)] if is_reversed else good)[:3]
+    assert [stored.record.name for stored in records] == [stored.key for stored in records]
     cursors = {"before": good[2]} if is_reversed else {"after": good[0]}
-    found = await list_records(store, "t/fruit/", Fruit, limit=9, reverse=is_reversed, **cursors)
-    assert [stored.key for stored in found] == ([good[1], good[0]] if is_reversed else good[1:])
+    records = await list_records(store, "t/fruit/", Fruit, limit=9, reverse=is_reversed, **cursors)
+    assert [stored.key for stored in records] == ([good[1], good[0]] if is_reversed else good[1:])
 
 
 async def test_a_scan_reads_a_table_without_damage_in_one_read(store: KVStore, keys: list[str]) -> None:

@@ -42,16 +42,16 @@ async def test_credentials_stay_with_their_origin(site: Site) -> None:
         site.redirect("/near", "/away")
         site.redirect("/away", f"http://{SITE}:{other.port}/there")
         await fetch(safe, f"{site.url}/near", headers=headers)
-        assert [{name: seen[2].get(name) for name in headers} for seen in site.requests] == [
+        assert [{name: request[2].get(name) for name in headers} for request in site.requests] == [
             headers,
             headers,
         ]
-        seen = other.requests[0][2]
-        assert {name for name in headers if name in seen} == {"Accept"}
+        sent_headers = other.requests[0][2]
+        assert {name for name in headers if name in sent_headers} == {"Accept"}
         other.redirect("/back", f"{site.url}/near", 307)
         site.requests.clear()
         await fetch(safe, f"{other.url}/back", headers=headers)
-        assert all("Authorization" not in seen[2] and "X-Api-Key" not in seen[2] for seen in site.requests)
+        assert all("Authorization" not in request[2] and "X-Api-Key" not in request[2] for request in site.requests)
 
 
 async def test_the_same_address_under_another_name_is_another_origin(site: Site) -> None:
@@ -60,7 +60,7 @@ async def test_the_same_address_under_another_name_is_another_origin(site: Site)
     resolve, _ = answers([SITE])
     async with fetching([site.port], resolve) as safe:
         await fetch(safe, f"http://a.test:{site.port}/away", headers={"Authorization": "s"})
-    assert [("Authorization" in seen[2], seen[2]["Host"]) for seen in site.requests] == [
+    assert [("Authorization" in request[2], request[2]["Host"]) for request in site.requests] == [
         (True, f"a.test:{site.port}"),
         (False, f"b.test:{site.port}"),
     ]
@@ -84,7 +84,7 @@ async def test_methods_and_bodies_go_along_as_browsers_do_it(
     site.page("/b", "x")
     body = None if method == "HEAD" else b"body"
     await fetch(safe, site.redirect("/a", "/b", status), method=method, body=body, headers={"Content-Type": "a/b"})
-    assert [(seen[0], seen[3]) for seen in site.requests] == [
+    assert [(request[0], request[3]) for request in site.requests] == [
         (method, body or b""),
         (then, b"body" if then == method and body else b""),
     ]
@@ -107,11 +107,13 @@ async def test_headers_that_frame_a_message_are_not_the_callers(site: Site, safe
         "Accept-Encoding": "br",
     }
     await fetch(safe, site.page("/", "x"), headers=headers)
-    seen = site.requests[0][2]
-    assert seen["Host"] == f"{SITE}:{site.port}"
-    assert seen["Accept-Encoding"] == "gzip, deflate"
+    sent_headers = site.requests[0][2]
+    assert sent_headers["Host"] == f"{SITE}:{site.port}"
+    assert sent_headers["Accept-Encoding"] == "gzip, deflate"
     assert not [
-        name for name in ("Transfer-Encoding", "Content-Length", "Proxy-Authorization", "Cookie") if name in seen
+        name
+        for name in ("Transfer-Encoding", "Content-Length", "Proxy-Authorization", "Cookie")
+        if name in sent_headers
     ]
 
 

@@ -300,7 +300,7 @@ def tools_of_free_text() -> Talk:
 def an_answer_in_json() -> Talk:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     form = {"name": "place", "description": "Where it is.", "schema": schema, "strict": True}
-    shown = (
+    message = (
         "# Instructions\n\nBe exact.\n\n# Response Formats\n\n## place\n\n// Where it is.\n"
         '{"type":"object","properties":{"city":{"type":"string"}}}'
     )
@@ -310,7 +310,7 @@ def an_answer_in_json() -> Talk:
             user("Where is the Louvre?"),
             response_format={"type": "json_schema", "json_schema": form},
         ),
-        conversation(system(), said(Role.DEVELOPER, shown), said(Role.USER, "Where is the Louvre?")),
+        conversation(system(), said(Role.DEVELOPER, message), said(Role.USER, "Where is the Louvre?")),
     )
 
 

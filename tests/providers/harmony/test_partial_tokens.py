@@ -48,10 +48,10 @@ def test_every_character_is_found_again(partial_tokens: PartialTokens) -> None:
         for text, count, last in steps(ids):
             if count:
                 partial += 1
-                found = partial_tokens.find_ids(text, count, last)
-                assert found[-1] == last
-                assert b"".join(map(vocabulary.decode_bytes, found)).decode() == text
-                assert len(found) == count + 1
+                ids_found = partial_tokens.find_ids(text, count, last)
+                assert ids_found[-1] == last
+                assert b"".join(map(vocabulary.decode_bytes, ids_found)).decode() == text
+                assert len(ids_found) == count + 1
     assert partial > 1_000
 
 
@@ -66,6 +66,6 @@ def test_an_unusual_way_to_write_a_character_has_its_bytes_and_number(partial_to
 
 def test_text_with_replacement_characters_keeps_its_last_token(partial_tokens: PartialTokens) -> None:
     (last,) = load_vocabulary().encode(" x")
-    found = partial_tokens.find_ids("\ufffd\ufffd x", 2, last)
-    assert found[-1] == last
-    assert b"".join(map(load_vocabulary().decode_bytes, found)).decode() == "\ufffd\ufffd x"
+    ids = partial_tokens.find_ids("\ufffd\ufffd x", 2, last)
+    assert ids[-1] == last
+    assert b"".join(map(load_vocabulary().decode_bytes, ids)).decode() == "\ufffd\ufffd x"

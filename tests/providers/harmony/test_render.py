@@ -49,11 +49,11 @@ def test_today_is_the_day_in_utc():
 
 
 @pytest.mark.parametrize(
-    ("effort", "shown"),
+    ("effort", "expected"),
     [("none", "low"), ("minimal", "low"), ("low", "low"), ("medium", "medium"), ("high", "high"), ("max", "high")],
 )
-def test_every_effort_is_one_that_the_model_knows(effort: str, shown: str):
-    assert f"Reasoning: {shown}\n" in text_of(c.request(c.user("Hi"), reasoning_effort=effort))
+def test_every_effort_is_one_that_the_model_knows(effort: str, expected: str):
+    assert f"Reasoning: {expected}\n" in text_of(c.request(c.user("Hi"), reasoning_effort=effort))
 
 
 def test_how_long_an_answer_shall_be_is_told_in_the_instructions():
@@ -104,9 +104,9 @@ def test_python_code_in_thought_goes_with_the_thought():
 def test_earlier_turns_thoughts_are_shown_only_where_the_request_says_so():
     turns = [c.user("Hi"), c.assistant("One.", reasoning="Hm."), c.user("And?"), c.assistant(reasoning="So.")]
     assert "Hm." not in text_of(c.request(*turns))
-    shown = text_of(c.request(*turns, all_reasoning=True))
-    assert shown.count("<|channel|>analysis<|message|>") == 2
-    assert shown.index("Hm.") < shown.index("One.") < shown.index("So.")
+    text = text_of(c.request(*turns, all_reasoning=True))
+    assert text.count("<|channel|>analysis<|message|>") == 2
+    assert text.index("Hm.") < text.index("One.") < text.index("So.")
 
 
 def test_a_refusal_is_part_of_the_history():

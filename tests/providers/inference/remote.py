@@ -60,13 +60,13 @@ def sent(*chunks: Chunk) -> list[Act]:
 
 async def failure(answer: Answer, **fields: Any) -> tuple[StackError, list[Delta]]:
     """How a chat fails on this answer, without retries unless they are asked for, and what came before."""
-    seen: list[Delta] = []
+    deltas: list[Delta] = []
 
     async def read(vllm: VLLM) -> None:
         async for step in vllm.chat(chat_request()):
-            seen.extend(step)
+            deltas.extend(step)
 
     async with UpstreamServer(answer) as upstream, started(upstream.base_url, **{"max_retries": 0, **fields}) as vllm:
         with pytest.raises(StackError) as caught:
             await read(vllm)
-    return caught.value, seen
+    return caught.value, deltas

@@ -147,8 +147,8 @@ async def test_the_token_limit_fits_into_the_context() -> None:
 async def test_harmony_models_accept_text_and_native_tools() -> None:
     async with serving(stream(chunks(ANSWER))) as (vllm, _):
         native: Any = {"browser", "python"}
-        held: dict[str, Any] = {"enforces": ALL_CONSTRAINTS, "caches_prefixes": True}
-        expected = Model("fake-model", "vllm", 1, 4096, frozenset(), frozenset(native), **held)
+        promises: dict[str, Any] = {"enforces": ALL_CONSTRAINTS, "caches_prefixes": True}
+        expected = Model("fake-model", "vllm", 1, 4096, frozenset(), frozenset(native), **promises)
         assert await vllm.models() == [expected]
 
 

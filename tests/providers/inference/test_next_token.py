@@ -38,7 +38,7 @@ def chat_request(said: str = "hi", **fields: Any) -> ChatRequest:
 
 @pytest.fixture(autouse=True)
 def forgetful() -> None:
-    token_functions.seen.clear()
+    token_functions.calls.clear()
     token_functions.stuck.clear()
     token_functions.released.clear()
 
@@ -59,15 +59,15 @@ async def test_tokens_are_counted() -> None:
 # --- what the function is told ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", ["told", "named"])
+@pytest.mark.parametrize("function", ["recorded", "named"])
 async def test_the_function_receives_all_tokens_the_temperature_and_the_start_of_a_prompt(function: str) -> None:
     async with started(function) as provider:
         await drain(provider, chat_request(temperature=0.5))
         await drain(provider, chat_request())
         prompt = await provider.count_tokens(chat_request())
-    calls = len(token_functions.seen) // 2
+    calls = len(token_functions.calls) // 2
     expected = [(prompt + count, temperature, count == 0) for temperature in (0.5, 1.0) for count in range(calls)]
-    assert token_functions.seen == expected
+    assert token_functions.calls == expected
 
 
 async def test_a_file_may_hold_the_function(tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ async def test_a_function_that_hangs_is_a_timeout() -> None:
 
 async def test_answers_wait_for_each_other_unless_the_function_is_concurrent() -> None:
     for fields, alone in (({}, True), ({"concurrent": True, "max_running": 2}, False)):
-        token_functions.seen.clear()
-        async with started("told", **fields) as provider:
+        token_functions.calls.clear()
+        async with started("recorded", **fields) as provider:
             await asyncio.gather(*(drain(provider, chat_request()) for _ in range(2)))
-        begun = [new for _, _, new in token_functions.seen]
+        begun = [new for _, _, new in token_functions.calls]
         assert len(begun) == 32
         assert not alone or begun.index(True, 1) == 16
 

@@ -231,12 +231,12 @@ async def test_after_done_nothing_is_waited_for() -> None:
     ],
 )
 async def test_an_answer_that_is_no_stream_is_mapped(answer: Answer, kind: type[StackError]) -> None:
-    error, seen = await failure(answer, api_key="sk-secret")
+    error, deltas = await failure(answer, api_key="sk-secret")
     assert isinstance(error, kind)
     assert kind is UpstreamError or type(error) is kind
     assert error.status != 401
     assert "secret" not in error.message
-    assert seen == []
+    assert deltas == []
 
 
 async def test_reasons_to_refuse_a_request_are_shown_without_what_is_the_operators() -> None:
@@ -323,7 +323,7 @@ async def test_an_endless_line_is_read_up_to_a_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "limit", "seen"),
+    ("answer", "limit", "seen_text"),
     [
         ([HANG], "headers_timeout_s", 0),
         ([head(), HANG], "first_token_timeout_s", 0),
@@ -333,12 +333,12 @@ async def test_an_endless_line_is_read_up_to_a_bound() -> None:
         ([head(500, "text/html"), HANG], "headers_timeout_s", 0),
     ],
 )
-async def test_waiting_has_a_limit_that_the_error_names(answer: Answer, limit: str, seen: int) -> None:
+async def test_waiting_has_a_limit_that_the_error_names(answer: Answer, limit: str, seen_text: int) -> None:
     async with asyncio.timeout(4):
         error, deltas = await failure(answer, **{limit: 0.15})
     assert type(error) is UpstreamTimeout
     assert f"{limit} (0.15 s)" in error.message
-    assert len(deltas) == seen
+    assert len(deltas) == seen_text
 
 
 async def test_connecting_has_a_limit() -> None:

@@ -58,15 +58,15 @@ async def test_a_file_is_downloaded_once_and_other_tools_find_it(
 ) -> None:
     path, downloaded = await fetch_hub_file(TINY, 60)
     assert (path.read_bytes(), downloaded) == (CONTENT, True)
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert f"Fetching {REPOSITORY}/{FILE} (1 MB, this once) from {hub.url}" in shown.err
-    assert "100 % of 1 MB" in shown.err
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert f"Fetching {REPOSITORY}/{FILE} (1 MB, this once) from {hub.url}" in printed.err
+    assert "100 % of 1 MB" in printed.err
     requests = len(hub.requests)
     assert await fetch_hub_file(TINY, 60) == (path, False)
     assert len(hub.requests) == requests
-    found = str(try_to_load_from_cache(REPOSITORY, FILE, cache_dir=cache))
-    assert (found, Path(found).resolve().name) == (str(path), hashlib.sha256(CONTENT).hexdigest())
+    cached = str(try_to_load_from_cache(REPOSITORY, FILE, cache_dir=cache))
+    assert (cached, Path(cached).resolve().name) == (str(path), hashlib.sha256(CONTENT).hexdigest())
     assert partials(cache) == []
 
 

@@ -114,8 +114,8 @@ async def test_an_embedding_model_makes_the_vectors_of_its_weights(tmp_path: Pat
     async with started(small_config(model_path=file, context_tokens=512)) as llama:
         (model,) = await llama.models()
         assert (model.id, model.embedding_dimensions) == ("bert", 64)
-        found = await llama.embed(embedding_request(texts))
-        for one, two in zip(expected.vectors, found.vectors, strict=True):
+        embeddings = await llama.embed(embedding_request(texts))
+        for one, two in zip(expected.vectors, embeddings.vectors, strict=True):
             assert float(np.dot(np.asarray(one), np.asarray(two))) > 0.9999
         many = await llama.embed(embedding_request(texts * 20))
         assert len(many.vectors) == 60

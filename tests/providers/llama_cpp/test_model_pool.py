@@ -169,10 +169,10 @@ async def test_a_model_of_the_hub_is_fetched_and_served(tmp_path: Path, capfd: p
             assert await answer(inference, "Smol-Q4")
         finally:
             await inference.close()
-        shown = capfd.readouterr().err
-        assert "is there and verified" in shown
-        assert "This machine: " in shown
-        assert "stack run local --model" in shown
+        printed = capfd.readouterr().err
+        assert "is there and verified" in printed
+        assert "This machine: " in printed
+        assert "stack run local --model" in printed
         small = LlamaCpp.Config.model_validate({"model": "hf:someone/smol-GGUF/other.gguf", "memory_gb": 0.05})
         hub.put("someone/smol-GGUF", "other.gguf", content + b"other")
         with pytest.raises(ConfigError, match=r"has 0\.1 GB, and models may take 0\.1 GB"):

@@ -133,9 +133,9 @@ def test_a_file_with_a_pooling_type_or_of_such_an_architecture_makes_embeddings(
 ) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(header(*fields))
-    found = read_header(path)
-    assert found is not None
-    assert found.is_embedding is is_embedding
+    own_header = read_header(path)
+    assert own_header is not None
+    assert own_header.is_embedding is is_embedding
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_a_header_that_lies_is_none_and_takes_no_memory(content: bytes, tmp_path
 @pytest.mark.usefixtures("model_is_there")
 def test_the_catalogue_agrees_with_the_file_of_the_default_model() -> None:
     model = CATALOGUE[DEFAULT_MODEL]
-    found = read_header(models_dir() / model.files[0].file)
-    assert found == GgufHeader("llama", model.context_tokens, model.kv_bytes_per_token, 576)
+    header = read_header(models_dir() / model.files[0].file)
+    assert header == GgufHeader("llama", model.context_tokens, model.kv_bytes_per_token, 576)
 
 
 def test_the_largest_model_that_runs_well_is_suggested() -> None:

@@ -126,11 +126,11 @@ async def test_a_batch_whose_caller_has_left_is_dropped_before_it_begins(tmp_pat
     order: list[str] = []
     async with started(tmp_path) as provider:
         with stopped(provider):
-            left = [embedding(provider, order, "loud") for _ in range(5)]
+            remaining = [embedding(provider, order, "loud") for _ in range(5)]
             await turns()
-            for task in left:
+            for task in remaining:
                 task.cancel()
-            await asyncio.wait(left)
+            await asyncio.wait(remaining)
             supervisor: Any = provider._process  # pyright: ignore[reportPrivateUsage] - the work that is left in it
             assert len(supervisor._request_tasks) == 1
         await embedding(provider, order, "quiet")

@@ -21,8 +21,8 @@ def page(number: int) -> dict[str, Any]:
 
 
 def answer(results: list[Any]) -> dict[str, Any]:
-    found = {"web": {"type": "search", "results": results, "family_friendly": True}} if results else {}
-    return {"type": "search", "query": {"original": "who"}, **found}
+    body = {"web": {"type": "search", "results": results, "family_friendly": True}} if results else {}
+    return {"type": "search", "query": {"original": "who"}, **body}
 
 
 DIALECT = Dialect("/web/search", "GET", {"X-Subscription-Token": KEY}, answer, page)

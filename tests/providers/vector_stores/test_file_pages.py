@@ -76,12 +76,12 @@ async def test_pages_are_those_of_the_sorted_list() -> None:
     rng = random.Random(8)
     for _ in range(400):
         status = rng.choice([None, None, *STATUSES])
-        shown = [file for file in files if status in (None, file[1].status)]
-        cursors = ["file-unknown", "file/unknown", *(file_id for file_id, _ in shown)]
+        page_files = [file for file in files if status in (None, file[1].status)]
+        cursors = ["file-unknown", "file/unknown", *(file_id for file_id, _ in page_files)]
         after, before = (rng.choice([None, rng.choice(cursors)]) for _ in range(2))
         fields = {"limit": rng.randint(1, 30), "order": rng.choice(["asc", "desc"]), "filter": status}
         params = VectorStoreFileListParams.model_validate({"after": after, "before": before, **fields})
-        expected = paginate_records(shown, params)
+        expected = paginate_records(page_files, params)
         page = await read_file_page(kv, T, STORE_ID, params)
         assert (page.data, page.has_more) == (expected.data, expected.has_more), params
 

@@ -78,8 +78,8 @@ class Setting:
 
     async def indexed(self, store_id: str) -> list[str]:
         """What the index holds of a store, whatever the records say."""
-        found = await self.index.search_vector(Search(f"{T}/{store_id}", 1000), [1.0] * DIMENSIONS)
-        return sorted(each.text for each in found)
+        hits = await self.index.search_vector(Search(f"{T}/{store_id}", 1000), [1.0] * DIMENSIONS)
+        return sorted(each.text for each in hits)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ async def test_two_processes_share_the_work_and_do_none_of_it_twice(setting: Set
     two._ingest.wake()  # pyright: ignore[reportPrivateUsage] - else it would look a lease later
     await settled(setting, store.id)
     assert len(await setting.indexed(store.id)) == 8
-    assert sum(sum(model.asked) for model in models) == 8
+    assert sum(sum(model.request_sizes) for model in models) == 8
 
 
 async def test_a_file_taken_out_while_it_is_worked_on_stays_out(setting: Setting) -> None:
@@ -181,8 +181,8 @@ async def test_attributes_given_while_it_is_worked_on_are_those_it_has(setting: 
     model.gate.set()
     await settled(setting, store.id)
     new = {"type": "eq", "key": "new", "value": True}
-    asked = SearchStores.model_validate({"query": "attributed", "filters": new})
-    (hit,) = await stores.search([store.id], asked, tenant=T)
+    search = SearchStores.model_validate({"query": "attributed", "filters": new})
+    (hit,) = await stores.search([store.id], search, tenant=T)
     assert hit.attributes == {"new": True}
 
 

@@ -21,7 +21,7 @@ async def index(tmp_path: Path) -> AsyncIterator[VectorIndex]:
 
 
 async def test_hybrid_finds_at_least_what_the_weaker_way_finds(index: VectorIndex) -> None:
-    found = await qualities(index, Hashing(Provider.Config()), "hashing")
-    assert found["keyword"].recall_at_10 >= 0.48
-    assert found["vector"].recall_at_10 >= 0.35
-    assert found["hybrid"].recall_at_10 >= min(found["keyword"].recall_at_10, found["vector"].recall_at_10)
+    quality = await qualities(index, Hashing(Provider.Config()), "hashing")
+    assert quality["keyword"].recall_at_10 >= 0.48
+    assert quality["vector"].recall_at_10 >= 0.35
+    assert quality["hybrid"].recall_at_10 >= min(quality["keyword"].recall_at_10, quality["vector"].recall_at_10)

@@ -61,13 +61,13 @@ async def test_a_server_starts_with_a_damaged_secret_of_its_cache_salts(damaged:
     """D3: the secret is replaced, and all processes that start later have the new one."""
     store = Memory(Memory.Config())
     await store.put(SALT_KEY, damaged)
-    found: set[bytes | None] = set()
+    results: set[bytes | None] = set()
     for _ in range(2):
         accounts = StoredAccounts(StoredProjectsConfig(), store)
         await accounts.start()
-        found.add(accounts.organization().cache_salt_secret)
+        results.add(accounts.organization().cache_salt_secret)
         await accounts.close()
-    [secret] = found
+    [secret] = results
     assert secret is not None
     assert len(secret) == 32
 

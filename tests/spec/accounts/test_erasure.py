@@ -82,7 +82,7 @@ async def store_one_of_everything(client: AsyncOpenAI, model: str) -> None:
 
 async def remnants(kv: KVStore, project_id: str, word: str = WORD) -> list[str]:
     """Return all keys of the store that name the project or whose value holds its word."""
-    found: list[str] = []
+    results: list[str] = []
     after = ""
     while rows := await kv.scan("", after=after):
         after = rows[-1][0]
@@ -90,8 +90,8 @@ async def remnants(kv: KVStore, project_id: str, word: str = WORD) -> list[str]:
             if (project_id in key or project_id.encode() in entry.value or word.encode() in entry.value) and not (
                 key.startswith(KEPT)
             ):
-                found.append(key)
-    return found
+                results.append(key)
+    return results
 
 
 def sweep(served: Served) -> Any:

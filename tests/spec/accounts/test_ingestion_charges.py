@@ -82,4 +82,4 @@ async def test_a_file_above_a_budget_fails_and_says_so(served: Served) -> None:
     assert sorted(file.status for file in files) == ["completed", "failed"]
     (message,) = [file.last_error.message for file in files if file.last_error is not None]
     assert "tokens a month" in message
-    assert served.stack.inference.asked == [1]  # type: ignore[attr-defined]  # the model of these tests
+    assert served.stack.inference.request_sizes == [1]  # type: ignore[attr-defined]  # the model of these tests

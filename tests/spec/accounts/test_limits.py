@@ -22,7 +22,7 @@ from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES
 from tests.stack.http.raw import ask, bearer, error_code
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.decisions import DECISION_FIELDS
-from tests.support.sdk.requests import asked
+from tests.support.sdk.requests import chat_requests
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of
@@ -66,7 +66,7 @@ async def test_limits_are_listed_and_set_as_the_sdk_does(projects: Any) -> None:
 
 async def test_requests_beyond_the_limit_reach_no_model(served: Served) -> None:
     client, _ = await new_client(served, max_requests_per_1_day=3, max_requests_per_1_minute=50)
-    before = len(asked(served))
+    before = len(chat_requests(served))
     async with client:
         first = await client.responses.with_raw_response.create(model="scripted", input="hi")
         assert first.headers["x-ratelimit-limit-requests"] == "50"
@@ -89,7 +89,7 @@ async def test_requests_beyond_the_limit_reach_no_model(served: Served) -> None:
         async with talking(served, client) as talk:
             error = await talk.refused()
             assert (error.status, error.error.code) == (429, "rate_limit_exceeded")
-    assert len(asked(served)) - before == 3
+    assert len(chat_requests(served)) - before == 3
 
 
 async def test_every_route_that_reaches_a_model_is_limited(served: Served) -> None:
@@ -112,7 +112,7 @@ async def test_every_route_that_reaches_a_model_is_limited(served: Served) -> No
                 body["prompt"] = "hi"
             answer = await ask(served.url, body, path=f"/v1{route.path}", headers=bearer(client.api_key))
             assert error_code(answer, 429) == "rate_limit_exceeded", route
-    assert asked(served) == []
+    assert chat_requests(served) == []
 
 
 async def test_tokens_are_reserved_and_settled_by_what_was_used(served: Served) -> None:
@@ -156,7 +156,7 @@ async def test_responses_at_a_time_are_limited_also_those_on_a_websocket() -> No
                 assert refusal.value.code == "rate_limit_exceeded"
             async with talking(served, client) as talk:
                 assert (await talk.refused()).status == 429
-            assert len(asked(served)) == 2
+            assert len(chat_requests(served)) == 2
             await streams[0].close()
             async with asyncio.timeout(5):
                 while await read_running(served, project_id) != 1:  # noqa: ASYNC110 - the store sets no event

@@ -7,7 +7,7 @@ import pytest
 from openai import AuthenticationError
 
 from tests.support.sdk.client import sdk_client
-from tests.support.sdk.requests import asked
+from tests.support.sdk.requests import chat_requests
 from tests.support.servers.serving import Served, serving
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of
 
@@ -29,7 +29,7 @@ async def create_waiting(served: Served, client: Any, **fields: Any) -> list[str
 
 
 def asked_texts(served: Served) -> list[str]:
-    return [str(request.messages[-1].content) for request in asked(served)]
+    return [str(request.messages[-1].content) for request in chat_requests(served)]
 
 
 @pytest.mark.parametrize("way", ["queued", "deferred"])

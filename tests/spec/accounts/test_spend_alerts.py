@@ -103,19 +103,21 @@ async def test_a_new_threshold_is_sent_too_and_a_deleted_alert_is_not() -> None:
         project_id, key = await new_project(organization)
         alerts = organization.projects.spend_alerts
         await spend(served, key)
-        made = await alerts.create(project_id, **alert(300))
+        alert_created = await alerts.create(project_id, **alert(300))
         await box.wait_for(1)  # it was reached already
-        assert (await alerts.update(made.id, project_id=project_id, **alert(300, "b@example.org"))).id == made.id
+        assert (
+            await alerts.update(alert_created.id, project_id=project_id, **alert(300, "b@example.org"))
+        ).id == alert_created.id
         await asyncio.sleep(0.2)
         assert len(box.mails) == 1
-        await alerts.update(made.id, project_id=project_id, **alert(400, "b@example.org"))
+        await alerts.update(alert_created.id, project_id=project_id, **alert(400, "b@example.org"))
         await box.wait_for(2)
         assert box.mails[1][0] == ["b@example.org"]
-        shown = await alerts.retrieve(made.id, project_id=project_id)
-        assert (shown.threshold_amount, shown.notification_channel.recipients) == (400, ["b@example.org"])
+        alert_now = await alerts.retrieve(alert_created.id, project_id=project_id)
+        assert (alert_now.threshold_amount, alert_now.notification_channel.recipients) == (400, ["b@example.org"])
         waiting = await alerts.create(project_id, **alert(800))
         await alerts.update(waiting.id, project_id=project_id, **alert(900))
-        for each in (made, waiting):
+        for each in (alert_created, waiting):
             deleted = await alerts.delete(each.id, project_id=project_id)
             ProjectSpendAlertDeleted.model_validate(deleted.to_dict(), strict=True)
             with pytest.raises(NotFoundError):
@@ -129,7 +131,7 @@ async def test_a_new_threshold_is_sent_too_and_a_deleted_alert_is_not() -> None:
         of_all = await organization.spend_alerts.create(**alert(10**9))
         deleted = await organization.spend_alerts.delete(of_all.id)
         OrganizationSpendAlertDeleted.model_validate(deleted.to_dict(), strict=True)
-        records = [each async for each in organization.audit_logs.list(resource_ids=[made.id])]
+        records = [each async for each in organization.audit_logs.list(resource_ids=[alert_created.id])]
         requested: Any = [each.project_updated.changes_requested.to_dict()["spend_alert"] for each in records]
         assert [each and each["threshold_amount"] for each in requested] == [None, 400, 300, 300]
         records = [each async for each in organization.audit_logs.list(event_types=["organization.updated"])]

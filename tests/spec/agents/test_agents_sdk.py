@@ -27,7 +27,7 @@ from tests.support.laws.stream_laws import check_stream
 from tests.support.models.images import PIXEL_URL
 from tests.support.sdk.agents_sdk import RUNS, UNTRACED, Run, add, adding, agent, kinds, roles_of, streamed
 from tests.support.sdk.answer_shapes import Script, call
-from tests.support.sdk.requests import asked, messages
+from tests.support.sdk.requests import chat_requests, messages
 from tests.support.servers.mcp_stack import tool_outputs
 from tests.support.servers.serving import scripted, serving
 
@@ -71,7 +71,7 @@ async def test_functions_are_called_over_several_turns(run: Run) -> None:
         result = await run(agent(served, instructions="Be exact.", tools=[add]))
         chat = messages(served)
         answers = tool_outputs(served)
-        offered: Any = (asked(served)[0].tools or [])[0]
+        offered: Any = (chat_requests(served)[0].tools or [])[0]
     assert result.final_output == "Done."
     assert answers == {"c1": "3", "c2": "7", "c3": "11"}
     assert roles_of(chat) == ["developer", "user", "assistant", "tool", "assistant", "tool", "tool"]
@@ -99,7 +99,7 @@ async def test_an_agent_is_stopped_after_so_many_turns(run: Run) -> None:
     async with serving(scripted([adding(1, 2)])) as served:
         with pytest.raises(MaxTurnsExceeded):
             await run(agent(served, tools=[add]), max_turns=3)
-        assert len(asked(served)) == 3
+        assert len(chat_requests(served)) == 3
 
 
 @both
@@ -127,7 +127,7 @@ async def test_settings_of_the_model_arrive(run: Run) -> None:
     )
     async with serving(scripted([adding(1, 2)], DONE)) as served:
         result = await run(agent(served, tools=[add], model_settings=settings))
-        first, second = asked(served)
+        first, second = chat_requests(served)
         stored = await served.client.responses.retrieve(result.last_response_id or "")
     assert (first.temperature, first.top_p, first.max_completion_tokens) == (0.25, 0.5, 99)
     assert (first.tool_choice, second.tool_choice) == ("required", "auto")
@@ -146,7 +146,7 @@ async def test_an_agent_hands_over_to_another(run: Run) -> None:
         result = await run(first)
         chat = messages(served)
         answers = tool_outputs(served)
-        offered = [tool.name for tool in asked(served)[-1].tools or ()]
+        offered = [tool.name for tool in chat_requests(served)[-1].tools or ()]
     assert result.last_agent is expert
     assert result.final_output == "Done."
     assert kinds(result) == ["handoff_call_item", "handoff_output_item", "message_output_item"]
@@ -160,7 +160,7 @@ async def test_an_answer_has_the_type_asked_for(run: Run) -> None:
     answer = '{"good": true, "why": ["a", "b"]}'
     async with serving(scripted([adding(1, 2)], [{"text": [answer[:9], answer[9:]]}])) as served:
         result = await run(agent(served, tools=[add], output_type=Verdict))
-        form: Any = asked(served)[-1].response_format
+        form: Any = chat_requests(served)[-1].response_format
     assert result.final_output == Verdict(good=True, why=["a", "b"])
     assert form.model_dump(by_alias=True)["json_schema"]["schema"]["required"] == ["good", "why"]
 

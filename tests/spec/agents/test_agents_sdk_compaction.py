@@ -7,7 +7,7 @@ from agents import Agent, ModelSettings, OpenAIResponsesCompactionSession, OpenA
 
 from tests.support.sdk.agents_sdk import ENCRYPTED, RUNS, Run, add, adding, outputs
 from tests.support.sdk.answer_shapes import Script
-from tests.support.sdk.requests import asked, messages
+from tests.support.sdk.requests import chat_requests, messages
 from tests.support.servers.serving import Served, scripted, serving
 
 MODEL = "gpt-oss"
@@ -31,24 +31,24 @@ def said(served: Served) -> list[tuple[str, str]]:
 async def test_a_session_compacts_what_it_keeps(run: Run, settings: ModelSettings) -> None:
     turns: list[Script] = [[{"reasoning": "hm"}, adding(1, 2, id="c1")], DONE, SUMMED, DONE]
     async with serving(scripted(*turns, model=MODEL)) as served:
-        kept = SQLiteSession("s")
+        session_items = SQLiteSession("s")
         session = OpenAIResponsesCompactionSession(
             "s",
-            kept,
+            session_items,
             client=served.client,
             model=MODEL,
             should_trigger_compaction=lambda context: len(context["compaction_candidate_items"]) >= 4,
         )
         who = adder(served, settings)
         first = await run(who, "one", session=session)
-        items: Any = await kept.get_items()
+        items: Any = await session_items.get_items()
         second = await run(who, "two", session=session)
-        summing, told = asked(served)[2], said(served)
-        kept.close()
+        summing, sent_messages = chat_requests(served)[2], said(served)
+        session_items.close()
     assert [item.get("type") or item["role"] for item in items] == ["message", "compaction"]
     assert summing.tools is None
     assert [each.role for each in summing.messages] == ["user", "assistant", "tool", "assistant", "user"]
-    assert told == [
+    assert sent_messages == [
         ("developer", "Be exact."),
         ("user", "one"),
         ("user", "They added one and two."),
@@ -61,16 +61,16 @@ async def test_a_session_compacts_what_it_keeps(run: Run, settings: ModelSetting
 @both
 async def test_it_is_compacted_when_it_is_asked_to_be(run: Run) -> None:
     async with serving(scripted(DONE, SUMMED, DONE, SUMMED, DONE, model=MODEL)) as served:
-        kept = SQLiteSession("s")
-        session = OpenAIResponsesCompactionSession("s", kept, client=served.client, model=MODEL)
+        session_items = SQLiteSession("s")
+        session = OpenAIResponsesCompactionSession("s", session_items, client=served.client, model=MODEL)
         who = adder(served, ModelSettings())
         for word in ("one", "two"):
             await run(who, word, session=session)
             await session.run_compaction({"force": True})
         await run(who, "three", session=session)
-        told = said(served)
-        kept.close()
-    assert told[1:] == [
+        sent_messages = said(served)
+        session_items.close()
+    assert sent_messages[1:] == [
         ("user", "one"),
         ("user", "two"),
         ("user", "They added one and two."),

@@ -103,20 +103,20 @@ async def test_a_session_in_a_conversation_keeps_what_was_said(run: Run) -> None
         await run(who, "one", session=session)
         again = await run(who, "two", session=session)
         chat = messages(served)
-        kept: list[Any] = [*await session.get_items()]
+        session_items: list[Any] = [*await session.get_items()]
         newest: list[Any] = [*await session.get_items(limit=2)]
         popped: Any = await session.pop_item()
-        assert len(await session.get_items()) == len(kept) - 1
+        assert len(await session.get_items()) == len(session_items) - 1
         await session.clear_session()
     assert again.final_output == "Again."
     assert roles_of(chat) == ["user", "assistant", "tool", "assistant", "user"]
     assert chat[1]["reasoning"] == "hm"
-    assert [each["type"] for each in kept] == [
+    assert [each["type"] for each in session_items] == [
         *["message", "reasoning", "function_call", "function_call_output", "message"],
         *["message", "message"],
     ]
-    assert newest == kept[-2:]
-    assert popped == kept[-1]
+    assert newest == session_items[-2:]
+    assert popped == session_items[-1]
 
 
 async def test_a_session_takes_many_items_in_their_order() -> None:
@@ -124,9 +124,9 @@ async def test_a_session_takes_many_items_in_their_order() -> None:
         session = OpenAIConversationsSession(openai_client=served.client)
         many: list[Any] = [{"role": "user", "content": f"{number}"} for number in range(45)]
         await session.add_items(many)
-        kept: list[Any] = [*await session.get_items()]
+        session_items: list[Any] = [*await session.get_items()]
         await session.clear_session()
-    assert [each["content"][0]["text"] for each in kept] == [f"{number}" for number in range(45)]
+    assert [each["content"][0]["text"] for each in session_items] == [f"{number}" for number in range(45)]
 
 
 @both
@@ -169,9 +169,9 @@ async def test_items_of_every_kind_are_kept(run: Run, how: str, kind: str) -> No
     arguments, items = KINDS[kind]
     tools = [ShellTool(_say), ApplyPatchTool(Editor()), LocalShellTool(_say), WebSearchTool()]
     async with browsing([{"reasoning": "hm"}, call(kind, arguments)], DONE, DONE) as (served, _):
-        kept = await twice(served, run, how, tools)
+        session_items = await twice(served, run, how, tools)
         chat = messages(served)
-    assert kept == ["message", "reasoning", *items, "message", "message", "message"]
+    assert session_items == ["message", "reasoning", *items, "message", "message", "message"]
     assert roles_of(chat) == ["user", "assistant", "tool", "assistant", "user"]
     assert chat[1]["reasoning"] == "hm"
 
@@ -184,9 +184,9 @@ async def test_leave_and_what_came_of_it_are_kept(run: Run, how: str) -> None:
             {"type": "mcp", "server_label": "real", "server_url": real.url, "require_approval": "always"},
             on_approval_request=_allow,
         )
-        kept = await twice(served, run, how, [tool])
+        session_items = await twice(served, run, how, [tool])
         chat = messages(served)
-    assert kept == [
+    assert session_items == [
         *["message", "mcp_list_tools", "reasoning", "mcp_approval_request", "mcp_approval_response", "mcp_call"],
         *["message", "message", "message"],
     ]

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.sdk.answer_shapes import call
-from tests.support.sdk.requests import asked, bare, messages, responses
+from tests.support.sdk.requests import bare, chat_requests, messages, responses
 from tests.support.servers.serving import Served, scripted, serving
 
 Json = dict[str, Any]
@@ -158,7 +158,11 @@ async def test_a_session_of_codex_runs_resumes_and_patches(effort: str | None) -
         items.append({"type": "custom_tool_call_output", **output})
         assert (await turn(served, items, **fields)).output_text == "Patched."
         assert messages(served)[-1]["content"] == "Exit code: 0"
-        assert [tool.name for tool in asked(served)[-1].tools or ()] == ["exec_command", "apply_patch", "tool_search"]
+        assert [tool.name for tool in chat_requests(served)[-1].tools or ()] == [
+            "exec_command",
+            "apply_patch",
+            "tool_search",
+        ]
 
 
 async def test_the_tools_of_a_session_may_come_in_namespaces_of_its_input() -> None:
@@ -184,6 +188,6 @@ async def test_the_tools_of_a_session_may_come_in_namespaces_of_its_input() -> N
         )
         assert (await turn(served, items, **fields)).output_text == "All done."
         assert [part["text"] for part in messages(served)[-1]["content"]] == ["Script completed", "42"]
-        names = [tool.name for tool in asked(served)[-1].tools or ()]
+        names = [tool.name for tool in chat_requests(served)[-1].tools or ()]
     assert len(names) == 3
     assert "exec" in names

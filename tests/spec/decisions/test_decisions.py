@@ -77,8 +77,8 @@ def check_shape(answer: dict[str, Any]) -> None:
 
     TypeAdapter(Strict).validate_python(answer)
     for one in answer["answers"]:
-        known = {"type", "name", "probability", "choice", "score", "confidence", "probabilities"}
-        assert one.keys() <= known
+        fields = {"type", "name", "probability", "choice", "score", "confidence", "probabilities"}
+        assert one.keys() <= fields
         assert "name" in one
         if "probabilities" in one:
             assert math.fsum(each["probability"] for each in one["probabilities"]) == pytest.approx(1)

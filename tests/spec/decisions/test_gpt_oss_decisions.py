@@ -65,7 +65,7 @@ def probabilities_of(decision: Decision) -> list[list[float]]:
 async def reference_probabilities(harmony: Harmony) -> list[list[float]]:
     """The softmax over the labels of the logits that transformers computes at the end of each prompt."""
     model = await asyncio.to_thread(lambda: reference(tiny_gpt_oss_folder()))
-    found: list[list[float]] = []
+    results: list[list[float]] = []
     for instructions, texts in QUESTIONS.items():
         options = [DecisionOption(text=text) for text in texts]
         question = DecisionQuestion(
@@ -78,8 +78,8 @@ async def reference_probabilities(harmony: Harmony) -> list[list[float]]:
         assert ids[-3:] == [CHANNEL, *harmony.encode_text("final"), MESSAGE]
         logits = (await asyncio.to_thread(reference_logits, model, ids))[-1].double()
         weights = [math.fsum(math.exp(float(logits[token])) for token in label.token_ids) for label in labels]
-        found.append([weight / math.fsum(weights) for weight in weights])
-    return found
+        results.append([weight / math.fsum(weights) for weight in weights])
+    return results
 
 
 async def test_the_probabilities_are_those_of_the_models_logits(served: Served, harmony: Harmony) -> None:
@@ -87,8 +87,8 @@ async def test_the_probabilities_are_those_of_the_models_logits(served: Served, 
     expected = await reference_probabilities(harmony)
     questions = [to_choice(*each) for each in QUESTIONS.items()]
     for _ in range(2):  # the second time from the cache of prefixes
-        found = probabilities_of(await decide(served, questions=questions))
-        for one, other in zip(found, expected, strict=True):
+        probabilities = probabilities_of(await decide(served, questions=questions))
+        for one, other in zip(probabilities, expected, strict=True):
             assert one == pytest.approx(other, abs=1e-4)
 
 

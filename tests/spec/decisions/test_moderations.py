@@ -73,9 +73,9 @@ async def test_thresholds_and_statements_are_those_of_the_run_config() -> None:
     fields: Json = {"threshold": 0.95, "thresholds": {"hate": 0.05}, "statements": {"hate": "It is rude."}}
     async with moderating(**fields) as served:
         (result,) = (await moderate(served, input="kill")).results
-        asked = judge_of(served).judged[0].questions[CATEGORIES.index("hate")].instructions
+        instructions = judge_of(served).judged[0].questions[CATEGORIES.index("hate")].instructions
     assert (result.categories.violence, result.categories.hate) == (False, True)
-    assert asked[0].model_dump()["text"] == "It is rude."
+    assert instructions[0].model_dump()["text"] == "It is rude."
 
 
 async def test_a_long_text_is_judged_in_pieces_that_overlap() -> None:

@@ -57,8 +57,8 @@ async def test_probabilities_are_scaled_by_the_temperature_of_the_model(temperat
                 question = {"type": "choice", "instructions": "Which?", "criteria": dict.fromkeys("abc")}
                 body = {"model": "m", "state": "hi", "questions": {"q": question}}
                 response = await client.post(f"{served.url}/v1/systemone", json=body)
-    shown = response.json()["answers"]["q"]["probabilities"]
-    assert [*shown.values()] == pytest.approx(expected["m"], abs=1e-4)
+    probabilities = response.json()["answers"]["q"]["probabilities"]
+    assert [*probabilities.values()] == pytest.approx(expected["m"], abs=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0, -1, 101, float("nan"), "hot"])

@@ -43,7 +43,7 @@ async def hold_batches(served: Served, alpha: AsyncOpenAI, beta: AsyncOpenAI) ->
         await create_batch(beta, [batch_line("hold beta")]),
     )
     async with asyncio.timeout(10):
-        while cast(Held, served.stack.inference).held < 2:  # noqa: ASYNC110 - the model sets no event
+        while cast(Held, served.stack.inference).held_count < 2:  # noqa: ASYNC110 - the model sets no event
             await asyncio.sleep(0.005)
     return batches
 

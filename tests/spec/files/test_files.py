@@ -26,23 +26,23 @@ async def served() -> AsyncIterator[Served]:
 
 async def test_what_was_uploaded_comes_back(served: Served) -> None:
     data = bytes(range(256)) * 4321
-    made = await served.client.files.create(file=("répört.bin", data), purpose="user_data")
-    assert made.id.startswith("file-")
-    assert (made.object, made.bytes, made.filename) == ("file", len(data), "répört.bin")
-    assert (made.purpose, made.expires_at) == ("user_data", None)
-    assert await served.client.files.retrieve(made.id) == made
-    content = await served.client.files.content(made.id)
+    new_file = await served.client.files.create(file=("répört.bin", data), purpose="user_data")
+    assert new_file.id.startswith("file-")
+    assert (new_file.object, new_file.bytes, new_file.filename) == ("file", len(data), "répört.bin")
+    assert (new_file.purpose, new_file.expires_at) == ("user_data", None)
+    assert await served.client.files.retrieve(new_file.id) == new_file
+    content = await served.client.files.content(new_file.id)
     assert content.content == data
     headers = content.response.headers
     assert headers["content-type"] == "application/octet-stream"
     assert headers["content-disposition"].startswith("attachment; filename*=UTF-8''r%C3%A9p")
     assert headers["x-content-type-options"] == "nosniff"
-    deleted = await served.client.files.delete(made.id)
-    assert (deleted.id, deleted.deleted, deleted.object) == (made.id, True, "file")
+    deleted = await served.client.files.delete(new_file.id)
+    assert (deleted.id, deleted.deleted, deleted.object) == (new_file.id, True, "file")
     with pytest.raises(openai.NotFoundError):
-        await served.client.files.retrieve(made.id)
+        await served.client.files.retrieve(new_file.id)
     with pytest.raises(openai.NotFoundError):
-        await served.client.files.content(made.id)
+        await served.client.files.content(new_file.id)
 
 
 async def test_a_file_may_have_every_purpose_of_the_api(served: Served) -> None:
@@ -55,18 +55,18 @@ async def test_a_file_may_have_every_purpose_of_the_api(served: Served) -> None:
 
 
 async def test_an_empty_file_is_a_file(served: Served) -> None:
-    made = await served.client.files.create(file=("empty.txt", b""), purpose="assistants")
-    assert made.bytes == 0
-    assert (await served.client.files.content(made.id)).content == b""
+    new_file = await served.client.files.create(file=("empty.txt", b""), purpose="assistants")
+    assert new_file.bytes == 0
+    assert (await served.client.files.content(new_file.id)).content == b""
 
 
 async def test_lists_page_by_cursor_in_both_orders(served: Served) -> None:
-    made = [
+    file_ids = [
         (await served.client.files.create(file=(f"{i}.txt", b"x"), purpose="vision" if i % 2 else "batch")).id
         for i in range(7)
     ]
     listed = [file.id async for file in served.client.files.list(limit=2, order="asc")]
-    assert sorted(listed) == sorted(made)
+    assert sorted(listed) == sorted(file_ids)
     assert listed == [file.id async for file in served.client.files.list(limit=3)][::-1]
     page = await served.client.files.list(limit=2, purpose="vision", order="asc")
     assert [file.purpose for file in page.data] == ["vision"] * 2
@@ -77,10 +77,10 @@ async def test_lists_page_by_cursor_in_both_orders(served: Served) -> None:
 
 
 async def test_expiry_is_told_and_bounded(served: Served) -> None:
-    made = await served.client.files.create(
+    new_file = await served.client.files.create(
         file=("a.txt", b"x"), purpose="user_data", expires_after={"anchor": "created_at", "seconds": 3600}
     )
-    assert made.expires_at == made.created_at + 3600
+    assert new_file.expires_at == new_file.created_at + 3600
     batch = await served.client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
     assert batch.expires_at == batch.created_at + 30 * 86400
     with pytest.raises(openai.BadRequestError) as caught:
@@ -102,8 +102,8 @@ async def test_expiry_is_told_and_bounded(served: Served) -> None:
     ],
 )
 async def test_a_file_name_is_a_label_and_no_path(served: Served, name: str, label: str) -> None:
-    made = await served.client.files.create(file=(name, b"x"), purpose="user_data")
-    assert made.filename == label
+    new_file = await served.client.files.create(file=(name, b"x"), purpose="user_data")
+    assert new_file.filename == label
 
 
 async def test_a_name_of_ten_thousand_letters_is_refused(served: Served) -> None:
@@ -128,10 +128,10 @@ async def test_what_is_too_large_is_refused_by_size_and_by_share() -> None:
         assert refused.value.code == "storage_quota_exceeded"
         await served.client.files.delete(first.id)
         tiny = [served.client.files.create(file=("tiny", b"x"), purpose="user_data") for _ in range(5)]
-        made = await asyncio.gather(*tiny, return_exceptions=True)
-        assert sorted(type(each).__name__ for each in made) == ["BadRequestError"] * 2 + ["FileObject"] * 3
-        left = await served.stack.kv_store.scan("default/file_piece/")
-        assert len(left) == 3  # what was refused left nothing
+        outcomes = await asyncio.gather(*tiny, return_exceptions=True)
+        assert sorted(type(each).__name__ for each in outcomes) == ["BadRequestError"] * 2 + ["FileObject"] * 3
+        remaining_keys = await served.stack.kv_store.scan("default/file_piece/")
+        assert len(remaining_keys) == 3  # what was refused left nothing
         assert await served.stack.kv_store.scan("~") == []
 
 
@@ -178,11 +178,11 @@ async def test_a_broken_form_is_refused_and_leaves_nothing(served: Served, name:
 
 async def test_a_file_without_its_first_part_is_an_error_before_anything_is_sent(served: Served) -> None:
     """D7: the client gets an error with a code, and not a 200 that is cut off."""
-    made = await served.client.files.create(file=("a.bin", bytes(300_000)), purpose="user_data")
+    new_file = await served.client.files.create(file=("a.bin", bytes(300_000)), purpose="user_data")
     [key, _] = [key for key, _ in await served.stack.kv_store.scan("default/file_piece/")]
     await served.stack.kv_store.write([Delete(key)])
     with pytest.raises(openai.InternalServerError) as refusal:
-        await served.client.files.content(made.id)
+        await served.client.files.content(new_file.id)
     assert refusal.value.code == "storage_corrupt"
 
 
@@ -190,12 +190,12 @@ async def test_a_file_without_its_last_part_is_cut_off_without_a_traceback(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     """D7: the client sees that the end is missing, and the log has one line."""
-    made = await served.client.files.create(file=("a.bin", bytes(300_000)), purpose="user_data")
+    new_file = await served.client.files.create(file=("a.bin", bytes(300_000)), purpose="user_data")
     [_, key] = [key for key, _ in await served.stack.kv_store.scan("default/file_piece/")]
     await served.stack.kv_store.write([Delete(key)])
     async with httpx.AsyncClient(verify=TLS) as client:
         with pytest.raises(httpx.RemoteProtocolError):
-            await client.get(f"{served.url}/v1/files/{made.id}/content")
+            await client.get(f"{served.url}/v1/files/{new_file.id}/content")
     lines = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(lines) == 1
     assert "cut off" in lines[0].getMessage()

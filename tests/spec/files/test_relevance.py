@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.sdk.library import BREAD, filled, found, sections, upload
+from tests.support.sdk.library import BREAD, filled, find_files, sections, upload
 from tests.support.servers.serving import Served, serving
 
 
@@ -32,7 +32,8 @@ async def test_a_score_is_the_relevance(served: Served) -> None:
         nonsense = await search(store_id, query="0x7f 4242 xyzzy", ranking_options=options)
         assert all(hit.score < 0.25 for hit in nonsense.data), (options, [hit.score for hit in nonsense.data])
         assert (
-            await found(served.client, store_id, "0x7f 4242", ranking_options={**options, "score_threshold": 0.3}) == []
+            await find_files(served.client, store_id, "0x7f 4242", ranking_options={**options, "score_threshold": 0.3})
+            == []
         )
         exact = await search(store_id, query=BREAD, ranking_options=options)
         assert (exact.data[0].filename, exact.data[0].score) == ("bread.md", pytest.approx(1.0, abs=1e-5))
@@ -73,12 +74,12 @@ async def test_an_update_moves_the_last_activity_and_null_removes_the_expiry(ser
 async def test_an_unknown_file_is_named_by_its_place(served: Served) -> None:
     """R12: the error of a foreign or unknown file says which it is."""
     stores, unknown = served.client.vector_stores, "file-" + "0" * 44
-    known = await upload(served.client, "a.txt", "a")
+    file_id = await upload(served.client, "a.txt", "a")
     store = await stores.create()
     calls: dict[str, Any] = {
-        "file_ids[1]": lambda: stores.create(file_ids=[known, unknown]),
+        "file_ids[1]": lambda: stores.create(file_ids=[file_id, unknown]),
         "file_id": lambda: stores.files.create(store.id, file_id=unknown),
-        "file_ids[2]": lambda: stores.file_batches.create(store.id, file_ids=[known, known, unknown, unknown]),
+        "file_ids[2]": lambda: stores.file_batches.create(store.id, file_ids=[file_id, file_id, unknown, unknown]),
         "files[0].file_id": lambda: stores.file_batches.create(store.id, files=[{"file_id": unknown}]),
     }
     for param, call in calls.items():

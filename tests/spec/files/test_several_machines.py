@@ -39,8 +39,8 @@ async def test_a_vector_store_of_another_machine_is_refused_by_name(tmp_path: Pa
     (tmp_path / "redis").mkdir()
     async with machines(tmp_path) as (one, other):
         store_id, _ = await store_of(one)
-        found = await one.client.vector_stores.search(store_id, query="whales")
-        assert found.data
+        hits = await one.client.vector_stores.search(store_id, query="whales")
+        assert hits.data
         assert (await other.client.vector_stores.retrieve(store_id)).id == store_id
         with pytest.raises(BadRequestError, match="another machine") as caught:
             await other.client.vector_stores.search(store_id, query="whales")

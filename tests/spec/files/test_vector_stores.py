@@ -11,7 +11,7 @@ import pytest
 from apis.inference import Inference
 from tests.support.models.hashing import Hashing
 from tests.support.sdk.client import sdk_client
-from tests.support.sdk.library import BREAD, POLL_MS, SHIPS, TEXTS, WHALES, filled, found, sections, upload
+from tests.support.sdk.library import BREAD, POLL_MS, SHIPS, TEXTS, WHALES, filled, find_files, sections, upload
 from tests.support.servers.serving import Served, serving
 
 BOUND_S = 30
@@ -37,8 +37,11 @@ async def test_what_was_uploaded_is_found(served: Served) -> None:
     assert best.content[0].text == WHALES.strip()
     assert 0.5 < best.score < 1
     assert [hit.score for hit in page.data] == sorted((hit.score for hit in page.data), reverse=True)
-    assert await found(served.client, store_id, "sailing clipper", max_num_results=1) == ["ships.md"]
-    assert set(await found(served.client, store_id, ["krill", "yeast"], max_num_results=2)) == {"whales.md", "bread.md"}
+    assert await find_files(served.client, store_id, "sailing clipper", max_num_results=1) == ["ships.md"]
+    assert set(await find_files(served.client, store_id, ["krill", "yeast"], max_num_results=2)) == {
+        "whales.md",
+        "bread.md",
+    }
     store = await served.client.vector_stores.retrieve(store_id)
     assert (store.name, store.status, store.object) == ("library", "completed", "vector_store")
     assert store.file_counts.completed == store.file_counts.total == 3
@@ -74,26 +77,28 @@ async def test_filters_thresholds_and_rankers(served: Served) -> None:
     store_id, ids = await filled(served.client, whales={"year": 1851, "sea": True}, ships={"year": 1869, "sea": True})
     sea: Any = {"type": "eq", "key": "sea", "value": True}
     late: Any = {"type": "gte", "key": "year", "value": 1860}
-    assert set(await found(served.client, store_id, "flour", filters=sea)) == {"whales.md", "ships.md"}
-    assert await found(served.client, store_id, "flour", filters={"type": "and", "filters": [sea, late]}) == [
+    assert set(await find_files(served.client, store_id, "flour", filters=sea)) == {"whales.md", "ships.md"}
+    assert await find_files(served.client, store_id, "flour", filters={"type": "and", "filters": [sea, late]}) == [
         "ships.md"
     ]
-    assert await found(served.client, store_id, "flour", filters={"type": "ne", "key": "sea", "value": True}) == [
+    assert await find_files(served.client, store_id, "flour", filters={"type": "ne", "key": "sea", "value": True}) == [
         "bread.md"
     ]
     await served.client.vector_stores.files.update(ids["bread.md"], vector_store_id=store_id, attributes={"sea": True})
-    assert len(await found(served.client, store_id, "flour", filters=sea)) == 3
-    assert await found(served.client, store_id, "sourdough", ranking_options={"score_threshold": 0.3}) == ["bread.md"]
+    assert len(await find_files(served.client, store_id, "flour", filters=sea)) == 3
+    assert await find_files(served.client, store_id, "sourdough", ranking_options={"score_threshold": 0.3}) == [
+        "bread.md"
+    ]
     by_vector = await served.client.vector_stores.search(store_id, query=BREAD, ranking_options={"ranker": "none"})
     assert by_vector.data[0].score == pytest.approx(1.0, abs=1e-5)
     assert by_vector.data[1].score < 0.9
-    both = await found(served.client, store_id, [WHALES, SHIPS], ranking_options={"ranker": "none"})
+    both = await find_files(served.client, store_id, [WHALES, SHIPS], ranking_options={"ranker": "none"})
     assert set(both[:2]) == {"whales.md", "ships.md"}
     deep: Any = sea
     for _ in range(20):
         deep = {"type": "and", "filters": [deep]}
     with pytest.raises(openai.BadRequestError, match="deep"):
-        await found(served.client, store_id, "x", filters=deep)
+        await find_files(served.client, store_id, "x", filters=deep)
 
 
 async def test_deleting_takes_everything_along(served: Served) -> None:
@@ -101,15 +106,15 @@ async def test_deleting_takes_everything_along(served: Served) -> None:
     vector_stores = served.client.vector_stores
     gone = await vector_stores.files.delete(ids["bread.md"], vector_store_id=store_id)
     assert gone.deleted
-    assert "bread.md" not in await found(served.client, store_id, "sourdough yeast flour")
+    assert "bread.md" not in await find_files(served.client, store_id, "sourdough yeast flour")
     assert (await served.client.files.retrieve(ids["bread.md"])).id  # out of the store, but still a file
     await served.client.files.delete(ids["ships.md"])
-    assert await found(served.client, store_id, "clipper ship tea") == ["whales.md"]
+    assert await find_files(served.client, store_id, "clipper ship tea") == ["whales.md"]
     with pytest.raises(openai.NotFoundError):
         await vector_stores.files.retrieve(ids["ships.md"], vector_store_id=store_id)
     assert (await vector_stores.delete(store_id)).deleted
     with pytest.raises(openai.NotFoundError):
-        await found(served.client, store_id, "whale")
+        await find_files(served.client, store_id, "whale")
     keys = [key for key, _ in await served.stack.kv_store.scan("")]
     assert [key for key in keys if "vs" in key] == []
 
@@ -155,7 +160,7 @@ async def test_an_expired_store_is_empty_and_says_so(served: Served) -> None:
     stores.now = lambda: now + 90_000
     assert (await served.client.vector_stores.retrieve(store_id)).status == "expired"
     with pytest.raises(openai.BadRequestError, match="expired"):
-        await found(served.client, store_id, "whale")
+        await find_files(served.client, store_id, "whale")
     with pytest.raises(openai.NotFoundError):
         await served.client.vector_stores.files.retrieve(ids["ships.md"], vector_store_id=store_id)
 
@@ -190,7 +195,7 @@ async def test_a_failing_model_fails_the_file_and_the_search(served: Served) -> 
     assert file.last_error is not None
     assert (file.status, file.last_error.code) == ("failed", "server_error")
     with pytest.raises(openai.InternalServerError, match="not well"):
-        await found(served.client, store_id, "whale")
+        await find_files(served.client, store_id, "whale")
 
 
 async def test_a_batch_is_cancelled_in_the_middle(served: Served) -> None:
@@ -208,13 +213,13 @@ async def test_a_batch_is_cancelled_in_the_middle(served: Served) -> None:
     assert (stopped.status, stopped.file_counts.cancelled) == ("cancelled", 6)
     hashing.gate.set()
     hashing.gate = None
-    assert len(await found(served.client, store_id, "cancelled number 3")) == 3
+    assert len(await find_files(served.client, store_id, "cancelled number 3")) == 3
     assert (await batches.retrieve(batch.id, vector_store_id=store_id)).status == "cancelled"
 
 
 async def test_work_goes_on_after_a_restart(tmp_path: Path) -> None:
-    kept = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
-    async with serving(kv_store=kept, more=sections(tmp_path)) as served:
+    kv_store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    async with serving(kv_store=kv_store, more=sections(tmp_path)) as served:
         hashing = model(served.stack.inference)
         hashing.gate = asyncio.Event()
         store = await served.client.vector_stores.create()
@@ -222,12 +227,12 @@ async def test_work_goes_on_after_a_restart(tmp_path: Path) -> None:
         batch = await served.client.vector_stores.file_batches.create(store.id, file_ids=ids)
         async with asyncio.timeout(BOUND_S):
             await hashing.waiting.wait()
-    async with serving(kv_store=kept, more=sections(tmp_path)) as served:
+    async with serving(kv_store=kv_store, more=sections(tmp_path)) as served:
         done = await served.client.vector_stores.file_batches.poll(
             batch.id, vector_store_id=store.id, poll_interval_ms=POLL_MS
         )
         assert (done.status, done.file_counts.completed) == ("completed", 3)
-        assert (await found(served.client, store.id, "krill"))[0] == "whales.md"
+        assert (await find_files(served.client, store.id, "krill"))[0] == "whales.md"
 
 
 async def test_another_tenants_store_is_an_unknown_store(tmp_path: Path) -> None:
@@ -318,8 +323,8 @@ async def test_chunks_are_as_small_as_asked(served: Served) -> None:
 
 async def test_what_is_null_or_left_out_has_its_default(served: Served) -> None:
     for path in ("/conversations", "/vector_stores"):
-        made: Any = await served.client.post(path, cast_to=object)  # no body at all
-        assert made["id"]
+        store: Any = await served.client.post(path, cast_to=object)  # no body at all
+        assert store["id"]
     nulls = {"query": "x", "filters": None, "max_num_results": None, "ranking_options": None, "rewrite_query": None}
-    found: Any = await served.client.post(f"/vector_stores/{made['id']}/search", body=nulls, cast_to=object)
-    assert found["data"] == []
+    hits: Any = await served.client.post(f"/vector_stores/{store['id']}/search", body=nulls, cast_to=object)
+    assert hits["data"] == []

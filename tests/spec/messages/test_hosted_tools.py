@@ -12,7 +12,7 @@ from anthropic import BadRequestError, PermissionDeniedError
 from tests.spec.tools.test_code_interpreter import code, interpreting
 from tests.support.sdk.answer_shapes import call
 from tests.support.sdk.messages import ADD, HI, create, messages_client, replay, stream
-from tests.support.sdk.requests import asked
+from tests.support.sdk.requests import chat_requests
 from tests.support.sdk.web_pages import browsing, model, web
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import DONE, offered, stacked, tool_outputs
@@ -57,7 +57,7 @@ async def test_a_program_is_a_call_of_the_server_and_the_model_reads_its_output_
     async with interpreting(*turns) as served, messages_client(served) as client:
         answer = await send(client, tools=[EXECUTION])
         await send(client, [*HI, replay(answer), GO_ON], tools=[EXECUTION])
-        again = asked(served)[-1].messages
+        again = chat_requests(served)[-1].messages
     use, result, text = answer.content
     assert (use.type, use.name, use.input) == ("server_tool_use", "code_execution", {"code": "print(6 * 7)"})
     assert (result.type, result.tool_use_id) == ("code_execution_tool_result", use.id)
@@ -106,11 +106,11 @@ async def test_a_program_reads_an_uploaded_file_that_the_model_does_not() -> Non
         upload: Any = {"type": "container_upload", "file_id": file.id}
         content = [{"type": "text", "text": "Read it."}, upload]
         answer = await create(client, [{"role": "user", "content": content}], tools=[EXECUTION])
-        told = asked(served)[0].messages
+        sent_messages = chat_requests(served)[0].messages
         with pytest.raises(BadRequestError, match="needs a 'code_execution' tool"):
             await create(client, [{"role": "user", "content": content}])
     assert answer.content[1].content.stdout == "a,b\n1,2\n"
-    assert "1,2" not in str(told)
+    assert "1,2" not in str(sent_messages)
 
 
 @both
@@ -121,7 +121,7 @@ async def test_a_tool_of_an_mcp_server_runs_and_its_result_is_read_again(send: A
         answer = await beta(send, client, **fields)
         names = offered(served)
         await beta(send, client, [*HI, replay(answer), GO_ON], **fields)
-        again = asked(served)[-1].messages
+        again = chat_requests(served)[-1].messages
     use, result, text = answer.content
     assert (use.type, use.server_name, use.name, use.input) == ("mcp_tool_use", "real", "echo", {"text": "hello"})
     assert (result.type, result.tool_use_id, result.is_error) == ("mcp_tool_result", use.id, False)
@@ -136,11 +136,11 @@ async def test_a_tool_of_an_mcp_server_runs_and_its_result_is_read_again(send: A
 async def test_a_failed_call_of_an_mcp_server_is_a_result_with_an_error(send: Any) -> None:
     async with stacked([call("real__fail", "{}")], DONE) as (served, real), messages_client(served) as client:
         answer = await beta(send, client, mcp_servers=[server_of(real)], tools=[toolset()])
-        told = tool_outputs(served)
+        results = tool_outputs(served)
     result = answer.content[1]
     assert (result.type, result.is_error) == ("mcp_tool_result", True)
     assert result.content[0].text
-    assert told
+    assert results
 
 
 async def test_the_token_of_an_mcp_server_reaches_it_and_its_tools_are_chosen_by_name() -> None:
@@ -187,7 +187,7 @@ async def test_a_deferred_tool_is_found_by_a_search_of_the_server(send: Any) -> 
         done: Any = {"type": "tool_result", "tool_use_id": "c2", "content": "sunny"}
         messages = [*HI, replay(answer), {"role": "user", "content": [done]}]
         last = await send(client, messages, tools=[SEARCH, WEATHER, ADD])
-        before, found, later = ([tool.name for tool in chat.tools or ()] for chat in asked(served))
+        before, loaded, later = ([tool.name for tool in chat.tools or ()] for chat in chat_requests(served))
     use, result, called = answer.content
     assert (use.type, use.name, use.input) == ("server_tool_use", "tool_search_tool_bm25", {"query": "weather"})
     assert (result.type, result.tool_use_id) == ("tool_search_tool_result", use.id)
@@ -195,7 +195,7 @@ async def test_a_deferred_tool_is_found_by_a_search_of_the_server(send: Any) -> 
     assert (called.type, called.name, answer.stop_reason) == ("tool_use", "get_weather", "tool_use")
     assert (last.content[0].text, last.stop_reason) == ("Done.", "end_turn")
     assert "get_weather" not in before
-    assert "get_weather" in found
+    assert "get_weather" in loaded
     assert "get_weather" in later
 
 

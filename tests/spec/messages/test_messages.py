@@ -98,8 +98,8 @@ async def test_a_failed_tool_says_so_to_the_model() -> None:
 async def test_images_and_documents_reach_the_model() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
     text = {"type": "document", "title": "Notes", "source": {"type": "text", "media_type": "text/plain", "data": "N1"}}
-    found = {"type": "search_result", "source": "s.example", "title": "T", "content": [{"type": "text", "text": "F1"}]}
-    messages: Any = [{"role": "user", "content": [image, text, found, {"type": "text", "text": "look"}]}]
+    result = {"type": "search_result", "source": "s.example", "title": "T", "content": [{"type": "text", "text": "F1"}]}
+    messages: Any = [{"role": "user", "content": [image, text, result, {"type": "text", "text": "look"}]}]
     async with serving() as served, messages_client(served) as client:
         await create(client, messages)
         parts = last_chat(served).messages[-1].content

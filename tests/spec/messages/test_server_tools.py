@@ -54,8 +54,13 @@ async def test_a_failed_search_is_a_result_with_an_error(send: Any) -> None:
 
 async def test_calls_of_other_servers_are_left_out() -> None:
     use = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "q"}}
-    found = {"type": "web_search_result", "url": "https://a.example", "title": "A", "encrypted_content": "EqgfCioIARgB"}
-    result = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [found]}
+    foreign_result = {
+        "type": "web_search_result",
+        "url": "https://a.example",
+        "title": "A",
+        "encrypted_content": "EqgfCioIARgB",
+    }
+    result = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [foreign_result]}
     blocks: list[Any] = [use, result, {"type": "text", "text": "A says so."}]
     messages: Any = [*HI, {"role": "assistant", "content": blocks}, {"role": "user", "content": "go on"}]
     async with searching([{"text": "ok"}]) as (served, _), messages_client(served) as client:

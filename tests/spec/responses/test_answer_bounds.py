@@ -92,9 +92,9 @@ async def test_the_answers_of_a_tenant_have_a_bound_together() -> None:
         served.streams.check = False
         share = served.app.state.services.shares.bytes
         request: Any = {"model": "fake-model", "input": "hi"}
-        async with await loud.responses.create(**request, stream=True) as held:
+        async with await loud.responses.create(**request, stream=True) as open_stream:
             received = 0
-            async for event_ in held:
+            async for event_ in open_stream:
                 received += len(event_.delta) if event_.type == "response.output_text.delta" else 0
                 if received == 900_000:
                     break
@@ -249,12 +249,12 @@ async def test_no_count_of_an_upstream_poisons_what_is_stored(count: Any) -> Non
     """R4: a response with such a count was stored and could not be read again."""
     chunks = [*text_chunks("a")[:-1], usage_chunk(count, count, prompt_tokens_details={"cached_tokens": count})]
     async with UpstreamServer(whole(chunks)) as upstream, serving(section(upstream)) as served:
-        made = await ask(served)
-        assert made.output_text == "a"
-        assert 0 <= made.usage.input_tokens < 2**53
-        assert (await responses(served).retrieve(made.id)).usage == made.usage
+        response = await ask(served)
+        assert response.output_text == "a"
+        assert 0 <= response.usage.input_tokens < 2**53
+        assert (await responses(served).retrieve(response.id)).usage == response.usage
         assert (await ended(served)).status == "completed"
-        assert (await chat(served)).usage.prompt_tokens == made.usage.input_tokens
+        assert (await chat(served)).usage.prompt_tokens == response.usage.input_tokens
 
 
 async def test_an_unknown_model_of_a_single_server_is_not_found() -> None:

@@ -13,7 +13,7 @@ from openai import APIError, APIStatusError, BadRequestError, NotFoundError, Per
 
 from tests.spec.accounts.test_stored_keys import new_key
 from tests.support.sdk.client import sdk_client
-from tests.support.sdk.requests import asked, create, plain, refusal
+from tests.support.sdk.requests import chat_requests, create, plain, refusal
 from tests.support.servers.serving import Served, serving
 from tests.support.servers.upstream_server import (
     CUT,
@@ -320,5 +320,5 @@ async def test_audio_in_the_output_of_a_function_is_heard() -> None:
     output: Json = {"type": "function_call_output", "call_id": "c1", "output": [PART]}
     async with serving() as served:
         await create(served, input=[{"role": "user", "content": "Listen."}, call, output])
-        told = plain(asked(served)[-1].messages)
-    assert told[-1]["content"] == [PART]
+        sent_messages = plain(chat_requests(served)[-1].messages)
+    assert sent_messages[-1]["content"] == [PART]

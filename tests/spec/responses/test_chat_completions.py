@@ -7,7 +7,7 @@ from openai import APIError, BadRequestError, InternalServerError, NotFoundError
 
 from tests.support.models.images import PIXEL_URL
 from tests.support.sdk.answer_shapes import SHAPES, Script, call
-from tests.support.sdk.requests import asked, messages
+from tests.support.sdk.requests import chat_requests, messages
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.upstream_server import UpstreamServer, delta_chunk, usage_chunk
 from tests.support.servers.upstream_server import stream as played
@@ -30,9 +30,9 @@ async def chunks(served: Served, **fields: Any) -> list[Any]:
     return [chunk async for chunk in await complete(served, stream=True, **fields)]
 
 
-def joined(told: list[Any], field: str = "content") -> str:
+def joined(received_events: list[Any], field: str = "content") -> str:
     """One field of all deltas."""
-    deltas = [chunk.choices[0].delta for chunk in told if chunk.choices]
+    deltas = [chunk.choices[0].delta for chunk in received_events if chunk.choices]
     return "".join(getattr(delta, field, None) or "" for delta in deltas)
 
 
@@ -48,12 +48,12 @@ async def test_an_answer_comes_whole() -> None:
 
 async def test_an_answer_comes_in_chunks() -> None:
     async with serving(scripted([{"text": ["Hel", "lo"]}])) as served:
-        told = await chunks(served)
-    assert told[0].choices[0].delta.role == "assistant"
-    assert [chunk.choices[0].delta.content for chunk in told] == ["", "Hel", "lo", None]
-    assert [chunk.choices[0].finish_reason for chunk in told] == [None, None, None, "stop"]
-    assert len({chunk.id for chunk in told}) == 1
-    assert {chunk.object for chunk in told} == {"chat.completion.chunk"}
+        received_chunks = await chunks(served)
+    assert received_chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].delta.content for chunk in received_chunks] == ["", "Hel", "lo", None]
+    assert [chunk.choices[0].finish_reason for chunk in received_chunks] == [None, None, None, "stop"]
+    assert len({chunk.id for chunk in received_chunks}) == 1
+    assert {chunk.object for chunk in received_chunks} == {"chat.completion.chunk"}
 
 
 @pytest.mark.parametrize("shape", ACCUMULATED.values(), ids=ACCUMULATED)
@@ -80,10 +80,10 @@ async def test_the_thought_is_told_beside_the_answer() -> None:
     """X1: under both names that servers give it."""
     async with serving(scripted([{"reasoning": ["th", "ink"]}, {"text": "Hello"}])) as served:
         whole = (await complete(served)).choices[0].message
-        told = await chunks(served)
+        received_chunks = await chunks(served)
     assert (whole.reasoning_content, whole.content) == ("think", "Hello")
-    assert (joined(told, "reasoning_content"), joined(told)) == ("think", "Hello")
-    assert (whole.reasoning, joined(told, "reasoning")) == ("think", "think")
+    assert (joined(received_chunks, "reasoning_content"), joined(received_chunks)) == ("think", "Hello")
+    assert (whole.reasoning, joined(received_chunks, "reasoning")) == ("think", "think")
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ async def test_calls_of_functions_are_told() -> None:
     calls = [call("get", '{"a"', ":1}", id="c1"), call("get", '{"b"', ":2}", id="c2")]
     async with serving(scripted([{"calls": calls}])) as served:
         choice = (await complete(served, tools=[TOOL])).choices[0]
-        told = await chunks(served, tools=[TOOL])
-    assert choice.finish_reason == told[-1].choices[0].finish_reason == "tool_calls"
+        received_chunks = await chunks(served, tools=[TOOL])
+    assert choice.finish_reason == received_chunks[-1].choices[0].finish_reason == "tool_calls"
     assert choice.message.content is None
     assert [(each.id, each.function.arguments) for each in choice.message.tool_calls] == [
         ("c1", '{"a":1}'),
         ("c2", '{"b":2}'),
     ]
-    pieces = [each for chunk in told if chunk.choices for each in chunk.choices[0].delta.tool_calls or ()]
+    pieces = [each for chunk in received_chunks if chunk.choices for each in chunk.choices[0].delta.tool_calls or ()]
     assert [(each.index, each.id) for each in pieces if each.id] == [(0, "c1"), (1, "c2")]
     assert [each.index for each in pieces] == [0, 1, 0, 1, 0, 1]
 
@@ -145,11 +145,11 @@ async def test_usage_is_whole() -> None:
 
 async def test_usage_of_a_stream_comes_last_to_those_who_ask() -> None:
     async with serving(scripted([{"text": "a"}, {"finish": "stop", "usage": USAGE}])) as served:
-        told = await chunks(served, stream_options={"include_usage": True})
+        received_chunks = await chunks(served, stream_options={"include_usage": True})
         silent = await chunks(served)
-    assert told[-1].choices == []
-    assert told[-1].usage.total_tokens == 16
-    assert [chunk.usage for chunk in told[:-1]] == [None] * (len(told) - 1)
+    assert received_chunks[-1].choices == []
+    assert received_chunks[-1].usage.total_tokens == 16
+    assert [chunk.usage for chunk in received_chunks[:-1]] == [None] * (len(received_chunks) - 1)
     assert [chunk.usage for chunk in silent] == [None] * len(silent)
 
 
@@ -175,11 +175,11 @@ async def test_logprobs_are_told() -> None:
         inference = {"provider": "vllm", "base_url": upstream.base_url}
         async with serving(inference) as served:
             whole = (await complete(served, logprobs=True)).choices[0].logprobs
-            told = await chunks(served, logprobs=True)
+            received_chunks = await chunks(served, logprobs=True)
         assert upstream.chats[0].json["logprobs"] is True
     streamed = [
         each
-        for chunk in told
+        for chunk in received_chunks
         if chunk.choices and chunk.choices[0].logprobs
         for each in chunk.choices[0].logprobs.content
     ]
@@ -222,9 +222,9 @@ async def test_messages_reach_the_model_as_they_are(form: list[Json]) -> None:
 
 
 async def test_the_thought_a_client_sends_back_is_kept() -> None:
-    given = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
+    input_items = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
     async with serving() as served:
-        await complete(served, messages=[{"role": "user", "content": "a"}, given])
+        await complete(served, messages=[{"role": "user", "content": "a"}, input_items])
         assert messages(served)[1] == {"role": "assistant", "content": "b", "reasoning": "hm"}
 
 
@@ -241,8 +241,8 @@ async def test_options_reach_the_model() -> None:
     }
     async with serving() as served:
         await complete(served, **options)
-        told = asked(served)[-1].model_dump(exclude_none=True)
-    assert {key: told[key] for key in options} == options
+        sent_request = chat_requests(served)[-1].model_dump(exclude_none=True)
+    assert {key: sent_request[key] for key in options} == options
 
 
 async def test_a_failure_at_once_is_an_http_status() -> None:
@@ -255,10 +255,10 @@ async def test_a_failure_at_once_is_an_http_status() -> None:
 
 async def test_a_failure_in_the_middle_is_raised_by_the_sdk() -> None:
     async with serving(scripted([{"text": "half"}, {"fail": "The upstream broke off."}])) as served:
-        told = aiter(await complete(served, stream=True))
-        first = [await anext(told), await anext(told)]
+        stream = aiter(await complete(served, stream=True))
+        first = [await anext(stream), await anext(stream)]
         with pytest.raises(APIError, match="The upstream broke off"):
-            await anext(told)
+            await anext(stream)
     assert joined(first) == "half"
 
 

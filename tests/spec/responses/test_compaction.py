@@ -10,7 +10,7 @@ from openai import BadRequestError, InternalServerError, NotFoundError
 from providers.inference.scripted import count_words
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.conversations import conversations
-from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal, responses, stream
 from tests.support.sdk.web_pages import browsing
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, scripted, serving
@@ -50,7 +50,7 @@ def of_type(response: Any, kind: str = "compaction") -> Any:
 async def test_what_the_user_said_stays_and_the_rest_is_one_item() -> None:
     async with serving(scripted(SUMMED)) as served:
         compacted = await compact(served, instructions="Mind the weather.")
-        (chat,) = asked(served)
+        (chat,) = chat_requests(served)
     assert compacted.object == "response.compaction"
     assert compacted.id.startswith("resp_")
     *users, item = [bare(each) for each in compacted.output]
@@ -74,12 +74,12 @@ async def test_what_was_compacted_is_a_beginning() -> None:
         compacted = await compact(served)
         output = [bare(item) for item in compacted.output]
         response = await create(served, input=[*output, {"role": "user", "content": "Why?"}], store=False)
-        told = said(served)
+        sent_messages = said(served)
         count = await responses(served).input_tokens.count(model="scripted", input=output)
-        chat = asked(served)[-1]
+        chat = chat_requests(served)[-1]
     assert response.output_text == "Yes."
     assert response.input_transformations is None
-    assert told == [
+    assert sent_messages == [
         ("developer", "Be brief."),
         ("user", "Who is that?"),
         ("user", "And where?"),
@@ -95,9 +95,14 @@ async def test_a_chain_is_compacted_and_goes_on_behind_it() -> None:
         compacted = await compact(served, input=None, previous_response_id=first.id)
         second = await create(served, input=[bare(item) for item in compacted.output])
         await create(served, input="three", previous_response_id=second.id)
-        told = said(served)
+        sent_messages = said(served)
         listed = await responses(served).input_items.list(second.id, order="asc")
-    assert told == [("user", "one"), ("user", "They met Ada in Rome."), ("assistant", "Yes."), ("user", "three")]
+    assert sent_messages == [
+        ("user", "one"),
+        ("user", "They met Ada in Rome."),
+        ("assistant", "Yes."),
+        ("user", "three"),
+    ]
     assert [item.type for item in listed.data] == ["message", "compaction"]
     assert bare(listed.data[1]) == bare(compacted.output[1])
 
@@ -109,10 +114,10 @@ async def test_a_compaction_is_compacted_with_what_came_after() -> None:
         second = [bare(item) for item in (await compact(served, input=[*first, *more])).output]
         before = said(served)
         await create(served, input=second)
-        told = said(served)
+        sent_messages = said(served)
     assert ("user", "They met Ada in Rome.") in before
     assert [item["type"] for item in second] == ["message", "message", "message", "compaction"]
-    assert told == [
+    assert sent_messages == [
         ("developer", "Be brief."),
         ("user", "Who is that?"),
         ("user", "And where?"),
@@ -139,9 +144,9 @@ async def test_a_compaction_that_cannot_be_opened_is_refused_wherever_it_stands(
     """K24: the answer would be about a conversation of which a part is not known."""
     item = {"type": "compaction", "id": "cmp_theirs", "encrypted_content": token}
     async with serving(scripted([{"text": "Hi."}], SUMMED, ANSWER)) as served:
-        given = [*TALK[:position], item, *TALK[position:]]
+        input_items = [*TALK[:position], item, *TALK[position:]]
         for tail in ([], [{"type": "compaction_trigger"}]):
-            error = await refusal(served, input=[*given, *tail])
+            error = await refusal(served, input=[*input_items, *tail])
             assert error["param"] == f"input[{position}].encrypted_content"
             assert error["code"] == "invalid_encrypted_content"
         before = await create(served, input="Hello.")
@@ -149,7 +154,7 @@ async def test_a_compaction_that_cannot_be_opened_is_refused_wherever_it_stands(
             "param"
         ] == "input[0].encrypted_content"
         compacted = await compact(served)
-        await create(served, input=[*given, *(bare(each) for each in compacted.output)])
+        await create(served, input=[*input_items, *(bare(each) for each in compacted.output)])
         assert said(served)[-1] == ("user", "They met Ada in Rome.")
 
 
@@ -197,7 +202,7 @@ async def test_what_cannot_be_compacted_is_refused_by_name(case: tuple[Json, str
     async with serving(scripted(SUMMED)) as served:
         with pytest.raises(BadRequestError) as caught:
             await compact(served, **fields)
-        assert not asked(served)
+        assert not chat_requests(served)
     error: Any = caught.value.body
     assert error["param"] == param
     assert words in error["message"]
@@ -239,8 +244,8 @@ async def test_a_chain_that_grows_too_long_is_compacted_in_the_stream() -> None:
         first = await create(served, input=talk, instructions="Short.", **SMALL)
         assert [item.type for item in first.output] == ["message"]
         events = await stream(served, input="two", previous_response_id=first.id, instructions="Now.", **SMALL)
-        summing, answering = asked(served)[1:]
-        told = said(served)
+        summing, answering = chat_requests(served)[1:]
+        sent_messages = said(served)
         final = events[-1].response
         await create(served, input="three", previous_response_id=final.id)
         later = said(served)
@@ -255,14 +260,14 @@ async def test_a_chain_that_grows_too_long_is_compacted_in_the_stream() -> None:
     assert bare(final.output[0]) == bare(events[4].item)
     assert bare(stored) == bare(final)
     assert [each.role for each in summing.messages] == ["developer", "developer", "user", "assistant", "user", "user"]
-    assert told == [
+    assert sent_messages == [
         ("developer", "Now."),
         ("developer", "Be brief."),
         ("user", "one"),
         ("user", "They met Ada in Rome."),
         ("user", "two"),
     ]
-    assert later == [*told[1:], ("assistant", "Yes."), ("user", "three")]
+    assert later == [*sent_messages[1:], ("assistant", "Yes."), ("user", "three")]
     assert final.usage.input_tokens == count_words(summing) + count_words(answering)
     assert final.usage.output_tokens == 4
 
@@ -307,13 +312,13 @@ async def test_what_tools_gave_is_compacted_before_the_next_turn() -> None:
         tiny = [{"type": "compaction", "compact_threshold": 5}]
         tools = [{"type": "web_search"}]
         events = await stream(served, input="Look.", tools=tools, context_management=tiny, max_output_tokens=16)
-        told = said(served)
-        left = asked(served)[-1].max_completion_tokens
+        sent_messages = said(served)
+        token_limit = chat_requests(served)[-1].max_completion_tokens
     final = events[-1].response
     assert final.status == "completed"
     assert [item.type for item in final.output] == ["web_search_call", "compaction", "message"]
-    assert told == [("user", "Look."), ("user", "They met Ada in Rome.")]
-    assert left == 14  # the call had taken two; what the summary took is not the answer's
+    assert sent_messages == [("user", "Look."), ("user", "They met Ada in Rome.")]
+    assert token_limit == 14  # the call had taken two; what the summary took is not the answer's
 
 
 async def test_nothing_is_compacted_that_would_not_get_shorter() -> None:
@@ -322,21 +327,21 @@ async def test_nothing_is_compacted_that_would_not_get_shorter() -> None:
         assert [item.type for item in alone.output] == ["message"]
         second = await create(served, input=LONG, previous_response_id=alone.id, **SMALL)
         assert [item.type for item in second.output] == ["compaction", "message"]
-        told = said(served)
+        sent_messages = said(served)
     # what was said long ago and is long is in the summary alone
-    assert told == [("user", "They met Ada in Rome."), ("user", LONG)]
+    assert sent_messages == [("user", "They met Ada in Rome."), ("user", LONG)]
 
 
 async def test_a_conversation_is_compacted_too() -> None:
     async with serving(scripted([{"text": LONG}], SUMMED, ANSWER)) as served:
-        made = await conversations(served).create()
-        await create(served, input="one", conversation=made.id, **SMALL)
-        await create(served, input="two", conversation=made.id, **SMALL)
-        await create(served, input="three", conversation=made.id)
-        told = said(served)
-        kinds = [item.type async for item in conversations(served).items.list(made.id, order="asc")]
+        conversation = await conversations(served).create()
+        await create(served, input="one", conversation=conversation.id, **SMALL)
+        await create(served, input="two", conversation=conversation.id, **SMALL)
+        await create(served, input="three", conversation=conversation.id)
+        sent_messages = said(served)
+        kinds = [item.type async for item in conversations(served).items.list(conversation.id, order="asc")]
     assert kinds == ["message", "message", "message", "compaction", "message", "message", "message"]
-    assert [text for _, text in told] == ["one", "They met Ada in Rome.", "two", "Yes.", "three"]
+    assert [text for _, text in sent_messages] == ["one", "They met Ada in Rome.", "two", "Yes.", "three"]
 
 
 async def test_on_a_websocket_what_is_not_stored_is_compacted_too() -> None:
@@ -344,9 +349,9 @@ async def test_on_a_websocket_what_is_not_stored_is_compacted_too() -> None:
         first = await talk.ask(input="one", store=False)
         second = await talk.ask(input="two", store=False, previous_response_id=first.id, **SMALL)
         await talk.ask(input="three", store=False, previous_response_id=second.id)
-        told = said(served)
+        sent_messages = said(served)
     assert [item.type for item in second.output] == ["compaction", "message"]
-    assert [text for _, text in told] == ["one", "They met Ada in Rome.", "two", "Yes.", "three"]
+    assert [text for _, text in sent_messages] == ["one", "They met Ada in Rome.", "two", "Yes.", "three"]
 
 
 async def test_in_the_background_it_is_the_same() -> None:
@@ -388,9 +393,9 @@ MISMANAGED: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("case", MISMANAGED.values(), ids=MISMANAGED)
 async def test_what_cannot_be_managed_is_refused_by_name(case: tuple[Any, str, str]) -> None:
-    given, param, words = case
+    item, param, words = case
     async with serving(scripted(ANSWER)) as served:
-        error = await refusal(served, context_management=given)
+        error = await refusal(served, context_management=item)
     assert error["param"] == param
     assert words in error["message"]
 

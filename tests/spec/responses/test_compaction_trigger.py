@@ -8,7 +8,7 @@ from openai import BadRequestError
 from tests.spec.responses.test_compaction import ANSWER, SUMMED, TALK, said
 from tests.support.sdk.answer_shapes import function
 from tests.support.sdk.conversations import conversations
-from tests.support.sdk.requests import asked, bare, create, refusal, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, refusal, responses, stream
 from tests.support.servers.serving import scripted, serving
 
 Json = dict[str, Any]
@@ -25,11 +25,11 @@ async def test_a_trigger_at_the_end_compacts_instead_of_an_answer(streamed: bool
         (item,) = response.output
         assert (item.type, item.id[:4]) == ("compaction", "cmp_")
         assert response.usage.output_tokens == 3
-        assert asked(served)[-1].tools is None
+        assert chat_requests(served)[-1].tools is None
         client_keeps = [each for each in TALK if each.get("role") in ("developer", "user")]
         await create(served, input=[*client_keeps, bare(item), {"role": "user", "content": "Why?"}])
-        told = said(served)
-    assert told == [
+        sent_messages = said(served)
+    assert sent_messages == [
         ("developer", "Be brief."),
         ("user", "Who is that?"),
         ("user", "And where?"),
@@ -46,13 +46,13 @@ async def test_a_chain_and_a_conversation_go_on_behind_what_a_trigger_left() -> 
         first = await create(served, input="one")
         second = await create(served, input=[TRIGGER], previous_response_id=first.id)
         await create(served, input="two", previous_response_id=second.id)
-        left = [("user", "one"), ("user", "They met Ada in Rome."), ("user", "two")]
-        assert said(served) == left
+        expected = [("user", "one"), ("user", "They met Ada in Rome."), ("user", "two")]
+        assert said(served) == expected
         assert (await responses(served).input_items.list(second.id)).data == [], "the trigger is no item of it"
         conversation = await conversations(served).create(items=[{"role": "user", "content": "one"}])
         await create(served, input=[TRIGGER], conversation=conversation.id)
         await create(served, input="two", conversation=conversation.id)
-        assert said(served) == left
+        assert said(served) == expected
 
 
 async def test_a_trigger_is_the_last_item_of_a_response_and_has_something_to_compact() -> None:

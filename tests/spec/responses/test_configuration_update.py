@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.sdk.answer_shapes import Script
-from tests.support.sdk.requests import asked, create, refusal, responses
+from tests.support.sdk.requests import chat_requests, create, refusal, responses
 from tests.support.servers.serving import scripted, serving
 
 Json = dict[str, Any]
@@ -23,15 +23,15 @@ async def test_the_last_one_holds_from_there_on_along_a_chain_too() -> None:
     effort = [update(reasoning={"effort": level}) for level in ("low", "high")]
     async with serving(scripted(*[DONE] * 4)) as served:
         first = await create(served, input=[USER, effort[0], USER, effort[1], USER], reasoning={"effort": "medium"})
-        assert asked(served)[-1].reasoning_effort == "high"
+        assert chat_requests(served)[-1].reasoning_effort == "high"
         assert first.reasoning.effort == "high"
         second = await create(served, input=[update(text={"format": FORM}), USER], previous_response_id=first.id)
-        chat = asked(served)[-1]
+        chat = chat_requests(served)[-1]
         assert (chat.reasoning_effort, chat.response_format is not None) == ("high", True)
         assert second.text.format.name == "form"
         plain = update(text={"format": {"type": "text"}}, reasoning={"effort": None})
         await create(served, input=[plain, USER], previous_response_id=second.id, text={"verbosity": "low"})
-        chat = asked(served)[-1]
+        chat = chat_requests(served)[-1]
         assert (chat.reasoning_effort, chat.response_format, chat.verbosity) == (None, None, "low")
         item = (await responses(served).input_items.list(first.id, order="asc")).data[1]
         assert (item.type, item.reasoning.effort, item.id[:3]) == ("configuration_update", "low", "cu_")

@@ -22,14 +22,14 @@ async def events(served: Served, headers: dict[str, str] | None = None) -> list[
     return check_frames(await wire(served, headers=headers))
 
 
-def reasoning_names(told: list[dict[str, Any]]) -> list[str]:
-    return [event["type"] for event in told if event["type"].startswith("response.reasoning")]
+def reasoning_names(received_events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"] for event in received_events if event["type"].startswith("response.reasoning")]
 
 
 async def test_openais_names_are_the_default() -> None:
     async with serving(SCRIPT) as served:
-        told = await events(served)
-    assert reasoning_names(told) == ["response.reasoning_text.delta"] * 2 + ["response.reasoning_text.done"]
+        received_events = await events(served)
+    assert reasoning_names(received_events) == ["response.reasoning_text.delta"] * 2 + ["response.reasoning_text.done"]
 
 
 @pytest.mark.parametrize("by", ["header", "option"])
@@ -37,22 +37,22 @@ async def test_open_responses_names_come_by_header_or_by_option(by: str) -> None
     server = {"dialect": "open-responses"} if by == "option" else {}
     async with serving(SCRIPT, server=server) as served:
         served.streams.check = False
-        told = await events(served, {HEADER: "open-responses"} if by == "header" else None)
-    assert reasoning_names(told) == ["response.reasoning.delta"] * 2 + ["response.reasoning.done"]
+        received_events = await events(served, {HEADER: "open-responses"} if by == "header" else None)
+    assert reasoning_names(received_events) == ["response.reasoning.delta"] * 2 + ["response.reasoning.done"]
 
 
 async def test_the_header_wins_over_the_option() -> None:
     async with serving(SCRIPT, server={"dialect": "open-responses"}) as served:
-        told = await events(served, {HEADER: "openai"})
-    assert "response.reasoning_text.delta" in reasoning_names(told)
+        received_events = await events(served, {HEADER: "openai"})
+    assert "response.reasoning_text.delta" in reasoning_names(received_events)
 
 
 async def test_the_dialects_differ_in_names_alone() -> None:
     async with serving(SCRIPT) as served:
         one, other = await events(served), await events(served, {HEADER: "open-responses"})
 
-    def nameless(told: list[dict[str, Any]]) -> list[set[str]]:
-        return [set(event) for event in told]
+    def nameless(received_events: list[dict[str, Any]]) -> list[set[str]]:
+        return [set(event) for event in received_events]
 
     assert nameless(one) == nameless(other)
     assert [event["sequence_number"] for event in other] == list(range(len(other)))
@@ -66,8 +66,8 @@ async def test_a_dialect_nobody_speaks_is_refused() -> None:
 
 async def test_the_sdk_reads_a_stream_in_either_dialect() -> None:
     async with serving(SCRIPT) as served:
-        told = await stream(served, extra_headers={HEADER: "open-responses"})
-    assert told[-1].response.output_text == "Hello"
+        received_events = await stream(served, extra_headers={HEADER: "open-responses"})
+    assert received_events[-1].response.output_text == "Hello"
 
 
 async def test_a_compaction_has_the_events_of_the_open_responses_schema_alone() -> None:
@@ -77,7 +77,7 @@ async def test_a_compaction_has_the_events_of_the_open_responses_schema_alone() 
         served.streams.check = False
         first = await served.client.responses.create(model="scripted", input="one " * 20)
         fields: dict[str, Any] = {"input": "two", "previous_response_id": first.id, "context_management": COMPACTS}
-        shown = check_frames(await wire(served, headers={HEADER: "open-responses"}, **fields))
-    assert "compaction" in [item["type"] for item in shown[-1]["response"]["output"]]
-    known = set(re.findall(r'"(response\.[a-z_.]+)"', SCHEMA.read_text()))
-    assert {event["type"] for event in shown} <= known
+        events = check_frames(await wire(served, headers={HEADER: "open-responses"}, **fields))
+    assert "compaction" in [item["type"] for item in events[-1]["response"]["output"]]
+    event_types = set(re.findall(r'"(response\.[a-z_.]+)"', SCHEMA.read_text()))
+    assert {event["type"] for event in events} <= event_types

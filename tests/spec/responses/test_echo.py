@@ -8,7 +8,7 @@ import pytest_asyncio
 from openai import BadRequestError
 
 from tests.support.sdk.answer_shapes import function
-from tests.support.sdk.requests import asked, create, refusal, responses
+from tests.support.sdk.requests import chat_requests, create, refusal, responses
 from tests.support.servers.serving import Served, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -77,7 +77,7 @@ async def test_every_key_of_the_response_object_is_there(served: Served) -> None
 async def test_null_means_unset_everywhere(served: Served) -> None:
     response = await raw(served, **dict.fromkeys(NULLS.split()))
     assert {key: response[key] for key in DEFAULTS} == DEFAULTS
-    chat = asked(served)[-1].model_dump(exclude_none=True)
+    chat = chat_requests(served)[-1].model_dump(exclude_none=True)
     assert chat.keys() == {"model", "messages", "cache_root"}
 
 
@@ -148,7 +148,7 @@ async def test_a_parameter_is_echoed_and_reaches_the_model(served: Served, case:
     request_fields, response_fields, chat_fields = case
     response = await raw(served, **request_fields)
     assert {key: response[key] for key in response_fields} == response_fields
-    chat = asked(served)[-1].model_dump()
+    chat = chat_requests(served)[-1].model_dump()
     assert {key: chat.get(key) for key in chat_fields} == chat_fields
 
 
@@ -157,7 +157,7 @@ async def test_the_effort_of_reasoning_is_echoed_and_reaches_the_model(served: S
     response = await raw(served, reasoning={"effort": effort, "summary": "auto"})
     assert response["reasoning"]["effort"] == effort
     assert response["reasoning"]["summary"] == "auto"
-    assert asked(served)[-1].reasoning_effort == effort
+    assert chat_requests(served)[-1].reasoning_effort == effort
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ async def test_what_cannot_be_honoured_is_refused_by_name(served: Served, case: 
 
 
 async def test_a_refused_request_leaves_nothing_behind(served: Served) -> None:
-    before = len(asked(served))
+    before = len(chat_requests(served))
     await refusal(served, temperature=9)
-    assert len(asked(served)) == before
+    assert len(chat_requests(served)) == before
 
 
 async def test_a_client_of_chat_completions_is_told_the_names_of_this_api(served: Served) -> None:

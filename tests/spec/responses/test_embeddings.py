@@ -104,10 +104,10 @@ async def test_an_unknown_model_is_not_found(served: Served) -> None:
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
 
 
-@pytest.mark.parametrize("given", [[1, 2], [[1], [2]]])
-async def test_token_ids_are_refused_by_name(served: Served, given: Any) -> None:
+@pytest.mark.parametrize("value", [[1, 2], [[1], [2]]])
+async def test_token_ids_are_refused_by_name(served: Served, value: Any) -> None:
     with pytest.raises(BadRequestError, match="token ids") as caught:
-        await create(served, input=given)
+        await create(served, input=value)
     assert caught.value.param == "input"
 
 

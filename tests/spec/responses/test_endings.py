@@ -266,7 +266,7 @@ async def has_stopped(served: Served) -> None:
     await until(served, lambda: model(served).abandoned_chats == 1, within_s=1)
 
 
-async def kept(served: Served, response_id: str) -> Any:
+async def stored_response(served: Served, response_id: str) -> Any:
     """A response as soon as it is stored."""
     async with asyncio.timeout(5):
         while True:
@@ -288,7 +288,7 @@ async def test_a_client_that_leaves_stops_the_generation_and_what_there_was_is_k
                 break
         await events.close()
         await has_stopped(served)
-        stored = await kept(served, response_id)
+        stored = await stored_response(served, response_id)
     assert stored.status == "cancelled"
     (message,) = stored.output
     assert message.status == "incomplete"

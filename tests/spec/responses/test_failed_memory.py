@@ -69,9 +69,9 @@ async def test_a_failed_answer_leaves_no_cycle_of_references(garbage: list[Any],
         for way in ("streamed", "whole", "background"):
             await fail(served, way)
             collect()
-            held = [each for each in garbage if isinstance(each, StackError | Response | GrowingText)]
+            cycle = [each for each in garbage if isinstance(each, StackError | Response | GrowingText)]
             frames = [each.f_code.co_qualname for each in garbage if isinstance(each, types.FrameType)]
             garbage.clear()
-            assert not held
+            assert not cycle
             ours = ("ResponseRunner", "Stream", "EventStream", "AgentLoop", "RunExecutor")
             assert not [name for name in frames if name.startswith(ours)]

@@ -9,7 +9,7 @@ from openai import BadRequestError, NotFoundError
 
 from tests.stack.http.raw import ask, check_error
 from tests.support.sdk.answer_shapes import function
-from tests.support.sdk.requests import asked, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import chat_requests, create, messages, refusal, responses, stream
 from tests.support.servers.serving import Served, scripted, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -244,10 +244,10 @@ async def test_the_output_schema_of_a_function_is_echoed(served: Served) -> None
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_prewarm_calls_no_model(served: Served, streamed: bool) -> None:
     """G9: later requests continue the input, and no model is called for the first."""
-    before = len(asked(served))
+    before = len(chat_requests(served))
     options: Json = {"prompt_cache_options": {"prewarm": True}}
     warm = (await stream(served, **options))[-1].response if streamed else await create(served, **options)
-    assert (warm.status, warm.output, len(asked(served))) == ("completed", [], before)
+    assert (warm.status, warm.output, len(chat_requests(served))) == ("completed", [], before)
     await create(served, input="and now", previous_response_id=warm.id)
     assert [message["content"] for message in messages(served)] == ["hi", "and now"]
 

@@ -24,7 +24,7 @@ async def leave(served: Served, **fields: Any) -> Held:
     async with connection(served.url) as (_, writer):
         writer.write(request(served.url, body))
         async with asyncio.timeout(10):
-            while not model.held:  # noqa: ASYNC110 - the model sets no event
+            while not model.held_count:  # noqa: ASYNC110 - the model sets no event
                 await asyncio.sleep(0.01)
         # a reset: a connection that is only half closed is served
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

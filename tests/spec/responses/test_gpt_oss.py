@@ -68,14 +68,14 @@ async def test_conversation(conversation: Conversation, served: Served) -> None:
 async def test_a_chained_turn_computes_only_what_is_new(served: Served) -> None:
     salt: dict[str, Any] = {"cache_salt": "a chain of its own"}
     first = await say(served.client, known.ROME, tools=[TOOL], extra_body=salt)
-    told = result(first, known.ROME_RESULT)
-    second = await say(served.client, told, tools=[TOOL], previous_response_id=first.id, extra_body=salt)
+    result_message = result(first, known.ROME_RESULT)
+    second = await say(served.client, result_message, tools=[TOOL], previous_response_id=first.id, extra_body=salt)
     assert first.usage is not None
     assert second.usage is not None
     assert first.usage.input_tokens_details.cached_tokens == 0
-    seen = first.usage.total_tokens
+    known_tokens = first.usage.total_tokens
     # all of the first turn but what its last page of 16 had not filled
-    assert seen - 16 <= second.usage.input_tokens_details.cached_tokens <= seen
+    assert known_tokens - 16 <= second.usage.input_tokens_details.cached_tokens <= known_tokens
 
 
 async def test_a_salt_keeps_prefixes_apart(served: Served) -> None:

@@ -55,8 +55,8 @@ async def test_messages_of_one_channel_are_items_of_their_own_and_return_so(serv
     ]
     result = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "sunny"}
     if way == "items":
-        kept = [{"role": "user", "content": "twice"}, *(item.model_dump(exclude_none=True) for item in first.output)]
-        await create(served, input=[*kept, result], store=False, **asking)
+        history = [{"role": "user", "content": "twice"}, *(item.model_dump(exclude_none=True) for item in first.output)]
+        await create(served, input=[*history, result], store=False, **asking)
     else:
         await create(served, input=[result], previous_response_id=first.id, **asking)
     assert written().startswith(f"<|start|>assistant{token_functions.SCRIPTS['twice']}<|start|>functions.weather")
@@ -87,8 +87,8 @@ async def test_corrections_are_counted(served: Served) -> None:
     assert HARMONY_REPAIRS.count > before
     async with aiohttp.ClientSession() as session, session.get(f"{served.url}/metrics") as answer:
         lines = (await answer.text()).splitlines()
-    (shown,) = (float(line.split()[-1]) for line in lines if line.startswith("stack_harmony_repairs_total "))
-    assert shown >= HARMONY_REPAIRS.count - before
+    (count,) = (float(line.split()[-1]) for line in lines if line.startswith("stack_harmony_repairs_total "))
+    assert count >= HARMONY_REPAIRS.count - before
 
 
 async def test_summaries_follow_each_thought(served: Served) -> None:
@@ -109,8 +109,8 @@ async def test_a_server_of_chat_completions_reads_thoughts_in_a_row_as_one() -> 
         UpstreamServer(streamed(text_chunks("Fine."))) as upstream,
         serving({"provider": "vllm", "base_url": upstream.base_url}) as served,
     ):
-        told = [{"role": "user", "content": "a"}, *thoughts, answer, {"role": "user", "content": "b"}]
-        await create(served, model="fake-model", input=told)
+        history = [{"role": "user", "content": "a"}, *thoughts, answer, {"role": "user", "content": "b"}]
+        await create(served, model="fake-model", input=history)
     (chat,) = upstream.chats
     assert [message["role"] for message in chat.json["messages"]] == ["user", "assistant", "user"]
     assert chat.json["messages"][1]["reasoning"] == "One.\nTwo."

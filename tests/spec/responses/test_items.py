@@ -10,7 +10,7 @@ import pytest_asyncio
 from tests.support.models import documents
 from tests.support.models.images import PIXEL_URL
 from tests.support.sdk.answer_shapes import SHAPES, Script
-from tests.support.sdk.requests import asked, create, messages, plain, refusal
+from tests.support.sdk.requests import chat_requests, create, messages, plain, refusal
 from tests.support.servers.serving import Served, scripted, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,8 +30,8 @@ def call(call_id: str, **fields: Any) -> Json:
     return {"type": "function_call", "call_id": call_id, "name": "get", "arguments": "{}", **fields}
 
 
-def output(call_id: str, told: Any = "done") -> Json:
-    return {"type": "function_call_output", "call_id": call_id, "output": told}
+def output(call_id: str, text: Any = "done") -> Json:
+    return {"type": "function_call_output", "call_id": call_id, "output": text}
 
 
 def patch(call_id: str) -> Json:
@@ -239,8 +239,8 @@ FORMS: dict[str, tuple[Any, list[Json]]] = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 async def test_input_reaches_the_model_as_messages(served: Served, form: tuple[Any, list[Json]]) -> None:
-    given, expected = form
-    await create(served, input=given)
+    items, expected = form
+    await create(served, input=items)
     assert messages(served) == expected
 
 
@@ -318,14 +318,14 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("form", REFUSED.values(), ids=REFUSED)
 async def test_wrong_input_is_refused_naming_the_place(served: Served, form: tuple[Any, str, str]) -> None:
-    given, param, words = form
-    error = await refusal(served, input=given)
+    items, param, words = form
+    error = await refusal(served, input=items)
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
     assert words in error["message"]
 
 
-async def _follow(served: Served, first: Any, given: list[Any], *, chained: bool) -> list[Json]:
+async def _follow(served: Served, first: Any, value: list[Any], *, chained: bool) -> list[Json]:
     """The messages of a second turn that gives `given`, beside the first turn or by its id."""
     outputs = [
         {"type": f"{item.type}_output", "call_id": item.call_id, "output": "done"}
@@ -336,8 +336,8 @@ async def _follow(served: Served, first: Any, given: list[Any], *, chained: bool
     if chained:
         await create(served, input=news, previous_response_id=first.id)
     else:
-        await create(served, input=[user(), *given, *news])
-    return plain(asked(served)[-1].messages)
+        await create(served, input=[user(), *value, *news])
+    return plain(chat_requests(served)[-1].messages)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -347,16 +347,16 @@ async def test_output_sent_back_tells_the_model_what_a_chain_would(shape: Script
         by_id = await _follow(served, first, [], chained=True)
         whole = [item.model_dump(mode="json") for item in first.output]
         brief = [item.model_dump(mode="json", exclude_none=True, exclude={"id", "status"}) for item in first.output]
-        for given in (first.output, whole, brief):
-            assert await _follow(served, first, given, chained=False) == by_id
+        for items in (first.output, whole, brief):
+            assert await _follow(served, first, items, chained=False) == by_id
 
 
 async def test_reasoning_text_and_call_come_back_as_one_message() -> None:
     shape: Script = [{"reasoning": ["h", "m"]}, {"text": "I look."}, {"call": "get", "arguments": ['{"a"', ":1}"]}]
     async with serving(scripted(shape)) as served:
-        told = await _follow(served, await create(served), [], chained=True)
+        response = await _follow(served, await create(served), [], chained=True)
     calls = get("call_1", arguments='{"a":1}')
-    assert told == [
+    assert response == [
         user(),
         {"role": "assistant", "content": "I look.", "reasoning": "hm", "tool_calls": calls},
         tool("call_1"),

@@ -59,15 +59,15 @@ async def _scan(kv: KVStore) -> AsyncGenerator[list[bytes]]:
 async def test_input_and_output_are_scored() -> None:
     async with moderating(said(CLEAN, FLAGGED)) as served:
         response: Response = await create(served, input="You scum", moderation=SCORE)
-        kept = await served.client.responses.retrieve(response.id)
+        retrieved = await served.client.responses.retrieve(response.id)
     assert response.status == "completed"
     assert response.output_text == CLEAN + FLAGGED, "scores change nothing"
     assert response.moderation is not None
-    found: Any = response.moderation
-    assert (found.input.type, found.input.flagged, found.input.model) == ("moderation_result", True, "scripted")
-    assert (found.input.category_scores["hate"], found.input.category_scores["violence"]) == (HIGH, LOW)
-    assert (found.output.flagged, found.output.categories["violence"]) == (True, True)
-    assert kept.moderation == response.moderation
+    report: Any = response.moderation
+    assert (report.input.type, report.input.flagged, report.input.model) == ("moderation_result", True, "scripted")
+    assert (report.input.category_scores["hate"], report.input.category_scores["violence"]) == (HIGH, LOW)
+    assert (report.output.flagged, report.output.categories["violence"]) == (True, True)
+    assert retrieved.moderation == response.moderation
     assert Response.model_validate(response.to_dict()).moderation == response.moderation
 
 
@@ -108,14 +108,18 @@ async def test_flagged_output_leaves_nowhere(background: bool) -> None:
     async with moderating(turn) as served:
         events = await stream(served, moderation=BLOCK, background=background)
         response = events[-1].response
-        kept = await served.client.responses.retrieve(response.id)
+        retrieved = await served.client.responses.retrieve(response.id)
         stored = await stored_bytes(served)
         assert judge_of(served).abandoned_chats == 1, "the model was stopped"
     assert b"flower" in stored
     assert events[-1].type == "response.incomplete"
     assert response.incomplete_details.reason == "content_filter"
     assert response.output_text.startswith(CLEAN)
-    for text in (json.dumps([event.to_dict() for event in events]), kept.to_json(), stored.decode("utf-8", "replace")):
+    for text in (
+        json.dumps([event.to_dict() for event in events]),
+        retrieved.to_json(),
+        stored.decode("utf-8", "replace"),
+    ):
         assert "kill" not in text
         assert "secret-word" not in text
     assert response.moderation.output.flagged
@@ -123,7 +127,7 @@ async def test_flagged_output_leaves_nowhere(background: bool) -> None:
     assert response.usage.output_tokens > 0
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == response.output_text
-    assert kept.output_text == response.output_text
+    assert retrieved.output_text == response.output_text
 
 
 async def test_clean_output_leaves_whole_in_windows() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.support.sdk.answer_shapes import Script, call, function
-from tests.support.sdk.requests import asked, create, messages, refusal, stream
+from tests.support.sdk.requests import chat_requests, create, messages, refusal, stream
 from tests.support.servers.engine_answers import doors
 from tests.support.servers.serving import scripted, serving
 from tests.support.servers.upstream_server import stream as upstream_stream
@@ -59,7 +59,7 @@ async def test_all_turns_reasoning_is_asked_for_of_the_model() -> None:
     assert response.reasoning.context == "all_turns"
     async with serving() as served:
         await create(served, reasoning={"context": "all_turns"})
-        assert asked(served)[-1].all_reasoning is True
+        assert chat_requests(served)[-1].all_reasoning is True
 
 
 async def test_no_other_context_is_known() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.sdk.conversations import conversations
-from tests.support.sdk.requests import asked, create, messages, responses, stream
+from tests.support.sdk.requests import chat_requests, create, messages, responses, stream
 from tests.support.servers.serving import Served, scripted, serving
 
 THOUGHT = "The user wants a greeting. So: greet."
@@ -62,20 +62,20 @@ async def test_a_whole_response_has_the_summary_and_the_next_turn_reads_the_reas
     async with serving(scripted(TURN, [{"text": "Again."}])) as served:
         first = await create(served, **ASKED)
         await create(served, input="more", previous_response_id=first.id)
-        told = messages(served)
+        sent_messages = messages(served)
     assert first.output[0].summary[0].text == THOUGHT
-    assert told[1]["reasoning"] == THOUGHT
+    assert sent_messages[1]["reasoning"] == THOUGHT
 
 
 async def test_a_background_response_and_a_conversation_store_the_summary() -> None:
     """X3: stored items carry it."""
     async with serving(scripted(TURN)) as served:
-        made = await conversations(served).create()
-        queued = await create(served, background=True, conversation=made.id, **ASKED)
+        conversation = await conversations(served).create()
+        queued = await create(served, background=True, conversation=conversation.id, **ASKED)
         async for _ in await responses(served).retrieve(queued.id, stream=True):
             pass
         ended = await responses(served).retrieve(queued.id)
-        listed = await conversations(served).items.list(made.id, order="asc")
+        listed = await conversations(served).items.list(conversation.id, order="asc")
     assert ended.output[0].summary[0].text == THOUGHT
     assert [item.summary[0].text for item in listed.data if item.type == "reasoning"] == [THOUGHT]
 
@@ -109,6 +109,6 @@ async def test_each_reasoning_of_a_response_has_its_own_summary() -> None:
     async with serving(scripted([{"reasoning": "first"}, call], [{"reasoning": ["x"] * 40}])) as served:
         first = await create(served, **ASKED)
         second = await create(served, max_output_tokens=16, **ASKED)
-        assert len(asked(served)) == 2
+        assert len(chat_requests(served)) == 2
     assert first.output[0].summary[0].text == "first"
     assert (second.status, second.output[-1].summary[0].text) == ("incomplete", "x" * 16)

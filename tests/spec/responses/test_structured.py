@@ -7,7 +7,7 @@ from openai import InternalServerError
 from pydantic import BaseModel
 
 from tests.support.sdk.answer_shapes import function
-from tests.support.sdk.requests import asked, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import chat_requests, create, messages, refusal, responses, stream
 from tests.support.servers.serving import scripted, serving
 from tests.support.servers.upstream_server import UpstreamServer, text_chunks
 from tests.support.servers.upstream_server import stream as streamed
@@ -31,9 +31,9 @@ class Weather(BaseModel):
 async def test_a_schema_reaches_the_model_and_is_echoed() -> None:
     async with serving(scripted(ROME)) as served:
         response = await create(served, text={"format": {**FORMAT, "description": "The weather."}})
-        told = asked(served)[-1].response_format
-    assert told is not None
-    assert told.model_dump(by_alias=True) == {
+        sent_format = chat_requests(served)[-1].response_format
+    assert sent_format is not None
+    assert sent_format.model_dump(by_alias=True) == {
         "type": "json_schema",
         "json_schema": {"name": "weather", "schema": SCHEMA, "description": "The weather.", "strict": True},
     }
@@ -43,23 +43,23 @@ async def test_a_schema_reaches_the_model_and_is_echoed() -> None:
 async def test_json_at_all_reaches_the_model_and_is_echoed() -> None:
     async with serving() as served:
         response = await create(served, input="{}", text={"format": {"type": "json_object"}})
-        told = asked(served)[-1].response_format
-    assert told is not None
-    assert told.model_dump() == {"type": "json_object"}
+        sent_format = chat_requests(served)[-1].response_format
+    assert sent_format is not None
+    assert sent_format.model_dump() == {"type": "json_object"}
     assert response.text.format.type == "json_object"
 
 
 async def test_plain_text_asks_for_no_format() -> None:
     async with serving() as served:
         await create(served, text={"format": {"type": "text"}})
-        assert asked(served)[-1].response_format is None
+        assert chat_requests(served)[-1].response_format is None
 
 
 async def test_a_schema_and_tools_go_together() -> None:
     async with serving(scripted(ROME)) as served:
         await create(served, text={"format": FORMAT}, tools=[function()])
-        assert asked(served)[-1].response_format is not None
-        assert asked(served)[-1].tools is not None
+        assert chat_requests(served)[-1].response_format is not None
+        assert chat_requests(served)[-1].tools is not None
 
 
 @pytest.mark.parametrize("phase", [None, "final_answer"])
@@ -93,7 +93,7 @@ async def test_a_follow_up_may_have_another_form() -> None:
     async with serving(scripted([{"text": '{"city": "Rome", "degrees": 21}'}], [{"text": "Warm."}])) as served:
         first = await create(served, text={"format": FORMAT})
         await create(served, input="In words?", previous_response_id=first.id)
-        assert asked(served)[-1].response_format is None
+        assert chat_requests(served)[-1].response_format is None
         assert messages(served)[1]["content"] == '{"city": "Rome", "degrees": 21}'
 
 
@@ -120,12 +120,12 @@ async def test_a_wrong_answer_is_written_once_more_where_the_engine_promises_not
     """G12: the client sees the right answer alone; its usage counts both."""
     async with serving(scripted(WRONG, ROME)) as served:
         parsed = await responses(served).parse(model="scripted", input="hi", text_format=Weather)
-        told = messages(served)
+        sent_messages = messages(served)
     assert parsed.output_parsed == Weather(city="Rome", degrees=21)
     assert [item.type for item in parsed.output] == ["message"]
     assert parsed.usage.output_tokens == 3
-    assert told[1]["content"] == '{"city": "Rome"}'
-    assert '"degrees" is a required property' in told[2]["content"]
+    assert sent_messages[1]["content"] == '{"city": "Rome"}'
+    assert '"degrees" is a required property' in sent_messages[2]["content"]
 
 
 @pytest.mark.parametrize("wrong", ['{"city": "Rome"}', "It is warm.", '{"city": 5, "degrees": 21}', ""])
@@ -134,7 +134,7 @@ async def test_an_answer_that_stays_wrong_fails_and_says_why(wrong: str) -> None
     async with serving(scripted([{"text": wrong}])) as served:
         with pytest.raises(InternalServerError) as caught:
             await create(served, text={"format": FORMAT})
-        assert len(asked(served)) == 2
+        assert len(chat_requests(served)) == 2
     assert caught.value.status_code == 502
     assert "not valid against the schema in text.format" in caught.value.message
     assert caught.value.param == "text.format"
@@ -144,7 +144,7 @@ async def test_a_streamed_answer_leaves_at_once_and_fails_at_its_end() -> None:
     """G12: text that was sent is not taken back."""
     async with serving(scripted(WRONG)) as served:
         events = await stream(served, text={"format": FORMAT})
-        assert len(asked(served)) == 1
+        assert len(chat_requests(served)) == 1
     assert [event.delta for event in events if event.type == "response.output_text.delta"] == ['{"city": "Rome"}']
     assert events[-1].type == "response.failed"
     assert "required property" in events[-1].response.error.message
@@ -164,7 +164,7 @@ async def test_what_is_no_whole_strict_answer_is_not_checked(turn: Any, fields: 
     """G12: only a whole answer can be right or wrong."""
     async with serving(scripted(turn)) as served:
         response = await create(served, **fields)
-        assert len(asked(served)) == 1
+        assert len(chat_requests(served)) == 1
     assert response.status == ("incomplete" if "max_output_tokens" in fields else "completed")
 
 
@@ -222,7 +222,7 @@ async def test_a_streamed_text_that_cannot_become_json_is_written_once_more() ->
     """K18: it waits, so that the client sees the right answer alone."""
     async with serving(scripted([{"text": [" ", "It", " is warm."]}], ROME)) as served:
         events = await stream(served, text={"format": FORMAT})
-        assert len(asked(served)) == 2
+        assert len(chat_requests(served)) == 2
     assert [event.delta for event in events if event.type == "response.output_text.delta"] == ROME[0]["text"]
     assert events[-1].response.usage.output_tokens == 5
 
@@ -240,12 +240,12 @@ async def test_a_call_with_wrong_arguments_is_written_once_more(arguments: str) 
     wrong = [{"text": "I look."}, {"call": "get", "arguments": arguments, "id": "c1"}]
     async with serving(scripted(wrong, [RIGHT_CALL])) as served:
         response = await create(served, tools=[STRICT])
-        told = messages(served)
+        sent_messages = messages(served)
     assert [item.type for item in response.output] == ["message", "function_call"]
     assert response.output[1].arguments == RIGHT_CALL["arguments"]
-    assert [each["role"] for each in told] == ["user", "assistant", "tool"]
-    assert told[1]["tool_calls"][0]["function"]["arguments"] == arguments
-    assert "Not run" in told[2]["content"]
+    assert [each["role"] for each in sent_messages] == ["user", "assistant", "tool"]
+    assert sent_messages[1]["tool_calls"][0]["function"]["arguments"] == arguments
+    assert "Not run" in sent_messages[2]["content"]
 
 
 async def test_the_text_before_a_call_that_is_written_once_more_is_a_message_of_its_own() -> None:
@@ -267,7 +267,7 @@ async def test_an_escaped_lone_surrogate_in_arguments_is_json(stream: bool) -> N
         answer = await create(served, tools=[STRICT], stream=stream)
         if stream:
             answer = [event async for event in answer][-1].response
-        assert len(asked(served)) == 1
+        assert len(chat_requests(served)) == 1
     assert (answer.status, answer.output[0].arguments) == ("completed", arguments)
 
 

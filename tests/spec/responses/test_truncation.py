@@ -69,7 +69,7 @@ class Narrow:
         count = length(received.json["messages"])
         return json_answer({"count": count, "max_model_len": CONTEXT, "tokens": [1] * count})
 
-    def asked(self) -> list[list[Json]]:
+    def list_chats(self) -> list[list[Json]]:
         """The messages of all chats so far."""
         return [received.json["messages"] for received in self.upstream.chats]
 
@@ -93,19 +93,19 @@ async def test_the_oldest_turns_are_left_out_whole(says: bool) -> None:
     async with narrow(says=says) as (served, there):
         fields: Json = {"model": "m", "input": talk(10), "tools": [function()], "truncation": "auto"}
         events = await stream(served, **fields)
-        chats = there.asked()
+        chats = there.list_chats()
     final = events[-1].response
     assert final.status == "completed"
     assert final.truncation == "auto"
-    told = brief(chats[-1])
-    assert told[0] == "Be brief."
-    assert told[-1] == "the last"
-    assert told[1].startswith("question")
+    sent_texts = brief(chats[-1])
+    assert sent_texts[0] == "Be brief."
+    assert sent_texts[-1] == "the last"
+    assert sent_texts[1].startswith("question")
     calls = {call["id"] for each in chats[-1] for call in each.get("tool_calls") or ()}
     assert calls == {each["tool_call_id"] for each in chats[-1] if each["role"] == "tool"}
     if says:  # one was refused, and the count told the rest
         assert len(chats) == 2
-        assert told == ["Be brief.", "question 9", "assistant", "output 9", "answer 9", "the last"]
+        assert sent_texts == ["Be brief.", "question 9", "assistant", "output 9", "answer 9", "the last"]
         assert chats[-1][2]["reasoning"] == "thought 9"
     else:
         assert len(chats) == 5
@@ -115,7 +115,7 @@ async def test_what_fits_is_asked_once_and_nothing_is_counted() -> None:
     async with narrow() as (served, there):
         del there.upstream.routes["/tokenize"]
         response = await create(served, model="m", input=talk(1), tools=[function()], truncation="auto")
-        assert len(there.asked()) == 1
+        assert len(there.list_chats()) == 1
     assert response.truncation == "auto"
 
 
@@ -124,7 +124,7 @@ async def test_without_truncation_what_is_too_long_is_refused(truncation: str | 
     async with narrow() as (served, there):
         with pytest.raises(BadRequestError) as caught:
             await create(served, model="m", input=talk(10), tools=[function()], truncation=truncation)
-        assert len(there.asked()) == 1
+        assert len(there.list_chats()) == 1
     assert caught.value.code == "context_length_exceeded"
 
 
@@ -143,10 +143,10 @@ async def test_what_was_left_out_is_kept_all_the_same() -> None:
             served, model="m", input="And?", previous_response_id=first.id, tools=[function()], truncation="auto"
         )
         listed = await responses(served).input_items.list(first.id, limit=100)
-        told = brief(there.asked()[-1])
+        sent_texts = brief(there.list_chats()[-1])
     assert second.output_text == "Yes."
     assert len(listed.data) == len(talk(10))
-    assert told[-3:] == ["the last", "Yes.", "And?"]
+    assert sent_texts[-3:] == ["the last", "Yes.", "And?"]
 
 
 async def test_the_models_context_says_when_to_compact_and_how_long_a_summary_may_be() -> None:

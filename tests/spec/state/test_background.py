@@ -21,9 +21,9 @@ async def begin(served: Served, **fields: Any) -> Any:
 
 async def ended(served: Served, response_id: str) -> Any:
     async with asyncio.timeout(10):
-        while (told := await responses(served).retrieve(response_id)).status in ("queued", "in_progress"):  # noqa: ASYNC110  # polling is what is tested
+        while (response := await responses(served).retrieve(response_id)).status in ("queued", "in_progress"):  # noqa: ASYNC110  # polling is what is tested
             await asyncio.sleep(0.01)
-    return told
+    return response
 
 
 async def replay(served: Served, response_id: str, **fields: Any) -> list[Any]:
@@ -34,8 +34,8 @@ async def replay(served: Served, response_id: str, **fields: Any) -> list[Any]:
 async def until_told(served: Served, response_id: str, word: str) -> list[Any]:
     """The events up to the one whose delta is `word`."""
     events: list[Any] = []
-    async with asyncio.timeout(10), await responses(served).retrieve(response_id, stream=True) as told:
-        async for event in told:
+    async with asyncio.timeout(10), await responses(served).retrieve(response_id, stream=True) as response:
+        async for event in response:
             events.append(event)
             if getattr(event, "delta", None) == word:
                 break
@@ -46,10 +46,10 @@ async def test_a_background_response_is_queued_and_then_completed() -> None:
     async with serving() as served:
         queued = await begin(served, input="hello there", metadata={"a": "b"})
         assert (queued.status, queued.background, queued.output, queued.metadata) == ("queued", True, [], {"a": "b"})
-        told = await ended(served, queued.id)
-        assert (told.status, told.background, told.output_text) == ("completed", True, "hello there")
-        assert told.usage.output_tokens == 2
-        assert told.created_at == queued.created_at
+        response = await ended(served, queued.id)
+        assert (response.status, response.background, response.output_text) == ("completed", True, "hello there")
+        assert response.usage.output_tokens == 2
+        assert response.created_at == queued.created_at
 
 
 async def test_a_background_stream_is_lawful_and_begins_with_queued() -> None:
@@ -76,15 +76,15 @@ async def test_the_stream_can_be_read_again_from_any_event() -> None:
 async def test_a_stream_can_be_joined_while_it_runs_by_many() -> None:
     async with serving(scripted([{"text": ["a"] * 20}, {"wait_s": 0.2}, {"text": ["b"] * 20}])) as served:
         queued = await begin(served)
-        told = await asyncio.gather(*(replay(served, queued.id) for _ in range(5)))
-    assert all(each == told[0] for each in told)
-    check_stream(told[0])
+        received_events = await asyncio.gather(*(replay(served, queued.id) for _ in range(5)))
+    assert all(each == received_events[0] for each in received_events)
+    check_stream(received_events[0])
 
 
 async def test_a_client_that_leaves_its_background_stream_stops_nothing() -> None:
     async with serving(scripted([{"text": "a"}, {"wait_s": 0.3}, {"text": "b"}])) as served:
-        async with await create(served, background=True, stream=True) as told:
-            async for event in told:
+        async with await create(served, background=True, stream=True) as response:
+            async for event in response:
                 if event.type == "response.output_text.delta":
                     break
         rest = await replay(served, (await begin(served)).id)
@@ -105,8 +105,8 @@ async def test_a_running_response_is_shown_as_in_progress_with_its_input() -> No
     async with serving(SLOW) as served:
         queued = await begin(served, input="what")
         await until_told(served, queued.id, "two ")
-        told = await responses(served).retrieve(queued.id)
-        assert (told.status, told.output) == ("in_progress", [])
+        response = await responses(served).retrieve(queued.id)
+        assert (response.status, response.output) == ("in_progress", [])
         [item] = (await responses(served).input_items.list(queued.id)).data
         assert item.content[0].text == "what"
         await responses(served).cancel(queued.id)
@@ -121,17 +121,21 @@ async def test_a_cancelled_response_stops_its_model_and_stays_cancelled() -> Non
         queued = await begin(served)
         reading = asyncio.create_task(replay(served, queued.id))
         await until_told(served, queued.id, "two ")
-        told = await responses(served).cancel(queued.id)
-        assert (told.status, told.output_text, told.output[0].status) == ("cancelled", "one two ", "incomplete")
-        assert told.usage.output_tokens == 2
+        response = await responses(served).cancel(queued.id)
+        assert (response.status, response.output_text, response.output[0].status) == (
+            "cancelled",
+            "one two ",
+            "incomplete",
+        )
+        assert response.usage.output_tokens == 2
         async with asyncio.timeout(2):
             while not model.abandoned_chats:  # noqa: ASYNC110  # a model sets no event
                 await asyncio.sleep(0.01)
         events = await reading
         check_stream(events, whole=False)
         assert events[-1].type == "response.output_item.done"
-        assert bare(await responses(served).cancel(queued.id)) == bare(told)
-        assert bare(await responses(served).retrieve(queued.id)) == bare(told)
+        assert bare(await responses(served).cancel(queued.id)) == bare(response)
+        assert bare(await responses(served).retrieve(queued.id)) == bare(response)
 
 
 async def test_what_was_cancelled_can_be_built_on() -> None:
@@ -149,8 +153,8 @@ async def test_what_was_cancelled_can_be_built_on() -> None:
 
 async def test_one_at_its_end_is_returned_by_cancel_as_it_is() -> None:
     async with serving() as served:
-        told = await ended(served, (await begin(served)).id)
-        assert bare(await responses(served).cancel(told.id)) == bare(told)
+        response = await ended(served, (await begin(served)).id)
+        assert bare(await responses(served).cancel(response.id)) == bare(response)
 
 
 async def test_a_running_response_can_be_deleted() -> None:
@@ -163,8 +167,8 @@ async def test_a_running_response_can_be_deleted() -> None:
         for ask in (responses(served).retrieve, responses(served).delete, responses(served).cancel):
             with pytest.raises(NotFoundError):
                 await ask(queued.id)
-        left = [key for key, _ in await served.stack.kv_store.scan("") if queued.id[5:] in key]
-        assert left == [f"default/line/{queued.id[5:]}"]  # for a day, so that nothing is added after it
+        remaining_keys = [key for key, _ in await served.stack.kv_store.scan("") if queued.id[5:] in key]
+        assert remaining_keys == [f"default/line/{queued.id[5:]}"]  # for a day, so that nothing is added after it
 
 
 async def test_a_failure_is_told_in_the_stream_and_kept() -> None:
@@ -172,32 +176,32 @@ async def test_a_failure_is_told_in_the_stream_and_kept() -> None:
         queued = await begin(served)
         events = await replay(served, queued.id)
         check_stream(events)
-        told = await responses(served).retrieve(queued.id)
-        assert (told.status, told.error.message) == ("failed", "The model is gone.")
-        assert bare(events[-1].response) == bare(told)
+        response = await responses(served).retrieve(queued.id)
+        assert (response.status, response.error.message) == ("failed", "The model is gone.")
+        assert bare(events[-1].response) == bare(response)
 
 
 async def test_an_unknown_model_fails_the_response() -> None:
     async with serving() as served:
-        told = await ended(served, (await begin(served, model="none")).id)
-        assert (told.status, told.error.code) == ("failed", "invalid_prompt")
+        response = await ended(served, (await begin(served, model="none")).id)
+        assert (response.status, response.error.code) == ("failed", "invalid_prompt")
 
 
 @pytest.mark.parametrize("after", [99, 2_000_000])
 async def test_an_event_after_the_end_cannot_be_asked_for(after: int) -> None:
     async with serving() as served:
-        told = await ended(served, (await begin(served)).id)
+        response = await ended(served, (await begin(served)).id)
         with pytest.raises(BadRequestError) as caught:
-            await replay(served, told.id, starting_after=after)
+            await replay(served, response.id, starting_after=after)
     assert caught.value.param == "starting_after"
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "1.0", ""])
 async def test_starting_after_is_a_number(after: str) -> None:
     async with serving() as served:
-        told = await ended(served, (await begin(served)).id)
+        response = await ended(served, (await begin(served)).id)
         with pytest.raises(BadRequestError) as caught:
-            await replay(served, told.id, extra_query={"starting_after": after})
+            await replay(served, response.id, extra_query={"starting_after": after})
     assert caught.value.param == "starting_after"
 
 
@@ -224,11 +228,11 @@ async def test_too_many_that_wait_are_refused() -> None:
 async def test_no_more_begin_or_wait_than_may_when_all_come_at_once() -> None:
     limits = {"background": {"max_running": 2, "max_waiting": 3}}
     async with serving(SLOW, responses=limits) as served:
-        told = await asyncio.gather(*(begin(served) for _ in range(20)), return_exceptions=True)
-        assert sum(isinstance(each, RateLimitError) for each in told) == 15
-        queued = [each for each in told if not isinstance(each, BaseException)]
-        shown = [await responses(served).retrieve(each.id) for each in queued]
-        assert sorted(each.status for each in shown) == ["in_progress"] * 2 + ["queued"] * 3
+        outcomes = await asyncio.gather(*(begin(served) for _ in range(20)), return_exceptions=True)
+        assert sum(isinstance(each, RateLimitError) for each in outcomes) == 15
+        queued = [each for each in outcomes if not isinstance(each, BaseException)]
+        alert_now = [await responses(served).retrieve(each.id) for each in queued]
+        assert sorted(each.status for each in alert_now) == ["in_progress"] * 2 + ["queued"] * 3
         for each in queued:
             await responses(served).cancel(each.id)
         assert (await begin(served)).status == "queued"

@@ -9,7 +9,7 @@ from openai import NotFoundError
 
 from tests.support.sdk.answer_shapes import call
 from tests.support.sdk.client import sdk_client
-from tests.support.sdk.requests import asked, create, messages, plain, refusal, responses, stream
+from tests.support.sdk.requests import chat_requests, create, messages, plain, refusal, responses, stream
 from tests.support.servers.serving import MEMORY, Served, scripted, serving
 
 Json = dict[str, Any]
@@ -21,8 +21,8 @@ def said(served: Served) -> list[Any]:
     return [(message["role"], message.get("content")) for message in messages(served)]
 
 
-def output(call_id: str, told: str = "done") -> Json:
-    return {"type": "function_call_output", "call_id": call_id, "output": told}
+def output(call_id: str, text: str = "done") -> Json:
+    return {"type": "function_call_output", "call_id": call_id, "output": text}
 
 
 async def test_the_model_sees_input_then_output_then_new_input() -> None:
@@ -74,10 +74,10 @@ async def test_new_instructions_come_first_whatever_came_before() -> None:
 async def test_two_children_of_one_response_know_nothing_of_each_other() -> None:
     async with serving() as served:
         root = await create(served, input="root")
-        left = await create(served, input="left", previous_response_id=root.id)
+        one_branch = await create(served, input="left", previous_response_id=root.id)
         right = await create(served, input="right", previous_response_id=root.id)
         trunk = [("user", "root"), ("assistant", "root")]
-        for child, name in ((left, "left"), (right, "right"), (left, "left")):
+        for child, name in ((one_branch, "left"), (right, "right"), (one_branch, "left")):
             await create(served, input="leaf", previous_response_id=child.id)
             assert said(served) == [*trunk, ("user", name), ("assistant", name), ("user", "leaf")]
 
@@ -293,15 +293,15 @@ async def test_another_tenants_ids_are_unknown_ids() -> None:
         async with sdk_client(served.url, "key-of-b") as client:
             theirs = Served(client, served.url, served.app, served.streams)
             unknown = "resp_" + "0" * 32
-            for found, missing in (
+            for known_ids, missing in (
                 ({"previous_response_id": mine.id}, {"previous_response_id": unknown}),
                 (
                     {"input": [{"type": "item_reference", "id": item}]},
                     {"input": [{"type": "item_reference", "id": item[:4] + "0" * 36}]},
                 ),
             ):
-                status = 404 if "input" in found else 400
-                one, other = await refusal(theirs, status, **found), await refusal(theirs, status, **missing)
+                status = 404 if "input" in known_ids else 400
+                one, other = await refusal(theirs, status, **known_ids), await refusal(theirs, status, **missing)
                 assert _nameless(one) == _nameless(other)
             for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
                 errors: list[Json] = []
@@ -323,5 +323,5 @@ async def test_asking_leaves_the_stored_turns_as_they_are() -> None:
         first = await create(served, input="Q1")
         for _ in range(3):
             await create(served, input="Q2", previous_response_id=first.id)
-        told = {str(plain(chat.messages)) for chat in asked(served)[1:]}
-    assert len(told) == 1
+        sent_chats = {str(plain(chat.messages)) for chat in chat_requests(served)[1:]}
+    assert len(sent_chats) == 1

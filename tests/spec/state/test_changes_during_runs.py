@@ -14,7 +14,7 @@ from openai import ConflictError, NotFoundError
 
 from tests.support.sdk.conversations import conversations, texts
 from tests.support.sdk.file_search_stack import store_of
-from tests.support.sdk.requests import asked, bare, create, responses
+from tests.support.sdk.requests import bare, chat_requests, create, responses
 from tests.support.servers.held_model import Held
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
@@ -30,7 +30,7 @@ class Change:
 
     fields: Json
     make: Callable[[], Awaitable[Any]]
-    told: list[str] = field(default_factory=list[str])
+    sent_texts: list[str] = field(default_factory=list[str])
 
 
 async def delete_previous(served: Served) -> Change:
@@ -74,32 +74,34 @@ async def delete_vector_store(served: Served) -> Change:
 
 
 async def delete_container(served: Served) -> Change:
-    made = await served.client.containers.create(name="mine")
-    tool = {"type": "code_interpreter", "container": made.id}
-    return Change({"tools": [tool]}, lambda: served.client.containers.delete(made.id))
+    container = await served.client.containers.create(name="mine")
+    tool = {"type": "code_interpreter", "container": container.id}
+    return Change({"tools": [tool]}, lambda: served.client.containers.delete(container.id))
 
 
 async def delete_webhook_endpoint(served: Served) -> Change:
     endpoints = cast(Any, served.client.webhooks)
-    made = await endpoints.create(name="n", url="https://localhost/hook", event_types=["response.completed"])
-    return Change({}, lambda: endpoints.delete(made.id))
+    endpoint = await endpoints.create(name="n", url="https://localhost/hook", event_types=["response.completed"])
+    return Change({}, lambda: endpoints.delete(endpoint.id))
 
 
 async def delete_conversation_item(served: Served) -> Change:
-    made = await conversations(served).create(items=[{"role": "user", "content": "first"}])
-    (item,) = (await conversations(served).items.list(made.id)).data
+    conversation = await conversations(served).create(items=[{"role": "user", "content": "first"}])
+    (item,) = (await conversations(served).items.list(conversation.id)).data
 
     async def make() -> None:
         with pytest.raises(ConflictError):  # the items of a conversation are those that its turn has read
-            await conversations(served).items.delete(item.id, conversation_id=made.id)
+            await conversations(served).items.delete(item.id, conversation_id=conversation.id)
 
-    return Change({"conversation": made.id}, make, ["first"])
+    return Change({"conversation": conversation.id}, make, ["first"])
 
 
 async def rename_conversation(served: Served) -> Change:
-    made = await conversations(served).create(items=[{"role": "user", "content": "first"}])
+    conversation = await conversations(served).create(items=[{"role": "user", "content": "first"}])
     return Change(
-        {"conversation": made.id}, lambda: conversations(served).update(made.id, metadata={"a": "b"}), ["first"]
+        {"conversation": conversation.id},
+        lambda: conversations(served).update(conversation.id, metadata={"a": "b"}),
+        ["first"],
     )
 
 
@@ -157,7 +159,7 @@ async def two_processes(folder: Path, prepare: object = None) -> AsyncGenerator[
         yield both[0], both[1]
 
 
-def held(served: Served) -> Held:
+def read_held(served: Served) -> Held:
     return cast(Held, served.stack.inference)
 
 
@@ -179,10 +181,10 @@ async def answer_during(served: Served, change: Change, ways: tuple[str, ...]) -
     """Return the answers to the request in each way; the change is made while all of them are generated."""
     answering = [asyncio.create_task(answer(served, way, change.fields)) for way in ways]
     async with asyncio.timeout(10):
-        while held(served).held < len(ways):  # noqa: ASYNC110 - the model sets no event
+        while read_held(served).held_count < len(ways):  # noqa: ASYNC110 - the model sets no event
             await asyncio.sleep(0.005)
     await change.make()
-    held(served).released.set()
+    read_held(served).released.set()
     return await asyncio.gather(*answering)
 
 
@@ -209,17 +211,17 @@ async def test_a_response_outlives_a_change_of_what_it_uses(
                 continue  # its turns are continued with another container
             for _ in range(2):  # the second has a fork, or a longer conversation, before it
                 await create(other, input="on", **link)
-                told = [str(message.content) for message in asked(other)[-1].messages]
-                assert told[: len(change.told)] == change.told
-                assert "hold" in told[len(change.told)]
+                sent_texts = [str(message.content) for message in chat_requests(other)[-1].messages]
+                assert sent_texts[: len(change.sent_texts)] == change.sent_texts
+                assert "hold" in sent_texts[len(change.sent_texts)]
 
 
 @pytest.mark.parametrize("way", ["plain", "streamed", "background"])
 async def test_a_turn_of_a_conversation_that_is_deleted_meanwhile_fails_by_name(way: str, tmp_path: Path) -> None:
     """D5: what it failed of is said, and it can be read in another process."""
     async with two_processes(tmp_path) as (one, other):
-        made = await conversations(one).create(items=[{"role": "user", "content": "first"}])
-        change = Change({"conversation": made.id}, lambda: conversations(one).delete(made.id))
+        conversation = await conversations(one).create(items=[{"role": "user", "content": "first"}])
+        change = Change({"conversation": conversation.id}, lambda: conversations(one).delete(conversation.id))
         if way == "plain":
             with pytest.raises(NotFoundError, match="was deleted before the response ended"):
                 await answer_during(one, change, (way,))
@@ -238,14 +240,14 @@ async def test_a_waiting_response_keeps_the_deleted_one_before_it(restarts: bool
         first = await create(one, input="first")
         waiting = await create(one, input="hold", previous_response_id=first.id, background=True)
         async with asyncio.timeout(10):
-            while not held(one).held:  # noqa: ASYNC110 - the model sets no event
+            while not read_held(one).held_count:  # noqa: ASYNC110 - the model sets no event
                 await asyncio.sleep(0.005)
         await responses(one).delete(first.id)
-        held(other).released.set()
+        read_held(other).released.set()
         if restarts:
             await one.stack.responses.drain()
         else:
-            held(one).released.set()
+            read_held(one).released.set()
         async with asyncio.timeout(10):
             while (ended := await responses(other).retrieve(waiting.id)).status in RUNNING:  # noqa: ASYNC110 - a server sets no event
                 await asyncio.sleep(0.01)
@@ -253,7 +255,7 @@ async def test_a_waiting_response_keeps_the_deleted_one_before_it(restarts: bool
         with pytest.raises(NotFoundError):
             await responses(other).retrieve(first.id)
         await create(other, input="on", previous_response_id=waiting.id)
-        assert [str(message.content) for message in asked(other)[-1].messages[:2]] == ["first", "first"]
+        assert [str(message.content) for message in chat_requests(other)[-1].messages[:2]] == ["first", "first"]
         store = other.stack.kv_store
         await responses(other).delete(waiting.id)
         branches = [key for key, _ in await store.scan("default/branch/")]
@@ -263,9 +265,9 @@ async def test_a_waiting_response_keeps_the_deleted_one_before_it(restarts: bool
 async def test_deleting_a_response_that_another_conversation_holds_changes_nothing(tmp_path: Path) -> None:
     """D5: the items of a turn are the conversation's own."""
     async with two_processes(tmp_path) as (one, other):
-        made = await conversations(one).create()
-        first = await create(one, input="first", conversation=made.id)
-        change = Change({"conversation": made.id}, lambda: responses(one).delete(first.id))
+        conversation = await conversations(one).create()
+        first = await create(one, input="first", conversation=conversation.id)
+        change = Change({"conversation": conversation.id}, lambda: responses(one).delete(first.id))
         (response,) = await answer_during(one, change, ("plain",))
         assert response.status == "completed"
-        assert await texts(other, made.id) == ["first", "first", "hold", "hold"]
+        assert await texts(other, conversation.id) == ["first", "first", "hold", "hold"]

@@ -9,7 +9,7 @@ from apis.storage.kv_store import Entry
 from providers.responses.context import conversations as stored_conversations
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.conversations import NONE, conversations, keys_of, texts, user
-from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal, responses
 from tests.support.servers.serving import MEMORY, serving
 
 Json = dict[str, Any]
@@ -18,24 +18,28 @@ KEYS = [{"key": "key-of-a", "tenant": "a"}, {"key": "key-of-b", "tenant": "b"}]
 
 async def test_a_conversation_is_made_read_changed_and_deleted() -> None:
     async with serving() as served:
-        made = await conversations(served).create(metadata={"topic": "demo"})
-        assert (made.object, made.metadata, made.id[:5]) == ("conversation", {"topic": "demo"}, "conv_")
-        assert await conversations(served).retrieve(made.id) == made
-        changed = await conversations(served).update(made.id, metadata={"a": "b"})
-        assert changed == made.model_copy(update={"metadata": {"a": "b"}})
-        assert await conversations(served).retrieve(made.id) == changed
-        assert (await conversations(served).update(made.id, metadata=None)).metadata == {}
-        gone = await conversations(served).delete(made.id)
-        assert (gone.id, gone.object, gone.deleted) == (made.id, "conversation.deleted", True)
+        conversation = await conversations(served).create(metadata={"topic": "demo"})
+        assert (conversation.object, conversation.metadata, conversation.id[:5]) == (
+            "conversation",
+            {"topic": "demo"},
+            "conv_",
+        )
+        assert await conversations(served).retrieve(conversation.id) == conversation
+        changed = await conversations(served).update(conversation.id, metadata={"a": "b"})
+        assert changed == conversation.model_copy(update={"metadata": {"a": "b"}})
+        assert await conversations(served).retrieve(conversation.id) == changed
+        assert (await conversations(served).update(conversation.id, metadata=None)).metadata == {}
+        gone = await conversations(served).delete(conversation.id)
+        assert (gone.id, gone.object, gone.deleted) == (conversation.id, "conversation.deleted", True)
         with pytest.raises(NotFoundError):
-            await conversations(served).retrieve(made.id)
+            await conversations(served).retrieve(conversation.id)
         assert await keys_of(served) == []
 
 
 async def test_a_conversation_may_begin_with_items() -> None:
     async with serving() as served:
-        made = await conversations(served).create(items=[user("a"), {"role": "assistant", "content": "b"}])
-        items = (await conversations(served).items.list(made.id, order="asc")).data
+        conversation = await conversations(served).create(items=[user("a"), {"role": "assistant", "content": "b"}])
+        items = (await conversations(served).items.list(conversation.id, order="asc")).data
         assert [(item.type, item.role, item.status) for item in items] == [
             ("message", "user", "completed"),
             ("message", "assistant", "completed"),
@@ -46,41 +50,41 @@ async def test_a_conversation_may_begin_with_items() -> None:
 
 async def test_items_are_added_read_and_deleted() -> None:
     async with serving() as served:
-        made = await conversations(served).create()
-        added = await conversations(served).items.create(made.id, items=[user("a"), user("b", id="msg_mine")])
+        conversation = await conversations(served).create()
+        added = await conversations(served).items.create(conversation.id, items=[user("a"), user("b", id="msg_mine")])
         assert (added.object, added.has_more, added.last_id) == ("list", False, "msg_mine")
         assert added.first_id == added.data[0].id
         for item in added.data:
-            assert await conversations(served).items.retrieve(item.id, conversation_id=made.id) == item
-        assert await conversations(served).items.delete(added.first_id, conversation_id=made.id) == made
-        assert await texts(served, made.id) == ["b"]
+            assert await conversations(served).items.retrieve(item.id, conversation_id=conversation.id) == item
+        assert await conversations(served).items.delete(added.first_id, conversation_id=conversation.id) == conversation
+        assert await texts(served, conversation.id) == ["b"]
         for ask in (conversations(served).items.retrieve, conversations(served).items.delete):
             with pytest.raises(NotFoundError):
-                await ask(added.first_id, conversation_id=made.id)
-        await conversations(served).items.create(made.id, items=[user("c")])
-        assert await texts(served, made.id) == ["b", "c"]
+                await ask(added.first_id, conversation_id=conversation.id)
+        await conversations(served).items.create(conversation.id, items=[user("c")])
+        assert await texts(served, conversation.id) == ["b", "c"]
 
 
 async def test_adding_nothing_adds_nothing() -> None:
     async with serving() as served:
-        made = await conversations(served).create(items=[])
-        assert (await conversations(served).items.create(made.id, items=[])).data == []
-        assert (await conversations(served).items.list(made.id)).data == []
+        conversation = await conversations(served).create(items=[])
+        assert (await conversations(served).items.create(conversation.id, items=[])).data == []
+        assert (await conversations(served).items.list(conversation.id)).data == []
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("limit", [1, 7, 25, 100])
 async def test_all_pages_are_all_items(order: str, limit: int) -> None:
     async with serving() as served:
-        made = await conversations(served).create()
+        conversation = await conversations(served).create()
         for start in (0, 20, 40):
-            some = [user(str(number)) for number in range(start, start + (20 if start < 40 else 5))]
-            await conversations(served).items.create(made.id, items=some)
+            items = [user(str(number)) for number in range(start, start + (20 if start < 40 else 5))]
+            await conversations(served).items.create(conversation.id, items=items)
         everything = [str(number) for number in range(45)]
-        assert await texts(served, made.id, order=order, limit=limit) == (
+        assert await texts(served, conversation.id, order=order, limit=limit) == (
             everything if order == "asc" else everything[::-1]
         )
-        page = await conversations(served).items.list(made.id)
+        page = await conversations(served).items.list(conversation.id)
         assert (len(page.data), page.has_more, page.last_id) == (20, True, page.data[-1].id)
 
 
@@ -95,10 +99,10 @@ async def test_items_that_fill_a_page_are_read_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stored_conversations, "_decode_item", count)
     monkeypatch.setattr(stored_conversations, "PAGE_BYTES", 1000)
     async with serving() as served:
-        made = await conversations(served).create(items=[user("x" * 900), user("y" * 900), user("z")])
+        conversation = await conversations(served).create(items=[user("x" * 900), user("y" * 900), user("z")])
         for order, letters in (("asc", ["x", "y", "z"]), ("desc", ["z", "y", "x"])):
             decoded.clear()
-            assert [text[0] for text in await texts(served, made.id, order=order, limit=100)] == letters
+            assert [text[0] for text in await texts(served, conversation.id, order=order, limit=100)] == letters
             assert len(decoded) == 3
 
 
@@ -108,7 +112,9 @@ async def test_an_item_that_is_a_page_of_its_own_is_all_that_is_read(monkeypatch
     letters = "vwxyz"
     async with serving() as served:
         kv, read = served.stack.kv_store, list[int]()
-        made = await conversations(served).create(items=[user(letter * 2000, id=f"msg_{letter}") for letter in letters])
+        conversation = await conversations(served).create(
+            items=[user(letter * 2000, id=f"msg_{letter}") for letter in letters]
+        )
         scan = kv.scan
 
         async def count(*arguments: Any, **named: Any) -> list[tuple[str, Entry]]:
@@ -120,21 +126,21 @@ async def test_an_item_that_is_a_page_of_its_own_is_all_that_is_read(monkeypatch
         monkeypatch.setattr(kv, "scan", count)
         for order, expected in (("asc", letters), ("desc", letters[::-1])):
             read.clear()
-            assert [text[0] for text in await texts(served, made.id, order=order, limit=100)] == [*expected]
+            assert [text[0] for text in await texts(served, conversation.id, order=order, limit=100)] == [*expected]
             assert (len(read), max(read) < 3000) == (5, True)
         for letter in "vz":
-            await conversations(served).items.delete(f"msg_{letter}", conversation_id=made.id)
+            await conversations(served).items.delete(f"msg_{letter}", conversation_id=conversation.id)
         for order, expected in (("asc", "wxy"), ("desc", "yxw")):
             read.clear()
-            assert [text[0] for text in await texts(served, made.id, order=order, limit=100)] == [*expected]
+            assert [text[0] for text in await texts(served, conversation.id, order=order, limit=100)] == [*expected]
             assert len(read) == 3
 
 
 async def test_what_an_earlier_response_made_can_be_added_by_reference_or_whole() -> None:
     async with serving() as served:
         first = await create(served, input="hello")
-        made = await conversations(served).create(items=[{"type": "item_reference", "id": first.output[0].id}])
-        assert await texts(served, made.id) == ["hello"]
+        conversation = await conversations(served).create(items=[{"type": "item_reference", "id": first.output[0].id}])
+        assert await texts(served, conversation.id) == ["hello"]
         other = await conversations(served).create()
         await conversations(served).items.create(other.id, items=[bare(first.output[0])])
         assert (await conversations(served).items.list(other.id)).data[0].id == first.output[0].id
@@ -143,41 +149,41 @@ async def test_what_an_earlier_response_made_can_be_added_by_reference_or_whole(
 async def test_the_output_of_a_local_shell_has_an_id_of_its_own() -> None:
     shell: Json = {"type": "exec", "command": ["ls"], "env": {}}
     async with serving() as served:
-        made = await conversations(served).create(
+        conversation = await conversations(served).create(
             items=[
                 user("list"),
                 {"type": "local_shell_call", "id": "lsh_1", "call_id": "c", "action": shell, "status": "completed"},
                 {"type": "local_shell_call_output", "id": "lsh_1", "output": "a.txt"},
             ]
         )
-        found = [item.id async for item in conversations(served).items.list(made.id, order="asc", limit=1)]
-        assert len(set(found)) == 3
-        await create(served, input="and?", conversation=made.id)
+        item_texts = [item.id async for item in conversations(served).items.list(conversation.id, order="asc", limit=1)]
+        assert len(set(item_texts)) == 3
+        await create(served, input="and?", conversation=conversation.id)
         assert [message["role"] for message in messages(served)] == ["user", "assistant", "tool", "user"]
 
 
 async def test_deleting_a_conversation_deletes_all_its_items_and_no_other() -> None:
     async with serving() as served:
-        made, other = [await conversations(served).create(items=[user("x")]) for _ in range(2)]
+        conversation, other = [await conversations(served).create(items=[user("x")]) for _ in range(2)]
         before = await keys_of(served)
         for _ in range(3):
-            await conversations(served).items.create(made.id, items=[user(str(n)) for n in range(20)])
-        told = await create(served, conversation=made.id)
-        await conversations(served).delete(made.id)
+            await conversations(served).items.create(conversation.id, items=[user(str(n)) for n in range(20)])
+        response = await create(served, conversation=conversation.id)
+        await conversations(served).delete(conversation.id)
         assert await keys_of(served) == [key for key in before if other.id in key]
-        assert (await responses(served).retrieve(told.id)).output_text == "hi"
-        await refusal(served, 404, conversation=made.id)
+        assert (await responses(served).retrieve(response.id)).output_text == "hi"
+        await refusal(served, 404, conversation=conversation.id)
 
 
 async def test_items_of_the_conversation_are_not_taken_twice() -> None:
     async with serving() as served:
-        made = await conversations(served).create(items=[user("x", id="msg_1")])
-        error = await refusal(served, input=[user("y"), user("x", id="msg_1")], conversation=made.id)
+        conversation = await conversations(served).create(items=[user("x", id="msg_1")])
+        error = await refusal(served, input=[user("y"), user("x", id="msg_1")], conversation=conversation.id)
         assert (error["param"], error["code"]) == ("input[1].id", "invalid_value")
         with pytest.raises(BadRequestError) as caught:
-            await conversations(served).items.create(made.id, items=[user("y"), user("x", id="msg_1")])
+            await conversations(served).items.create(conversation.id, items=[user("y"), user("x", id="msg_1")])
         assert caught.value.param == "items[1].id"
-        assert await texts(served, made.id) == ["x"]
+        assert await texts(served, conversation.id) == ["x"]
 
 
 MALFORMED = ("resp_" + "0" * 32, "x/../y", "\u00e9", "a b", "x" * 250, "conv_")
@@ -188,8 +194,8 @@ async def test_an_unknown_conversation_is_not_found_and_no_id_is_refused(unknown
     """X7: an id of another form is an invalid value."""
     status, code = (400, "invalid_value") if unknown in MALFORMED else (404, None)
     async with serving() as served:
-        for given in (unknown, {"id": unknown}):
-            error = await refusal(served, status, conversation=given)
+        for input_items in (unknown, {"id": unknown}):
+            error = await refusal(served, status, conversation=input_items)
             assert (error["param"], error["code"]) == ("conversation", code)
         items = conversations(served).items
         for ask in (
@@ -242,24 +248,24 @@ async def test_a_bad_choice_of_a_conversation_is_refused(fields: Json, param: st
 )
 async def test_a_bad_body_is_refused_and_changes_nothing(path: str, body: Json, param: str, code: str) -> None:
     async with serving() as served:
-        made = await conversations(served).create(items=[user("kept")], metadata={"a": "b"})
+        conversation = await conversations(served).create(items=[user("kept")], metadata={"a": "b"})
         before = await served.stack.kv_store.scan("")
         with pytest.raises(BadRequestError) as caught:
-            await served.client.post(f"/conversations{path.replace('ID', made.id)}", body=body, cast_to=object)
+            await served.client.post(f"/conversations{path.replace('ID', conversation.id)}", body=body, cast_to=object)
         assert (caught.value.param, caught.value.code) == (param, code)
         assert await served.stack.kv_store.scan("") == before
 
 
 async def test_an_item_of_a_conversation_can_be_referred_to_until_it_is_deleted() -> None:
     async with serving() as served:
-        made = await conversations(served).create(items=[user("hello"), user("there")])
-        one, two = [item.id async for item in conversations(served).items.list(made.id, order="asc")]
+        conversation = await conversations(served).create(items=[user("hello"), user("there")])
+        one, two = [item.id async for item in conversations(served).items.list(conversation.id, order="asc")]
         reference: Any = [{"type": "item_reference", "id": one}]
         assert (await create(served, input=reference)).output_text == "hello"
-        await conversations(served).items.delete(one, conversation_id=made.id)
+        await conversations(served).items.delete(one, conversation_id=conversation.id)
         with pytest.raises(NotFoundError):
             await create(served, input=reference)
-        await conversations(served).delete(made.id)
+        await conversations(served).delete(conversation.id)
         with pytest.raises(NotFoundError):
             await create(served, input=[{"type": "item_reference", "id": two}])
 
@@ -285,23 +291,23 @@ async def test_a_reference_to_nothing_is_not_found() -> None:
 )
 async def test_a_bad_page_is_refused(query: Json, param: str) -> None:
     async with serving() as served:
-        made = await conversations(served).create()
+        conversation = await conversations(served).create()
         with pytest.raises(BadRequestError) as caught:
-            await conversations(served).items.list(made.id, extra_query=query)
+            await conversations(served).items.list(conversation.id, extra_query=query)
         assert caught.value.param == param
-        included = await conversations(served).items.list(made.id, include=["code_interpreter_call.outputs"])
+        included = await conversations(served).items.list(conversation.id, include=["code_interpreter_call.outputs"])
         assert included.data == []
 
 
 async def test_another_tenants_conversation_is_an_unknown_one() -> None:
     async with serving(server={"api_keys": KEYS}, kv_store=MEMORY) as served:
-        made = await conversations(served).create(items=[user("x", id="msg_1")], metadata={"a": "b"})
-        told = await create(served, conversation=made.id)
+        conversation = await conversations(served).create(items=[user("x", id="msg_1")], metadata={"a": "b"})
+        response = await create(served, conversation=conversation.id)
         before = await served.stack.kv_store.scan("a/")
         async with sdk_client(served.url, "key-of-b") as client:
             own = await client.conversations.create()
             errors: list[list[Json]] = []
-            for identity, item in ((made.id, told.output[0].id), (NONE, "msg_none")):
+            for identity, item in ((conversation.id, response.output[0].id), (NONE, "msg_none")):
                 items: Any = client.conversations.items
                 asks = [
                     client.conversations.retrieve(identity),
@@ -323,7 +329,7 @@ async def test_another_tenants_conversation_is_an_unknown_one() -> None:
                     errors[-1].append(_nameless(caught.value.body))
             assert errors[0] == errors[1]
         assert await served.stack.kv_store.scan("a/") == before
-        assert len(asked(served)) == 1
+        assert len(chat_requests(served)) == 1
 
 
 def _nameless(error: Any) -> Json:

@@ -134,11 +134,12 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Worl
 
 def owned_keys(world: World, *families: str) -> dict[str, list[str]]:
     """Return the keys of these types by the damage of their owner."""
-    found = find_families(world.database)
+    key_families = find_families(world.database)
     keys = {
-        damage: [key for family in families for key in found[family].get(owner, [])] for damage, owner in OWNERS.items()
+        damage: [key for family in families for key in key_families[family].get(owner, [])]
+        for damage, owner in OWNERS.items()
     }
-    assert all(keys.values()), (families, found)
+    assert all(keys.values()), (families, key_families)
     return keys
 
 

@@ -11,7 +11,7 @@ from openai import APIStatusError, BadRequestError, NotFoundError
 from apis.errors import StoreUnavailable
 from providers.kv_store.memory import Memory
 from tests.support.sdk.conversations import conversations, texts
-from tests.support.sdk.requests import asked, create, responses
+from tests.support.sdk.requests import chat_requests, create, responses
 from tests.support.servers.held_model import Held
 from tests.support.servers.serving import Served, serving
 
@@ -51,7 +51,7 @@ async def ended(served: Served, response_id: str) -> Any:
 
 
 def last_messages(served: Served) -> list[str]:
-    return [str(message.content) for message in asked(served)[-1].messages]
+    return [str(message.content) for message in chat_requests(served)[-1].messages]
 
 
 async def test_a_full_store_refuses_responses_without_the_setting() -> None:
@@ -101,7 +101,7 @@ async def test_runs_and_conversations_are_not_evicted() -> None:
         await create(served, input="turn", conversation=conversation.id)
         first = await create(served, input="first")
         running = await create(served, input="hold", previous_response_id=first.id, background=True)
-        await until(lambda: cast(Held, served.stack.inference).held == 1)
+        await until(lambda: cast(Held, served.stack.inference).held_count == 1)
         for _ in range(200):
             await create(served)
         assert (await responses(served).retrieve(running.id)).status == "in_progress"
@@ -134,7 +134,7 @@ async def test_a_continuation_that_runs_keeps_its_history() -> None:
     async with evicting() as served:
         first = await create(served, input="first")
         running = asyncio.create_task(create(served, input="hold", previous_response_id=first.id))
-        await until(lambda: cast(Held, served.stack.inference).held == 1)
+        await until(lambda: cast(Held, served.stack.inference).held_count == 1)
         for _ in range(70):
             await create(served)
         with pytest.raises(NotFoundError):

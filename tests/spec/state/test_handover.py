@@ -45,8 +45,8 @@ async def leave(served: Served, response_id: str, name: str) -> list[Any]:
     """Drain the stack once the response has told of this; returns what it had told."""
     events: list[Any] = []
     async with asyncio.timeout(10):
-        async with await responses(served).retrieve(response_id, stream=True) as told:
-            async for event in told:
+        async with await responses(served).retrieve(response_id, stream=True) as response:
+            async for event in response:
                 events.append(event)
                 if event.type == name:
                     break
@@ -83,8 +83,8 @@ async def test_what_was_called_is_not_called_again_and_the_model_is_told_of_it(t
         final = events[-1].response
         assert [item.status for item in final.output[1:]] == ["completed"] * 3
         assert final.usage.output_tokens == 4
-        _, asked, answer = messages(other)
-        assert asked["reasoning"] == "I ask."
+        _, question, answer = messages(other)
+        assert question["reasoning"] == "I ask."
         assert answer == {"role": "tool", "tool_call_id": "c1", "content": "hello"}
         assert "real__echo" in offered(other)
         following = await responses(other).create(model="scripted", input="and", previous_response_id=queued.id)

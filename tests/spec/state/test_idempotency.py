@@ -9,7 +9,7 @@ import pytest
 from apis.storage.kv_store import Delete
 from tests.support.laws.stream_laws import check_frames, check_stream
 from tests.support.sdk.client import sdk_client
-from tests.support.sdk.requests import asked, bare, responses
+from tests.support.sdk.requests import bare, chat_requests, responses
 from tests.support.servers.serving import Served, scripted, serving
 
 SLOW = scripted([{"text": ["one ", "two "]}, {"wait_s": 0.5}, {"text": "three"}])
@@ -39,7 +39,7 @@ async def test_a_key_sent_again_gets_the_same_response() -> None:
         assert first == (200, second[1], False)
         assert second[2]
         assert (await post(served, "other"))[1] != first[1]
-        assert len(asked(served)) == 2
+        assert len(chat_requests(served)) == 2
 
 
 async def test_the_sdk_sends_the_key_with_all_its_tries() -> None:
@@ -49,7 +49,7 @@ async def test_the_sdk_sends_the_key_with_all_its_tries() -> None:
         response = await client.responses.create(**sent)
         assert response.output_text == "done"
         assert bare(await client.responses.create(**sent)) == bare(response)
-        assert len(asked(served)) == 2
+        assert len(chat_requests(served)) == 2
 
 
 async def test_a_key_with_another_body_is_refused() -> None:
@@ -71,7 +71,7 @@ async def test_many_who_send_it_at_once_get_one_response(fields: dict[str, Any])
         assert len(ids) == 1
         if not fields.get("background") or fields.get("stream"):
             assert len({body for _, body, _ in answers}) == 1
-        assert len(asked(served)) == 1
+        assert len(chat_requests(served)) == 1
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -112,7 +112,7 @@ async def test_a_client_that_left_comes_back_for_its_response() -> None:
             status, body, replayed = await post(served, str(fields), **fields)
             assert (status, replayed) == (200, True)
             assert b"three" in body
-        assert len(asked(served)) == 2
+        assert len(chat_requests(served)) == 2
 
 
 async def test_what_failed_may_be_tried_again() -> None:
@@ -127,7 +127,7 @@ async def test_what_failed_may_be_tried_again() -> None:
 async def test_a_stream_that_failed_is_told_again() -> None:
     async with serving(scripted([{"text": "a"}, {"wait_s": 0.1}, {"fail": "it broke"}])) as served:
         first, second = await twice(served, stream=True)
-        assert (first[1], second[2], len(asked(served))) == (second[1], True, 1)
+        assert (first[1], second[2], len(chat_requests(served))) == (second[1], True, 1)
 
 
 async def test_what_is_not_to_be_stored_is_done_once_and_not_kept() -> None:
@@ -136,8 +136,8 @@ async def test_what_is_not_to_be_stored_is_done_once_and_not_kept() -> None:
             first, second = await twice(served, key=str(fields), store=False, **fields)
             assert (first[0], second[0]) == (200, 400)
             assert b"idempotent_answer_not_kept" in second[1]
-        kept = await served.stack.kv_store.scan("default/")
-        assert not [key for key, entry in kept if b'"hi"' in entry.value or b"output" in entry.value]
+        records = await served.stack.kv_store.scan("default/")
+        assert not [key for key, entry in records if b'"hi"' in entry.value or b"output" in entry.value]
 
 
 async def test_what_was_deleted_is_gone_for_its_key_too() -> None:
@@ -147,9 +147,9 @@ async def test_what_was_deleted_is_gone_for_its_key_too() -> None:
             identity = body.partition(b'"id":"')[2].partition(b'"')[0].decode()
             await responses(served).delete(identity)
             assert (await post(served, str(number), **fields))[0] == 404
-        assert len(asked(served)) == 2
-        left = await served.stack.kv_store.scan("default/")
-        assert not [key for key, entry in left if b'"hi"' in entry.value]
+        assert len(chat_requests(served)) == 2
+        remaining_keys = await served.stack.kv_store.scan("default/")
+        assert not [key for key, entry in remaining_keys if b'"hi"' in entry.value]
 
 
 async def test_tenants_and_routes_have_keys_of_their_own() -> None:
@@ -159,7 +159,7 @@ async def test_tenants_and_routes_have_keys_of_their_own() -> None:
         async with sdk_client(served.url, "key-of-b") as client:
             theirs = await client.responses.create(model="scripted", input="hi", extra_headers={"Idempotency-Key": "k"})
         assert theirs.id.encode() not in mine[1]
-        assert len(asked(served)) == 2
+        assert len(chat_requests(served)) == 2
 
 
 async def test_a_conversation_is_made_once() -> None:

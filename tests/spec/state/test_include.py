@@ -32,7 +32,7 @@ async def served() -> AsyncGenerator[Served]:
             yield served
 
 
-def shown(item: Any) -> set[str]:
+def shown_fields(item: Any) -> set[str]:
     """The parts of a search, or of reasoning, that an item has beyond what every request sees."""
     fields = bare(item)
     if fields["type"] == "reasoning":
@@ -42,7 +42,7 @@ def shown(item: Any) -> set[str]:
 
 
 def output(response: Any) -> list[set[str]]:
-    return [shown(item) for item in response.output[:2]]
+    return [shown_fields(item) for item in response.output[:2]]
 
 
 ALL = [{"token"}, {"results", "sources"}]
@@ -62,7 +62,7 @@ async def test_a_response_shows_no_longer_what_was_included_when_it_was_created(
     """G1: create with, GET without; the stream's items say what its response says."""
     events = await stream(served, tools=[TOOL], include=[*RESULTS, *SEALED])
     done = [event.item for event in events if event.type == "response.output_item.done"]
-    assert [shown(item) for item in done[:2]] == output(events[-1].response) == ALL
+    assert [shown_fields(item) for item in done[:2]] == output(events[-1].response) == ALL
     assert output(await responses(served).retrieve(events[-1].response.id)) == NONE
 
 
@@ -70,7 +70,7 @@ async def test_a_stream_without_include_shows_none_of_it(served: Served) -> None
     """G1: live events hide what the store has."""
     events = await stream(served, tools=[TOOL])
     done = [event.item for event in events if event.type == "response.output_item.done"]
-    assert [shown(item) for item in done[:2]] == output(events[-1].response) == NONE
+    assert [shown_fields(item) for item in done[:2]] == output(events[-1].response) == NONE
 
 
 async def test_the_stream_of_a_background_response_shows_what_each_reader_includes(served: Served) -> None:
@@ -81,10 +81,10 @@ async def test_the_stream_of_a_background_response_shows_what_each_reader_includ
     again = [event async for event in await responses(served).retrieve(response_id, stream=True)]
     assert output(again[-1].response) == NONE
     included = await responses(served).retrieve(response_id, stream=True, include=[*RESULTS, *SEALED])
-    seen = [event async for event in included]
-    done = [event.item for event in seen if event.type == "response.output_item.done"]
-    assert [shown(item) for item in done[:2]] == output(seen[-1].response) == ALL
-    assert done[0].encrypted_content == seen[-1].response.output[0].encrypted_content
+    received_batches = [event async for event in included]
+    done = [event.item for event in received_batches if event.type == "response.output_item.done"]
+    assert [shown_fields(item) for item in done[:2]] == output(received_batches[-1].response) == ALL
+    assert done[0].encrypted_content == received_batches[-1].response.output[0].encrypted_content
 
 
 async def test_the_items_of_a_conversation_show_what_their_request_includes(served: Served) -> None:
@@ -92,11 +92,11 @@ async def test_the_items_of_a_conversation_show_what_their_request_includes(serv
     client = served.client.conversations
     conversation = await client.create()
     await create(served, tools=[TOOL], conversation=conversation.id)
-    for include, seen in (([], NONE), ([*RESULTS, *SEALED], ALL)):
+    for include, expected in (([], NONE), ([*RESULTS, *SEALED], ALL)):
         listed = await client.items.list(conversation.id, order="asc", include=include)  # type: ignore[arg-type]  # the SDK wants the literals
-        assert [shown(item) for item in listed.data[1:3]] == seen
+        assert [shown_fields(item) for item in listed.data[1:3]] == expected
         single = await client.items.retrieve(listed.data[2].id, conversation_id=conversation.id, include=include)  # type: ignore[arg-type]  # as above
-        assert shown(single) == seen[1]
+        assert shown_fields(single) == expected[1]
 
 
 async def test_the_searches_of_a_response_are_counted(served: Served) -> None:

@@ -78,8 +78,8 @@ async def test_references_count_together_with_the_history_before_them() -> None:
             "param"
         ] == "input[0].id"
         await create(served, input=[reference(one)] * 2)
-        made = await conversations(served).create(items=[user("y" * 15_000)])
-        assert (await refusal(served, input=[reference(one)], conversation=made.id))["param"] == "input[0].id"
+        conversation = await conversations(served).create(items=[user("y" * 15_000)])
+        assert (await refusal(served, input=[reference(one)], conversation=conversation.id))["param"] == "input[0].id"
 
 
 async def test_references_to_many_responses_count_what_each_of_them_loads() -> None:
@@ -98,18 +98,18 @@ async def test_an_item_cannot_be_added_to_a_conversation_twice() -> None:
         doubled: Any = [reference(one), reference(one)]
         beside: Any = [user("x", id="theirs"), reference(one), {"id": "theirs", "type": "item_reference"}]
         await create(served, input=[{"id": "theirs", **user("z")}])
-        made = await conversations(served).create()
+        conversation = await conversations(served).create()
         for items, index in ((doubled, 1), (beside, 2)):
             for request, field in (
                 (conversations(served).create(items=items), "items"),
-                (conversations(served).items.create(made.id, items=items), "items"),
-                (create(served, input=items, conversation=made.id), "input"),
+                (conversations(served).items.create(conversation.id, items=items), "items"),
+                (create(served, input=items, conversation=conversation.id), "input"),
             ):
                 error = await refused(request)
                 assert error["param"] == f"{field}[{index}].id"
                 assert "Duplicate item id" in error["message"]
-        await create(served, input=[reference(one)], conversation=made.id)
-        assert (await refusal(served, input=[reference(one)], conversation=made.id))["param"] == "input[0].id"
+        await create(served, input=[reference(one)], conversation=conversation.id)
+        assert (await refusal(served, input=[reference(one)], conversation=conversation.id))["param"] == "input[0].id"
 
 
 async def test_items_of_a_connection_are_found_among_those_of_its_earlier_turns() -> None:

@@ -9,7 +9,7 @@ from openai.types.responses import Response
 from apis.storage.kv_store import Delete
 from tests.support.laws.stream_laws import check_stream
 from tests.support.sdk.answer_shapes import Script, call
-from tests.support.sdk.requests import asked, bare, create, responses
+from tests.support.sdk.requests import bare, chat_requests, create, responses
 from tests.support.servers.serving import Served, scripted, serving
 
 LOST: Script = [{"reasoning": "hm"}, {"text": ["one ", "two "]}, {"wait_s": 30}, {"text": "three"}]
@@ -74,7 +74,7 @@ async def test_only_the_turn_that_was_lost_is_run_again() -> None:
         await lose_worker(served, begun.id)
         response = await ended(served, begun.id)
         await replay(served, response)
-        prompts = [request.messages for request in asked(served)]
+        prompts = [request.messages for request in chat_requests(served)]
     assert [item.type for item in response.output] == ["web_search_call", "message"]
     assert response.output_text == "four five"
     assert prompts[1] == prompts[2]
@@ -138,7 +138,7 @@ async def test_a_reader_that_comes_as_a_turn_is_taken_back_sees_one_turn() -> No
                     await asyncio.sleep(0)
             events = [event async for event in await responses(served).retrieve(begun.id, stream=True)]
             check_stream(events)
-            told = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-            assert (told, events[-1].response.status) in (("one two ", "failed"), ("four five", "completed"))
-            outcomes.add(told)
+            text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+            assert (text, events[-1].response.status) in (("one two ", "failed"), ("four five", "completed"))
+            outcomes.add(text)
     assert outcomes

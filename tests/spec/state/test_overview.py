@@ -22,9 +22,9 @@ async def overview(client: AsyncOpenAI) -> Json:
 
 async def until(client: AsyncOpenAI, holds: Callable[[Json], bool]) -> Json:
     async with asyncio.timeout(10):
-        while not holds(seen := await overview(client)):  # noqa: ASYNC110 - no event
+        while not holds(overview_now := await overview(client)):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.02)
-    return seen
+    return overview_now
 
 
 async def test_runs_have_their_worker_or_their_place_in_the_queue() -> None:
@@ -32,8 +32,8 @@ async def test_runs_have_their_worker_or_their_place_in_the_queue() -> None:
         created = [
             await served.client.responses.create(model="scripted", input="Hi", background=True) for _ in range(3)
         ]
-        seen = await until(served.client, lambda each: each["background"]["running"] == 1)
-        background, (worker,) = seen["background"], seen["workers"]
+        overview_now = await until(served.client, lambda each: each["background"]["running"] == 1)
+        background, (worker,) = overview_now["background"], overview_now["workers"]
         assert (background["waiting"], background["orphaned"], background["max_running"]) == (2, 0, 1)
         assert [run["id"] for run in background["runs"]] == [response.id for response in created]
         assert [run["queue_place"] for run in background["runs"]] == [None, 1, 2]
@@ -54,25 +54,25 @@ async def test_the_operator_of_one_tenant_sees_figures_and_inference_servers() -
     inference = {"provider": "router", "providers": {"own": scripted([{"text": "Hi."}]), "far": down}}
     async with serving(inference) as served:
         await served.client.responses.create(model="scripted", input="Hi")
-        seen = await until(
+        overview_now = await until(
             served.client,
             lambda each: any(not up["is_healthy"] for part in each["providers"] for up in part["upstreams"]),
         )
-        assert seen["scope"] == "server"
-        [far] = [part for part in seen["providers"] if part["path"] == "inference.providers.far"]
+        assert overview_now["scope"] == "server"
+        [far] = [part for part in overview_now["providers"] if part["path"] == "inference.providers.far"]
         assert far["upstreams"][0]["url"] == "http://127.0.0.1:9/v1"
-        assert {part["provider"] for part in seen["providers"]} >= {
+        assert {part["provider"] for part in overview_now["providers"]} >= {
             "Router",
             "Scripted",
             "VLLM",
             "Memory",
             "ResponsesLoop",
         }
-        assert seen["figures"]["responses"] == {"completed": 1}
-        assert seen["figures"]["requests"]["200"] >= 1
-        assert set(seen["figures"]["tokens"]) == {"scripted"}
-        assert seen["figures"]["requests_in_flight"] == 1
-        [process] = seen["processes"]
+        assert overview_now["figures"]["responses"] == {"completed": 1}
+        assert overview_now["figures"]["requests"]["200"] >= 1
+        assert set(overview_now["figures"]["tokens"]) == {"scripted"}
+        assert overview_now["figures"]["requests_in_flight"] == 1
+        [process] = overview_now["processes"]
         assert process["resident_memory_bytes"] > 1_000_000
 
 
@@ -83,13 +83,13 @@ async def test_a_tenant_among_several_sees_its_own_runs_alone() -> None:
             mine = await served.client.responses.create(model="scripted", input="Hi", background=True)
             other = served.client.with_options(api_key="sk-b")
             theirs = await other.responses.create(model="scripted", input="Hi", background=True)
-            seen = await until(served.client, lambda each: each["background"]["running"] == 1)
-            assert seen["scope"] == "tenant"
-            assert [run["id"] for run in seen["background"]["runs"]] == [mine.id]
-            assert seen["background"]["runs"][0]["worker"] is None
-            assert [seen[part] for part in SERVER_PARTS] == [None] * 4
-            seen = await overview(other)
-            assert [(run["id"], run["queue_place"]) for run in seen["background"]["runs"]] == [(theirs.id, 1)]
+            overview_now = await until(served.client, lambda each: each["background"]["running"] == 1)
+            assert overview_now["scope"] == "tenant"
+            assert [run["id"] for run in overview_now["background"]["runs"]] == [mine.id]
+            assert overview_now["background"]["runs"][0]["worker"] is None
+            assert [overview_now[part] for part in SERVER_PARTS] == [None] * 4
+            overview_now = await overview(other)
+            assert [(run["id"], run["queue_place"]) for run in overview_now["background"]["runs"]] == [(theirs.id, 1)]
             await served.client.responses.cancel(mine.id)
             await other.responses.cancel(theirs.id)
 
@@ -101,11 +101,11 @@ async def test_two_servers_of_one_store_list_each_other(tmp_path: Path) -> None:
         async with serving(SLOW, kv_store=store, responses=responses) as two:
             for served in (one, two):
                 await served.client.responses.create(model="scripted", input="Hi", background=True)
-            seen = await until(
+            overview_now = await until(
                 one.client, lambda each: each["background"]["running"] == 2 and len(each["workers"]) == 2
             )
-            runs = seen["background"]["runs"]
-            assert {run["worker"] for run in runs} == {worker["id"] for worker in seen["workers"]}
+            runs = overview_now["background"]["runs"]
+            assert {run["worker"] for run in runs} == {worker["id"] for worker in overview_now["workers"]}
             for run in runs:
                 await two.client.responses.cancel(run["id"])
         assert len((await overview(one.client))["workers"]) == 1

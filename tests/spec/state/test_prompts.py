@@ -14,7 +14,7 @@ from stack.build import open_stack
 from stack.config import StackConfig
 from stack.wiring import wire_providers
 from tests.support.models.images import PIXEL_URL
-from tests.support.sdk.requests import asked, create, messages, responses, stream
+from tests.support.sdk.requests import chat_requests, create, messages, responses, stream
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import MEMORY, Served, scripted, serving
 
@@ -73,7 +73,7 @@ async def error_of(served: Served, **fields: Any) -> tuple[str | None, str | Non
 
 async def test_a_prompt_names_the_model_and_the_defaults_of_the_request(served: Served) -> None:
     response = await responses(served).create(prompt=WEATHER, input="hi")
-    chat = asked(served)[-1]
+    chat = chat_requests(served)[-1]
     assert messages(served)[0] == {
         "role": "developer",
         "content": "You are a dry forecaster. Braces: {{x}}.",
@@ -98,7 +98,7 @@ async def test_fields_of_the_request_win(served: Served) -> None:
         reasoning={"effort": "high"},
         text={"verbosity": "high"},
     )
-    chat = asked(served)[-1]
+    chat = chat_requests(served)[-1]
     assert messages(served)[0]["content"] == "Mine."
     assert (chat.temperature, chat.tools, chat.reasoning_effort, chat.verbosity) == (1.5, None, "high", "high")
     assert chat.response_format is not None, "the format of the prompt still holds"

@@ -31,12 +31,12 @@ def parents(tree: Json) -> dict[str, str | None]:
 async def test_the_tree_of_a_chain_has_every_branch_from_whichever_node_it_is_read() -> None:
     async with serving() as served:
         root = await respond(served)
-        left = await respond(served, root)
+        response = await respond(served, root)
         right = await respond(served, root)
         deep = await respond(served, right)
         forked = await respond(served, right)
         other = await respond(served)
-        expected = {root: None, left: root, right: root, deep: right, forked: right}
+        expected = {root: None, response: root, right: root, deep: right, forked: right}
         trees = [await read(served.client, f"/responses/{node}/tree") for node in expected]
         assert all(parents(tree) == expected and not tree["has_more"] for tree in trees)
         tree = trees[0]

@@ -29,31 +29,31 @@ def error_of(caught: pytest.ExceptionInfo[APIStatusError]) -> Any:
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_stored_response_is_the_one_that_was_told(served: Served, streamed: bool) -> None:
     fields: dict[str, Any] = {"metadata": {"a": "b"}, "temperature": 0.5, "instructions": "Be brief."}
-    told = (await stream(served, **fields))[-1].response if streamed else await create(served, **fields)
-    assert bare(await responses(served).retrieve(told.id)) == bare(told)
+    response = (await stream(served, **fields))[-1].response if streamed else await create(served, **fields)
+    assert bare(await responses(served).retrieve(response.id)) == bare(response)
 
 
 async def test_a_response_is_stored_unless_it_says_otherwise(served: Served) -> None:
     assert (await create(served)).store is True
-    told = await create(served, store=False)
-    assert told.store is False
+    response = await create(served, store=False)
+    assert response.store is False
     with pytest.raises(NotFoundError):
-        await responses(served).retrieve(told.id)
+        await responses(served).retrieve(response.id)
 
 
 async def test_a_deleted_response_is_gone(served: Served) -> None:
-    told = await create(served)
-    await responses(served).delete(told.id)
+    response = await create(served)
+    await responses(served).delete(response.id)
     with pytest.raises(NotFoundError):
-        await responses(served).retrieve(told.id)
+        await responses(served).retrieve(response.id)
     with pytest.raises(NotFoundError):
-        await responses(served).delete(told.id)
+        await responses(served).delete(response.id)
 
 
 async def test_deleting_tells_what_was_deleted(served: Served) -> None:
-    told = await create(served)
-    raw = await responses(served).with_raw_response.delete(told.id)
-    assert raw.http_response.json() == {"id": told.id, "object": "response", "deleted": True}
+    response = await create(served)
+    raw = await responses(served).with_raw_response.delete(response.id)
+    assert raw.http_response.json() == {"id": response.id, "object": "response", "deleted": True}
 
 
 @pytest.mark.parametrize("method", ["retrieve", "delete", "cancel", "input_items"])
@@ -70,24 +70,24 @@ async def test_an_unknown_response_is_not_found(served: Served, method: str) -> 
 
 
 async def test_a_finished_response_cannot_be_cancelled(served: Served) -> None:
-    told = await create(served)
+    response = await create(served)
     with pytest.raises(BadRequestError, match="background"):
-        await responses(served).cancel(told.id)
-    assert (await responses(served).retrieve(told.id)).status == "completed"
+        await responses(served).cancel(response.id)
+    assert (await responses(served).retrieve(response.id)).status == "completed"
 
 
 async def test_a_response_that_was_not_made_in_the_background_cannot_be_streamed_again(served: Served) -> None:
-    told = await create(served)
+    response = await create(served)
     with pytest.raises(BadRequestError, match="background"):
-        await responses(served).retrieve(told.id, stream=True)
+        await responses(served).retrieve(response.id, stream=True)
 
 
 # --- input items -----------------------------------------------------------------------------------------------------
 
 
 async def test_input_items_come_newest_first(served: Served) -> None:
-    told = await create(served, input=GIVEN)
-    page = await responses(served).input_items.list(told.id)
+    response = await create(served, input=GIVEN)
+    page = await responses(served).input_items.list(response.id)
     assert [item.id for item in page.data] == ["msg_4", "msg_3", "msg_2", "msg_1", "msg_0"]
     assert (page.first_id, page.last_id, page.has_more, page.object) == ("msg_4", "msg_0", False, "list")
 
@@ -107,9 +107,9 @@ PAGES: dict[str, tuple[dict[str, Any], list[int], bool]] = {
 
 @pytest.mark.parametrize("case", PAGES.values(), ids=PAGES)
 async def test_input_items_come_in_pages(served: Served, case: tuple[dict[str, Any], list[int], bool]) -> None:
-    asked, numbers, has_more = case
-    told = await create(served, input=GIVEN)
-    page = await responses(served).input_items.list(told.id, **asked)
+    params, numbers, has_more = case
+    response = await create(served, input=GIVEN)
+    page = await responses(served).input_items.list(response.id, **params)
     ids = [f"msg_{number}" for number in numbers]
     assert [item.id for item in page.data] == ids
     assert page.has_more is has_more
@@ -117,13 +117,13 @@ async def test_input_items_come_in_pages(served: Served, case: tuple[dict[str, A
 
 
 async def test_the_sdk_walks_all_pages(served: Served) -> None:
-    told = await create(served, input=GIVEN)
-    pages = responses(served).input_items.list(told.id, limit=2, order="asc")
+    response = await create(served, input=GIVEN)
+    pages = responses(served).input_items.list(response.id, limit=2, order="asc")
     assert [item.id async for item in pages] == [item["id"] for item in GIVEN]
 
 
 @pytest.mark.parametrize(
-    ("asked", "param"),
+    ("params", "param"),
     [
         ({"limit": 0}, "limit"),
         ({"limit": 101}, "limit"),
@@ -132,31 +132,31 @@ async def test_the_sdk_walks_all_pages(served: Served) -> None:
         ({"extra_query": {"limit": "two"}}, "limit"),
     ],
 )
-async def test_a_page_that_cannot_be_is_refused(served: Served, asked: dict[str, Any], param: str) -> None:
-    told = await create(served, input=GIVEN)
+async def test_a_page_that_cannot_be_is_refused(served: Served, params: dict[str, Any], param: str) -> None:
+    response = await create(served, input=GIVEN)
     with pytest.raises(BadRequestError) as caught:
-        await responses(served).input_items.list(told.id, **asked)
+        await responses(served).input_items.list(response.id, **params)
     assert error_of(caught)["param"] == param
 
 
 async def test_a_string_is_listed_as_a_message_with_an_id(served: Served) -> None:
-    told = await create(served, input="hi")
-    (item,) = (await responses(served).input_items.list(told.id)).data
+    response = await create(served, input="hi")
+    (item,) = (await responses(served).input_items.list(response.id)).data
     assert item.id.startswith("msg_")
     assert (item.type, item.role, item.status) == ("message", "user", "completed")
     assert [(part.type, part.text) for part in item.content] == [("input_text", "hi")]
 
 
 async def test_every_listed_item_has_an_id_and_keeps_what_it_came_with(served: Served) -> None:
-    given: list[dict[str, Any]] = [
+    input_items: list[dict[str, Any]] = [
         {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"},
         {"type": "function_call", "call_id": "c", "name": "get", "arguments": "{oops", "namespace": "n"},
         {"type": "function_call_output", "call_id": "c", "output": "1", "custom": {"deep": [1, {"a": None}]}},
     ]
-    told = await create(served, input=given)
-    items = (await responses(served).input_items.list(told.id, order="asc")).data
+    response = await create(served, input=input_items)
+    items = (await responses(served).input_items.list(response.id, order="asc")).data
     assert [item.id.partition("_")[0] for item in items] == ["rs", "fc", "fco"]
-    for item, fields in zip(items, given, strict=True):
+    for item, fields in zip(items, input_items, strict=True):
         listed = item.model_dump(mode="json")
         assert {key: listed[key] for key in fields if key != "custom"} == {
             key: value for key, value in fields.items() if key != "custom"
@@ -194,8 +194,8 @@ async def count(served: Served, **fields: Any) -> int:
 
 
 async def test_input_tokens_are_those_the_response_would_use(served: Served) -> None:
-    told = await create(served, input="one two three")
-    assert await count(served) == told.usage.input_tokens == 3
+    response = await create(served, input="one two three")
+    assert await count(served) == response.usage.input_tokens == 3
 
 
 async def test_counting_counts_the_history_and_the_instructions(served: Served) -> None:

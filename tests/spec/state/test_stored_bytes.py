@@ -106,8 +106,8 @@ async def test_a_page_of_items_ends_at_eight_mebibytes() -> None:
         for order, expected in (("asc", texts), ("desc", texts[::-1])):
             page = await conversations(served).items.list(conversation.id, order=order, limit=100)
             assert (len(page.data), page.has_more) == (2, True)
-            found = [item.content[0].text async for item in page]
-            assert found == expected
+            item_texts = [item.content[0].text async for item in page]
+            assert item_texts == expected
 
 
 async def test_an_item_above_eight_mebibytes_is_a_page_of_its_own() -> None:

@@ -63,8 +63,8 @@ class Tenants(RuleBasedStateMachine):
 
     @rule(tenant=tenants)
     def refer_to_an_id_that_all_use(self, tenant: str) -> None:
-        given = [{"type": "item_reference", "id": SHARED_ITEM}]
-        self._ask(tenant, "POST", "/responses", ask("", input=given))
+        input_items = [{"type": "item_reference", "id": SHARED_ITEM}]
+        self._ask(tenant, "POST", "/responses", ask("", input=input_items))
 
     @rule(tenant=tenants, key=st.sampled_from("xyz"), fields=st.sampled_from(SAID))
     def send_a_key_that_all_use(self, tenant: str, key: str, fields: dict[str, Any]) -> None:
@@ -89,29 +89,31 @@ class Tenants(RuleBasedStateMachine):
 
     @rule(tenant=tenants, operation=operations, number=numbers)
     def use_what_is_its_own(self, tenant: str, operation: Operation, number: int) -> None:
-        known = self.world.of(tenant, operation.kind)
-        if known:
-            ids = known[number % len(known)]
+        own_ids = self.world.of(tenant, operation.kind)
+        if own_ids:
+            ids = own_ids[number % len(own_ids)]
             self.runner.run(self.world.run(tenant, operation, ids, f"{SECRETS[tenant]} {number}"))
 
     @rule(tenant=tenants, some=st.lists(operations, min_size=1, max_size=5), number=numbers, mixed=st.booleans())
-    def use_what_is_anothers(self, tenant: str, some: list[Operation], number: int, mixed: bool) -> None:
+    def use_what_is_anothers(self, tenant: str, operations: list[Operation], number: int, mixed: bool) -> None:
         other = TENANTS[(TENANTS.index(tenant) + 1 + number % 2) % 3]
-        for operation in some:
+        for operation in operations:
             mixing = mixed and operation.kind in PAIRS
-            known = self.world.pairs(tenant, operation.kind, other) if mixing else self.world.of(other, operation.kind)
-            if known:
-                ids = known[number % len(known)]
+            all_ids = (
+                self.world.pairs(tenant, operation.kind, other) if mixing else self.world.of(other, operation.kind)
+            )
+            if all_ids:
+                ids = all_ids[number % len(all_ids)]
                 self.runner.run(self.world.foreign(tenant, operation, ids, f"{SECRETS[tenant]} {number}"))
 
     @rule(tenant=tenants, some=st.lists(on_responses, min_size=1, max_size=3), stream=st.booleans())
-    def use_what_another_is_just_told(self, tenant: str, some: list[Operation], stream: bool) -> None:
+    def use_what_another_is_just_told(self, tenant: str, operations: list[Operation], stream: bool) -> None:
         other = TENANTS[TENANTS.index(tenant) - 1]
         text = f"{SECRETS[other]} slowly!"
-        made = json.loads(self._ask(other, "POST", "/responses", ask(text, background=True)).body)["id"]
-        for operation in some:
-            self.runner.run(self.world.foreign(tenant, operation, [made], SECRETS[tenant]))
-        self._ask(other, "GET", f"/responses/{made}{'?stream=true' if stream else ''}")
+        response = json.loads(self._ask(other, "POST", "/responses", ask(text, background=True)).body)["id"]
+        for operation in operations:
+            self.runner.run(self.world.foreign(tenant, operation, [response], SECRETS[tenant]))
+        self._ask(other, "GET", f"/responses/{response}{'?stream=true' if stream else ''}")
 
     def _ask(self, tenant: str, method: str, path: str, body: Any = None, **fields: Any) -> Any:
         return self.runner.run(self.world.ask(tenant, method, path, body, **fields))
@@ -120,7 +122,7 @@ class Tenants(RuleBasedStateMachine):
 def test_no_tenant_is_told_a_byte_of_anothers(tmp_path: Path) -> None:
     with world_of_tenants(tmp_path) as (world, runner):
         Tenants.world, Tenants.runner = world, runner
-        some = settings(
+        rules = settings(
             max_examples=max(1, STEPS // _STEPS_EACH),
             stateful_step_count=_STEPS_EACH,
             database=None,
@@ -128,18 +130,18 @@ def test_no_tenant_is_told_a_byte_of_anothers(tmp_path: Path) -> None:
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         )
         try:
-            run_state_machine_as_test(Tenants, settings=some)
+            run_state_machine_as_test(Tenants, settings=rules)
         finally:
             print(dict(world.counts), *world.steps, sep="\n")
 
 
 def test_every_operation_answers_for_anothers_id_as_for_nobodys(tmp_path: Path) -> None:
     with world_of_tenants(tmp_path) as (world, runner):
-        asked: set[str] = set()
+        operations: set[str] = set()
         for operation in OPERATIONS:
-            for known in (world.of("b", operation.kind), world.pairs("a", operation.kind, "b")):
-                for ids in known[:2]:
+            for known_ids in (world.of("b", operation.kind), world.pairs("a", operation.kind, "b")):
+                for ids in known_ids[:2]:
                     runner.run(world.foreign("a", operation, ids, SECRETS["a"]))
-                    asked.add(str(operation))
-        left = {str(each) for each in OPERATIONS} - asked
-        assert not {each for each in left if "container" not in each}, left
+                    operations.add(str(operation))
+        missing = {str(each) for each in OPERATIONS} - operations
+        assert not {each for each in missing if "container" not in each}, missing

@@ -82,9 +82,9 @@ async def test_spans_may_come_before_their_trace_and_unfinished_ones_again() -> 
         await ingest(served.client, unfinished)
         assert (await whole(served.client))["workflow_name"] is None
         await ingest(served.client, trace(), span(1))
-        seen = await whole(served.client)
-        assert (seen["workflow_name"], seen["span_count"], seen["error_count"]) == ("Flow 1", 1, 0)
-        assert seen["spans"] == [span(1)]
+        traces = await whole(served.client)
+        assert (traces["workflow_name"], traces["span_count"], traces["error_count"]) == ("Flow 1", 1, 0)
+        assert traces["spans"] == [span(1)]
         await ingest(served.client, unfinished)
         assert (await whole(served.client))["spans"] == [span(1)]
 
@@ -92,8 +92,8 @@ async def test_spans_may_come_before_their_trace_and_unfinished_ones_again() -> 
 async def test_workers_that_ingest_one_trace_at_a_time_lose_no_span() -> None:
     async with serving() as served:
         await asyncio.gather(*(ingest(served.client, trace(), span(number)) for number in range(16)))
-        seen = await whole(served.client)
-        assert seen["span_count"] == len(seen["spans"]) == 16
+        traces = await whole(served.client)
+        assert traces["span_count"] == len(traces["spans"]) == 16
 
 
 async def test_traces_are_listed_in_pages_and_by_group_workflow_and_response() -> None:
@@ -166,13 +166,13 @@ async def test_long_values_are_cut_and_numbers_of_any_size_are_kept() -> None:
 async def test_a_trace_that_is_full_counts_what_it_drops() -> None:
     async with bounded(max_trace_spans=5) as served:
         await ingest(served.client, trace(), *(span(number) for number in range(8)))
-        seen = await whole(served.client)
-        assert (seen["span_count"], len(seen["spans"]), seen["dropped_spans"]) == (5, 5, 3)
+        traces = await whole(served.client)
+        assert (traces["span_count"], len(traces["spans"]), traces["dropped_spans"]) == (5, 5, 3)
     async with bounded(max_trace_bytes=1024 * 1024) as served:
         data = {"type": "custom", "data": "x" * 99_000}
         await ingest(served.client, *(span(number, span_data=data) for number in range(20)))
-        seen = await whole(served.client)
-        assert (seen["span_count"], seen["dropped_spans"]) == (10, 10)
+        traces = await whole(served.client)
+        assert (traces["span_count"], traces["dropped_spans"]) == (10, 10)
 
 
 async def test_the_oldest_traces_of_a_full_tenant_make_room() -> None:

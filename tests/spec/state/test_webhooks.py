@@ -22,7 +22,7 @@ SLOW = scripted([{"text": "a"}, {"wait_s": 30}])
 KEYS = [{"key": f"key-of-{name}", "tenant": name} for name in ("a", "b")]
 
 
-def told(*hooks: dict[str, Any]) -> dict[str, Any]:
+def webhooks_section(*hooks: dict[str, Any]) -> dict[str, Any]:
     return {"responses": {"background": SOON}, "webhooks": {"receivers": [*hooks]}}
 
 
@@ -31,7 +31,7 @@ async def begin(served: Served, **fields: Any) -> Any:
 
 
 async def test_a_completed_response_is_told_and_signed() -> None:
-    async with receiving() as receiver, serving(**told(receiver.hook())) as served:
+    async with receiving() as receiver, serving(**webhooks_section(receiver.hook())) as served:
         queued = await begin(served, input="a b")
         (event,) = await receiver.come(1)
         assert (event.type, event.object, event.data.id) == ("response.completed", "event", queued.id)
@@ -47,7 +47,7 @@ async def test_a_completed_response_is_told_and_signed() -> None:
 
 async def test_every_ending_has_its_event() -> None:
     turns = [[{"text": "a"}, {"fail": "it broke"}], [{"text": ["a"] * 30}], [{"text": "a"}, {"wait_s": 30}]]
-    async with receiving() as receiver, serving(scripted(*turns), **told(receiver.hook())) as served:
+    async with receiving() as receiver, serving(scripted(*turns), **webhooks_section(receiver.hook())) as served:
         ids = [(await begin(served)).id]
         await receiver.come(1)
         ids.append((await begin(served, max_output_tokens=16)).id)
@@ -63,7 +63,10 @@ async def test_every_ending_has_its_event() -> None:
 
 
 async def test_only_background_responses_and_the_wanted_events_are_told() -> None:
-    async with receiving() as receiver, serving(**told(receiver.hook(events=["response.cancelled"]))) as served:
+    async with (
+        receiving() as receiver,
+        serving(**webhooks_section(receiver.hook(events=["response.cancelled"]))) as served,
+    ):
         await create(served)
         done = await begin(served)
         async with asyncio.timeout(10):
@@ -75,7 +78,7 @@ async def test_only_background_responses_and_the_wanted_events_are_told() -> Non
 
 async def test_each_tenant_is_told_of_its_own() -> None:
     async with receiving() as receiver, receiving() as other:
-        hooks = told(receiver.hook(tenant="a"), other.hook(tenant="b"))
+        hooks = webhooks_section(receiver.hook(tenant="a"), other.hook(tenant="b"))
         async with serving(**hooks, server={"api_keys": KEYS}) as served:
             mine = await begin(served)
             async with sdk_client(served.url, "key-of-b") as client:
@@ -88,7 +91,7 @@ async def test_what_was_not_taken_is_sent_again_under_the_same_id() -> None:
     async with receiving() as receiver:
         statuses = chain([500, 307, 404], repeat(204))
         receiver.answer = lambda: next(statuses)
-        async with serving(**told(receiver.hook())) as served:
+        async with serving(**webhooks_section(receiver.hook())) as served:
             await begin(served)
             await receiver.come(4)
             await nothing_left(served)
@@ -105,7 +108,7 @@ async def nothing_left(served: Served) -> None:
 async def test_what_is_too_old_is_given_up() -> None:
     async with receiving() as receiver:
         receiver.answer = lambda: 500
-        async with serving(**told(receiver.hook(max_age_s=0.5))) as served:
+        async with serving(**webhooks_section(receiver.hook(max_age_s=0.5))) as served:
             await begin(served)
             await receiver.come(1)
             await nothing_left(served)
@@ -114,7 +117,7 @@ async def test_what_is_too_old_is_given_up() -> None:
 async def test_a_receiver_that_never_answers_holds_up_nobody() -> None:
     async with receiving() as stuck, receiving() as receiver:
         stuck.answer = lambda: None
-        async with serving(**told(stuck.hook(timeout_s=30), receiver.hook())) as served:
+        async with serving(**webhooks_section(stuck.hook(timeout_s=30), receiver.hook())) as served:
             for _ in range(10):
                 await begin(served)
             assert len(await receiver.come(10)) == 10
@@ -123,7 +126,7 @@ async def test_a_receiver_that_never_answers_holds_up_nobody() -> None:
 
 async def test_a_private_receiver_is_refused_unless_the_config_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "providers")
-    async with receiving() as receiver, serving(**told(receiver.hook(private=False))) as served:
+    async with receiving() as receiver, serving(**webhooks_section(receiver.hook(private=False))) as served:
         await begin(served)
         async with asyncio.timeout(10):
             while "again in" not in caplog.text:  # noqa: ASYNC110  # the log tells nobody
@@ -138,11 +141,11 @@ async def test_what_was_not_sent_is_sent_after_a_restart(tmp_path: Path) -> None
     store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
     async with receiving() as receiver:
         receiver.answer = lambda: None
-        async with serving(kv_store=store, **told(receiver.hook(timeout_s=60))) as served:
+        async with serving(kv_store=store, **webhooks_section(receiver.hook(timeout_s=60))) as served:
             queued = await begin(served)
             await receiver.come(1)
         receiver.answer = lambda: 200
-        async with serving(kv_store=store, **told(receiver.hook(timeout_s=60))) as served:
+        async with serving(kv_store=store, **webhooks_section(receiver.hook(timeout_s=60))) as served:
             events = await receiver.come(2)
             await nothing_left(served)
     assert {event.data.id for event in events} == {queued.id}

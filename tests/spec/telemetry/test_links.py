@@ -58,16 +58,16 @@ async def test_the_trace_goes_on_after_a_worker_was_killed(otlp: OtlpReceiver, t
     store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
     async with worker_processes(tmp_path, store, slow_s=3) as workers:
         headers = {"traceparent": PARENT}
-        made = await workers.ask(
+        response = await workers.ask(
             "POST",
             "/responses",
             json={"model": "scripted", "input": "search", "background": True, "tools": [{"type": "web_search"}]},
             headers=headers,
         )
-        await workers.until(made.json()["id"], "response.web_search_call.in_progress")
+        await workers.until(response.json()["id"], "response.web_search_call.in_progress")
         for process in workers.processes():
             process.kill()
-        await workers.ended(made.json()["id"], 60)
+        await workers.ended(response.json()["id"], 60)
         await asyncio.to_thread(otlp.wait_for, lambda: otlp.named("invoke_agent"), 20)
     for span in otlp.spans:
         check_span(span)

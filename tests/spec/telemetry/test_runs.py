@@ -94,12 +94,12 @@ async def test_requests_of_every_shape_keep_the_tables(otlp: OtlpReceiver) -> No
 
 async def test_other_routes_have_spans_and_count_no_tokens_twice(otlp: OtlpReceiver) -> None:
     async with serving() as served:
-        made = await create(served)
-        await responses(served).retrieve(made.id)
-        await responses(served).input_items.list(made.id)
+        response = await create(served)
+        await responses(served).retrieve(response.id)
+        await responses(served).input_items.list(response.id)
         await served.client.models.list()
         await served.client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "hi"}])
-        await responses(served).delete(made.id)
+        await responses(served).delete(response.id)
         async with httpx.AsyncClient(verify=TLS) as http:
             assert (await http.get(f"{served.url}/healthz")).status_code == 200
             assert (await http.get(f"{served.url}/nowhere")).status_code == 404

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.conversations import conversations
-from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal, responses, stream
 from tests.support.servers.serving import Served, scripted, serving
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ def added(*tools: Json, **fields: Any) -> Json:
 
 def offered(served: Served) -> list[str]:
     """The names of the tools that the model was offered last."""
-    return [tool.name for tool in asked(served)[-1].tools or ()]
+    return [tool.name for tool in chat_requests(served)[-1].tools or ()]
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -42,8 +42,8 @@ async def test_they_are_called_by_their_own_names(streamed: bool) -> None:
         second = await create(served, **{**fields, "input": [*fields["input"], bare(run), output]})
         (listed,) = second.output
         assert (listed.type, listed.name, listed.namespace) == ("function_call", "list", "agents")
-        (told,) = messages(served)[1]["tool_calls"]
-        assert told["custom"]["name"] == "exec", "the call is told under the name that is offered"
+        (sent_call,) = messages(served)[1]["tool_calls"]
+        assert sent_call["custom"]["name"] == "exec", "the call is told under the name that is offered"
 
 
 async def test_they_stay_along_a_chain_and_in_a_conversation_and_are_listed_as_they_came() -> None:
@@ -57,11 +57,13 @@ async def test_they_stay_along_a_chain_and_in_a_conversation_and_are_listed_as_t
         item = (await responses(served).input_items.list(first.id, order="asc")).data[0]
         assert (item.type, item.role, item.id[:3]) == ("additional_tools", "developer", "at_")
         assert [tool.name for tool in item.tools] == ["functions", "agents", "empty"]
-        kept = await conversations(served).create(items=[added(function("kept"))])
-        await create(served, input="hi", conversation=kept.id)
+        conversation = await conversations(served).create(items=[added(function("kept"))])
+        await create(served, input="hi", conversation=conversation.id)
         assert offered(served) == ["kept"]
-        await create(served, input=[added({**function("kept"), "description": "New."})], conversation=kept.id)
-        assert [tool.model_dump()["function"]["description"] for tool in asked(served)[-1].tools or ()] == ["New."]
+        await create(served, input=[added({**function("kept"), "description": "New."})], conversation=conversation.id)
+        assert [tool.model_dump()["function"]["description"] for tool in chat_requests(served)[-1].tools or ()] == [
+            "New."
+        ]
 
 
 async def test_a_choice_may_name_one() -> None:
@@ -69,7 +71,7 @@ async def test_a_choice_may_name_one() -> None:
         choice = {"type": "function", "name": "wait"}
         response = await create(served, input=[added(*REGISTRY), USER], tool_choice=choice)
         assert response.output[0].name == "wait"
-        assert asked(served)[-1].model_dump()["tool_choice"]["function"] == {"name": "wait"}
+        assert chat_requests(served)[-1].model_dump()["tool_choice"]["function"] == {"name": "wait"}
         choice["name"] = "gone"
         assert (await refusal(served, input=[added(*REGISTRY), USER], tool_choice=choice))["param"] == "tool_choice"
 

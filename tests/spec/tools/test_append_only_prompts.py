@@ -18,7 +18,7 @@ from tests.spec.tools.test_client_tools import TOOLS
 from tests.spec.tools.test_round_trip import CASES, having_all
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.drawing import draw, drawing
-from tests.support.sdk.requests import asked, create
+from tests.support.sdk.requests import chat_requests, create
 from tests.support.servers.serving import Served
 
 Json = dict[str, Any]
@@ -55,17 +55,17 @@ async def play_chain(served: Served, inputs: Sequence[Any], **fields: Any) -> li
     firsts: list[ChatRequest] = []
     previous: Any = None
     for number, text_or_output in enumerate(inputs):
-        given: Any = text_or_output
+        value: Any = text_or_output
         if not isinstance(text_or_output, str):
             output, call_item = cast(Json, text_or_output), previous.output[-1]
             is_by_id = output["type"] == "local_shell_call_output"
-            given = [{**output, **({"id": call_item.id} if is_by_id else {"call_id": call_item.call_id})}]
-        before = len(asked(served))
+            value = [{**output, **({"id": call_item.id} if is_by_id else {"call_id": call_item.call_id})}]
+        before = len(chat_requests(served))
         previous = await create(
-            served, input=given, previous_response_id=previous.id if previous is not None else None, **fields
+            served, input=value, previous_response_id=previous.id if previous is not None else None, **fields
         )
         assert previous.status == "completed", (number, previous.incomplete_details)
-        firsts.append(asked(served)[before])
+        firsts.append(chat_requests(served)[before])
     return firsts
 
 
@@ -84,8 +84,8 @@ async def assert_append_only_in_harmony(requests: Sequence[ChatRequest], firsts:
     harmony = await Harmony.load(HarmonyOptions(current_date="none"))
     after_answers = [request for request in firsts if request.messages[-1].role == "user"]
     assert_append_only([(await harmony.render_prompt(request)).token_ids for request in after_answers])
-    shown = [request.model_copy(update={"all_reasoning": True}) for request in requests]
-    assert_append_only([(await harmony.render_prompt(request)).token_ids for request in shown])
+    prompts = [request.model_copy(update={"all_reasoning": True}) for request in requests]
+    assert_append_only([(await harmony.render_prompt(request)).token_ids for request in prompts])
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -99,7 +99,7 @@ async def test_prompts_of_all_tools_only_grow(model: str, tmp_path: Path) -> Non
     async with having_all(model, turns, tmp_path) as (served, tools):
         fields: Json = {"tools": [*tools, *CLIENT_TOOLS], "instructions": "Be brief.", "model": model}
         firsts = await play_chain(served, inputs, **fields)
-        requests = asked(served)
+        requests = chat_requests(served)
     assert len(requests) == len(turns)
     await assert_append_only_in_harmony(requests, firsts)
     if model == "scripted":
@@ -110,4 +110,4 @@ async def test_prompts_with_generated_images_only_grow() -> None:
     turns: list[Script] = [[draw()], DONE, DONE]
     async with drawing(*turns, model="scripted") as (served, _):
         await play_chain(served, ["Draw.", "Why?"], tools=[{"type": "image_generation"}])
-        assert_append_only(chat_prompts(asked(served)))
+        assert_append_only(chat_prompts(chat_requests(served)))

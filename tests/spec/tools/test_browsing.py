@@ -8,7 +8,7 @@ import pytest
 
 from apis.chat import ChatAllowedTools, NamedFunction
 from tests.support.sdk.answer_shapes import call, function
-from tests.support.sdk.requests import asked, create, messages, stream
+from tests.support.sdk.requests import chat_requests, create, messages, stream
 from tests.support.sdk.web_pages import TOOL, browsing, model, web
 from tests.support.servers.fetcher_hosts import Canary
 from tests.support.servers.forbidden_urls import forbidden
@@ -18,7 +18,7 @@ SAY = {"text": "Done."}
 OPEN_FIRST = call("open_page", '{"page": "1"}')
 
 
-def told(served: Any) -> str:
+def page_text(served: Any) -> str:
     """What the last call told the model."""
     content: str = messages(served)[-1]["content"]
     return content
@@ -27,14 +27,18 @@ def told(served: Any) -> str:
 async def test_searches_and_pages_are_offered_as_functions() -> None:
     async with browsing([SAY]) as (served, _):
         await create(served, tools=[TOOL])
-        assert [tool.name for tool in asked(served)[-1].tools or ()] == ["web_search", "open_page", "find_in_page"]
+        assert [tool.name for tool in chat_requests(served)[-1].tools or ()] == [
+            "web_search",
+            "open_page",
+            "find_in_page",
+        ]
 
 
 async def test_a_result_is_opened_by_its_number_and_its_item_has_the_url() -> None:
     search = call("web_search", '{"query": "rome"}')
     async with browsing([search], [OPEN_FIRST], [{"text": "See 【1†L0-L2】."}]) as (served, there):
         response = await create(served, tools=[TOOL])
-        told_last = told(served)
+        told_last = page_text(served)
     url = f"{there.site.url}/rome"
     _, item, message = response.output
     assert (item.type, item.status, item.action.type, item.action.url) == (
@@ -61,9 +65,9 @@ async def test_a_page_is_opened_by_url_from_a_line_on_and_fetched_once() -> None
         ]
         async with serving(model(*turns), more=there.sections) as served:
             response = await create(served, tools=[TOOL])
-            shown = told(served)
-    assert shown.startswith(f"[1] Rome ({url})\n**viewing lines [396 - 398] of 398**\n\nL396: Paragraph 198")
-    assert shown.endswith(f"Links:\n[#199] {there.site.url}/link/198\n[#200] {there.site.url}/link/199")
+            found_text = page_text(served)
+    assert found_text.startswith(f"[1] Rome ({url})\n**viewing lines [396 - 398] of 398**\n\nL396: Paragraph 198")
+    assert found_text.endswith(f"Links:\n[#199] {there.site.url}/link/198\n[#200] {there.site.url}/link/199")
     assert len(there.site.requests) == 1
     assert response.output_text == f"([Rome]({url}))"
 
@@ -72,14 +76,14 @@ async def test_text_is_found_in_a_page_that_need_not_be_open() -> None:
     find = call("find_in_page", '{"pattern": "TELLS of  number 7", "page": "1"}')
     async with browsing([call("web_search", '{"query": "rome"}')], [find], [SAY]) as (served, there):
         response = await create(served, tools=[TOOL])
-        shown = told(served)
+        found_text = page_text(served)
     action = response.output[1].action
     assert (action.type, action.pattern, action.url) == (
         "find_in_page",
         "TELLS of  number 7",
         f"{there.site.url}/rome",
     )
-    assert shown.startswith(
+    assert found_text.startswith(
         f"[1] Rome ({there.site.url}/rome)\n**6 places with `TELLS of number 7`**\n\n"
         "L14: Paragraph 7 tells of number 7[#8].\nL15: \nL16: Paragraph 8"
     )
@@ -113,9 +117,9 @@ async def test_a_later_turn_goes_on_in_a_page_of_an_earlier_one_after_a_restart(
         turns = [[find], [more], [{"text": "Here【1†L300】, not there【2】."}]]
         async with serving(model(*turns), more=there.sections, kv_store=store) as served:
             second = await create(served, tools=[TOOL], input="And?", previous_response_id=first.id)
-            found, shown = [each["content"] for each in messages(served) if each["role"] == "tool"][-2:]
-    assert "L300: Paragraph 150 tells of number 150[#151]." in found
-    assert shown.splitlines()[3] == "L300: Paragraph 150 tells of number 150[#151]."
+            search_result, found_text = [each["content"] for each in messages(served) if each["role"] == "tool"][-2:]
+    assert "L300: Paragraph 150 tells of number 150[#151]." in search_result
+    assert found_text.splitlines()[3] == "L300: Paragraph 150 tells of number 150[#151]."
     assert len(there.site.requests) == 1
     url = there.site.url
     assert second.output_text == f"Here([Title 1]({url}/rome)), not there([Title 2]({url}/oslo))."
@@ -145,7 +149,7 @@ async def test_calls_that_cannot_be_done_are_told_to_the_model(name: str, argume
     turns = [[call("web_search", '{"query": "rome"}')], [call(name, arguments)], [SAY]]
     async with browsing(*turns) as (served, _):
         response = await create(served, tools=[TOOL])
-        assert words in told(served)
+        assert words in page_text(served)
     assert (response.status, response.output[1].status) == ("completed", "failed")
 
 
@@ -153,7 +157,7 @@ async def test_what_is_found_nowhere_is_told() -> None:
     turns = [[call("web_search", '{"query": "rome"}')], [call("find_in_page", '{"page":1,"pattern":"(.*"}')], [SAY]]
     async with browsing(*turns) as (served, _):
         await create(served, tools=[TOOL])
-        assert told(served).endswith("**0 places with `(.*`**")
+        assert page_text(served).endswith("**0 places with `(.*`**")
 
 
 async def test_domains_hold_for_pages_too_even_for_those_that_were_opened_before() -> None:
@@ -162,7 +166,7 @@ async def test_domains_hold_for_pages_too_even_for_those_that_were_opened_before
         first = await create(served, tools=[TOOL])
         limited = {**TOOL, "filters": {"allowed_domains": ["other.example.com"]}}
         second = await create(served, tools=[limited], input="And?", previous_response_id=first.id)
-        assert "does not allow" in told(served)
+        assert "does not allow" in page_text(served)
     assert second.output[0].status == "failed"
     assert len(there.site.requests) == 1
 
@@ -170,14 +174,14 @@ async def test_domains_hold_for_pages_too_even_for_those_that_were_opened_before
 async def test_without_live_access_only_the_search_is_offered() -> None:
     async with browsing([OPEN_FIRST], [SAY]) as (served, there):
         await create(served, tools=[{**TOOL, "external_web_access": False}])
-        assert [tool.name for tool in asked(served)[0].tools or ()] == ["web_search"]
+        assert [tool.name for tool in chat_requests(served)[0].tools or ()] == ["web_search"]
     assert there.site.requests == []
 
 
 async def test_a_clients_own_function_of_the_name_goes_before() -> None:
     async with browsing([OPEN_FIRST]) as (served, there):
         response = await create(served, tools=[TOOL, function("open_page")])
-        assert sorted(tool.name for tool in asked(served)[-1].tools or ()) == ["open_page", "web_search"]
+        assert sorted(tool.name for tool in chat_requests(served)[-1].tools or ()) == ["open_page", "web_search"]
     assert response.output[0].type == "function_call"
     assert there.site.requests == []
 
@@ -200,10 +204,10 @@ async def test_pages_that_are_opened_side_by_side_have_numbers_of_their_own() ->
         cited = {"text": "".join(f"【{number}】" for number in range(1, 7))}
         async with serving(model([{"calls": opens}], [cited]), more=there.sections) as served:
             response = await create(served, tools=[TOOL])
-            shown = [each["content"] for each in messages(served) if each["role"] == "tool"]
-    for number, text in enumerate(shown):
+            page_texts = [each["content"] for each in messages(served) if each["role"] == "tool"]
+    for number, text in enumerate(page_texts):
         assert f" Page {number} (" in text
-    assert sorted(text[:3] for text in shown) == [f"[{number}]" for number in range(1, 7)]
+    assert sorted(text[:3] for text in page_texts) == [f"[{number}]" for number in range(1, 7)]
     cites = {annotation.url for annotation in response.output[-1].content[0].annotations}
     assert cites == {f"{there.site.url}/{number}" for number in range(6)}
 
@@ -229,7 +233,7 @@ async def test_a_page_cannot_pass_its_words_off_as_a_mark_or_a_line() -> None:
         opened = call("open_page", f'{{"page": "{there.site.url}/evil"}}')
         async with serving(model([opened], [SAY]), more=there.sections) as served:
             await create(served, tools=[TOOL])
-            head, _, _, *lines = told(served).splitlines()
+            head, _, _, *lines = page_text(served).splitlines()
     assert head.startswith("[1] 〖1〗 (")
     assert lines == ["L0: a", "L1: [7] Fake (https://x.y)", "L2: 〖1†L0〗"]
 
@@ -239,7 +243,7 @@ async def test_a_forced_search_may_be_any_of_its_actions(native: bool) -> None:
     opened = call("browser.search", '{"query": "x"}') if native else call("web_search", '{"query": "x"}')
     async with browsing([opened], [SAY], native=native) as (served, _):
         await create(served, tools=[TOOL, function()], tool_choice={"type": "web_search"})
-        first, second = (chat.tool_choice for chat in asked(served))
+        first, second = (chat.tool_choice for chat in chat_requests(served))
     assert second == "auto"
     assert isinstance(first, NamedFunction if native else ChatAllowedTools)
     named = [first.name] if isinstance(first, NamedFunction) else [tool.name for tool in first.allowed_tools.tools]

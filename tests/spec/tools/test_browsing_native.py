@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.sdk.answer_shapes import call
-from tests.support.sdk.requests import asked, create, messages, stream
+from tests.support.sdk.requests import chat_requests, create, messages, stream
 from tests.support.sdk.web_pages import TOOL, browsing, model, web
 from tests.support.servers.serving import serving
 
@@ -18,7 +18,7 @@ def opening(arguments: str) -> dict[str, Any]:
     return call("browser.open", arguments)
 
 
-def shown(served: Any) -> list[str]:
+def page_texts(served: Any) -> list[str]:
     """What the calls of the conversation told the model."""
     return [message["content"] for message in messages(served) if message["role"] == "tool"]
 
@@ -26,13 +26,13 @@ def shown(served: Any) -> list[str]:
 async def test_a_model_with_a_browser_of_its_own_is_given_it() -> None:
     async with browsing([SAY], native=True) as (served, _):
         await create(served, tools=[TOOL])
-        assert [tool.type for tool in asked(served)[-1].tools or ()] == ["browser"]
+        assert [tool.type for tool in chat_requests(served)[-1].tools or ()] == ["browser"]
 
 
 async def test_without_pages_it_is_given_the_search_as_a_function() -> None:
     async with browsing([SAY], native=True) as (served, _):
         await create(served, tools=[{**TOOL, "external_web_access": False}])
-        assert [tool.name for tool in asked(served)[-1].tools or ()] == ["web_search"]
+        assert [tool.name for tool in chat_requests(served)[-1].tools or ()] == ["web_search"]
 
 
 async def test_everything_shown_has_a_cursor_and_links_are_clicked_by_id() -> None:
@@ -46,7 +46,7 @@ async def test_everything_shown_has_a_cursor_and_links_are_clicked_by_id() -> No
     ]
     async with browsing(*turns, native=True) as (served, there):
         response = await create(served, tools=[TOOL])
-        results, oslo, rome, further, again = shown(served)
+        results, oslo, rome, further, again = page_texts(served)
     url = there.site.url
     assert results == (
         "[0] rome\n**viewing lines [0 - 5] of 5**\n\nL0: # Search Results\nL1: \n"
@@ -82,7 +82,7 @@ async def test_matches_are_a_page_whose_links_lead_to_the_lines() -> None:
     ]
     async with browsing(*turns, native=True) as (served, there):
         response = await create(served, tools=[TOOL])
-        _, _, matches, there_it_is, nothing = shown(served)
+        _, _, matches, there_it_is, nothing = page_texts(served)
     url = f"{there.site.url}/rome"
     assert matches == (
         f"[2] Find results for text: `Number 90` in `Rome` ({url})\n**viewing lines [0 - 4] of 4**\n\n"
@@ -118,7 +118,7 @@ async def test_what_is_cited_of_matches_is_the_page_that_they_were_found_in() ->
     turns = [[SEARCH], [opening('{"id": 0}')], [call("browser.find", '{"pattern": "number 90"}')], again, answer]
     async with browsing(*turns, native=True) as (served, there):
         response = await create(served, tools=[TOOL])
-        assert "Find results" in shown(served)[-1]
+        assert "Find results" in page_texts(served)[-1]
     cited = [(each.title, each.url) for each in response.output[-1].content[0].annotations]
     assert cited == [("Rome", f"{there.site.url}/rome")] * 2
 
@@ -142,10 +142,10 @@ async def test_domains_hold_for_what_earlier_turns_were_shown(name: str, argumen
             first = await create(served, tools=[TOOL])
             limited = {**TOOL, "filters": filters}
             second = await create(served, tools=[limited], input="And?", previous_response_id=first.id)
-            last = shown(served)[-1]
-            seen = "Paragraph" in last or "passage" in last
+            last = page_texts(served)[-1]
+            has_page = "Paragraph" in last or "passage" in last
             refused = "allowed_domains" in filters or arguments == '{"cursor": 0}'
-            assert seen != refused, last
+            assert has_page != refused, last
         assert second.output[0].status == ("failed" if refused else "completed")
 
 
@@ -166,10 +166,10 @@ async def test_cursors_of_an_earlier_turn_still_work_after_a_restart(tmp_path: P
         inference = model(*turns, native=True)
         async with serving(inference, more=there.sections, kv_store=store) as served:
             second = await create(served, tools=[TOOL], input="And?", previous_response_id=first.id)
-            *_, scrolled, found, oslo = shown(served)
+            *_, scrolled, found_text, oslo = page_texts(served)
     rome = f"{there.site.url}/rome"
     assert scrolled.startswith(f"[3] Rome ({rome})\n**viewing lines [390 - 390] of 398**")
-    assert "【0†match at L84】" in found
+    assert "【0†match at L84】" in found_text
     assert oslo.startswith("[5] Oslo (")
     assert [request[1] for request in there.site.requests] == ["/rome", "/oslo"]
     assert second.output_text == (f"Old([Title 1]({rome}))([Rome]({rome})), new([Oslo]({there.site.url}/oslo)).")
@@ -195,7 +195,7 @@ async def test_calls_that_cannot_be_done_are_told_and_use_up_no_cursor(name: str
     turns = [[SEARCH], [call(name, arguments)], [opening('{"id": 1}')], [SAY]]
     async with browsing(*turns, native=True) as (served, _):
         response = await create(served, tools=[TOOL])
-        _, failed, opened = shown(served)
+        _, failed, opened = page_texts(served)
     assert words in failed
     assert opened.startswith("[1] Oslo")
     assert [item.status for item in response.output] == ["completed", "failed", "completed", "completed"]
@@ -204,7 +204,7 @@ async def test_calls_that_cannot_be_done_are_told_and_use_up_no_cursor(name: str
 async def test_nothing_can_be_opened_before_anything_was_found() -> None:
     async with browsing([opening("{}")], [SAY], native=True) as (served, _):
         await create(served, tools=[TOOL])
-        assert shown(served) == ["No pages to access!"]
+        assert page_texts(served) == ["No pages to access!"]
 
 
 async def test_a_chain_may_change_to_a_model_without_a_browser_and_back(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ async def test_a_chain_may_change_to_a_model_without_a_browser_and_back(tmp_path
             inference = model(*turns, native=browser)
             async with serving(inference, more=there.sections, kv_store=store) as served:
                 response = await create(served, tools=[TOOL], previous_response_id=previous)
-                heads.append([told.splitlines()[0] for told in shown(served)[-2:]])
+                heads.append([text.splitlines()[0] for text in page_texts(served)[-2:]])
                 previous = response.id
     url = there.site.url
     page = f"Rome ({url}/rome)"

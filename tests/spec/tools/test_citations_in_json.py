@@ -45,8 +45,8 @@ async def test_what_a_page_is_called_does_not_get_into_the_json(title: str, stre
         plain = await create(served, previous_response_id=response.id, input="And?")
     assert response.output_parsed == City(city="Rome", why="")
     part = response.output[-1].content[0]
-    told = [(each.title, each.url, each.start_index) for each in part.annotations]
-    assert [(url, at) for _, url, at in told] == [
+    citations = [(each.title, each.url, each.start_index) for each in part.annotations]
+    assert [(url, at) for _, url, at in citations] == [
         ("https://site1.example.com/page", 14),
         ("https://site2.example.com/page", 25),
         ("https://site1.example.com/page", 27),

@@ -8,7 +8,7 @@ import pytest_asyncio
 from openai import InternalServerError
 
 from tests.support.sdk.answer_shapes import Script, call, function
-from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal, responses, stream
 from tests.support.servers.serving import Served, scripted, serving
 
 Json = dict[str, Any]
@@ -68,10 +68,10 @@ async def served() -> AsyncGenerator[Served]:
 
 def offered(served: Served) -> list[str]:
     """The names of what the model was offered last."""
-    return [tool.name for tool in asked(served)[-1].tools or ()]
+    return [tool.name for tool in chat_requests(served)[-1].tools or ()]
 
 
-def known(item: Any) -> Json:
+def call_fields(item: Any) -> Json:
     """An item without its ids and its status."""
     fields = item.model_dump(mode="json", exclude_unset=True)
     return {key: value for key, value in fields.items() if key not in ("id", "call_id", "status")}
@@ -84,7 +84,7 @@ async def test_a_call_comes_out_in_its_own_item(name: str) -> None:
         events = await stream(served, tools=[tool])
         assert offered(served) == [name]
     response = events[-1].response
-    assert [known(each) for each in response.output] == [item]
+    assert [call_fields(each) for each in response.output] == [item]
     assert (response.output[0].call_id, response.output[0].status) == ("c1", "completed")
     assert response.status == "completed"
     types = [event.type for event in events[2:-1] if "shell_call_command" not in event.type]
@@ -94,7 +94,7 @@ async def test_a_call_comes_out_in_its_own_item(name: str) -> None:
 @pytest.mark.parametrize("how", ["chained", "sent back", "referred to"])
 @pytest.mark.parametrize("name", TOOLS)
 async def test_its_output_goes_back_to_the_model(name: str, how: str) -> None:
-    tool, written, _, output, told = TOOLS[name]
+    tool, written, _, output, sent = TOOLS[name]
     async with serving(scripted([{"reasoning": "hm"}, call(name, written, id="c1")], DONE)) as served:
         first = await create(served, tools=[tool])
         answer = {**output, "id" if name == "local_shell" else "call_id": "c1"}
@@ -111,7 +111,7 @@ async def test_its_output_goes_back_to_the_model(name: str, how: str) -> None:
     assert function["name"] == name
     if how == "chained":
         assert function["arguments"] == written
-    assert result == {"role": "tool", "tool_call_id": "c1", "content": told}
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": sent}
     assert called["reasoning"] == "hm"
     assert second.output_text == "Done."
 
@@ -159,16 +159,16 @@ async def test_bad_arguments_are_told_to_the_model_which_may_try_again(case: tup
     turns: list[Script] = [[call(name, arguments, id="c1")], [call(name, written, id="c2")]]
     async with serving(scripted(*turns)) as served:
         response = await create(served, tools=[tool])
-        called, told = messages(served)[1:]
-    assert [known(each) for each in response.output] == [item]
+        called, sent_result = messages(served)[1:]
+    assert [call_fields(each) for each in response.output] == [item]
     assert called["tool_calls"][0]["function"] == {"name": name, "arguments": arguments}
-    assert words in told["content"]
+    assert words in sent_result["content"]
 
 
 async def test_a_model_that_never_gets_it_right_is_not_asked_for_ever() -> None:
     async with serving(scripted([{"reasoning": "hm"}, call("shell", "{}")])) as served:
         events = await stream(served, tools=[{"type": "shell"}])
-        assert [bool(chat.tools) for chat in asked(served)] == [True, True, True, False]
+        assert [bool(chat.tools) for chat in chat_requests(served)] == [True, True, True, False]
     assert events[-1].type == "response.incomplete"
     assert events[-1].response.incomplete_details.reason == "max_messages"
 
@@ -200,7 +200,10 @@ async def test_skills_are_told_to_the_model(served: Served) -> None:
     skill = {"name": "pdf", "description": "Reads PDF.", "path": "/skills/pdf"}
     response = await create(served, tools=[{"type": "shell", "environment": {"type": "local", "skills": [skill]}}])
     assert response.tools[0].environment.skills[0].name == "pdf"
-    assert "pdf (/skills/pdf): Reads PDF." in (asked(served)[-1].tools or [])[0].model_dump()["function"]["description"]
+    assert (
+        "pdf (/skills/pdf): Reads PDF."
+        in (chat_requests(served)[-1].tools or [])[0].model_dump()["function"]["description"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["shell", "apply_patch"])
@@ -208,7 +211,7 @@ async def test_a_tool_can_be_chosen(kind: str) -> None:
     arguments = {"shell": '{"commands": ["ls"]}', "apply_patch": '{"type": "delete_file", "path": "a"}'}[kind]
     async with serving(scripted([call(kind, arguments)])) as served:
         response = await create(served, tools=[{"type": kind}, function("get")], tool_choice={"type": kind})
-        choice: Any = asked(served)[-1].tool_choice
+        choice: Any = chat_requests(served)[-1].tool_choice
     assert response.tool_choice.type == kind
     assert choice.name == kind
 
@@ -251,7 +254,7 @@ async def test_functions_of_a_namespace_carry_it() -> None:
 async def test_a_function_of_a_namespace_can_be_chosen() -> None:
     async with serving(scripted([call("crm__note", custom=True)], [call("crm__find")])) as served:
         response = await create(served, tools=[CRM], tool_choice={"type": "function", "name": "find"})
-        choice: Any = asked(served)[-1].tool_choice
+        choice: Any = chat_requests(served)[-1].tool_choice
     assert choice.name == "crm__find"
     assert [(item.namespace, item.name) for item in response.output] == [("crm", "find")]
 
@@ -282,14 +285,14 @@ async def test_late_tools_are_offered_once_they_were_found() -> None:
         tools = [SEARCH, LATE, function("now")]
         first = await create(served, tools=tools)
         assert offered(served) == ["now", "tool_search"]
-        found = {"type": "tool_search_output", "call_id": "c1", "execution": "client", "tools": [LATE, CRM]}
-        second = await create(served, tools=tools, input=[found], previous_response_id=first.id)
+        loaded = {"type": "tool_search_output", "call_id": "c1", "execution": "client", "tools": [LATE, CRM]}
+        second = await create(served, tools=tools, input=[loaded], previous_response_id=first.id)
         assert offered(served) == ["weather", "now", "crm__find", "crm__note", "tool_search"]
-        told = messages(served)[-1]["content"]
+        sent_text = messages(served)[-1]["content"]
         outputs = [{"type": "function_call_output", "call_id": each, "output": "42"} for each in ("c2", "c3")]
         await create(served, tools=tools, input=outputs, previous_response_id=second.id)
         assert "weather" in offered(served)
-    assert '"name":"weather"' in told
+    assert '"name":"weather"' in sent_text
     assert [(item.name, item.namespace) for item in second.output] == [("weather", None), ("find", "crm")]
 
 

@@ -15,7 +15,7 @@ from providers.inference.scripted import Scripted
 from tests.providers.tool_runtime.python.test_python import ENDLESS, SessionLog, session_log
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.client import sdk_client
-from tests.support.sdk.requests import asked, create, messages, refusal, stream
+from tests.support.sdk.requests import chat_requests, create, messages, refusal, stream
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
 
@@ -93,7 +93,7 @@ async def test_raw_code_of_a_model_with_a_python_of_its_own_is_streamed_as_it_is
     turn = [call("python", "print('a", "\\n')", "\n", custom=True, id="c1")]
     async with interpreting(turn, DONE, DONE, native=True) as served:
         events = await stream(served, tools=[TOOL], include=OUTPUTS)
-        offered = [tool.model_dump() for tool in asked(served)[0].tools or ()]
+        offered = [tool.model_dump() for tool in chat_requests(served)[0].tools or ()]
         before = messages(served)
         await create(served, previous_response_id=events[-1].response.id, tools=[TOOL])
         assert messages(served)[: len(before)] == before
@@ -337,7 +337,7 @@ async def test_an_uploaded_file_that_is_not_there_is_refused_by_its_place() -> N
         too_large = await refusal(served, 400, tools=declared(large))
         served.client.api_key = "key-of-b"
         foreign = await refusal(served, 404, tools=declared())
-        assert asked(served) == []
+        assert chat_requests(served) == []
     assert unknown["param"] == too_large["param"] == "tools[0].container.file_ids[1]"
     assert foreign["param"] == "tools[0].container.file_ids[0]"
 
@@ -378,7 +378,7 @@ async def test_without_a_python_tool_the_interpreter_is_refused() -> None:
 async def test_a_forced_interpreter_is_forced_once() -> None:
     async with interpreting([code("1")], DONE) as served:
         await create(served, tools=[TOOL, function()], tool_choice={"type": "code_interpreter"})
-        first, second = (chat.tool_choice for chat in asked(served))
+        first, second = (chat.tool_choice for chat in chat_requests(served))
     assert not isinstance(first, str)
     assert first is not None
     assert first.model_dump() == {"type": "function", "function": {"name": "python"}}

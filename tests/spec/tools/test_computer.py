@@ -17,7 +17,7 @@ from tests.support.sdk.agents_sdk import RUNS, Run
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.conversations import conversations
 from tests.support.sdk.drawing import Seeing
-from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal, responses, stream
 from tests.support.servers.serving import Served, serving
 
 Json = dict[str, Any]
@@ -75,7 +75,7 @@ def screenshot(call_id: str = "c1", **fields: Any) -> Json:
 async def test_every_action_comes_out_and_ends_the_turn() -> None:
     async with seeing([act(*ACTIONS)]) as served:
         events = await stream(served, tools=[COMPUTER])
-        (offered,) = asked(served)[-1].tools or []
+        (offered,) = chat_requests(served)[-1].tools or []
     item = events[-1].response.output[0]
     assert item.to_dict() == {
         "id": item.id,
@@ -96,7 +96,7 @@ async def test_every_action_comes_out_and_ends_the_turn() -> None:
 async def test_the_preview_has_one_action_and_the_size_of_the_screen() -> None:
     async with seeing([call("computer", json.dumps({"action": CLICK}), id="c1")]) as served:
         response = await create(served, tools=[PREVIEW], truncation="auto")
-        (offered,) = asked(served)[-1].tools or []
+        (offered,) = chat_requests(served)[-1].tools or []
     assert response.output[0].action.to_dict() == CLICK
     assert response.output[0].actions is None
     assert response.tools[0].to_dict() == PREVIEW
@@ -225,7 +225,7 @@ async def test_one_of_both_forms_is_declared() -> None:
 async def test_it_can_be_chosen_by_each_of_its_names(choice: str) -> None:
     async with seeing([act(CLICK)]) as served:
         response = await create(served, tools=[COMPUTER], tool_choice={"type": choice})
-        chosen: Any = asked(served)[-1].tool_choice
+        chosen: Any = chat_requests(served)[-1].tool_choice
     assert chosen.name == "computer"
     assert response.tool_choice.type == choice
 

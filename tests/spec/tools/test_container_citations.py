@@ -64,16 +64,16 @@ async def test_each_mention_is_cited_with_its_place_and_leads_to_the_file() -> N
 async def test_an_annotation_follows_its_text_at_once() -> None:
     async with interpreting(WRITES, ANSWER) as served:
         events = await stream(served, tools=[TOOL])
-    told = ""
+    text = ""
     numbers: list[int] = []
     for event in events:
         if event.type == "response.output_text.delta":
-            told += event.delta
+            text += event.delta
         if event.type == "response.output_text.annotation.added":
             annotation = bare(event)["annotation"]
-            assert annotation["end_index"] == len(told)
+            assert annotation["end_index"] == len(text)
             numbers.append(event.annotation_index)
-    assert (told, numbers) == (TEXT, [0, 1, 2])
+    assert (text, numbers) == (TEXT, [0, 1, 2])
     (done,) = (event for event in events if event.type == "response.content_part.done")
     assert len(done.part.annotations) == 3
 
@@ -86,8 +86,8 @@ async def test_a_file_of_an_earlier_turn_is_cited_too(how: str) -> None:
         if how == "chained":
             second = await create(served, tools=[TOOL], previous_response_id=first.id)
         else:
-            given = [*map(bare, first.output), {"role": "user", "content": "Where?"}]
-            second = await create(served, tools=[TOOL], input=given, store=False)
+            input_items = [*map(bare, first.output), {"role": "user", "content": "Where?"}]
+            second = await create(served, tools=[TOOL], input=input_items, store=False)
     (annotation,) = second.output[0].content[0].annotations
     assert (annotation.type, annotation.filename) == ("container_file_citation", "a.txt")
     assert annotation.container_id == first.output[0].container_id
@@ -96,8 +96,8 @@ async def test_a_file_of_an_earlier_turn_is_cited_too(how: str) -> None:
 async def test_what_was_cited_may_come_back_as_input() -> None:
     async with interpreting(WRITES, ANSWER, [{"text": "Yes."}]) as served:
         first = await create(served, tools=[TOOL])
-        given = [*map(bare, first.output), {"role": "user", "content": "Sure?"}]
-        assert (await create(served, input=given)).output_text == "Yes."
+        input_items = [*map(bare, first.output), {"role": "user", "content": "Sure?"}]
+        assert (await create(served, input=input_items)).output_text == "Yes."
 
 
 async def test_without_a_file_a_link_is_only_text() -> None:

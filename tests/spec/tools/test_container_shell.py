@@ -14,7 +14,7 @@ from tests.providers.tool_runtime.python.test_python import SessionLog, session_
 from tests.support.laws.stream_laws import check_stream
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.input_model import MODEL, play
-from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal, responses, stream
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
 from tests.support.servers.worker_processes import Workers, worker_processes
@@ -170,7 +170,7 @@ async def test_uploaded_files_and_files_of_messages_are_in_the_folder(served: Se
 
 
 @pytest.mark.parametrize(
-    ("wanted", "param"),
+    ("expected", "param"),
     [
         ({"memory_limit": "4g"}, "memory_limit"),
         ({"file_ids": ["file-1"]}, "file_ids[0]"),
@@ -178,10 +178,10 @@ async def test_uploaded_files_and_files_of_messages_are_in_the_folder(served: Se
     ],
 )
 async def test_a_setting_that_no_container_can_have_is_refused_by_name(
-    served: Served, wanted: Json, param: str
+    served: Served, expected: Json, param: str
 ) -> None:
-    tool = {"type": "shell", "environment": {"type": "container_auto", **wanted}}
-    error = await refusal(served, 404 if "file_ids" in wanted else 400, tools=[function(), tool])
+    tool = {"type": "shell", "environment": {"type": "container_auto", **expected}}
+    error = await refusal(served, 404 if "file_ids" in expected else 400, tools=[function(), tool])
     assert error["param"] == f"tools[1].environment.{param}"
 
 
@@ -263,7 +263,7 @@ async def test_parallel_calls_and_a_function_of_the_client_all_have_their_way(se
 
 async def test_a_forced_shell_is_forced_once(served: Served) -> None:
     await create(served, input=play([shell("true")]), tools=[TOOL, function()], tool_choice={"type": "shell"})
-    first, second = [chat.tool_choice for chat in asked(served)][-2:]
+    first, second = [chat.tool_choice for chat in chat_requests(served)][-2:]
     assert not isinstance(first, str)
     assert first is not None
     assert first.model_dump() == {"type": "function", "function": {"name": "shell"}}

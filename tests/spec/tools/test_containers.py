@@ -42,27 +42,35 @@ def containers(served: Served) -> Any:
 
 async def test_a_container_is_made_found_listed_and_deleted() -> None:
     async with keeping() as served:
-        made = await containers(served).create(
+        container = await containers(served).create(
             name="mine", expires_after={"anchor": "last_active_at", "minutes": 7}, memory_limit="1g"
         )
-        assert (made.object, made.name, made.status, made.id[:5]) == ("container", "mine", "running", "cntr_")
-        assert (made.expires_after.anchor, made.expires_after.minutes) == ("last_active_at", 7)
-        assert (made.memory_limit, made.network_policy.type) == ("1g", "disabled")
-        assert bare(await containers(served).retrieve(made.id)) == bare(made)
-        assert [each.id async for each in containers(served).list()] == [made.id]
-        await containers(served).delete(made.id)
+        assert (container.object, container.name, container.status, container.id[:5]) == (
+            "container",
+            "mine",
+            "running",
+            "cntr_",
+        )
+        assert (container.expires_after.anchor, container.expires_after.minutes) == ("last_active_at", 7)
+        assert (container.memory_limit, container.network_policy.type) == ("1g", "disabled")
+        assert bare(await containers(served).retrieve(container.id)) == bare(container)
+        assert [each.id async for each in containers(served).list()] == [container.id]
+        await containers(served).delete(container.id)
         for gone in (containers(served).retrieve, containers(served).delete):
             with pytest.raises(NotFoundError, match="not found"):
-                await gone(made.id)
+                await gone(container.id)
         assert (await containers(served).list()).data == []
 
 
 async def test_lists_are_walked_through_page_by_page() -> None:
     async with keeping() as served:
-        made = [(await containers(served).create(name=name)).id for name in ("a", "b", "a")]
-        assert [each.id async for each in containers(served).list(limit=1)] == made[::-1]
-        assert [each.id async for each in containers(served).list(limit=2, order="asc")] == made
-        assert [each.id async for each in containers(served).list(name="a", order="asc")] == [made[0], made[2]]
+        container_ids = [(await containers(served).create(name=name)).id for name in ("a", "b", "a")]
+        assert [each.id async for each in containers(served).list(limit=1)] == container_ids[::-1]
+        assert [each.id async for each in containers(served).list(limit=2, order="asc")] == container_ids
+        assert [each.id async for each in containers(served).list(name="a", order="asc")] == [
+            container_ids[0],
+            container_ids[2],
+        ]
 
 
 async def test_a_file_is_put_in_read_and_deleted() -> None:
@@ -70,15 +78,23 @@ async def test_a_file_is_put_in_read_and_deleted() -> None:
     async with keeping() as served:
         container = (await containers(served).create(name="mine")).id
         files = containers(served).files
-        made = await files.create(container, file=("dir/na\u00efve data.bin", data))
-        assert (made.object, made.bytes, made.source) == ("container.file", len(data), "user")
-        assert (made.path, made.container_id, made.id[:6]) == ("/mnt/data/na\u00efve data.bin", container, "cfile_")
-        assert bare(await files.retrieve(made.id, container_id=container)) == bare(made)
-        assert (await files.content.retrieve(made.id, container_id=container)).content == data
-        assert [each.id async for each in files.list(container)] == [made.id]
-        await files.delete(made.id, container_id=container)
+        container_file = await files.create(container, file=("dir/na\u00efve data.bin", data))
+        assert (container_file.object, container_file.bytes, container_file.source) == (
+            "container.file",
+            len(data),
+            "user",
+        )
+        assert (container_file.path, container_file.container_id, container_file.id[:6]) == (
+            "/mnt/data/na\u00efve data.bin",
+            container,
+            "cfile_",
+        )
+        assert bare(await files.retrieve(container_file.id, container_id=container)) == bare(container_file)
+        assert (await files.content.retrieve(container_file.id, container_id=container)).content == data
+        assert [each.id async for each in files.list(container)] == [container_file.id]
+        await files.delete(container_file.id, container_id=container)
         with pytest.raises(NotFoundError):
-            await files.content.retrieve(made.id, container_id=container)
+            await files.content.retrieve(container_file.id, container_id=container)
 
 
 async def test_a_program_reads_the_clients_file_and_the_client_reads_the_programs() -> None:
@@ -90,10 +106,10 @@ async def test_a_program_reads_the_clients_file_and_the_client_reads_the_program
         await containers(served).files.create(container, file=("in.csv", b"1,2,39"))
         await create(served, tools=[{"type": "code_interpreter", "container": container}])
         assert "[files: sum]" in messages(served)[-1]["content"]
-        found = {each.path: each async for each in containers(served).files.list(container, limit=1)}
-        made = found["/mnt/data/sum"]
-        content = await containers(served).files.content.retrieve(made.id, container_id=container)
-    assert (content.content, made.source, len(found)) == (b"42", "assistant", 2)
+        files = {each.path: each async for each in containers(served).files.list(container, limit=1)}
+        program = files["/mnt/data/sum"]
+        content = await containers(served).files.content.retrieve(program.id, container_id=container)
+    assert (content.content, program.source, len(files)) == (b"42", "assistant", 2)
 
 
 async def test_what_programs_write_is_no_page_of_the_server() -> None:
@@ -110,11 +126,11 @@ async def test_what_programs_write_is_no_page_of_the_server() -> None:
 async def test_uploaded_files_can_be_copied_into_a_container() -> None:
     sections: Any = {"more": {"files": {"provider": "kv"}}}
     async with keeping(**sections) as served:
-        given = await served.client.files.create(file=("a.txt", b"one"), purpose="user_data")
-        container = await containers(served).create(name="mine", file_ids=[given.id])
+        uploaded = await served.client.files.create(file=("a.txt", b"one"), purpose="user_data")
+        container = await containers(served).create(name="mine", file_ids=[uploaded.id])
         files = containers(served).files
         (first,) = (await files.list(container.id)).data
-        again = await files.create(container.id, file_id=given.id)
+        again = await files.create(container.id, file_id=uploaded.id)
         assert (first.path, first.id, first.source) == ("/mnt/data/a.txt", again.id, "user")
         assert (await files.content.retrieve(first.id, container_id=container.id)).content == b"one"
         with pytest.raises(NotFoundError):
@@ -126,8 +142,8 @@ async def test_the_interpreters_own_container_gets_uploaded_files() -> None:
     sections: Any = {"more": {"files": {"provider": "kv"}}}
     turns: list[Script] = [[call("python", '{"code": "open(\'a.txt\').read()"}')], [{"text": "Done."}]]
     async with keeping(*turns, **sections) as served:
-        given = await served.client.files.create(file=("a.txt", b"one"), purpose="user_data")
-        declared = {"type": "code_interpreter", "container": {"type": "auto", "file_ids": [given.id]}}
+        uploaded = await served.client.files.create(file=("a.txt", b"one"), purpose="user_data")
+        declared = {"type": "code_interpreter", "container": {"type": "auto", "file_ids": [uploaded.id]}}
         await create(served, tools=[declared])
         assert messages(served)[-1]["content"] == "'one'"
 

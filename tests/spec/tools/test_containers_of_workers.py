@@ -150,27 +150,27 @@ async def test_a_client_does_with_it_what_it_likes_through_either(tmp_path: Path
     async with two(tmp_path, more={"files": {"provider": "kv"}}) as (one, other):
         here: Any = one.client.containers
         there: Any = other.client.containers
-        made = await here.create(name="mine", memory_limit="1g")
-        assert bare(await there.retrieve(made.id)) == bare(made)
-        file = await there.files.create(made.id, file=("in.csv", b"1,2,39"))
+        container = await here.create(name="mine", memory_limit="1g")
+        assert bare(await there.retrieve(container.id)) == bare(container)
+        file = await there.files.create(container.id, file=("in.csv", b"1,2,39"))
         uploaded = await one.client.files.create(file=("a.txt", b"one"), purpose="user_data")
-        copied = await there.files.create(made.id, file_id=uploaded.id)
+        copied = await there.files.create(container.id, file_id=uploaded.id)
         for files in (here.files, there.files):
-            assert {each.id async for each in files.list(made.id, limit=1)} == {file.id, copied.id}
-            assert (await files.content.retrieve(file.id, container_id=made.id)).content == b"1,2,39"
+            assert {each.id async for each in files.list(container.id, limit=1)} == {file.id, copied.id}
+            assert (await files.content.retrieve(file.id, container_id=container.id)).content == b"1,2,39"
         code = "sum(map(int, open('/mnt/data/in.csv').read().split(',')))"
         for served in (one, other):
-            response = await create(served, input=code, tools=[{**TOOL, "container": made.id}])
+            response = await create(served, input=code, tools=[{**TOOL, "container": container.id}])
             assert response.output_text.endswith(" 42")
-        await there.files.delete(copied.id, container_id=made.id)
-        assert [each.id async for each in here.files.list(made.id)] == [file.id]
+        await there.files.delete(copied.id, container_id=container.id)
+        assert [each.id async for each in here.files.list(container.id)] == [file.id]
         second = await there.create(name="second")
         for containers in (here, there):
-            assert [each.id async for each in containers.list(order="asc", limit=1)] == [made.id, second.id]
-        await there.delete(made.id)
+            assert [each.id async for each in containers.list(order="asc", limit=1)] == [container.id, second.id]
+        await there.delete(container.id)
         for containers in (here, there):
             with pytest.raises(NotFoundError):
-                await containers.retrieve(made.id)
+                await containers.retrieve(container.id)
             assert [each.id async for each in containers.list()] == [second.id]
 
 
@@ -207,5 +207,5 @@ async def test_when_the_client_leaves_the_program_ends_where_it_runs(
                 asking.cancel()
                 await asyncio.wait([asking])
             await session_log.ended.wait()
-        kept = await one.client.containers.list()
-        assert [each.id for each in kept.data] == [first.output[0].container_id]
+        containers = await one.client.containers.list()
+        assert [each.id for each in containers.data] == [first.output[0].container_id]

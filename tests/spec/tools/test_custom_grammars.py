@@ -7,7 +7,7 @@ import pytest
 from apis.inference import ALL_CONSTRAINTS, Model
 from providers.inference.scripted import Scripted
 from tests.support.sdk.answer_shapes import Script
-from tests.support.sdk.requests import asked, create, messages, refusal, stream
+from tests.support.sdk.requests import chat_requests, create, messages, refusal, stream
 from tests.support.servers.serving import scripted, serving
 from tests.support.servers.upstream_server import UpstreamServer, call_chunks
 from tests.support.servers.upstream_server import stream as streamed
@@ -55,10 +55,10 @@ async def test_an_input_that_does_not_match_is_written_once_more(form: Json) -> 
     """G7: the client sees the right call alone."""
     async with serving(scripted(writing("add twelve"), writing("add 12"))) as served:
         response = await create(served, tools=[{**TOOL, "format": form}])
-        told = messages(served)
+        sent_messages = messages(served)
     assert [item.input for item in response.output] == ["add 12"]
-    assert told[-2]["tool_calls"][0]["custom"]["input"] == "add twelve"
-    assert "does not match the grammar" in told[-1]["content"]
+    assert sent_messages[-2]["tool_calls"][0]["custom"]["input"] == "add twelve"
+    assert "does not match the grammar" in sent_messages[-1]["content"]
 
 
 @pytest.mark.parametrize("wrong", ["add twelve", "add ", "", "add 1;"])
@@ -66,7 +66,7 @@ async def test_an_input_that_stays_wrong_is_delivered_and_says_so(wrong: str) ->
     """G7: nothing is lost, and a client can answer the call."""
     async with serving(scripted(writing(wrong), writing(wrong), [{"text": "Done."}])) as served:
         response = await create(served, tools=[TOOL])
-        assert len(asked(served)) == 2
+        assert len(chat_requests(served)) == 2
         output = {"type": "custom_tool_call_output", "call_id": f"c_0_{wrong}", "output": "no such sum"}
         second = await create(served, tools=[TOOL], input=[output], previous_response_id=response.id)
     (item,) = response.output
@@ -79,7 +79,7 @@ async def test_a_wrong_input_next_to_another_call_is_delivered_too() -> None:
     """G7: the response ends with the other call, so that there is no further try."""
     async with serving(scripted(writing("add twelve", "add 12"))) as served:
         response = await create(served, tools=[TOOL])
-        assert len(asked(served)) == 1
+        assert len(chat_requests(served)) == 1
     assert [item.input for item in response.output] == ["add twelve", "add 12"]
     assert ["format_error" in item.model_extra for item in response.output] == [True, False]
 

@@ -73,9 +73,9 @@ async def test_pages_of_public_hosts_are_read_along_redirects_and_private_ones_a
         assert await hosts.stdout.readline() == b"ready\n"
         async with running(here, "browse") as stack:
             said, _ = await stack.communicate()
-        seen, _ = await hosts.communicate(b"")
+        received, _ = await hosts.communicate(b"")
     outcome: Any = json.loads(said)
-    came: Any = json.loads(seen)
+    came: Any = json.loads(received)
     search, *opened, message = outcome["output"]
     assert (search["status"], len(opened)) == ("completed", len(OPENED))
     assert [item["status"] for item in opened] == ["completed"] * 2 + ["failed"] * 4

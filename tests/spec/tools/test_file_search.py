@@ -11,7 +11,7 @@ from openai import NotFoundError
 
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.file_search_stack import TEXTS, filing, store_of
-from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal, responses, stream
 from tests.support.servers.serving import Served, serving
 
 Json = dict[str, Any]
@@ -27,7 +27,7 @@ def tool(*store_ids: str, **fields: Any) -> Json:
     return {"type": "file_search", "vector_store_ids": [*store_ids], **fields}
 
 
-def told(served: Served) -> str:
+def result_text(served: Served) -> str:
     return messages(served)[-1]["content"]
 
 
@@ -46,7 +46,7 @@ async def test_the_model_is_told_numbered_passages_with_the_files_names(tmp_path
         store_id, _ = await store_of(served)
         await create(served, tools=[tool(store_id), function("get")])
         _, called, answer = messages(served)
-        assert sorted(each.name for each in asked(served)[-1].tools or ()) == ["file_search", "get"]
+        assert sorted(each.name for each in chat_requests(served)[-1].tools or ()) == ["file_search", "get"]
     assert called["tool_calls"][0]["function"]["name"] == "file_search"
     assert (answer["role"], answer["tool_call_id"]) == ("tool", "c1")
     assert answer["content"].startswith(f"[1] whales.md\n{TEXTS['whales.md']}\n\n[2] ")
@@ -89,14 +89,14 @@ async def test_what_the_declaration_sets_reaches_the_search(tmp_path: Path) -> N
     turns = [turn for _ in declared for turn in ([search("sourdough")], ANSWER)]
     async with filing(tmp_path, *turns) as served:
         store_id, _ = await store_of(served, whales={"sea": True}, ships={"sea": True})
-        found = [
+        results = [
             {
                 hit.filename
                 for hit in (await create(served, tools=[tool(store_id, **each)], include=INCLUDE)).output[0].results
             }
             for each in declared
         ]
-    assert found == [{"bread.md"}, {"whales.md", "ships.md"}, {"bread.md"}, {"bread.md"}]
+    assert results == [{"bread.md"}, {"whales.md", "ships.md"}, {"bread.md"}, {"bread.md"}]
 
 
 async def test_several_stores_are_searched_as_one(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ async def test_several_stores_are_searched_as_one(tmp_path: Path) -> None:
         first, _ = await store_of(served, "whales.md")
         second, _ = await store_of(served, "bread.md")
         await create(served, tools=[tool(first, second)])
-        assert "whales.md" in told(served)
-        assert "bread.md" in told(served)
+        assert "whales.md" in result_text(served)
+        assert "bread.md" in result_text(served)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ async def test_files_of_earlier_turns_can_still_be_cited_and_new_ones_are_number
         tools = [tool(store_id, max_num_results=1)]
         first = await create(served, tools=tools)
         second = await create(served, tools=tools, previous_response_id=first.id)
-        assert told(served).startswith("[2] bread.md\n")
+        assert result_text(served).startswith("[2] bread.md\n")
     part = second.output[1].content[0]
     assert part.text == "Both:  and ."
     assert [each.file_id for each in part.annotations] == [ids["whales.md"], ids["bread.md"]]
@@ -177,7 +177,7 @@ async def test_a_search_that_finds_nothing_says_so(tmp_path: Path) -> None:
     async with filing(tmp_path, [search()], ANSWER) as served:
         store = await served.client.vector_stores.create()
         response = await create(served, tools=[tool(store.id)], include=INCLUDE)
-        assert told(served) == "Nothing was found."
+        assert result_text(served) == "Nothing was found."
     assert (response.output[0].status, response.output[0].results) == ("completed", [])
 
 
@@ -185,7 +185,7 @@ async def test_a_store_that_is_not_there_is_refused_naming_its_place(tmp_path: P
     async with filing(tmp_path, [search()], ANSWER) as served:
         store_id, _ = await store_of(served)
         error = await refusal(served, 404, tools=[function("get"), tool(store_id, "vs_nowhere")])
-        assert (error["param"], asked(served)) == ("tools[1].vector_store_ids[1]", [])
+        assert (error["param"], chat_requests(served)) == ("tools[1].vector_store_ids[1]", [])
         assert "vs_nowhere" in error["message"]
         counting: Any = {"model": "scripted", "input": "hi", "tools": [tool("vs_nowhere")]}
         with pytest.raises(NotFoundError):
@@ -200,7 +200,7 @@ async def test_a_store_that_is_gone_by_the_call_is_told_to_the_model_which_still
             events.append(event)
             if event.type == "response.in_progress":
                 await served.client.vector_stores.delete(store_id)
-        assert store_id in told(served)
+        assert store_id in result_text(served)
     item, message = events[-1].response.output
     assert (item.status, item.queries, item.results) == ("failed", ["what do blue whales eat?"], None)
     assert message.content[0].text == "I could not look."
@@ -221,14 +221,14 @@ async def test_a_failing_embedder_is_told_to_the_model(tmp_path: Path) -> None:
     async with filing(tmp_path, [search("unwell")], ANSWER) as served:
         store_id, _ = await store_of(served)
         response = await create(served, tools=[tool(store_id)])
-        assert "not well" in told(served)
+        assert "not well" in result_text(served)
     assert (response.status, response.output[0].status) == ("completed", "failed")
 
 
 @pytest.mark.parametrize(
     "arguments",
     ["{oops", "[]", "{}", '{"queries": []}', '{"queries": [" "]}', '{"queries": ["a", 5]}', '{"queries": {"a": 1}}']
-    + [json.dumps({"queries": given}) for given in (["x"] * 17, ["x" * 4097])],
+    + [json.dumps({"queries": input_items}) for input_items in (["x"] * 17, ["x" * 4097])],
     ids=lambda text: text[:20],
 )
 async def test_arguments_no_search_can_have_are_told_to_the_model(
@@ -240,7 +240,7 @@ async def test_arguments_no_search_can_have_are_told_to_the_model(
     async with filing(tmp_path, *turns) as served:
         store_id = (await served.client.vector_stores.create()).id
         response = await create(served, tools=[tool(store_id)])
-        assert "file_search" in told(served)
+        assert "file_search" in result_text(served)
     assert (response.output[0].status, response.output[0].queries) == ("failed", [])
     assert response.output[0].error["message"].startswith(("The arguments of `file_search`", "`file_search` needs"))
     assert re.search(r"of the tool file_search in resp_\w+ took \d+\.\d{3} s: failed: ", caplog.text)
@@ -258,7 +258,7 @@ async def test_a_forced_search_is_forced_once(tmp_path: Path) -> None:
     async with filing(tmp_path, [search()], ANSWER) as served:
         store_id, _ = await store_of(served)
         response = await create(served, tools=[tool(store_id)], tool_choice={"type": "file_search"})
-        first, second = (chat.tool_choice for chat in asked(served))
+        first, second = (chat.tool_choice for chat in chat_requests(served))
     assert response.tool_choice.type == "file_search"
     assert first is not None
     assert not isinstance(first, str)

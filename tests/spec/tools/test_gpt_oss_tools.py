@@ -176,7 +176,7 @@ def thoughts(response: Any) -> list[str]:
 
 
 def thought(turn: known.ToolTurn) -> list[str]:
-    return [*(use.thought for use in turn.uses), turn.told]
+    return [*(use.thought for use in turn.uses), turn.result_thought]
 
 
 def kinds(response: Any) -> list[str]:
@@ -219,8 +219,8 @@ def cites(events: Sequence[Any], response: Any, turn: known.ToolTurn, count: int
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == part.text
     links = [(each.url, part.text[each.start_index : each.end_index]) for each in part.annotations]
     assert links == [(known.PAGE_URL, known.CITED)] * count
-    told = [event.annotation for event in events if event.type == "response.output_text.annotation.added"]
-    assert [each.to_dict() for each in told] == [each.to_dict() for each in part.annotations]
+    citations = [event.annotation for event in events if event.type == "response.output_text.annotation.added"]
+    assert [each.to_dict() for each in citations] == [each.to_dict() for each in part.annotations]
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.meeting_search import Meeting
-from tests.support.sdk.requests import asked, create, messages, responses, stream
+from tests.support.sdk.requests import chat_requests, create, messages, responses, stream
 from tests.support.servers.mcp_stack import mcp, stacked
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.upstream_server import UpstreamServer, call_chunks
@@ -54,11 +54,11 @@ async def test_calls_of_one_turn_run_side_by_side() -> None:
 async def test_the_model_is_told_in_the_order_of_its_calls_whichever_is_done_first() -> None:
     async with meeting(together("a", "b", "c"), DONE, size=3) as (served, _):
         events = await stream(served, tools=[TOOL])
-        told = answers(served)
+        results = answers(served)
     done = [event.output_index for event in events if event.type == "response.web_search_call.completed"]
     assert done == [2, 1, 0]
-    assert [*told] == ["c0", "c1", "c2"]
-    assert [told[key].splitlines()[0] for key in told] == ["[3] a", "[2] b", "[1] c"]
+    assert [*results] == ["c0", "c1", "c2"]
+    assert [results[key].splitlines()[0] for key in results] == ["[3] a", "[2] b", "[1] c"]
 
 
 async def test_only_so_many_run_at_a_time() -> None:
@@ -72,19 +72,19 @@ async def test_of_very_many_calls_of_one_turn_the_first_are_run() -> None:
     queries = [f"q{number}" for number in range(66)]
     async with meeting(together(*queries), DONE, max_tool_calls=1000) as (served, tool):
         response = await create(served, tools=[TOOL])
-        told = answers(served)
+        results = answers(served)
     assert len(tool.queries) == 64
     assert [item.status for item in response.output] == [*["completed"] * 64, "failed", "failed", "completed"]
-    assert "only 64" in told["c65"]
+    assert "only 64" in results["c65"]
 
 
 async def test_a_call_that_takes_too_long_is_stopped_and_the_model_is_told() -> None:
     async with meeting(together("alone", "b"), DONE, tool_timeout_s=0.2) as (served, tool):
         response = await create(served, tools=[TOOL])
-        told = answers(served)
+        results = answers(served)
     assert [item.status for item in response.output] == ["failed", "completed", "completed"]
-    assert "longer than 0.2 s" in told["c0"]
-    assert told["c1"].startswith("[1] b")
+    assert "longer than 0.2 s" in results["c0"]
+    assert results["c1"].startswith("[1] b")
     assert tool.running == 0
 
 
@@ -95,7 +95,7 @@ async def test_each_call_of_a_tool_is_in_the_log(caplog: pytest.LogCaptureFixtur
     async with meeting(together("secret", "words"), DONE, size=2) as (served, _):
         response = await create(served, tools=[TOOL])
     ids = [item.id for item in response.output if item.type == "web_search_call"]
-    logged = [found.groups() for record in caplog.records if (found := line.fullmatch(record.getMessage()))]
+    logged = [match.groups() for record in caplog.records if (match := line.fullmatch(record.getMessage()))]
     assert sorted(logged) == [(item_id, "web_search", response.id, "completed") for item_id in sorted(ids)]
     caplog.clear()
     async with meeting([search("secret")], size=2) as (served, tool):
@@ -106,7 +106,7 @@ async def test_each_call_of_a_tool_is_in_the_log(caplog: pytest.LogCaptureFixtur
                         break
             while tool.running or not tool.queries:  # noqa: ASYNC110 - a call that is cancelled sets no event
                 await asyncio.sleep(0.01)
-    logged = [found.groups() for record in caplog.records if (found := line.fullmatch(record.getMessage()))]
+    logged = [match.groups() for record in caplog.records if (match := line.fullmatch(record.getMessage()))]
     assert [outcome for *_, outcome in logged] == ["cancelled"]
     assert "secret" not in caplog.text
     assert tool.queries == ["secret"]
@@ -115,20 +115,20 @@ async def test_each_call_of_a_tool_is_in_the_log(caplog: pytest.LogCaptureFixtur
 async def test_the_bug_of_a_tool_is_told_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
     async with meeting([search("bug", id="c0")], DONE) as (served, _):
         response = await create(served, tools=[TOOL])
-        told = answers(served)
+        results = answers(served)
     assert [item.status for item in response.output] == ["failed", "completed"]
-    assert told["c0"] == "The tool failed on an error of its own."
+    assert results["c0"] == "The tool failed on an error of its own."
     assert "a secret of the house" in caplog.text
 
 
 async def test_what_a_tool_gives_is_cut_with_a_mark() -> None:
     async with meeting([search("long", id="c0")], DONE, max_tool_output_chars=1000) as (served, _):
         await create(served, tools=[TOOL])
-        told = answers(served)["c0"]
-    assert len(told) == 1000
-    assert "4000 characters left out" in told
-    assert told.startswith("x")
-    assert told.endswith("x")
+        results = answers(served)["c0"]
+    assert len(results) == 1000
+    assert "4000 characters left out" in results
+    assert results.startswith("x")
+    assert results.endswith("x")
 
 
 async def test_calls_of_later_turns_are_told_as_they_were_made() -> None:
@@ -136,7 +136,7 @@ async def test_calls_of_later_turns_are_told_as_they_were_made() -> None:
     async with meeting(*turns) as (served, _):
         await create(served, tools=[TOOL])
         assert [message["role"] for message in messages(served)] == ["user", "assistant", "tool", "assistant", "tool"]
-        prompts = [chat.messages for chat in asked(served)]
+        prompts = [chat.messages for chat in chat_requests(served)]
     assert prompts[2][: len(prompts[1])] == prompts[1]
 
 
@@ -150,10 +150,10 @@ async def test_a_name_in_the_wrong_namespace_is_understood() -> None:
 async def test_a_call_of_a_tool_nobody_declared_is_told_to_the_model_and_not_to_the_client() -> None:
     async with meeting([call("imagined", id="c0")], DONE) as (served, tool):
         response = await create(served, tools=[TOOL, function("get")])
-        told = messages(served)
+        sent_messages = messages(served)
     assert [item.type for item in response.output] == ["message"]
-    assert told[1]["tool_calls"][0]["function"]["name"] == "imagined"
-    assert told[2]["content"] == "There is no tool named 'imagined'. Call only tools that you were given."
+    assert sent_messages[1]["tool_calls"][0]["function"]["name"] == "imagined"
+    assert sent_messages[2]["content"] == "There is no tool named 'imagined'. Call only tools that you were given."
     assert tool.queries == []
 
 
@@ -161,11 +161,11 @@ async def test_an_undeclared_call_beside_a_search_is_told_beside_it() -> None:
     script: Script = [{"calls": [call("imagined", id="c0", custom=True), search("a", id="c1")]}]
     async with meeting(script, DONE) as (served, _):
         response = await create(served, tools=[TOOL])
-        told = answers(served)
+        results = answers(served)
         calls = messages(served)[1]["tool_calls"]
     assert [item.type for item in response.output] == ["web_search_call", "message"]
-    assert sorted(told) == sorted(each["id"] for each in calls) == ["c0", "c1"]
-    assert told["c1"].startswith("[1] a")
+    assert sorted(results) == sorted(each["id"] for each in calls) == ["c0", "c1"]
+    assert results["c1"].startswith("[1] a")
 
 
 async def test_an_undeclared_call_beside_the_clients_is_left_out() -> None:
@@ -180,7 +180,7 @@ async def test_an_undeclared_call_beside_the_clients_is_left_out() -> None:
 async def test_a_model_that_insists_on_a_tool_that_is_not_there_is_not_asked_for_ever(tools: list[Json]) -> None:
     async with meeting([{"reasoning": "hm"}, call("imagined")]) as (served, _):
         events = await stream(served, tools=tools)
-        assert [bool(chat.tools) for chat in asked(served)] == [bool(tools)] * 3 + [False]
+        assert [bool(chat.tools) for chat in chat_requests(served)] == [bool(tools)] * 3 + [False]
     last = events[-1].response
     assert events[-1].type == "response.incomplete"
     assert last.incomplete_details.reason == "max_messages"
@@ -219,23 +219,23 @@ async def test_a_choice_of_a_tool_that_was_not_declared_is_refused(kind: str) ->
 
 async def ended(served: Served, **fields: Any) -> Any:
     """The response, made in the background."""
-    made = await create(served, background=True, **fields)
-    async with asyncio.timeout(10), await responses(served).retrieve(made.id, stream=True) as told:
-        async for _ in told:
+    response = await create(served, background=True, **fields)
+    async with asyncio.timeout(10), await responses(served).retrieve(response.id, stream=True) as answer:
+        async for _ in answer:
             pass
-    return await responses(served).retrieve(made.id)
+    return await responses(served).retrieve(response.id)
 
 
 @pytest.mark.parametrize("way", [create, ended])
 async def test_a_model_that_goes_on_calling_beyond_its_limit_is_not_asked_for_ever(way: Callable[..., Any]) -> None:
     async with meeting(*([search(query)] for query in "abcdefgh"), max_tool_calls=32) as (served, tool):
         response = await way(served, tools=[TOOL], max_tool_calls=1)
-        assert len(asked(served)) == 5
-        assert asked(served)[-1].tools is None
-        told = [message["content"] for message in messages(served) if message["role"] == "tool"]
+        assert len(chat_requests(served)) == 5
+        assert chat_requests(served)[-1].tools is None
+        sent_results = [message["content"] for message in messages(served) if message["role"] == "tool"]
     assert tool.queries == ["a"]
     assert [item.status for item in response.output] == ["completed"]
-    assert [text.startswith("Not run: no more tool calls") for text in told] == [False, True, True, True]
+    assert [text.startswith("Not run: no more tool calls") for text in sent_results] == [False, True, True, True]
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_messages")
 
 
@@ -252,9 +252,11 @@ async def test_one_call_made_over_and_over_is_run_so_often_and_no_more(beside: b
     turns: list[Script] = [together(*["same"] * 9), DONE] if beside else [*[[search("same")]] * 7, DONE]
     async with meeting(*turns) as (served, tool):
         response = await create(served, tools=[TOOL])
-        told = [message["content"] for message in messages(served) if message["role"] == "tool"]
+        sent_results = [message["content"] for message in messages(served) if message["role"] == "tool"]
     assert tool.queries == ["same"] * 5
-    assert [text.startswith("Not run: this very call") for text in told] == [False] * 5 + [True] * (4 if beside else 2)
+    assert [text.startswith("Not run: this very call") for text in sent_results] == [False] * 5 + [True] * (
+        4 if beside else 2
+    )
     assert (response.status, response.output_text) == ("completed", "Done.")
 
 
@@ -269,7 +271,7 @@ async def test_another_call_than_the_one_made_over_and_over_is_run() -> None:
 async def test_calls_of_a_server_are_bounded_too() -> None:
     async with stacked([call("real__note", '{"text": "a"}')]) as (served, real):
         response = await create(served, tools=[mcp(real, require_approval="never")])
-        assert len(asked(served)) == 9
+        assert len(chat_requests(served)) == 9
     assert real.notes == ["a"] * 5
     assert response.status == "incomplete"
 

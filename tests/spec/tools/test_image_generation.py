@@ -10,7 +10,7 @@ from tests.support.models.images import GIF, JPEG, PIXEL_URL, PNG, image_url
 from tests.support.sdk.agents_sdk import RUNS, Run, agent, kinds
 from tests.support.sdk.conversations import conversations
 from tests.support.sdk.drawing import DONE, IMAGE_TOOL, draw, drawing, image_of
-from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal, responses, stream
 from tests.support.servers.images_server import USAGE, b64
 from tests.support.servers.serving import serving
 
@@ -23,7 +23,7 @@ async def test_an_image_is_generated_and_the_model_goes_on() -> None:
     async with drawing() as (served, server):
         events = await stream(served, tools=[TOOL])
         _, called, output = messages(served)
-        (offered,) = asked(served)[0].tools or []
+        (offered,) = chat_requests(served)[0].tools or []
     response = events[-1].response
     item = image_of(response)
     assert item.to_dict() == {
@@ -128,7 +128,7 @@ async def test_values_that_leave_the_choice_to_the_server_are_taken_by_every_ser
     auto = {"background": "auto", "quality": "auto", "size": "auto", "moderation": "auto", "action": "auto"}
     async with drawing(config={"options": [], "streams": False, "edits": False}) as (served, server):
         await create(served, tools=[{**TOOL, **auto, "partial_images": 0}])
-        (offered,) = asked(served)[0].tools or []
+        (offered,) = chat_requests(served)[0].tools or []
     assert server.received[0].fields == {"prompt": "A cat.", "n": 1, "response_format": "b64_json"}
     assert [*offered.model_dump()["function"]["parameters"]["properties"]] == ["prompt"]
 
@@ -250,7 +250,7 @@ async def test_a_history_of_another_server_is_read_by_a_model_that_sees() -> Non
 async def test_it_can_be_demanded() -> None:
     async with drawing() as (served, _):
         response = await create(served, tools=[TOOL], tool_choice=TOOL)
-        chosen: Any = asked(served)[0].tool_choice
+        chosen: Any = chat_requests(served)[0].tool_choice
     assert (chosen.name, response.tool_choice.type) == ("image_generation", "image_generation")
     assert response.output_text == "Done."
 

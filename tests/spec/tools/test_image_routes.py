@@ -55,8 +55,8 @@ async def test_an_image_is_generated() -> None:
     assert answer.usage is not None
     assert answer.usage.to_dict() == USAGE
     assert answer.created > 1_700_000_000
-    (asked,) = server.received
-    assert asked.fields == {
+    (request,) = server.received
+    assert request.fields == {
         "prompt": "A cat.",
         "n": 1,
         "size": "512x512",
@@ -112,10 +112,10 @@ async def test_images_are_edited_with_a_mask() -> None:
             n=1,
         )
     assert [image.b64_json for image in answer.data] == [b64(GIF)]
-    (asked,) = server.received
-    assert asked.path == "/v1/images/edits"
-    assert asked.files == [("image[]", PNG, "image/png"), ("image[]", GIF, "image/gif"), ("mask", PNG, "image/png")]
-    assert (asked.fields["input_fidelity"], asked.fields["output_compression"]) == ("high", "50")
+    (request,) = server.received
+    assert request.path == "/v1/images/edits"
+    assert request.files == [("image[]", PNG, "image/png"), ("image[]", GIF, "image/gif"), ("mask", PNG, "image/png")]
+    assert (request.fields["input_fidelity"], request.fields["output_compression"]) == ("high", "50")
 
 
 async def test_an_edit_is_streamed() -> None:

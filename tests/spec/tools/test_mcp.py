@@ -10,7 +10,7 @@ import pytest
 from apis.chat import ChatFunctionTool
 from providers.responses.run import response_runner
 from tests.support.sdk.answer_shapes import Script, call, function
-from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal, responses, stream
 from tests.support.servers import mcp_server
 from tests.support.servers.mcp_server import Kind, RealServer
 from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, playing, stacked, tool_outputs, with_mcp
@@ -184,7 +184,7 @@ async def test_a_list_that_a_client_sends_is_offered_only_where_it_is_valid() ->
     listing = {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "real", "tools": tools}
     async with stacked(ECHO, DONE) as (served, real):
         response = await create(served, tools=[mcp(real)], input=[listing, USER])
-        assert [tool.name for tool in asked(served)[0].tools or ()] == ["real__echo"]
+        assert [tool.name for tool in chat_requests(served)[0].tools or ()] == ["real__echo"]
     assert kinds(response) == ["mcp_call", "mcp_list_tools", "message"]
 
 
@@ -205,7 +205,7 @@ async def test_a_tool_that_its_server_has_changed_since_is_called_and_listed_aga
         # the runtime's session remembers the list it was given; a new one is as another server process would see it
         second = await create(served, tools=[mcp(real, authorization="a-new-token")], previous_response_id=first.id)
         answers = tool_outputs(served)
-        note_tool = next(tool for tool in asked(served)[-1].tools or () if tool.name == "real__note")
+        note_tool = next(tool for tool in chat_requests(served)[-1].tools or () if tool.name == "real__note")
         names = offered(served)
         third = await create(served, tools=[mcp(real, authorization="a-new-token")], previous_response_id=second.id)
     assert kinds(second) == ["mcp_call", "mcp_list_tools", "message"]
@@ -248,7 +248,7 @@ async def test_a_server_that_cannot_be_listed_refuses_the_request_before_a_model
     monkeypatch.setattr(response_runner, "EARLY_FAILURE_WAIT_S", 5)
     async with stacked(DONE) as (served, real):
         error = await refusal(served, 424, tools=[broken(real), function("get")])
-        assert asked(served) == []
+        assert chat_requests(served) == []
     assert (error["type"], error["code"]) == ("external_connector_error", "http_error")
     assert error["message"].startswith("Error retrieving tool list from MCP server: 'real'. ")
 
@@ -258,7 +258,7 @@ async def test_a_server_that_fails_slowly_ends_the_stream_with_a_failed_response
     async with stacked(DONE) as (served, real):
         real.refuses, real.refusal_delay_s = True, 0.2
         events = await stream(served, tools=[mcp(real)])
-        assert asked(served) == []
+        assert chat_requests(served) == []
     failed = events[-1].response
     assert (events[-1].type, kinds(failed)) == ("response.failed", ["mcp_list_tools"])
     assert "response.mcp_list_tools.failed" in [event.type for event in events]
@@ -360,11 +360,11 @@ async def test_a_long_result_is_cut_with_a_mark_in_the_item_too() -> None:
 async def test_earlier_calls_are_replayed_in_later_turns() -> None:
     async with stacked(ECHO, DONE, DONE, DONE) as (served, real):
         first = await create(served, tools=[mcp(real)])
-        before = asked(served)[-1].messages
+        before = chat_requests(served)[-1].messages
         await create(served, previous_response_id=first.id)
-        chained = asked(served)[-1].messages
+        chained = chat_requests(served)[-1].messages
         await create(served, input=[USER, *map(bare, first.output), USER])
-        sent_back = asked(served)[-1].messages
+        sent_back = chat_requests(served)[-1].messages
         await responses(served).delete(first.id)
         items = [{**bare(item), "id": f"own_{number}"} for number, item in enumerate(first.output)]
         await create(served, input=[USER, *items, USER])

@@ -8,7 +8,7 @@ import pytest
 from openai import BadRequestError, NotFoundError
 
 from tests.support.sdk.answer_shapes import Script, call, function
-from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal, responses, stream
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, playing, stacked, tool_outputs, with_mcp
 from tests.support.servers.serving import Served, serving
@@ -44,7 +44,7 @@ async def test_a_call_waits_for_leave_and_the_response_ends_with_the_question(re
     async with stacked(NOTE) as (served, real):
         events = await stream(served, tools=[mcp(real, require_approval=required)])
         whole = await create(served, tools=[mcp(real, require_approval=required)])
-        assert len(asked(served)) == 2
+        assert len(chat_requests(served)) == 2
     response = events[-1].response
     assert kinds(response) == kinds(whole) == ["mcp_list_tools", "reasoning", "mcp_approval_request"]
     item = response.output[-1]
@@ -148,7 +148,7 @@ async def test_an_answer_is_not_taken_back_later(yes: bool, how: str) -> None:
         second = await answer(served, how, first, answers[0], tools=tools)
         with pytest.raises(BadRequestError) as caught:
             await again(served, how, [first, second], *answers, tools=tools)
-        assert len(asked(served)) == 2
+        assert len(chat_requests(served)) == 2
     assert "approval_request_id" in (caught.value.param or "")
     assert real.notes == (["a"] if yes else [])
 
@@ -193,8 +193,8 @@ async def test_an_interrupted_call_is_not_repeated_and_the_client_and_the_model_
 async def test_an_approval_without_the_server_is_refused_and_not_acted_on_later(tools: list[Json]) -> None:
     async with stacked(NOTE, DONE) as (served, real):
         first = await create(served, tools=[mcp(real, require_approval="always")])
-        given = [approval(first.output[-1])]
-        error = await refusal(served, tools=tools, input=given, previous_response_id=first.id)
+        input_items = [approval(first.output[-1])]
+        error = await refusal(served, tools=tools, input=input_items, previous_response_id=first.id)
         assert (error["param"], "'real'" in error["message"]) == ("input[0].approval_request_id", True)
         later = await create(served, tools=[mcp(real)], previous_response_id=first.id)
     assert "mcp_call" not in kinds(later)
@@ -332,8 +332,8 @@ async def test_a_tool_that_needs_an_approval_since_it_changed_waits_for_one() ->
 
 async def test_an_approval_without_a_request_is_refused() -> None:
     async with stacked() as (served, real):
-        given = [USER, {"type": "mcp_approval_response", "approval_request_id": "mcpr_x", "approve": True}]
-        error = await refusal(served, tools=[mcp(real)], input=given)
+        input_items = [USER, {"type": "mcp_approval_response", "approval_request_id": "mcpr_x", "approve": True}]
+        error = await refusal(served, tools=[mcp(real)], input=input_items)
     assert error["param"] == "input[1].approval_request_id"
     assert "mcpr_x" in error["message"]
 
@@ -364,9 +364,9 @@ async def test_counting_the_tokens_of_an_approval_does_not_make_the_call() -> No
     async with stacked(NOTE, DONE) as (served, real):
         tools: Any = [mcp(real, require_approval="always")]
         first = await create(served, tools=tools)
-        given: Any = [approval(first.output[-1])]
+        value: Any = [approval(first.output[-1])]
         await served.client.responses.input_tokens.count(
-            model="scripted", input=given, previous_response_id=first.id, tools=tools
+            model="scripted", input=value, previous_response_id=first.id, tools=tools
         )
     assert real.notes == []
 

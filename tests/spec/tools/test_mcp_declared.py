@@ -8,7 +8,7 @@ import pytest
 
 from apis.chat import ChatAllowedTools, NamedFunction
 from tests.support.sdk.answer_shapes import Script, call, function
-from tests.support.sdk.requests import asked, bare, create, messages, refusal
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, playing, stacked, tool_outputs, with_mcp
 from tests.support.servers.serving import serving
@@ -20,11 +20,11 @@ async def test_the_model_is_offered_each_tool_under_the_servers_label() -> None:
     async with stacked(DONE) as (served, real):
         about = "Ours."
         await create(served, tools=[function("echo"), mcp(real, server_description=about, allowed_tools=["echo"])])
-        tool = [*(asked(served)[-1].tools or ())][-1]
+        tool = [*(chat_requests(served)[-1].tools or ())][-1]
         assert offered(served) == ["echo", "real__echo"]
-    shown: Any = tool.model_dump(exclude_none=True)
-    assert shown["function"]["description"] == "Says it again.\nOurs."
-    assert shown["function"]["parameters"]["required"] == ["text"]
+    declared: Any = tool.model_dump(exclude_none=True)
+    assert declared["function"]["description"] == "Says it again.\nOurs."
+    assert declared["function"]["parameters"]["required"] == ["text"]
 
 
 async def test_a_model_that_knows_namespaces_is_offered_the_server_as_one() -> None:
@@ -118,7 +118,7 @@ async def test_a_choice_may_name_the_server_or_one_of_its_tools() -> None:
         choice = {"type": "mcp", "server_label": "real", "name": "note"}
         await create(served, tools=[mcp(real)], tool_choice=choice)
         await create(served, tools=[mcp(real, allowed_tools=["echo", "note"])], tool_choice={**choice, "name": None})
-        named, _, either, _ = (chat.tool_choice for chat in asked(served))
+        named, _, either, _ = (chat.tool_choice for chat in chat_requests(served))
     assert isinstance(named, NamedFunction)
     assert named.function.name == "real__note"
     assert isinstance(either, ChatAllowedTools)
@@ -176,7 +176,7 @@ async def test_a_declaration_that_cannot_be_followed_is_refused(fields: Json, pa
         }
         error = await refusal(served, tools=[mcp(real, server_label="a"), tool])
         assert real.methods == []
-        assert asked(served) == []
+        assert chat_requests(served) == []
     assert error["param"] == param
     assert error["code"] in ("invalid_value", "unknown_parameter", "unsupported_parameter")
 

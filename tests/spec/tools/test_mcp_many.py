@@ -53,7 +53,7 @@ async def test_the_clients_own_tools_count_too() -> None:
     assert events[-1].type == "response.failed"
 
 
-async def found(served: Any, first: Any, *tools: Json, declared: list[Json]) -> Any:
+async def find_tools(served: Any, first: Any, *tools: Json, declared: list[Json]) -> Any:
     """The response after the client's search has found `tools`."""
     output = {"type": "tool_search_output", "call_id": "c1", "execution": "client", "tools": [*tools]}
     return await create(served, tools=declared, input=[output], previous_response_id=first.id)
@@ -65,7 +65,7 @@ async def test_a_deferred_server_is_not_contacted_until_a_search_returns_it() ->
         first = await create(served, tools=declared)
         assert (offered(served), kinds(first), real.methods) == (["get", "tool_search"], ["tool_search_call"], [])
         server = {"type": "mcp", "server_label": "real", "authorization": "secret-0123", "server_url": real.url}
-        second = await found(served, first, server, declared=declared)
+        second = await find_tools(served, first, server, declared=declared)
         assert kinds(second) == ["mcp_list_tools", "mcp_call", "message"]
         assert second.output[1].output == "hello"
         assert "real__echo" in offered(served)
@@ -79,7 +79,7 @@ async def test_a_search_without_the_server_does_not_load_it() -> None:
     async with stacked(LATE, DONE) as (served, real):
         declared = [mcp(real, defer_loading=True), SEARCH]
         first = await create(served, tools=declared)
-        await found(served, first, function("weather"), declared=declared)
+        await find_tools(served, first, function("weather"), declared=declared)
         assert (offered(served), real.methods) == (["weather", "tool_search"], [])
 
 

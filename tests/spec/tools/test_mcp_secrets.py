@@ -46,7 +46,7 @@ def declared(server: HostileServer, **fields: Any) -> Json:
     }
 
 
-def given(server: HostileServer) -> list[dict[str, str]]:
+def input_items(server: HostileServer) -> list[dict[str, str]]:
     """The headers of the requests that the server got."""
     return [{name.lower(): value for name, value in headers.items()} for headers in server.headers]
 
@@ -74,7 +74,7 @@ async def test_secrets_reach_their_server_and_nothing_else(tmp_path: Path, caplo
     assert_no_secret(*files, caplog.text)
     assert got.tools[0].server_url == server.url.removesuffix("/mcp")
     assert "[redacted]" in first.output[1].output
-    assert {(sent["authorization"], sent["x-api-key"]) for sent in given(server)} == {(f"Bearer {TOKEN}", HEADER)}
+    assert {(sent["authorization"], sent["x-api-key"]) for sent in input_items(server)} == {(f"Bearer {TOKEN}", HEADER)}
 
 
 async def test_secrets_are_not_in_the_error_of_a_wrong_request(caplog: pytest.LogCaptureFixture) -> None:
@@ -108,8 +108,8 @@ async def test_a_server_gets_the_secrets_of_the_current_request_only() -> None:
         server.headers.clear()
         again = {**declared(server), "authorization": None, "headers": None}
         await create(served, tools=[again], previous_response_id=first.id)
-    assert given(server)
-    assert not [sent for sent in given(server) if "authorization" in sent or "x-api-key" in sent]
+    assert input_items(server)
+    assert not [sent for sent in input_items(server) if "authorization" in sent or "x-api-key" in sent]
 
 
 @pytest.mark.parametrize("deed", MISDEEDS)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.spec.tools.test_code_interpreter import DONE, TOOL, Json, code, interpreting
 from tests.support.sdk.answer_shapes import Script
-from tests.support.sdk.requests import asked, create, messages
+from tests.support.sdk.requests import chat_requests, create, messages
 from tests.support.servers.fetcher_hosts import SITE, Site
 from tests.support.servers.serving import Served
 
@@ -51,7 +51,7 @@ async def check_files_by_every_way(served: Served, url: str) -> None:
         "[files of the messages are in the current folder: data.csv, far.txt, up.csv]\n"
         "{'data.csv': 'two', 'far.txt': 'three', 'up.csv': 'one'}"
     )
-    offered = [tool.model_dump() for tool in asked(served)[0].tools or ()]
+    offered = [tool.model_dump() for tool in chat_requests(served)[0].tools or ()]
     assert "Files of the user's messages are in the current folder" in json.dumps(offered)
 
 
@@ -88,4 +88,4 @@ async def test_without_files_the_model_is_told_nothing_of_them() -> None:
     async with interpreting([code("6 * 7")], DONE) as served:
         await create(served, tools=[TOOL])
         assert result(served) == "42"
-        assert "user's messages" not in json.dumps([tool.model_dump() for tool in asked(served)[0].tools or ()])
+        assert "user's messages" not in json.dumps([tool.model_dump() for tool in chat_requests(served)[0].tools or ()])

@@ -177,15 +177,15 @@ async def test_what_was_put_out_and_is_given_back_is_the_same_to_the_model(case:
             first = await create(
                 served, input=[USER], store="nothing stored" not in how and "into" not in how, **fields
             )
-            seen = messages(served)
-            assert len(seen) > 2, "the model was told of its calls"
+            sent_messages = messages(served)
+            assert len(sent_messages) > 2, "the model was told of its calls"
             said = [USER]
             second = await go_on(how, served, said, first, "Go on.", **fields)
-            seen += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Go on."}]
-            assert messages(served) == seen, how
+            sent_messages += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Go on."}]
+            assert messages(served) == sent_messages, how
             await go_on(how, served, said, second, "And on.", **fields)
-            seen += [{"role": "assistant", "content": "Second."}, {"role": "user", "content": "And on."}]
-            assert messages(served) == seen, how
+            sent_messages += [{"role": "assistant", "content": "Second."}, {"role": "user", "content": "And on."}]
+            assert messages(served) == sent_messages, how
 
 
 async def test_what_the_chain_holds_already_is_not_told_twice(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ async def test_what_is_carried_says_nothing_to_another_tenant_or_when_it_was_cha
         item, answer = (bare(each) for each in first.output)
         token = item["encrypted_content"]
         for changed in (token[:-8] + "AAAAAAA=", "rs3.", "", 5, token[:40]):
-            given = [USER, {**item, "encrypted_content": changed}, answer, USER]
-            await create(served, input=given, store=False)
+            input_items = [USER, {**item, "encrypted_content": changed}, answer, USER]
+            await create(served, input=input_items, store=False)
             assert messages(served)[2]["content"] == "[What this gave is not known any more.]"
 
 
@@ -223,10 +223,10 @@ async def test_pages_that_were_numbered_before_keep_their_numbers_when_nothing_i
             await create(served, tools=tools[:1])  # the rest of the script
         items = [bare(item) for item in first.output]
         again = await create(served, tools=tools[:1], input=[USER, *items, USER], store=False)
-        told = [each["content"] for each in messages(served) if each["role"] == "tool"]
+        sent_results = [each["content"] for each in messages(served) if each["role"] == "tool"]
     assert again.output[1].action.url == first.output[1].action.url
-    assert told[1].startswith("[1] Rome")
-    assert told[2].startswith("[3] ")
+    assert sent_results[1].startswith("[1] Rome")
+    assert sent_results[2].startswith("[3] ")
 
 
 NAMES: dict[str, list[str]] = {
@@ -267,13 +267,15 @@ async def test_another_model_is_told_in_its_own_words_and_the_first_again_in_its
         first = await create(served, model=model, tools=tools, store=stored, input=[USER])
         assert first.output[-1].content[0].text == "Done."
         assert called(served) == NAMES[model]
-        seen, said = messages(served), [USER]
+        sent_messages, said = messages(served), [USER]
         second = await go_on(how, served, said, first, "Go on.", model=other, tools=tools)
         assert called(served) == NAMES[other]
-        told = messages(served)
-        assert [each for each in told if each["role"] == "tool"] == [each for each in seen if each["role"] == "tool"]
-        code = next(each["tool_calls"][0] for each in told if "6 * 7" in str(each.get("tool_calls")))
+        sent_turns = messages(served)
+        assert [each for each in sent_turns if each["role"] == "tool"] == [
+            each for each in sent_messages if each["role"] == "tool"
+        ]
+        code = next(each["tool_calls"][0] for each in sent_turns if "6 * 7" in str(each.get("tool_calls")))
         written = code["custom"]["input"] if other == "native" else json.loads(code["function"]["arguments"])["code"]
         assert written == "6 * 7"
         await go_on(how, served, said, second, "And on.", model=model, tools=tools)
-        assert messages(served)[: len(seen)] == seen
+        assert messages(served)[: len(sent_messages)] == sent_messages

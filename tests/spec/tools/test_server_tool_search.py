@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.sdk.answer_shapes import call, function
-from tests.support.sdk.requests import asked, create, stream
+from tests.support.sdk.requests import chat_requests, create, stream
 from tests.support.servers.mcp_stack import offered, tool_outputs
 from tests.support.servers.serving import scripted, serving
 
@@ -33,19 +33,19 @@ async def test_a_search_shows_its_items_and_the_found_tool_can_be_called() -> No
     """Depth of the hosted tools: tool_search_call, tool_search_output, then the call, as OpenAI shows them."""
     async with serving(scripted(searching("weather forecast"), [call("get_weather", id="c2")])) as served:
         events = await stream(served, tools=TOOLS)
-        first, second = [[tool.name for tool in chat.tools or ()] for chat in asked(served)]
-        told = tool_outputs(served)
-    searched, found, called = events[-1].response.output
+        first, second = [[tool.name for tool in chat.tools or ()] for chat in chat_requests(served)]
+        results = tool_outputs(served)
+    searched, result, called = events[-1].response.output
     assert (searched.type, searched.execution, searched.status) == ("tool_search_call", "server", "completed")
     assert (searched.arguments, searched.call_id) == ({"query": "weather forecast"}, None)
-    assert (found.type, found.execution, [tool.name for tool in found.tools]) == (
+    assert (result.type, result.execution, [tool.name for tool in result.tools]) == (
         "tool_search_output",
         "server",
         ["get_weather"],
     )
     assert (called.type, called.name) == ("function_call", "get_weather")
     assert (first, second) == (["now", "tool_search"], ["now", "get_weather", "tool_search"])
-    assert told["c1"] == "These tools can be called now:\nget_weather: The forecast of a city."
+    assert results["c1"] == "These tools can be called now:\nget_weather: The forecast of a city."
 
 
 async def test_tools_of_a_namespace_are_found_with_it_and_later_turns_offer_them() -> None:
@@ -69,11 +69,11 @@ async def test_a_search_without_a_result_is_reported_to_the_model(arguments: str
     """Depth of the hosted tools: the response goes on."""
     async with serving(scripted([call("tool_search", arguments, id="c1")], DONE)) as served:
         response = await create(served, tools=TOOLS)
-        told = tool_outputs(served)["c1"]
+        results = tool_outputs(served)["c1"]
     assert response.output_text == "Done."
     assert response.output[0].status == "completed"
-    assert told
-    assert ("get_weather" in told) == ("zebra" in arguments)
+    assert results
+    assert ("get_weather" in results) == ("zebra" in arguments)
 
 
 async def test_without_deferred_tools_there_is_nothing_to_search() -> None:

@@ -13,7 +13,7 @@ from tests.spec.tools.test_container_shell import container_of, outputs, shell
 from tests.support.models.skill_archives import FRONT_MATTER, entry, inline, pack
 from tests.support.sdk.answer_shapes import Script
 from tests.support.sdk.input_model import MODEL, play
-from tests.support.sdk.requests import asked, create, refusal
+from tests.support.sdk.requests import chat_requests, create, refusal
 from tests.support.servers.serving import Served, serving
 
 pytestmark = [
@@ -42,7 +42,7 @@ async def served() -> AsyncGenerator[Served]:
 
 async def test_a_model_reads_of_a_skill_and_runs_what_is_in_it(served: Served) -> None:
     response = await create(served, input=play([READ]), tools=[tool(inline(ARCHIVE))])
-    ((offered,),) = [chat.tools for chat in asked(served)[-1:] if chat.tools]
+    ((offered,),) = [chat.tools for chat in chat_requests(served)[-1:] if chat.tools]
     assert "- greeting (/mnt/skills/greeting): Greets people." in offered.model_dump()["function"]["description"]
     assert outputs(response.output[1]) == [(FRONT_MATTER, "", 0), ("Hello, Ada\n", "", 0)]
     (echoed,) = response.tools[0].environment.skills

@@ -130,15 +130,15 @@ async def test_versions_are_numbered_and_one_of_them_is_the_default(skills: Any)
 
 
 async def test_skills_are_listed_in_pages_by_their_creation(skills: Any) -> None:
-    made = [(await skills.create(files=zipped(archive("x", f"skill-{number}")))).id for number in range(3)]
-    assert [each.id async for each in skills.list(limit=2, order="asc")] == made
-    assert [each.id async for each in skills.list(limit=2)] == made[::-1]
-    await skills.delete(made[1])
-    assert [each.id for each in (await skills.list(after=made[1], order="asc")).data] == [made[2]]
+    skill_ids = [(await skills.create(files=zipped(archive("x", f"skill-{number}")))).id for number in range(3)]
+    assert [each.id async for each in skills.list(limit=2, order="asc")] == skill_ids
+    assert [each.id async for each in skills.list(limit=2)] == skill_ids[::-1]
+    await skills.delete(skill_ids[1])
+    assert [each.id for each in (await skills.list(after=skill_ids[1], order="asc")).data] == [skill_ids[2]]
     with pytest.raises(BadRequestError) as refused:
         await skills.list(after="skill_none")
     assert refused.value.param == "after"
-    for skill_id in (made[0], made[2]):
+    for skill_id in (skill_ids[0], skill_ids[2]):
         await skills.delete(skill_id)
 
 
@@ -270,10 +270,10 @@ async def test_workers_that_change_one_skill_at_once_lose_nothing() -> None:
     one, other = StoredSkills(config, store), StoredSkills(config, store)
     files = [SkillFile("SKILL.md", skill_text().encode())]
     skill = await one.create(files, tenant="t")
-    made = await asyncio.gather(
+    outcomes = await asyncio.gather(
         *(each.create_version(skill.id, files, is_default=False, tenant="t") for each in (one, other) for _ in range(5))
     )
-    assert {int(version.version) for version in made} == set(range(2, 12))
+    assert {int(version.version) for version in outcomes} == set(range(2, 12))
     created = await asyncio.gather(
         *(each.create(files, tenant="t") for each in (one, other, one)), return_exceptions=True
     )
@@ -282,6 +282,6 @@ async def test_workers_that_change_one_skill_at_once_lose_nothing() -> None:
         if isinstance(each, Skill):
             await other.delete(each.id, tenant="t")
     await one.delete(skill.id, tenant="t")
-    left = [key for key, _ in await store.scan("t/")]
-    assert left == ["t/skill_count"]
+    remaining_keys = [key for key, _ in await store.scan("t/")]
+    assert remaining_keys == ["t/skill_count"]
     assert (await one.create(files, tenant="t")).latest_version == "1"

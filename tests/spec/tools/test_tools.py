@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.sdk.answer_shapes import call, function
-from tests.support.sdk.requests import asked, create, messages, refusal, stream
+from tests.support.sdk.requests import chat_requests, create, messages, refusal, stream
 from tests.support.servers.serving import Served, scripted, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,12 +28,12 @@ async def served() -> AsyncGenerator[Served]:
 
 def offered(served: Served) -> list[Json]:
     """The tools the model was offered last."""
-    return [tool.model_dump(exclude_none=True) for tool in asked(served)[-1].tools or ()]
+    return [tool.model_dump(exclude_none=True) for tool in chat_requests(served)[-1].tools or ()]
 
 
 def chosen(served: Served) -> Any:
     """The tool choice the model was given last."""
-    choice = asked(served)[-1].tool_choice
+    choice = chat_requests(served)[-1].tool_choice
     return choice.model_dump() if choice is not None and not isinstance(choice, str) else choice
 
 
@@ -113,10 +113,10 @@ async def test_a_response_with_calls_is_completed() -> None:
 async def test_a_call_of_a_tool_nobody_declared_is_told_to_the_model_and_not_to_the_client(tools: list[Json]) -> None:
     async with serving(scripted([call("imagined", id="c0")], [{"text": "Sunny."}])) as served:
         response = await create(served, tools=tools)
-        _, asked_for, told = messages(served)
+        _, asked_for, sent_result = messages(served)
     assert [item.type for item in response.output] == ["message"]
     assert asked_for["tool_calls"][0]["function"]["name"] == "imagined"
-    assert told["content"] == "There is no tool named 'imagined'. Call only tools that you were given."
+    assert sent_result["content"] == "There is no tool named 'imagined'. Call only tools that you were given."
 
 
 async def test_a_call_begins_before_its_arguments_are_whole() -> None:
@@ -162,23 +162,27 @@ CHOICES: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 async def test_a_tool_choice_reaches_the_model_and_all_tools_stay_offered(choice: tuple[Any, Any]) -> None:
-    given, told = choice
+    choice_sent, choice_of_model = choice
     script = (
-        [{"text": "No."}] if given in ("none", "auto", None) else [call("weather", ROME), call("patch", custom=True)]
+        [{"text": "No."}]
+        if choice_sent in ("none", "auto", None)
+        else [call("weather", ROME), call("patch", custom=True)]
     )
     async with serving(scripted(script)) as served:
-        response = await create(served, tools=[WEATHER, PATCH], tool_choice=given)
-        assert chosen(served) == told
+        response = await create(served, tools=[WEATHER, PATCH], tool_choice=choice_sent)
+        assert chosen(served) == choice_of_model
         assert len(offered(served)) == 2
-        assert len(asked(served)) == 1
-    shown = response.tool_choice
-    assert (shown if isinstance(shown, str) else shown.model_dump(exclude_unset=True)) == (given or "auto")
+        assert len(chat_requests(served)) == 1
+    choice_echoed = response.tool_choice
+    assert (choice_echoed if isinstance(choice_echoed, str) else choice_echoed.model_dump(exclude_unset=True)) == (
+        choice_sent or "auto"
+    )
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
 async def test_without_tools_there_is_nothing_to_choose(served: Served, choice: str) -> None:
     response = await create(served, tool_choice=choice)
-    assert asked(served)[-1].tools is None
+    assert chat_requests(served)[-1].tools is None
     assert chosen(served) is None
     assert response.tool_choice == choice
 
@@ -264,7 +268,7 @@ async def test_a_tool_that_cannot_be_is_refused(served: Served, case: tuple[Any,
 @pytest.mark.parametrize("parallel", [True, False, None])
 async def test_whether_calls_may_be_parallel_reaches_the_model(served: Served, parallel: bool | None) -> None:
     response = await create(served, tools=[WEATHER], parallel_tool_calls=parallel)
-    assert asked(served)[-1].parallel_tool_calls is parallel
+    assert chat_requests(served)[-1].parallel_tool_calls is parallel
     assert response.parallel_tool_calls is (parallel is not False)
 
 
@@ -277,6 +281,6 @@ async def test_a_client_can_run_tools_until_there_is_an_answer() -> None:
             {"type": "function_call_output", "call_id": item.call_id, "output": item.name} for item in first.output
         ]
         second = await create(served, tools=tools, input=outputs, previous_response_id=first.id)
-        told = [(message.role, message.content) for message in asked(served)[-1].messages]
+        sent_pairs = [(message.role, message.content) for message in chat_requests(served)[-1].messages]
     assert second.output_text == "Sunny, at noon."
-    assert told == [("user", "How is Rome?"), ("assistant", None), ("tool", "weather"), ("tool", "now")]
+    assert sent_pairs == [("user", "How is Rome?"), ("assistant", None), ("tool", "weather"), ("tool", "now")]

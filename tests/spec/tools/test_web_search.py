@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.sdk.answer_shapes import Script, call, function
-from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, refusal, responses, stream
 from tests.support.servers.fake_exa import KEY, FakeExa, page
 from tests.support.servers.serving import MEMORY, Served, scripted, serving
 
@@ -53,12 +53,12 @@ async def test_the_content_types_of_a_search_are_echoed() -> None:
 async def test_the_model_is_told_what_was_found() -> None:
     async with searching([search(id="c1")], [{"text": "Sunny."}]) as (served, exa):
         await create(served, tools=[TOOL])
-        _, called, told = messages(served)
+        _, called, sent_result = messages(served)
     assert exa.requests[0][1]["query"] == "rome"
     assert called["tool_calls"][0]["function"] == {"name": "web_search", "arguments": '{"query": "rome"}'}
-    assert (told["role"], told["tool_call_id"]) == ("tool", "c1")
-    assert told["content"].startswith("[1] Title 1\nhttps://site1.example.com/page\nFirst passage of 1.")
-    assert "[3] Title 3" in told["content"]
+    assert (sent_result["role"], sent_result["tool_call_id"]) == ("tool", "c1")
+    assert sent_result["content"].startswith("[1] Title 1\nhttps://site1.example.com/page\nFirst passage of 1.")
+    assert "[3] Title 3" in sent_result["content"]
 
 
 async def test_the_search_may_be_chosen_by_each_of_its_names() -> None:
@@ -66,9 +66,9 @@ async def test_the_search_may_be_chosen_by_each_of_its_names() -> None:
         for choice in ({"type": name}, {"type": "allowed_tools", "mode": "required", "tools": [{"type": name}]}):
             async with searching([search()], [{"text": "Sunny."}]) as (served, _):
                 response = await create(served, tools=[{"type": "browser_search"}], tool_choice=choice)
-                told: Any = asked(served)[0].tool_choice
+                sent_choice: Any = chat_requests(served)[0].tool_choice
             assert response.output_text == "Sunny."
-            named = told if told.type == "function" else told.allowed_tools.tools[0]
+            named = sent_choice if sent_choice.type == "function" else sent_choice.allowed_tools.tools[0]
             assert named.function.name == "web_search"
 
 
@@ -78,10 +78,10 @@ async def test_a_search_that_is_left_out_silently_takes_its_choice_along(tools: 
     chosen = {"type": "web_search_preview"}
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [chosen]}
     async with serving(scripted([{"text": "No need."}])) as served:
-        for choice, told in ((chosen, None), (allowed, "none" if tools else None)):
+        for choice, expected in ((chosen, None), (allowed, "none" if tools else None)):
             response = await create(served, tools=offline, tool_choice=choice)
             assert response.output_text == "No need."
-            assert asked(served)[-1].tool_choice == told
+            assert chat_requests(served)[-1].tool_choice == expected
 
 
 async def test_of_two_searches_neither_wins_silently() -> None:
@@ -91,13 +91,13 @@ async def test_of_two_searches_neither_wins_silently() -> None:
             error = await refusal(served, tools=[limited, other])
             assert (error["param"], error["code"]) == ("tools[1].type", "invalid_value")
         await create(served, tools=[limited, {**limited, "type": "web_search_preview"}])
-        assert [tool.name for tool in asked(served)[-1].tools or ()] == ["web_search"]
+        assert [tool.name for tool in chat_requests(served)[-1].tools or ()] == ["web_search"]
 
 
 async def test_the_model_is_offered_the_search_as_a_function() -> None:
     async with searching([{"text": "No need."}]) as (served, _):
         await create(served, tools=[TOOL, function("get")])
-        names = [tool.model_dump()["function"]["name"] for tool in asked(served)[-1].tools or ()]
+        names = [tool.model_dump()["function"]["name"] for tool in chat_requests(served)[-1].tools or ()]
     assert sorted(names) == ["get", "web_search"]
 
 
@@ -140,8 +140,8 @@ async def test_marks_in_the_text_become_links_with_annotations(pieces: list[str]
         events = await stream(served, tools=[TOOL])
     part = events[-1].response.output[1].content[0]
     assert part.text == f"See {LINKS[1]} and {LINKS[2]}."
-    told = [(one.type, one.url, one.title, part.text[one.start_index : one.end_index]) for one in part.annotations]
-    assert told == [("url_citation", f"https://site{n}.example.com/page", f"Title {n}", LINKS[n]) for n in (1, 2)]
+    citations = [(one.type, one.url, one.title, part.text[one.start_index : one.end_index]) for one in part.annotations]
+    assert citations == [("url_citation", f"https://site{n}.example.com/page", f"Title {n}", LINKS[n]) for n in (1, 2)]
     added = [event for event in events if event.type == "response.output_text.annotation.added"]
     assert [event.annotation_index for event in added] == [0, 1]
 
@@ -196,21 +196,23 @@ async def test_several_searches_of_one_turn_are_all_run() -> None:
 async def test_calls_over_the_limit_are_not_run_and_the_model_answers_with_what_it_has() -> None:
     async with searching([search("one")], [search("two")], [{"text": "Done."}]) as (served, exa):
         response = await create(served, tools=[TOOL, function("get")], max_tool_calls=1)
-        offers = [[tool.model_dump()["function"]["name"] for tool in chat.tools or ()] for chat in asked(served)]
-        told = messages(served)[-1]["content"]
+        offers = [
+            [tool.model_dump()["function"]["name"] for tool in chat.tools or ()] for chat in chat_requests(served)
+        ]
+        sent_text = messages(served)[-1]["content"]
     assert [request["query"] for _, request in exa.requests] == ["one"]
     assert [(item.type, item.status) for item in response.output] == [
         ("web_search_call", "completed"),
         ("message", "completed"),
     ]
-    assert "no more tool calls" in told
+    assert "no more tool calls" in sent_text
     assert offers[1:] == [["get"], ["get"]]
 
 
 async def test_a_model_that_repeats_itself_is_no_longer_offered_the_search() -> None:
     async with searching(*[[search()]] * 5, [{"text": "Enough."}]) as (served, exa):
         response = await create(served, tools=[TOOL])
-        assert asked(served)[-1].tools is None
+        assert chat_requests(served)[-1].tools is None
     assert response.output_text == "Enough."
     assert len(exa.requests) == 5
 
@@ -219,12 +221,12 @@ async def test_a_model_that_repeats_itself_is_no_longer_offered_the_search() -> 
 async def test_a_search_that_fails_is_told_to_the_model_which_still_answers(failure: str) -> None:
     async with searching([search(failure)], [{"text": "I could not look."}]) as (served, _):
         events = await stream(served, tools=[TOOL])
-        told = messages(served)[-1]["content"]
+        sent_text = messages(served)[-1]["content"]
     response = events[-1].response
     assert (response.status, response.output[0].status) == ("completed", "failed")
     assert response.output_text == "I could not look."
-    assert "search service" in told
-    assert KEY not in str([event.to_json() for event in events]) + told
+    assert "search service" in sent_text
+    assert KEY not in str([event.to_json() for event in events]) + sent_text
     assert "response.web_search_call.completed" not in [event.type for event in events]
 
 
@@ -248,7 +250,7 @@ async def test_without_a_search_provider_the_tool_is_refused() -> None:
 async def test_without_a_search_provider_one_that_may_not_go_out_is_left_out() -> None:
     async with serving() as served:
         await create(served, tools=[{**TOOL, "external_web_access": False}])
-        assert asked(served)[-1].tools is None
+        assert chat_requests(served)[-1].tools is None
 
 
 @pytest.mark.parametrize(
@@ -285,7 +287,7 @@ async def test_a_forced_search_is_forced_once(kind: str) -> None:
         response = await create(served, tools=[TOOL], tool_choice={"type": kind})
         assert response.tool_choice.type == "web_search_preview"
         assert (await responses(served).retrieve(response.id)).tool_choice.type == "web_search_preview"
-        first, second = (chat.tool_choice for chat in asked(served))
+        first, second = (chat.tool_choice for chat in chat_requests(served))
     assert not isinstance(first, str)
     assert first is not None
     assert first.model_dump() == {"type": "function", "function": {"name": "web_search"}}
@@ -307,10 +309,10 @@ async def test_searches_and_functions_of_one_turn_both_have_their_way() -> None:
         ]
         output = {"type": "function_call_output", "call_id": "c2", "output": "42"}
         second = await create(served, input=[output], tools=[TOOL], previous_response_id=first.id)
-        told = messages(served)
+        sent_messages = messages(served)
     assert second.output_text == "Done."
-    assert {call["id"] for call in told[1]["tool_calls"]} == {"c1", "c2"}
-    answers = {message["tool_call_id"]: message["content"] for message in told[2:]}
+    assert {call["id"] for call in sent_messages[1]["tool_calls"]} == {"c1", "c2"}
+    answers = {message["tool_call_id"]: message["content"] for message in sent_messages[2:]}
     assert answers["c1"].startswith("[1] Title 1")
     assert answers["c2"] == "42"
 
@@ -353,8 +355,8 @@ async def test_pages_of_earlier_turns_can_still_be_cited_and_new_ones_are_number
         first = await create(served, tools=[TOOL])
         exa.results = [page(8)]
         second = await create(served, tools=[TOOL], previous_response_id=first.id)
-        told = messages(served)[-1]["content"]
-    assert told.startswith("[4] Title 8")
+        sent_text = messages(served)[-1]["content"]
+    assert sent_text.startswith("[4] Title 8")
     assert second.output_text == f"{LINKS[1]} and {LINKS[8]}."
 
 
@@ -374,7 +376,7 @@ async def test_the_token_limit_is_one_budget_for_all_turns() -> None:
     turns: list[Script] = [[{"reasoning": ["hm"] * 10}, search()], [{"text": ["a "] * 40}]]
     async with searching(*turns) as (served, _):
         response = await create(served, tools=[TOOL], max_output_tokens=20)
-        assert [chat.max_completion_tokens for chat in asked(served)] == [20, 8]
+        assert [chat.max_completion_tokens for chat in chat_requests(served)] == [20, 8]
     assert response.status == "incomplete"
     assert response.usage.output_tokens == 20
 

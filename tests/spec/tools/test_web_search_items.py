@@ -6,7 +6,7 @@ import pytest
 
 from tests.spec.tools.test_web_search import TOOL, Json, searching
 from tests.support.sdk.answer_shapes import call
-from tests.support.sdk.requests import asked, create, stream
+from tests.support.sdk.requests import chat_requests, create, stream
 
 
 async def test_the_item_shows_the_query_from_its_beginning_and_searching_begins_with_the_search() -> None:
@@ -35,7 +35,7 @@ async def test_the_model_reads_where_the_user_is(location: Json, sentence: str |
     """Depth of the hosted tools: services that take no location are asked with the right words."""
     async with searching([{"text": "Sunny."}]) as (served, _):
         await create(served, tools=[{**TOOL, "user_location": location}])
-        offered: Any = asked(served)[0].tools
+        offered: Any = chat_requests(served)[0].tools
     description = offered[0].function.description
     assert "The user" in description if sentence else "The user" not in description
     assert sentence is None or sentence in description

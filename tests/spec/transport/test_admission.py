@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI, InternalServerError
 
 from tests.support.sdk.client import sdk_client
-from tests.support.sdk.requests import asked
+from tests.support.sdk.requests import chat_requests
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, scripted, serving
 
@@ -42,14 +42,14 @@ async def wait_for_waiting(served: Served, count: int) -> None:
 
 def texts_of(served: Served) -> list[str]:
     """The inputs in the order in which the model received them."""
-    return [str(chat.messages[-1].content) for chat in asked(served)]
+    return [str(chat.messages[-1].content) for chat in chat_requests(served)]
 
 
 async def test_requests_wait_by_tier_and_flex_waits_for_every_tenant() -> None:
     async with busy(2, max_running=1) as (served, a, b):
         tasks = [asyncio.create_task(ask(a, "first"))]
         async with asyncio.timeout(5):
-            while not asked(served):  # noqa: ASYNC110 - nothing is signalled
+            while not chat_requests(served):  # noqa: ASYNC110 - nothing is signalled
                 await asyncio.sleep(0.005)
         waiting: list[tuple[AsyncOpenAI, str]] = [
             (a, "flex"),
@@ -74,7 +74,7 @@ async def test_a_request_beyond_the_queue_is_refused_before_any_work() -> None:
     async with busy(1, max_running=1, max_waiting=2) as (served, a, b):
         tasks = [asyncio.create_task(ask(a, "one"))]
         async with asyncio.timeout(5):
-            while not asked(served):  # noqa: ASYNC110 - nothing is signalled
+            while not chat_requests(served):  # noqa: ASYNC110 - nothing is signalled
                 await asyncio.sleep(0.005)
         tasks += [asyncio.create_task(ask(client, "more")) for client in (a, b)]
         await wait_for_waiting(served, 2)
@@ -98,7 +98,7 @@ async def test_a_request_that_waits_too_long_is_refused_and_one_whose_client_lea
     async with busy(2, max_running=1, max_wait_s=0.2) as (served, a, b):
         running = asyncio.create_task(ask(a, "one"))
         async with asyncio.timeout(5):
-            while not asked(served):  # noqa: ASYNC110 - nothing is signalled
+            while not chat_requests(served):  # noqa: ASYNC110 - nothing is signalled
                 await asyncio.sleep(0.005)
         began_at = time.monotonic()
         with pytest.raises(InternalServerError, match="max_wait_s"):

@@ -83,8 +83,8 @@ async def _interrupted(stack: Ending, signals: list[int]) -> AsyncGenerator[Any]
 async def test_what_is_not_streamed_is_a_503_that_a_client_may_repeat(tmp_path: Path) -> None:
     """R5: OpenAI's body with `retry-after`, for responses and chat completions."""
     async with ending(tmp_path) as stack:
-        asked: list[Any] = [stack.client.responses.create(**ASK), stack.client.chat.completions.create(**CHAT)]
-        tasks = [asyncio.ensure_future(each) for each in asked]
+        requests: list[Any] = [stack.client.responses.create(**ASK), stack.client.chat.completions.create(**CHAT)]
+        tasks = [asyncio.ensure_future(each) for each in requests]
         await asyncio.sleep(0.3)
         stack.end()
         for error in await asyncio.gather(*tasks, return_exceptions=True):

@@ -53,7 +53,7 @@ async def served_by(answer: Answer, **section: Any) -> AsyncGenerator[tuple[Serv
 
 
 @asynccontextmanager
-async def asked(served: Served, path: str) -> AsyncGenerator[aiohttp.ClientResponse]:
+async def open_stream(served: Served, path: str) -> AsyncGenerator[aiohttp.ClientResponse]:
     body = {"model": "fake-model", "stream": True, **BODIES[path]}
     async with aiohttp.ClientSession() as session, session.post(f"{served.url}{path}", json=body) as response:
         yield response
@@ -85,7 +85,7 @@ async def test_a_stream_of_chunks_begins_however_its_engine_is_slow(path: str, s
     release = asyncio.Event()
     async with served_by(SLOWNESS[slowness](release, answer_of(path))) as (served, _):
         shorten_wait(served)
-        async with asked(served, path) as response:
+        async with open_stream(served, path) as response:
             assert response.status == 200
             assert response.content_type == "text/event-stream"
             assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
@@ -105,7 +105,7 @@ async def test_a_late_refusal_is_an_http_status(path: str, status: int, mapped: 
     answer = error_answer(status, "no", {"retry-after": "7"})
     async with served_by([Wait(release), *answer]) as (served, upstream):
         asyncio.get_running_loop().call_later(0.15, release.set)
-        async with asked(served, path) as response:
+        async with open_stream(served, path) as response:
             assert response.status == mapped
             assert "error" in await response.json()
             assert (response.headers.get("retry-after") == "7") is (status in (429, 503))
@@ -118,7 +118,7 @@ async def test_an_error_after_the_head_is_the_last_frame(path: str) -> None:
     release = asyncio.Event()
     async with served_by([Wait(release), *error_answer(429)]) as (served, _):
         shorten_wait(served)
-        async with asked(served, path) as response:
+        async with open_stream(served, path) as response:
             assert response.status == 200
             release.set()
             frames = [frame for frame in (await response.read()).split(b"\n\n") if frame.startswith(b"data: ")]
@@ -131,14 +131,14 @@ async def test_a_response_waits_a_second_for_the_status_of_its_server() -> None:
     release = asyncio.Event()
     async with served_by([Wait(release), *answer_of("/v1/responses")]) as (served, _):
         began = time.monotonic()
-        async with asked(served, "/v1/responses") as response:
+        async with open_stream(served, "/v1/responses") as response:
             assert await response.content.readuntil(b"\n\n")
             assert time.monotonic() - began >= 0.9
             release.set()
             assert b"response.completed" in await response.read()
     accepted = asyncio.Event()
     answer = [head(), Wait(accepted), LAST_HTTP_CHUNK]
-    async with served_by(answer) as (served, _), asked(served, "/v1/responses") as response:
+    async with served_by(answer) as (served, _), open_stream(served, "/v1/responses") as response:
         assert b"response.created" in await response.content.readuntil(b"\n\n")  # while the server is silent
         accepted.set()
 

@@ -9,7 +9,7 @@ from openai import APIStatusError
 
 from tests.providers.inference.chat_completions.test_stream_deaths import KINDS, deaths
 from tests.providers.inference.remote import LIMITS
-from tests.support.sdk.requests import asked, create, responses
+from tests.support.sdk.requests import chat_requests, create, responses
 from tests.support.servers.serving import scripted, serving
 from tests.support.servers.upstream_server import UpstreamServer
 
@@ -52,4 +52,4 @@ async def test_what_a_model_has_begun_to_say_is_not_asked_for_again_by_the_sdk()
             with pytest.raises(APIStatusError) as caught:
                 await client.responses.create(model="scripted", input="hi")
             assert caught.value.response.headers.get("x-should-retry") == ("false" if asks == 1 else None)
-            assert len(asked(served)) == asks
+            assert len(chat_requests(served)) == asks

@@ -13,7 +13,7 @@ from providers.inference.scripted import Scripted
 from stack.serving.socket_connection import WebSocketServerConnection
 from tests.support.laws.stream_laws import check_stream
 from tests.support.sdk.client import sdk_client
-from tests.support.sdk.requests import asked, bare, create, messages, responses, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, responses, stream
 from tests.support.sdk.websockets import TERMINAL, talking
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.upstream_server import (
@@ -39,10 +39,10 @@ def model(served: Served) -> Scripted:
     return served.stack.inference
 
 
-async def calm(served: Served, left: int = 1) -> None:
+async def calm(served: Served, count: int = 1) -> None:
     """Wait until so many generations were left early."""
     async with asyncio.timeout(1):
-        while model(served).abandoned_chats < left:  # noqa: ASYNC110  # what is waited for sets no event
+        while model(served).abandoned_chats < count:  # noqa: ASYNC110  # what is waited for sets no event
             await asyncio.sleep(0)
 
 
@@ -113,8 +113,8 @@ async def test_a_failed_response_ends_its_stream_and_not_the_connection() -> Non
 async def test_what_is_not_stored_can_be_referred_to_on_its_connection_alone() -> None:
     async with serving() as served:
         async with talking(served) as talk:
-            made = await talk.ask(store=False, input="one")
-            reference: Any = [{"type": "item_reference", "id": made.output[0].id}]
+            response = await talk.ask(store=False, input="one")
+            reference: Any = [{"type": "item_reference", "id": response.output[0].id}]
             await talk.ask(store=False, input=[*reference, {"role": "user", "content": "two"}])
             assert [each["content"] for each in messages(served)] == ["one", "two"]
         async with talking(served) as talk:
@@ -131,16 +131,16 @@ async def test_codex_warms_up_and_then_sends_only_what_is_new() -> None:
     ):
         warm = await talk.ask(**common, generate=False, input="the context")
         assert (warm.status, warm.output, warm.usage.total_tokens) == ("completed", [], 0)
-        assert not asked(served)
+        assert not chat_requests(served)
         called = await talk.ask(**common, previous_response_id=warm.id, input="list it")
         assert [item.type for item in called.output] == ["function_call"]
         output = {"type": "function_call_output", "call_id": "call_1", "output": "a.txt"}
         done = await talk.ask(**common, previous_response_id=called.id, input=[output])
         assert done.output_text == "done"
         assert [each["role"] for each in messages(served)] == ["developer", "user", "user", "assistant", "tool"]
-        for made in (warm, called, done):
+        for response in (warm, called, done):
             with pytest.raises(NotFoundError):
-                await responses(served).retrieve(made.id)
+                await responses(served).retrieve(response.id)
         assert await served.stack.kv_store.scan("default/turn/") == []
 
 
@@ -155,25 +155,25 @@ async def test_a_stored_warm_up_can_be_followed_everywhere() -> None:
 
 async def test_what_is_not_stored_is_known_to_its_own_connection_alone() -> None:
     async with serving() as served, talking(served) as one, talking(served) as other:
-        made = await one.ask(store=False)
-        error = await other.refused(store=False, previous_response_id=made.id)
+        response = await one.ask(store=False)
+        error = await other.refused(store=False, previous_response_id=response.id)
         assert (error.status, error.error.code) == (400, "previous_response_not_found")
         assert error.error.param == "previous_response_id"
-        assert (await one.ask(store=False, previous_response_id=made.id)).status == "completed"
+        assert (await one.ask(store=False, previous_response_id=response.id)).status == "completed"
 
 
 async def test_an_unstored_response_can_follow_a_stored_one() -> None:
     async with serving() as served, talking(served) as talk:
         stored = await talk.ask(input="one")
-        made = await talk.ask(input="two", store=False, previous_response_id=stored.id)
-        await talk.ask(input="three", store=False, previous_response_id=made.id)
+        response = await talk.ask(input="two", store=False, previous_response_id=stored.id)
+        await talk.ask(input="three", store=False, previous_response_id=response.id)
         assert [each["content"] for each in messages(served) if each["role"] == "user"] == ["one", "two", "three"]
 
 
 async def test_a_stored_response_cannot_follow_one_that_is_not() -> None:
     async with serving() as served, talking(served) as talk:
-        made = await talk.ask(store=False)
-        error = await talk.refused(previous_response_id=made.id)
+        response = await talk.ask(store=False)
+        error = await talk.refused(previous_response_id=response.id)
         assert (error.status, error.error.param) == (400, "store")
 
 
@@ -190,28 +190,28 @@ async def test_what_is_followed_gives_way_to_what_follows() -> None:
 )
 async def test_a_continuation_that_is_refused_forgets_what_it_follows(wrong: Any) -> None:
     async with serving() as served, talking(served) as talk:
-        made = await talk.ask(store=False)
-        assert (await talk.refused(store=False, previous_response_id=made.id, **wrong)).status in (400, 404)
-        error = await talk.refused(store=False, previous_response_id=made.id)
+        response = await talk.ask(store=False)
+        assert (await talk.refused(store=False, previous_response_id=response.id, **wrong)).status in (400, 404)
+        error = await talk.refused(store=False, previous_response_id=response.id)
         assert error.error.code == "previous_response_not_found"
 
 
 async def test_a_continuation_that_fails_forgets_what_it_follows() -> None:
     script = scripted([{"text": "a"}], [{"text": "b"}, {"fail": "died"}])
     async with serving(script) as served, talking(served) as talk:
-        made = await talk.ask(store=False)
-        assert (await talk.ask(store=False, previous_response_id=made.id)).status == "failed"
-        error = await talk.refused(store=False, previous_response_id=made.id)
+        response = await talk.ask(store=False)
+        assert (await talk.ask(store=False, previous_response_id=response.id)).status == "failed"
+        error = await talk.refused(store=False, previous_response_id=response.id)
         assert error.error.code == "previous_response_not_found"
 
 
 async def test_a_fork_from_another_lane_leaves_what_it_follows_whatever_becomes_of_it() -> None:
     async with serving() as served, talking(served) as talk:
-        made = await talk.ask(store=False)
-        fork: Any = {"store": False, "previous_response_id": made.id, "stream_id": "fork"}
+        response = await talk.ask(store=False)
+        fork: Any = {"store": False, "previous_response_id": response.id, "stream_id": "fork"}
         await talk.refused(**fork, temperature=9)
         assert (await talk.ask(**fork)).status == "completed"
-        assert (await talk.ask(store=False, previous_response_id=made.id)).status == "completed"
+        assert (await talk.ask(store=False, previous_response_id=response.id)).status == "completed"
 
 
 async def test_what_sessions_hold_is_bounded() -> None:
@@ -265,7 +265,7 @@ async def test_sixteen_run_at_a_time_and_the_others_wait() -> None:
             await talk.send(stream_id=f"lane-{number}")
         for _ in range(16):
             await talk.until("response.output_text.delta")
-        assert len(asked(served)) == 16
+        assert len(chat_requests(served)) == 16
 
 
 async def test_there_are_32_lanes_and_the_default_one() -> None:
@@ -361,8 +361,8 @@ async def test_tenants_share_nothing() -> None:
         talking(served) as one,
         talking(served, client) as two,
     ):
-        made = await one.ask()
-        error = await two.refused(previous_response_id=made.id)
+        response = await one.ask()
+        error = await two.refused(previous_response_id=response.id)
         assert error.error.code == "previous_response_not_found"
 
 

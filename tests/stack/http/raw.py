@@ -77,10 +77,10 @@ def request(
     """The bytes of a request after whose answer the connection is closed."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     fields = [*headers]
-    given = {name.lower() for name, _ in headers}
-    if "host" not in given:
+    input_items = {name.lower() for name, _ in headers}
+    if "host" not in input_items:
         fields.append(("host", urlsplit(url).netloc))
-    if "content-length" not in given and "transfer-encoding" not in given:
+    if "content-length" not in input_items and "transfer-encoding" not in input_items:
         fields.append(("content-length", str(len(data))))
     if kind is not None:
         fields.append(("content-type", kind))

@@ -26,10 +26,10 @@ async def locked() -> AsyncGenerator[Served]:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    told = [record for record in caplog.records if record.name == "stack.access"]
-    assert all(record.levelno == logging.INFO for record in told)
+    log_records = [record for record in caplog.records if record.name == "stack.access"]
+    assert all(record.levelno == logging.INFO for record in log_records)
     caplog.clear()
-    return [json.loads(record.getMessage()) for record in told]
+    return [json.loads(record.getMessage()) for record in log_records]
 
 
 async def with_key(served: Served, body: Any, *more: tuple[str, str], path: str = "/v1/responses") -> Answer:

@@ -22,7 +22,7 @@ async def served() -> AsyncGenerator[Served]:
         yield running
 
 
-def asked(served: Served) -> int:
+def count_requests(served: Served) -> int:
     """How often the model has been asked since this was last asked."""
     assert isinstance(served.stack.inference, Scripted)
     count = len(served.stack.inference.requests)
@@ -279,7 +279,7 @@ async def test_a_wrong_request_is_refused_by_the_field_that_is_wrong(
 ) -> None:
     body = {"model": "scripted", "input": "hi", "stream": stream, **fields}
     body = {name: value for name, value in body.items() if value is not ...}
-    asked(served)
+    count_requests(served)
     answer = await ask(served.url, body)
     error = check_error(answer, 400)
     assert (error["type"], error["code"]) == ("invalid_request_error", code)
@@ -287,7 +287,7 @@ async def test_a_wrong_request_is_refused_by_the_field_that_is_wrong(
         assert error["param"] == param
     assert len(json.dumps(error)) < 1500
     assert not caplog.records
-    assert not asked(served)
+    assert not count_requests(served)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -298,26 +298,26 @@ async def test_an_unknown_model_is_not_found(served: Served, stream: bool) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("given", ["resp_" + "0" * 32, "resp_", "x" * 256, "resp_\0", "😀" * 256, "a/b", "../../x"])
+@pytest.mark.parametrize("value", ["resp_" + "0" * 32, "resp_", "x" * 256, "resp_\0", "😀" * 256, "a/b", "../../x"])
 async def test_an_unknown_previous_response_is_refused_whatever_its_id(
-    served: Served, given: str, stream: bool
+    served: Served, value: str, stream: bool
 ) -> None:
-    body = {"model": "scripted", "input": "hi", "previous_response_id": given, "stream": stream}
+    body = {"model": "scripted", "input": "hi", "previous_response_id": value, "stream": stream}
     error = check_error(await ask(served.url, body), 400)
     assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
 
 
 @pytest.mark.parametrize(
-    ("given", "code"), [("", "empty_string"), ("x" * 257, "string_above_max_length"), (5, "invalid_type")]
+    ("value", "code"), [("", "empty_string"), ("x" * 257, "string_above_max_length"), (5, "invalid_type")]
 )
-async def test_what_can_be_no_id_is_refused_as_such(served: Served, given: Any, code: str) -> None:
-    error = check_error(await ask(served.url, {"model": "scripted", "input": "hi", "previous_response_id": given}), 400)
+async def test_what_can_be_no_id_is_refused_as_such(served: Served, value: Any, code: str) -> None:
+    error = check_error(await ask(served.url, {"model": "scripted", "input": "hi", "previous_response_id": value}), 400)
     assert (error["code"], error["param"]) == (code, "previous_response_id")
 
 
-@pytest.mark.parametrize("given", ["msg_" + "0" * 36, "x", "😀" * 256])
-async def test_an_unknown_item_is_not_found(served: Served, given: str) -> None:
-    items = [user("hi"), {"type": "item_reference", "id": given}]
+@pytest.mark.parametrize("value", ["msg_" + "0" * 36, "x", "😀" * 256])
+async def test_an_unknown_item_is_not_found(served: Served, value: str) -> None:
+    items = [user("hi"), {"type": "item_reference", "id": value}]
     error = check_error(await ask(served.url, {"model": "scripted", "input": items}), 404)
     assert error["param"] == "input[1].id"
 
@@ -326,9 +326,9 @@ PATHS = ["resp_", "resp_" + "0" * 32, "x" * 10_240, "%00", "%2e%2e%2f", "%27;%20
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-@pytest.mark.parametrize("given", PATHS)
-async def test_an_unknown_id_in_the_path_is_not_found(served: Served, given: str, method: str) -> None:
-    error = check_error(await ask(served.url, method=method, path=f"/v1/responses/{given}"), 404)
+@pytest.mark.parametrize("value", PATHS)
+async def test_an_unknown_id_in_the_path_is_not_found(served: Served, value: str, method: str) -> None:
+    error = check_error(await ask(served.url, method=method, path=f"/v1/responses/{value}"), 404)
     assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", None, None)
 
 
@@ -353,8 +353,8 @@ async def test_nothing_of_an_unknown_response_is_found(served: Served, path: str
     ],
 )
 async def test_a_wrong_page_of_input_items_is_refused(served: Served, query: str, param: str, code: str) -> None:
-    made = await ask(served.url, {"model": "scripted", "input": "hi"})
-    answer = await ask(served.url, method="GET", path=f"/v1/responses/{made.json['id']}/input_items?{query}")
+    response = await ask(served.url, {"model": "scripted", "input": "hi"})
+    answer = await ask(served.url, method="GET", path=f"/v1/responses/{response.json['id']}/input_items?{query}")
     error = check_error(answer, 400)
     assert (error["param"], error["code"]) == (param, code)
 
@@ -393,5 +393,5 @@ ACCEPTED: dict[str, Fields] = {
 async def test_what_real_clients_send_is_taken(served: Served, fields: Fields) -> None:
     answer = await ask(served.url, {"model": "scripted", "input": "hi", **fields})
     assert answer.status == 200, answer
-    made = await ask(served.url, method="GET", path=f"/v1/responses/{answer.json['id']}")
-    assert made.json == answer.json
+    response = await ask(served.url, method="GET", path=f"/v1/responses/{answer.json['id']}")
+    assert response.json == answer.json

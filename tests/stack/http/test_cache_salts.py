@@ -10,7 +10,7 @@ from providers.inference.chat_completions.body import ChatDialect, request_to_bo
 from stack.http.cache_salts import CacheSalts
 from stack.server_config import HttpServerConfig
 from tests.support.sdk.client import sdk_client
-from tests.support.sdk.requests import asked
+from tests.support.sdk.requests import chat_requests
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, serving
 
@@ -27,10 +27,10 @@ def salts(*keys: dict[str, str]) -> CacheSalts:
 
 async def ask_everywhere(served: Served, key: str, **fields: Any) -> set[str | None]:
     """The salts that the model was asked with, by one tenant, in every way there is."""
-    before = len(asked(served))
+    before = len(chat_requests(served))
     async with sdk_client(served.url, key) as client:
-        made = await client.responses.create(model="scripted", input="hi", extra_body=fields)
-        await client.responses.create(model="scripted", input="ho", previous_response_id=made.id, extra_body=fields)
+        response = await client.responses.create(model="scripted", input="hi", extra_body=fields)
+        await client.responses.create(model="scripted", input="ho", previous_response_id=response.id, extra_body=fields)
         said: Any = [{"role": "user", "content": "hi"}]
         await client.chat.completions.create(model="scripted", messages=said, extra_body=fields)
         async with await client.responses.create(
@@ -40,9 +40,9 @@ async def ask_everywhere(served: Served, key: str, **fields: Any) -> set[str | N
                 pass
         async with talking(served, client) as talk:
             await talk.ask(**fields)
-    told = asked(served)[before:]
-    assert len(told) == 5
-    return {each.cache_salt for each in told}
+    sent_requests = chat_requests(served)[before:]
+    assert len(sent_requests) == 5
+    return {each.cache_salt for each in sent_requests}
 
 
 async def test_each_tenant_has_one_salt_and_no_other_tenant_can_have_it() -> None:

@@ -42,8 +42,8 @@ async def test_models_of_a_router_come_with_their_aliases() -> None:
     one = {"provider": DESCRIBED, "model": "one"}
     section = {"provider": "router", "providers": {"a": one, "b": {"provider": "scripted", "model": "two"}}}
     catalog = await read_catalog({**section, "aliases": {"fast": "one"}})
-    found = {model["slug"]: len(model["supported_reasoning_levels"]) for model in catalog["models"]}
-    assert found == {"one": 3, "two": 0, "fast": 3}
+    efforts = {model["slug"]: len(model["supported_reasoning_levels"]) for model in catalog["models"]}
+    assert efforts == {"one": 3, "two": 0, "fast": 3}
     assert sorted(model["priority"] for model in catalog["models"]) == [0, 1, 2]
 
 

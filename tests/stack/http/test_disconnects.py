@@ -52,22 +52,22 @@ def assert_calm(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["closes", "resets"])
-@pytest.mark.parametrize("seen", [b"response.in_progress", b"output_text.delta"])
+@pytest.mark.parametrize("received", [b"response.in_progress", b"output_text.delta"])
 async def test_a_client_that_leaves_its_stream_stops_it(
-    reset: bool, seen: bytes, caplog: pytest.LogCaptureFixture
+    reset: bool, received: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "stack")
     async with serving(scripted(ENDLESS)) as served:
         async with connection(served.url) as (reader, writer):
             writer.write(request(served.url, ask_for(stream=True)))
-            await reader.readuntil(seen)
+            await reader.readuntil(received)
             if reset:
                 writer.transport.abort()
         await until(lambda: model(served).abandoned_chats == 1)
         await stored(served, "cancelled")
         assert_calm(caplog)
-        told = [record.getMessage() for record in caplog.records if record.name != "stack.access"]
-        assert told == ["a client left its stream early"]
+        log_records = [record.getMessage() for record in caplog.records if record.name != "stack.access"]
+        assert log_records == ["a client left its stream early"]
 
 
 async def test_what_had_been_made_is_kept_and_can_be_built_on() -> None:
@@ -77,11 +77,11 @@ async def test_what_had_been_made_is_kept_and_can_be_built_on() -> None:
             await reader.readuntil(b"output_text.delta")
         await stored(served, "cancelled")
         [(key, _)] = await served.stack.kv_store.scan("default/response/")
-        left = await served.client.responses.retrieve(key.rpartition("/")[2])
-        assert left.output_text == "once "
-        assert [item.status for item in left.output if item.type == "message"] == ["incomplete"]
-        assert left.usage is not None
-        after = await served.client.responses.create(model="scripted", input="go on", previous_response_id=left.id)
+        response = await served.client.responses.retrieve(key.rpartition("/")[2])
+        assert response.output_text == "once "
+        assert [item.status for item in response.output if item.type == "message"] == ["incomplete"]
+        assert response.usage is not None
+        after = await served.client.responses.create(model="scripted", input="go on", previous_response_id=response.id)
         assert after.output_text == "again"
         said = [(message.role, message.content) for message in model(served).requests[-1].messages]
         assert said == [("user", "hi"), ("assistant", "once "), ("user", "go on")]
@@ -225,10 +225,10 @@ async def test_a_model_waits_for_a_client_that_does_not_read() -> None:
             await loop.sock_connect(client, (at.hostname, at.port))
             await loop.sock_sendall(client, request(served.url, ask_for(stream=True)))
             await until(lambda: served.streams.bodies, within_s=5)
-            made = served.streams.bodies[0][0]
+            body = served.streams.bodies[0][0]
             size = -1
-            while size != len(made):  # while it still fills what lies between us
-                size = len(made)
+            while size != len(body):  # while it still fills what lies between us
+                size = len(body)
                 await served.client.responses.input_tokens.count(model="scripted", input="others are served")
             print(
                 f"{size / 2**20:.1f} of {len(piece) * pieces / 2**20:.1f} MiB were made for a client that read nothing"

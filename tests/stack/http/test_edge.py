@@ -112,8 +112,8 @@ async def test_a_target_with_a_host_of_its_own_wants_a_key(locked: Served) -> No
 async def test_a_key_is_of_its_tenant_alone(locked: Served) -> None:
     mine = (await ask(locked.url, HELLO, headers=bearer("sk-one"))).json
     path = f"/v1/responses/{mine['id']}"
-    seen = await ask(locked.url, method="GET", path=path, headers=bearer("sk-one"))
-    assert seen.json == mine
+    answer = await ask(locked.url, method="GET", path=path, headers=bearer("sk-one"))
+    assert answer.json == mine
 
     async def as_other(method: str, path: str, body: Any = None) -> Answer:
         return await ask(locked.url, body, method=method, path=path, headers=bearer("sk-two"))
@@ -258,13 +258,13 @@ async def test_one_that_then_sends_nothing_is_closed(local: Served, monkeypatch:
 
 
 async def test_every_answer_has_a_request_id_of_its_own(local: Served) -> None:
-    asked = [
+    requests = [
         *(ask(local.url, HELLO) for _ in range(20)),
         *(ask(local.url, b"{", headers=[("x-request-id", "mine")]) for _ in range(5)),
         *(ask(local.url, method="GET", path=path) for path in ("/healthz", "/readyz", "/v1/models", "/nothing")),
         ask(local.url, {**HELLO, "stream": True}),
     ]
-    ids = [answer.headers["x-request-id"] for answer in await asyncio.gather(*asked)]
+    ids = [answer.headers["x-request-id"] for answer in await asyncio.gather(*requests)]
     assert len(set(ids)) == len(ids) == 30
     assert all(each.startswith("req_") and len(each) == 36 for each in ids)
 

@@ -22,7 +22,7 @@ class Connection(Peer):
 
     def __init__(self, *, is_ready: bool) -> None:
         self.turn = turn_of("")
-        self.cover_message = bool
+        self.cover_message = self.write_text = bool
         self.calls: list[str] = []
         self._is_ready = is_ready
 

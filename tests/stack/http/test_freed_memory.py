@@ -58,9 +58,9 @@ def test_the_library_gives_back_what_was_freed_between_blocks_in_use() -> None:
     if trim is None:  # no glibc
         return
     blocks = [bytes([number % 256]) * 100_000 for number in range(2000)]
-    kept = blocks[::100]
+    blocks_in_use = blocks[::100]
     del blocks
     before = psutil.Process().memory_info().rss
     trim(0)
     assert psutil.Process().memory_info().rss < before - 100 * MIB
-    assert len(kept) == 20
+    assert len(blocks_in_use) == 20

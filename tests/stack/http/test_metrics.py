@@ -64,14 +64,14 @@ async def figures(served: Served, key: str = "") -> Mapping[str, list[tuple[dict
 
 async def value(served: Served, name: str, **labels: str) -> float:
     """The one sample of that name with those labels; 0 for none."""
-    found = [number for its, number in (await figures(served)).get(name, []) if labels.items() <= its.items()]
-    assert len(found) <= 1
-    return found[0] if found else 0
+    numbers = [number for its, number in (await figures(served)).get(name, []) if labels.items() <= its.items()]
+    assert len(numbers) <= 1
+    return numbers[0] if numbers else 0
 
 
-async def until(served: Served, name: str, wanted: float, **labels: str) -> None:
+async def until(served: Served, name: str, expected: float, **labels: str) -> None:
     async with asyncio.timeout(10):
-        while await value(served, name, **labels) != wanted:
+        while await value(served, name, **labels) != expected:
             pass
 
 
@@ -123,10 +123,10 @@ async def test_it_is_only_read_and_also_while_the_server_drains() -> None:
 async def test_the_version_is_told_to_those_who_have_a_key() -> None:
     async with serving(server={"api_keys": KEYS}) as served:
         check_error(await ask(served.url, method="GET", path="/version"), 401)
-        told = await ask(served.url, method="GET", path="/version", headers=bearer("sk-one"))
-    assert told.json.keys() == {"name", "version", "dialects"}
-    assert told.json["name"] == "responses-stack"
-    assert told.json["dialects"] == ["openai", "open-responses"]
+        answer = await ask(served.url, method="GET", path="/version", headers=bearer("sk-one"))
+    assert answer.json.keys() == {"name", "version", "dialects"}
+    assert answer.json["name"] == "responses-stack"
+    assert answer.json["dialects"] == ["openai", "open-responses"]
 
 
 # --- what it says ----------------------------------------------------------------------------------------------------
@@ -143,11 +143,11 @@ async def test_requests_are_counted_by_the_template_of_their_route() -> None:
         await ask(served.url, b"x", kind="text/plain")
         await ask(served.url, method="GET", path="/healthz")
         answer = await scrape(served)
-        told = {
+        rows = {
             (labels["route"], labels["method"], labels["status"]): count
             for labels, count in read(answer)["stack_requests_total"]
         }
-    assert told == {
+    assert rows == {
         ("/v1/responses/{response_id}", "GET", "404"): 2,
         ("other", "GET", "404"): 2,
         (RESPONSES, "POST", "200"): 2,
@@ -197,9 +197,9 @@ async def test_a_request_that_is_refused_made_no_response() -> None:
 async def test_background_responses_are_counted_where_they_are_taken() -> None:
     async with serving() as served:
         for stream in (False, True):
-            asked = {"model": "scripted", "input": "hi", "background": True, "stream": stream}
-            made = await ask(served.url, asked)
-        await ask(served.url, method="GET", path=f"{RESPONSES}/{_id_in(made)}?stream=true")
+            body = {"model": "scripted", "input": "hi", "background": True, "stream": stream}
+            response = await ask(served.url, body)
+        await ask(served.url, method="GET", path=f"{RESPONSES}/{_id_in(response)}?stream=true")
         ends = {labels["status"]: count for labels, count in (await figures(served))["stack_responses_total"]}
     assert ends == {"queued": 2}
 
@@ -218,9 +218,9 @@ async def test_background_responses_that_run_and_that_wait_are_shown_for_autosca
 
 
 def _id_in(answer: Answer) -> str:
-    found = re.search(rb"resp_[0-9a-f]{32}", answer.body)
-    assert found is not None
-    return found[0].decode()
+    match = re.search(rb"resp_[0-9a-f]{32}", answer.body)
+    assert match is not None
+    return match[0].decode()
 
 
 async def test_what_runs_now_is_told_and_a_client_that_leaves_is_a_cancelled_response() -> None:
@@ -255,9 +255,9 @@ async def test_a_name_that_the_inference_does_not_list_is_one_of_the_others() ->
             assert (await ask(served.url, {"model": model, "input": "hi"})).status == 200
         for _ in range(2):
             answer = await scrape(served)
-            told = {(its["model"], its["kind"]): count for its, count in read(answer)["stack_tokens_total"]}
-            assert {model for model, _ in told} == {"scripted", "other"}
-            assert told["scripted", "output"] == told["other", "output"] == 2 * USED["output_tokens"]
+            counts = {(its["model"], its["kind"]): count for its, count in read(answer)["stack_tokens_total"]}
+            assert {model for model, _ in counts} == {"scripted", "other"}
+            assert counts["scripted", "output"] == counts["other", "output"] == 2 * USED["output_tokens"]
             assert b"secret" not in answer.body
 
 
@@ -280,8 +280,8 @@ async def test_an_engine_tells_of_itself() -> None:
 async def test_members_of_a_router_tell_of_themselves_by_their_place() -> None:
     providers = {"a": {"provider": f"{__name__}:Telling"}, "b": {"provider": f"{__name__}:Telling", "model": "b"}}
     async with serving({"provider": "router", "providers": providers}) as served:
-        told = (await figures(served))["stack_inference_running"]
-    assert sorted(labels["provider"] for labels, _ in told) == ["inference.providers.a", "inference.providers.b"]
+        rows = (await figures(served))["stack_inference_running"]
+    assert sorted(labels["provider"] for labels, _ in rows) == ["inference.providers.a", "inference.providers.b"]
 
 
 def total(answer: Answer, name: str, **labels: str) -> float:
@@ -289,12 +289,12 @@ def total(answer: Answer, name: str, **labels: str) -> float:
     return sum(number for its, number in read(answer).get(name, []) if labels.items() <= its.items())
 
 
-async def scrape_until(url: str, name: str, wanted: float) -> Answer:
+async def scrape_until(url: str, name: str, expected: float) -> Answer:
     """Scrape until the gauges of the other worker, which are up to a second old, have caught up."""
     async with asyncio.timeout(20):
         while True:
             answer = await ask(url, method="GET", path="/metrics", kind=None)
-            if total(answer, name) == wanted:
+            if total(answer, name) == expected:
                 return answer
             await asyncio.sleep(0.1)
 

@@ -59,7 +59,7 @@ def test_two_parents_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "told"),
+    ("states", "expected"),
     [
         ([STATE], STATE),
         (["a=1", "b=2"], "a=1,b=2"),
@@ -68,9 +68,9 @@ def test_two_parents_are_none() -> None:
         ([",".join(f"k{n}=v" for n in range(32))], ",".join(f"k{n}=v" for n in range(32))),
     ],
 )
-def test_a_valid_state_comes_along(states: list[str], told: str) -> None:
-    given = read(("traceparent", PARENT), *(("tracestate", state) for state in states))
-    assert given == {"traceparent": PARENT, "tracestate": told}
+def test_a_valid_state_comes_along(states: list[str], expected: str) -> None:
+    context = read(("traceparent", PARENT), *(("tracestate", state) for state in states))
+    assert context == {"traceparent": PARENT, "tracestate": expected}
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,17 @@ async def test_the_inference_server_is_told_of_it(more: dict[str, Any]) -> None:
 async def test_side_by_side_and_one_after_the_other_each_has_its_own() -> None:
     async with UpstreamServer(stream(text_chunks("hi"))) as upstream, serving(vllm(upstream)) as served:
         await asyncio.gather(*(ask(served.url, ASKED, headers=[("traceparent", one)]) for one in (PARENT, OTHER)))
-        assert sorted(told for told, _ in traces(upstream) if told) == sorted([PARENT, OTHER])
+        assert sorted(parent for parent, _ in traces(upstream) if parent) == sorted([PARENT, OTHER])
         await _pipelined(served)
-        assert [told for told, _ in traces(upstream)[2:]] == [PARENT, None, OTHER]
+        assert [parent for parent, _ in traces(upstream)[2:]] == [PARENT, None, OTHER]
 
 
 async def _pipelined(served: Served) -> None:
     """Three requests in one go on one connection."""
-    asked = [request(served.url, ASKED, headers=[("traceparent", one)] if one else ()) for one in (PARENT, "", OTHER)]
-    asked[:2] = [one.replace(b"connection: close\r\n", b"") for one in asked[:2]]
+    requests = [
+        request(served.url, ASKED, headers=[("traceparent", one)] if one else ()) for one in (PARENT, "", OTHER)
+    ]
+    requests[:2] = [one.replace(b"connection: close\r\n", b"") for one in requests[:2]]
     async with connection(served.url) as (reader, writer):
-        writer.write(b"".join(asked))
+        writer.write(b"".join(requests))
         assert (await reader.read()).count(b"HTTP/1.1 200 OK") == 3

@@ -38,14 +38,14 @@ async def served() -> AsyncGenerator[Served]:
         yield running
 
 
-@pytest.mark.parametrize(("fields", "param", "known"), MISSPELT.values(), ids=MISSPELT)
+@pytest.mark.parametrize(("fields", "param", "suggestion"), MISSPELT.values(), ids=MISSPELT)
 async def test_a_misspelt_field_is_refused_with_the_right_name(
-    served: Served, fields: Json, param: str, known: str
+    served: Served, fields: Json, param: str, suggestion: str
 ) -> None:
     """U13: a field that has no effect because of a typing error is an error, as at OpenAI."""
     error = await refusal(served, extra_body=fields)
     assert (error["code"], error["param"]) == ("unknown_parameter", param)
-    assert error["message"] == f"Unknown parameter: '{param}'. Did you mean '{known}'?"
+    assert error["message"] == f"Unknown parameter: '{param}'. Did you mean '{suggestion}'?"
 
 
 async def test_fields_of_clients_and_engines_are_not_taken_for_misspelt_ones(served: Served) -> None:

@@ -41,15 +41,15 @@ async def opened(served: Served, path: str = "/v1/responses", **options: Any) ->
         yield websocket
 
 
-async def told(websocket: ClientConnection) -> Any:
+async def read_event(websocket: ClientConnection) -> Any:
     return json.loads(await websocket.recv())
 
 
 async def to_the_end(websocket: ClientConnection) -> list[Any]:
     """The events of a response."""
-    events = [await told(websocket)]
+    events = [await read_event(websocket)]
     while events[-1]["type"] not in ("response.completed", "response.failed", "error"):
-        events.append(await told(websocket))
+        events.append(await read_event(websocket))
     return events
 
 
@@ -102,7 +102,7 @@ async def test_bad_messages_are_answered_and_the_connection_goes_on() -> None:
     async with serving() as served, opened(served) as websocket:
         for name, (message, param, code) in WRONG.items():
             await websocket.send(message)
-            event = await told(websocket)
+            event = await read_event(websocket)
             assert event.keys() == {"type", "status", "error"}, name
             assert (event["type"], event["status"]) == ("error", 400), name
             assert event["error"].keys() == {"message", "type", "param", "code"}, name
@@ -200,7 +200,7 @@ async def test_a_client_that_leaves_stops_its_responses(way: str, caplog: pytest
     caplog.set_level(logging.INFO, "stack")
     async with serving(scripted(ENDLESS)) as served, opened(served) as websocket:
         await websocket.send(json.dumps(CREATE))
-        while (await told(websocket))["type"] != "response.output_text.delta":
+        while (await read_event(websocket))["type"] != "response.output_text.delta":
             pass
         if way == "reset":
             websocket.transport.abort()
@@ -312,7 +312,7 @@ async def test_each_response_on_a_websocket_is_counted_and_told_of(caplog: pytes
             await websocket.send(json.dumps({**CREATE, "model": "a-secret"}))
             await to_the_end(websocket)
             await websocket.send(json.dumps(CREATE))
-            while (await told(websocket))["type"] != "response.output_text.delta":
+            while (await read_event(websocket))["type"] != "response.output_text.delta":
                 pass
         async with asyncio.timeout(BOUND_S):
             while len(caplog.records) < 5:
@@ -329,8 +329,8 @@ async def test_each_response_on_a_websocket_is_counted_and_told_of(caplog: pytes
     assert lines[2]["error"] == "model_not_found"
     assert len({line["request"] for line in lines}) == 1
     assert "secret" not in caplog.text
-    for wanted in ('responses_total{status="completed"} 1', 'responses_total{status="failed"} 1'):
-        assert wanted in figures.body.decode()
+    for expected in ('responses_total{status="completed"} 1', 'responses_total{status="failed"} 1'):
+        assert expected in figures.body.decode()
     assert 'status="cancelled"} 1' in figures.body.decode()
     assert 'stack_tokens_total{kind="output",model="scripted"}' in figures.body.decode()
 
@@ -354,7 +354,7 @@ async def test_sigterm_lets_responses_end_in_the_grace_period(tmp_path: Path, wa
         url = (await process.listening()).replace("http", "ws", 1) + "/v1/responses"
         async with connect(url, proxy=None) as busy, connect(url, proxy=None) as idle:
             await busy.send(json.dumps(CREATE))
-            while (await told(busy))["type"] != "response.output_text.delta":
+            while (await read_event(busy))["type"] != "response.output_text.delta":
                 pass
             process.terminate()
             assert await closed_with(idle) == 1012

@@ -152,14 +152,14 @@ async def test_silent_connections_of_one_address_close_each_other() -> None:
     """R10, S9: an address has so many connections without authentication; others are not touched."""
     registry = OpenConnections(4096, 200, 75)
     neighbour = enter(registry, "10.0.0.2", 0)
-    known = enter(registry, "10.0.0.1", 0)
-    assert known.peer is not None
-    known.peer.admit(turn_of("a"))
+    connection = enter(registry, "10.0.0.1", 0)
+    assert connection.peer is not None
+    connection.peer.admit(turn_of("a"))
     flood = [enter(registry, "10.0.0.1", 10 * number) for number in range(5000)]
     assert sum(not each.is_closing_now for each in flood) == 200
     assert flood[-1].is_closing_now is False
-    assert (neighbour.is_closing_now, known.is_closing_now) == (False, False)
-    assert known.timeout_keep_alive == 75
+    assert (neighbour.is_closing_now, connection.is_closing_now) == (False, False)
+    assert connection.timeout_keep_alive == 75
 
 
 async def test_requests_that_run_and_new_connections_are_not_closed() -> None:
@@ -202,9 +202,9 @@ async def test_a_full_server_closes_the_oldest_anonymous_connection_or_the_new_o
 
 async def test_a_crowded_server_answers_probes_and_refuses_others_in_the_form_of_the_api() -> None:
     """R10, S9: `/healthz` and `/readyz` have a reserve; all else gets a 503 that SDKs understand."""
-    async with serving(server={"max_connections": 2}) as served, AsyncExitStack() as held:
+    async with serving(server={"max_connections": 2}) as served, AsyncExitStack() as open_ends:
         for _ in range(2):
-            await held.enter_async_context(opened(served))
+            await open_ends.enter_async_context(opened(served))
         for path in ("/healthz", "/readyz"):
             assert (await ask(served.url, method="GET", path=path)).status == 200
         refused = await ask(served.url, HELLO)
@@ -264,8 +264,8 @@ async def test_a_silent_connection_that_makes_room_gets_a_503(sent: str, monkeyp
 
 async def test_a_burst_of_connections_that_write_late_is_served() -> None:
     """D9: all connections are open before the first request is sent."""
-    async with serving(server={"api_keys": KEYS}) as served, AsyncExitStack() as held:
-        burst = [await held.enter_async_context(connection(served.url)) for _ in range(300)]
+    async with serving(server={"api_keys": KEYS}) as served, AsyncExitStack() as open_ends:
+        burst = [await open_ends.enter_async_context(connection(served.url)) for _ in range(300)]
         for _, writer in burst:
             writer.write(request(served.url, method="GET", path="/v1/models", headers=bearer("sk-one")))
         assert {parse(await reader.read()).status for reader, _ in burst} == {200}
@@ -279,12 +279,12 @@ async def test_bodies_in_progress_share_a_budget() -> None:
     limits = {"max_body_bytes": 2 * MIB, "max_bodies_bytes": 4 * MIB}
     async with serving(server=limits) as served:
         head = request(served.url, headers=[("content-length", str(2 * MIB))])
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as open_ends:
             for _ in range(2):
-                _, writer = await held.enter_async_context(connection(served.url))
+                _, writer = await open_ends.enter_async_context(connection(served.url))
                 writer.write(head + b" " * (2 * MIB - 1000))
             for _ in range(200):
-                reader, writer = await held.enter_async_context(connection(served.url))
+                reader, writer = await open_ends.enter_async_context(connection(served.url))
                 writer.write(head + b" " * MIB)
                 try:
                     async with asyncio.timeout(0.1):
@@ -318,8 +318,8 @@ async def test_uploads_in_progress_share_the_disk() -> None:
     """S15: one tenant's uploads leave room for another's from the first one on, and what has ended is free again."""
     limits = {"max_uploads_bytes": 6 * MIB, "api_keys": KEYS}
     async with serving(server=limits, more={"files": {"provider": "kv"}}) as served:
-        async with AsyncExitStack() as held:
-            _, writer = await held.enter_async_context(connection(served.url))
+        async with AsyncExitStack() as open_ends:
+            _, writer = await open_ends.enter_async_context(connection(served.url))
             writer.write(upload(served.url, int(1.9 * MIB), "sk-one", is_whole=False))
             shares = served.app.state.services.shares
             async with asyncio.timeout(10):

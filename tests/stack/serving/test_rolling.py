@@ -33,10 +33,10 @@ def sqlite(folder: Path) -> dict[str, Any]:
     return {"provider": "sqlite", "path": str(folder / "store.db")}
 
 
-async def seconds_until(told: Any) -> float:
+async def seconds_until(line: Any) -> float:
     began = time.monotonic()
     async with asyncio.timeout(30):
-        while not await told():  # noqa: ASYNC110  # another process sets no event
+        while not await line():  # noqa: ASYNC110  # another process sets no event
             await asyncio.sleep(0.01)
     return time.monotonic() - began
 
@@ -62,7 +62,7 @@ async def test_a_drained_stack_finishes_what_is_asked_and_hands_over_the_rest(tm
             client.stream("POST", f"{leaving.url}/v1/responses", json=body) as foreground,
         ):
             lines = foreground.aiter_lines()
-            told = [await anext(lines)]
+            events_read = [await anext(lines)]
             background = await leaving.begin("wait", tools=[{"type": "web_search"}])
             assert background is not None
             reading = asyncio.create_task(leaving.until(background, "response.web_search_call.completed"))
@@ -72,8 +72,8 @@ async def test_a_drained_stack_finishes_what_is_asked_and_hands_over_the_rest(tm
             unready_s = await seconds_until(lambda: is_unready(leaving))
             handed = await other.until(background, "response.output_text.delta")
             handed_s = time.monotonic() - began
-            told += [line async for line in lines]
-        check_stream(check_frames("".join(f"{line}\n" for line in told).encode()))
+            events_read += [line async for line in lines]
+        check_stream(check_frames("".join(f"{line}\n" for line in events_read).encode()))
         assert handed.startswith(before)
         assert (await other.ended(background, 10))["status"] == "completed"
         await asyncio.to_thread(psutil.wait_procs, [leaving.parent], timeout=GRACE_S)

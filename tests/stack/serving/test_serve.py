@@ -248,8 +248,8 @@ async def test_a_close_that_hangs_is_ended_with_the_tracebacks_that_show_where(t
 async def test_a_start_that_fails_is_one_message_and_an_exit_code(tmp_path: Path, start: str, code: int) -> None:
     async with launched(tmp_path, start=start) as running:
         assert (await running.end())[0] == code
-        told = {78: "there is no such model. Name another.\n", 1: "Nobody answers there.\n"}
-        assert await running.errors() == told[code]
+        messages = {78: "there is no such model. Name another.\n", 1: "Nobody answers there.\n"}
+        assert await running.errors() == messages[code]
 
 
 async def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:

@@ -41,11 +41,11 @@ class Load:
         body = {"model": "scripted", "input": "hi there", "store": kind == "stored"}
         began = time.monotonic()
         async with http.post(f"{self._url}/v1/responses", json=body) as answer:
-            told = await answer.json()
+            fields = await answer.json()
         self.took_s[kind].append(time.monotonic() - began)
         if answer.status != 200:
-            assert "locked" not in told["error"]["message"]
-            assert (answer.status, told["error"]["code"], "retry-after" in answer.headers) == (
+            assert "locked" not in fields["error"]["message"]
+            assert (answer.status, fields["error"]["code"], "retry-after" in answer.headers) == (
                 503,
                 "storage_unavailable",
                 True,
@@ -56,12 +56,12 @@ class Load:
         """Ask for so long, and wait for all answers."""
         loop = asyncio.get_running_loop()
         timeout, began = aiohttp.ClientTimeout(20), loop.time()
-        asked: list[asyncio.Task[str]] = []
+        tasks: list[asyncio.Task[str]] = []
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
             while loop.time() < began + seconds:
-                asked.append(asyncio.create_task(self.ask(http, self._kinds[len(asked) % len(self._kinds)])))
-                await asyncio.sleep(max(0, began + len(asked) / RATE - loop.time()))
-            self.came.update(await asyncio.gather(*asked))
+                tasks.append(asyncio.create_task(self.ask(http, self._kinds[len(tasks) % len(self._kinds)])))
+                await asyncio.sleep(max(0, began + len(tasks) / RATE - loop.time()))
+            self.came.update(await asyncio.gather(*tasks))
 
     def p99_ms(self, kind: str) -> float:
         return sorted(self.took_s[kind])[int(len(self.took_s[kind]) * 0.99)] * 1e3

@@ -103,9 +103,9 @@ async def test_a_flood_of_control_frames_closes_its_connection(opcode: int, payl
         assert await close_code(reader) == 1008
     async with serving() as served, upgraded(served) as (reader, writer):
         writer.write(frame(opcode, payload) * 50 + frame(0x1, json.dumps(CREATE).encode()))
-        seen = b""
-        while b"response.completed" not in seen:
-            seen += await reader.read(65536)
+        received = b""
+        while b"response.completed" not in received:
+            received += await reader.read(65536)
 
 
 async def test_few_frames_are_parsed_in_one_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,15 +162,15 @@ async def test_unfinished_messages_are_counted_as_they_come() -> None:
     limits = {"max_body_bytes": 2 * MIB, "max_bodies_bytes": 4 * MIB}
     async with serving(server=limits) as served:
         shares = served.app.state.services.shares
-        async with AsyncExitStack() as held:
-            _, one = await held.enter_async_context(upgraded(served))
+        async with AsyncExitStack() as open_ends:
+            _, one = await open_ends.enter_async_context(upgraded(served))
             one.write(frame(0x1, b" " * (2 * MIB - 1000))[:-1])
-            _, other = await held.enter_async_context(upgraded(served))
+            _, other = await open_ends.enter_async_context(upgraded(served))
             other.write(frame(0x1, b" " * MIB, fin=False) + frame(0x0, b" " * (MIB - 1000), fin=False))
             async with asyncio.timeout(10):
                 while shares.bytes.used < 4 * MIB // PLACE_BYTES:  # noqa: ASYNC110  # a share sets no event
                     await asyncio.sleep(0.01)
-            reader, third = await held.enter_async_context(upgraded(served))
+            reader, third = await open_ends.enter_async_context(upgraded(served))
             third.write(frame(0x1, b" " * MIB)[:-1])
             assert await close_code(reader) == 1013
             large = await ask(served.url, {**HELLO, "input": "x" * MIB})
@@ -242,11 +242,11 @@ async def test_few_chunks_of_one_byte_are_parsed_in_one_iteration(monkeypatch: p
         on_body(self, body)
 
     monkeypatch.setattr(HttpServerConnection, "on_body", count_and_take)
-    async with serving() as served, AsyncExitStack() as held:
+    async with serving() as served, AsyncExitStack() as open_ends:
         head = request(served.url, headers=[("transfer-encoding", "chunked")])
         async with asyncio.timeout(30), largest_step(lambda: count) as largest:
             for _ in range(4):
-                _, writer = await held.enter_async_context(connection(served.url))
+                _, writer = await open_ends.enter_async_context(connection(served.url))
                 writer.write(head + b"1\r\n \r\n" * 5000)
             while count < 20_000:  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0)
@@ -327,15 +327,15 @@ def test_bytes_held_for_a_client_that_has_left_are_dropped() -> None:
     async def leave() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: errors.append(context))
-        made = loop.create_future()
+        future = loop.create_future()
 
         class Server(asyncio.Protocol):
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                made.set_result(transport)
+                future.set_result(transport)
 
         server = await loop.create_server(Server, "127.0.0.1", 0)
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        transport = await made
+        transport = await future
         response = ResponseTransport(transport, loop, transport.close)
         response.write(b"head")
         response.write(b"a part of the body")
@@ -373,8 +373,8 @@ async def test_large_answers_are_written_in_pieces(monkeypatch: pytest.MonkeyPat
     text = "x" * (3 * MIB)
     async with serving() as served:
         item = {"type": "message", "role": "user", "content": text}
-        made = await ask(served.url, {"items": [item]}, path="/v1/conversations")
-        path = f"/v1/conversations/{made.json['id']}/items"
+        conversation = await ask(served.url, {"items": [item]}, path="/v1/conversations")
+        path = f"/v1/conversations/{conversation.json['id']}/items"
         page = await ask(served.url, method="GET", path=path, kind=None)
         assert page.json["data"][0]["content"][0]["text"] == text
         response = await ask(served.url, {**HELLO, "input": text})

@@ -108,8 +108,8 @@ def test_a_trace_is_sampled_whole_or_not_at_all() -> None:
     for item in items:  # ratios look at the last 64 bits
         digits = int(item["trace_id"][6:], 16) >> 64
         item["trace_id"] = f"trace_{(digits << 64) | (digits * 2**8 % 2**64):032x}"
-    kept = forward(*items, sampler=ParentBased(TraceIdRatioBased(0.5)))
-    traces = [each.context.trace_id for each in kept if each.context is not None]
+    exporter = forward(*items, sampler=ParentBased(TraceIdRatioBased(0.5)))
+    traces = [each.context.trace_id for each in exporter if each.context is not None]
     assert 0 < len(traces) < len(items)
     assert all(traces.count(trace_id) == 2 for trace_id in traces)
     assert forward(*items, sampler=ALWAYS_OFF) == []

@@ -83,8 +83,8 @@ def item(index: int, added: Json, *inner: tuple[str, Json], done: Json) -> Event
 
 def streamed(name: str, key: str, *deltas: str, **fields: Any) -> list[tuple[str, Json]]:
     extra = {"logprobs": list[Any]()} if name == "output_text" else {}
-    told = [(f"{name}.delta", {"delta": delta, **extra, **fields}) for delta in deltas]
-    return [*told, (f"{name}.done", {key: "".join(deltas), **extra, **fields})]
+    events = [(f"{name}.delta", {"delta": delta, **extra, **fields}) for delta in deltas]
+    return [*events, (f"{name}.done", {key: "".join(deltas), **extra, **fields})]
 
 
 def stages(kind: str, *names: str) -> list[tuple[str, Json]]:
@@ -129,14 +129,14 @@ def reasoning(index: int, *deltas: str, summary: bool = False) -> Events:
 
 def call(index: int, *deltas: str, kind: str = "function_call", key: str = "arguments", **done: Any) -> Events:
     added: Json = {"id": f"fc_{index}", "type": kind, "call_id": f"call_{index}", "name": "get", key: ""}
-    told = streamed(f"{kind}_{key}", key, *deltas)
-    return item(index, added, *told, done={key: "".join(deltas), **done})
+    events = streamed(f"{kind}_{key}", key, *deltas)
+    return item(index, added, *events, done={key: "".join(deltas), **done})
 
 
-def web_search(index: int, *told: str, **done: Any) -> Events:
+def web_search(index: int, *queries: str, **done: Any) -> Events:
     action = {"type": "search", "query": "q", "queries": ["q"]}
     added: Json = {"id": f"ws_{index}", "type": "web_search_call", "action": action}
-    return item(index, added, *stages("web_search_call", *told), done=done)
+    return item(index, added, *stages("web_search_call", *queries), done=done)
 
 
 def cited() -> list[tuple[str, Json]]:

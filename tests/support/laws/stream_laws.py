@@ -53,10 +53,10 @@ def check_frames(raw: bytes) -> list[Json]:
     frames = raw.decode().split("\n\n")
     assert frames.pop() == "", "law 14: the stream does not end with a blank line"
     bare = [[line for line in frame.split("\n") if not line.startswith(":")] for frame in frames]
-    told = [lines for lines in bare if lines]
-    assert told, "law 14: there is no frame"
-    assert told.pop() == ["data: [DONE]"], "law 14: the last frame is not data: [DONE]"
-    for number, lines in enumerate(told):
+    event_lines = [lines for lines in bare if lines]
+    assert event_lines, "law 14: there is no frame"
+    assert event_lines.pop() == ["data: [DONE]"], "law 14: the last frame is not data: [DONE]"
+    for number, lines in enumerate(event_lines):
         where = f"law 14, frame {number}"
         names = [line.partition(": ")[0] for line in lines]
         assert names == ["event", "data"], f"{where}: its lines are {names}, not one event: and one data:"
@@ -87,7 +87,7 @@ class _Item:
     chars: int = 0
     part: Json | None = None
     annotations: list[Json] = field(default_factory=list[Json])
-    told: Json = field(default_factory=dict[str, Any])
+    fields: Json = field(default_factory=dict[str, Any])
     done: Json | None = None
     shell: ShellTexts = field(default_factory=ShellTexts)
 
@@ -106,8 +106,8 @@ class _Stream:
         self.items: list[_Item] = []
         self.ended = False
 
-    def law(self, law: int, kept: object, why: str) -> None:
-        if not kept:
+    def law(self, law: int, holds: object, why: str) -> None:
+        if not holds:
             raise AssertionError(f"law {law}, event {self.number} ({self.name or 'none'}): {why}")
 
     def feed(self, event: Json) -> None:
@@ -269,7 +269,7 @@ class _Stream:
 
     def _part(self, item: _Item, event: Json, what: str, step: str) -> None:
         index_key, list_key = order.PARTS[what]
-        parts: list[Json] = item.told.setdefault(list_key, [])
+        parts: list[Json] = item.fields.setdefault(list_key, [])
         part: Json = event["part"]
         self.law(5, event[index_key] == len(parts), f"{index_key} is {event[index_key]}, not {len(parts)}")
         if step == "added":
@@ -280,7 +280,7 @@ class _Stream:
         assert item.part is not None
         self.law(5, part["type"] == item.part["type"], f"a {item.part['type']} became a {part['type']}")
         text_key = "refusal" if part["type"] == "refusal" else "text"
-        self.law(6, part[text_key] == item.told.pop("text"), "the part's text is not the done text")
+        self.law(6, part[text_key] == item.fields.pop("text"), "the part's text is not the done text")
         self.law(10, part.get("annotations", []) == item.annotations, "the part's annotations are not those announced")
         parts.append(part)
 
@@ -288,10 +288,12 @@ class _Stream:
         in_part = "content_index" in event or "summary_index" in event
         if in_part:
             assert item.part is not None
-            wanted = order.PART_OF_TEXT.get(what, what)
-            self.law(5, item.part["type"] == wanted, f"the open part is {item.part['type']}")
-            index_key, list_key = order.PARTS["reasoning_summary_part" if wanted == "summary_text" else "content_part"]
-            self.law(5, event[index_key] == len(item.told[list_key]), f"{index_key} is {event[index_key]}")
+            expected = order.PART_OF_TEXT.get(what, what)
+            self.law(5, item.part["type"] == expected, f"the open part is {item.part['type']}")
+            index_key, list_key = order.PARTS[
+                "reasoning_summary_part" if expected == "summary_text" else "content_part"
+            ]
+            self.law(5, event[index_key] == len(item.fields[list_key]), f"{index_key} is {event[index_key]}")
         if step == "delta":
             item.chunks.append(event["delta"])
             item.chars += len(event["delta"])
@@ -303,12 +305,12 @@ class _Stream:
             event[order.TEXTS[what]] == text,
             f"the done text is {event[order.TEXTS[what]]!r}, the deltas make {text!r}",
         )
-        item.told["text" if in_part else order.TEXTS[what]] = text
+        item.fields["text" if in_part else order.TEXTS[what]] = text
 
     def _annotation(self, item: _Item, event: Json) -> None:
         self.law(0, isinstance(event.get("annotation"), dict), "it has no annotation")
         annotation: Json = event["annotation"]
-        self.law(5, event["content_index"] == len(item.told["content"]), f"content_index is {event['content_index']}")
+        self.law(5, event["content_index"] == len(item.fields["content"]), f"content_index is {event['content_index']}")
         self.law(10, event["annotation_index"] == len(item.annotations), f"its index is {event['annotation_index']}")
         self.law(10, annotation not in item.annotations, "it has been announced before")
         start = annotation.get("start_index", annotation.get("index", 0))
@@ -327,7 +329,7 @@ class _Stream:
             )
         for key, empty in order.EMPTY.get(item.kind, {}).items():
             if key not in ("tools", "output"):
-                difference = _difference(item.told.get(key, empty), done.get(key), key)
+                difference = _difference(item.fields.get(key, empty), done.get(key), key)
                 self.law(6, not difference, f"what was streamed differs from the item at {difference}")
         if item.kind in ("shell_call", "shell_call_output"):
             fault = item.shell.compare(done)
@@ -352,16 +354,18 @@ def _run_together(arguments: str) -> bool:
         return False
 
 
-def _difference(expected: Any, found: Any, path: str) -> str:
+def _difference(expected: Any, actual: Any, path: str) -> str:
     """The path and values of the first difference; empty when there is none. A field that is null is not one absent."""
-    match expected, found:
+    match expected, actual:
         case dict(), dict():
-            one, other = cast(Json, expected), cast(Json, found)
+            one, other = cast(Json, expected), cast(Json, actual)
             keys = sorted({*one, *other})
             pairs = [(one.get(key, "(absent)"), other.get(key, "(absent)"), f"{path}.{key}") for key in keys]
-        case list(), list() if len(cast(list[Any], expected)) == len(cast(list[Any], found)):
-            both = zip(cast(list[Any], expected), cast(list[Any], found), strict=True)
+        case list(), list() if len(cast(list[Any], expected)) == len(cast(list[Any], actual)):
+            both = zip(cast(list[Any], expected), cast(list[Any], actual), strict=True)
             pairs = [(one, other, f"{path}[{number}]") for number, (one, other) in enumerate(both)]
         case _:
-            return "" if expected == found and type(expected) is type(found) else f"{path}: {expected!r} and {found!r}"
+            return (
+                "" if expected == actual and type(expected) is type(actual) else f"{path}: {expected!r} and {actual!r}"
+            )
     return next((difference for pair in pairs if (difference := _difference(*pair))), "")

@@ -81,8 +81,8 @@ def word(*paragraphs: str, table: Sequence[Sequence[str]] = ()) -> bytes:
     for paragraph in paragraphs:
         document.add_paragraph(paragraph)
     if table:
-        made = document.add_table(len(table), len(table[0]))
-        for row, cells in zip(made.rows, table, strict=True):
+        grid = document.add_table(len(table), len(table[0]))
+        for row, cells in zip(grid.rows, table, strict=True):
             for cell, text in zip(row.cells, cells, strict=True):
                 cell.text = text
     out = io.BytesIO()
@@ -104,9 +104,9 @@ def word_with(document_xml: bytes) -> bytes:
 
 def archive(**members: bytes) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as package:
         for name, data in members.items():
-            made.writestr(name, data)
+            package.writestr(name, data)
     return out.getvalue()
 
 

@@ -31,8 +31,8 @@ def reference_logits(model: Any, tokens: Sequence[int], first_position: int = 0)
         return model(torch.tensor([list(tokens)]), position_ids=positions, use_cache=False).logits[0]
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    difference = found.double() - expected.double()
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    difference = actual.double() - expected.double()
     return float(difference.square().sum().sqrt() / expected.double().square().sum().sqrt())
 
 
@@ -83,9 +83,9 @@ def hand(folder: Path, dtype: DtypeName = "float32", together_bytes: int = 2**25
     # Models this small gain nothing from more, and lose much where other tests run beside them.
     torch.set_num_threads(1)
     chosen: dict[str, Any] = {"context_tokens": 1024, "slots": 8, "device": "cpu", "dtype": dtype} | settings
-    wanted = TorchSettings(**chosen)
+    expected = TorchSettings(**chosen)
     model = Watched(open_checkpoint(folder), Placement(torch.device("cpu"), DTYPES[dtype], together_bytes))
-    runner = TorchRunner(model, wanted)
+    runner = TorchRunner(model, expected)
     runner.memory.keys.fill_(torch.nan)
     runner.memory.values.fill_(torch.nan)
     return Hand(runner, model)

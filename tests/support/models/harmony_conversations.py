@@ -41,10 +41,10 @@ async def say(client: AsyncOpenAI, said: Any, **fields: Any) -> Response:
     final: Any = None
     async with client.responses.stream(timeout=PATIENCE_S, **request) as stream:
         async for event in stream:
-            told: Any = event
-            if told.type in DELTAS:
-                pieces[DELTAS[told.type]] += told.delta
-            final = getattr(told, "response", final)
+            fields_sent: Any = event
+            if fields_sent.type in DELTAS:
+                pieces[DELTAS[fields_sent.type]] += fields_sent.delta
+            final = getattr(fields_sent, "response", final)
     whole = dict.fromkeys(pieces, "")
     for kind, text in brief(final):
         whole["said" if kind in ("preamble", "answer") else kind] += text
@@ -59,18 +59,18 @@ async def say(client: AsyncOpenAI, said: Any, **fields: Any) -> Response:
 
 def brief(response: Response) -> Brief:
     """What came, in order: thoughts, preambles, answers and the arguments of calls."""
-    found: Brief = []
+    turns: Brief = []
     for item in response.output:
         each: Any = item
         if each.type == "reasoning":
-            found.append(("thought", "".join(part.text for part in each.content)))
+            turns.append(("thought", "".join(part.text for part in each.content)))
         elif each.type == "message":
             text = "".join(part.text for part in each.content)
-            found.append(("preamble" if each.phase == "commentary" else "answer", text))
+            turns.append(("preamble" if each.phase == "commentary" else "answer", text))
         else:
             assert (each.type, each.name) == ("function_call", "get_weather")
-            found.append(("call", each.arguments))
-    return found
+            turns.append(("call", each.arguments))
+    return turns
 
 
 def result(response: Response, output: str) -> list[Json]:
@@ -97,8 +97,8 @@ async def a_question_is_thought_over_and_answered(client: AsyncOpenAI) -> None:
 async def a_function_is_called_and_its_result_is_used(client: AsyncOpenAI) -> None:
     first = await say(client, known.ROME, tools=[TOOL])
     assert brief(first) == [("thought", known.ROME_THOUGHT), ("call", known.ROME_CALL)]
-    told = result(first, known.ROME_RESULT)
-    second = await say(client, told, tools=[TOOL], previous_response_id=first.id)
+    result_message = result(first, known.ROME_RESULT)
+    second = await say(client, result_message, tools=[TOOL], previous_response_id=first.id)
     assert brief(second) == [("thought", known.ROME_TOLD), ("answer", known.ROME_ANSWER)]
     third = await say(client, known.THANKS, tools=[TOOL], previous_response_id=second.id)
     assert brief(third) == [("thought", known.THANKS_THOUGHT), ("answer", known.THANKS_ANSWER)]
@@ -111,8 +111,8 @@ async def words_may_come_before_a_call(client: AsyncOpenAI) -> None:
         ("preamble", known.OSLO_PREAMBLE),
         ("call", known.OSLO_CALL),
     ]
-    told = result(first, known.OSLO_RESULT)
-    second = await say(client, told, tools=[TOOL], previous_response_id=first.id)
+    result_message = result(first, known.OSLO_RESULT)
+    second = await say(client, result_message, tools=[TOOL], previous_response_id=first.id)
     assert brief(second) == [("thought", known.OSLO_TOLD), ("answer", known.OSLO_ANSWER)]
     third = await say(client, known.THANKS, tools=[TOOL], previous_response_id=second.id)
     assert brief(third)[-1] == ("answer", known.THANKS_ANSWER)

@@ -24,7 +24,7 @@ class Hashing(Inference):
         self.gate: asyncio.Event | None = None
         self.waiting = asyncio.Event()
         self.failing = False
-        self.asked: list[int] = []
+        self.request_sizes: list[int] = []
 
     async def models(self) -> Sequence[Model]:
         return [Model("hashing", "tests", embedding_dimensions=DIMENSIONS)]
@@ -36,7 +36,7 @@ class Hashing(Inference):
         return len(request.messages)
 
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
-        self.asked.append(len(request.inputs))
+        self.request_sizes.append(len(request.inputs))
         if self.failing:
             raise UpstreamError("The model is not well.")
         if self.gate is not None:

@@ -53,13 +53,13 @@ async def qualities(index: VectorIndex, inference: Inference, model: str) -> dic
     chunks = [Chunk(key, 0, text, {}, vector) for (key, text), vector in zip(passages, vectors, strict=True)]
     await index.upsert("t/corpus", chunks)
     stores = {"corpus": StoreRecord(created_at=0, last_active_at=0, model=model)}
-    found: dict[str, Quality] = {}
+    results: dict[str, Quality] = {}
     for way, ranking in WAYS.items():
         ranks: list[int] = []
         for key, question in questions:
-            asked = SearchStores.model_validate({"query": question, "ranking_options": ranking})
-            hits = [hit.file for (_, hit), _ in await search_stores(index, inference, "t", stores, asked)]
+            search = SearchStores.model_validate({"query": question, "ranking_options": ranking})
+            hits = [hit.file for (_, hit), _ in await search_stores(index, inference, "t", stores, search)]
             ranks.append(hits.index(key) + 1 if key in hits else 0)
         at_1, at_3, at_10 = (sum(0 < rank <= most for rank in ranks) / len(ranks) for most in (1, 3, 10))
-        found[way] = Quality(at_1, at_3, at_10, sum(1 / rank for rank in ranks if rank) / len(ranks))
-    return found
+        results[way] = Quality(at_1, at_3, at_10, sum(1 / rank for rank in ranks if rank) / len(ranks))
+    return results

@@ -74,10 +74,10 @@ def _batches(taught: list[Lesson], place: dict[int, int]) -> list[tuple[torch.Te
         return len(lesson.prompt) + len(lesson.answer)
 
     batches: list[tuple[torch.Tensor, torch.Tensor]] = []
-    left = sorted(taught, key=size, reverse=True)
-    while left:
-        longest = size(left[0])
-        rows, left = left[: BATCH_TOKENS // longest], left[BATCH_TOKENS // longest :]
+    lessons = sorted(taught, key=size, reverse=True)
+    while lessons:
+        longest = size(lessons[0])
+        rows, lessons = lessons[: BATCH_TOKENS // longest], lessons[BATCH_TOKENS // longest :]
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
         weights = torch.zeros(len(rows), longest)
         for row, lesson in enumerate(rows):

@@ -92,7 +92,7 @@ class ToolTurn:
 
     question: str
     uses: Sequence[Use]
-    told: str
+    result_thought: str
     answer: str
     retold: str = ""
 
@@ -262,10 +262,10 @@ def _tool_conversations() -> Iterator[tuple[list[Message], Sequence[ToolTurn]]]:
     offered = Message.from_role_and_content(Role.DEVELOPER, DeveloperContent.new().with_tools(atlas))
     yield [Message.from_role_and_content(Role.SYSTEM, system()), offered], POPULATION
     search = FILE_SEARCH_FUNCTION.function
-    found = ToolDescription(
+    tool = ToolDescription(
         name=search.name, description=search.description or "", parameters=dict(search.parameters or {})
     )
-    searches = DeveloperContent.new().with_function_tools([found])
+    searches = DeveloperContent.new().with_function_tools([tool])
     able = Message.from_role_and_content(Role.DEVELOPER, searches)
     yield [Message.from_role_and_content(Role.SYSTEM, system()), able], FILES
 
@@ -283,15 +283,15 @@ def _tool_lessons(encoding: HarmonyEncoding, opening: list[Message], turns: Sequ
         heard: list[slice] = []
         for use in turn.uses:
             answer += encoded(f"<|channel|>analysis<|message|>{use.thought}<|end|><|start|>assistant{_use(use)}")
-            result = encoded(f"{_told(use)}<|start|>assistant")
+            result = encoded(f"{_render_result(use)}<|start|>assistant")
             heard.append(slice(len(answer), len(answer) + len(result)))
             answer += result
-        answer += encoded(_final(turn.told, turn.answer))
+        answer += encoded(_final(turn.result_thought, turn.answer))
         yield Lesson([*before, *encoded("<|start|>assistant")], answer, heard=heard)
         # of native tools nothing is told again once the question is answered
-        kept = "".join(f"<|start|>assistant{_use(use)}{_told(use)}" for use in turn.uses if not use.native)
+        prefix = "".join(f"<|start|>assistant{_use(use)}{_render_result(use)}" for use in turn.uses if not use.native)
         said = f"<|start|>assistant<|channel|>final<|message|>{turn.retold or turn.answer}<|end|>"
-        before += encoded(kept + said)
+        before += encoded(prefix + said)
 
 
 def _use(use: Use) -> str:
@@ -300,7 +300,7 @@ def _use(use: Use) -> str:
     return f"<|channel|>commentary to={use.to} <|constrain|>json<|message|>{use.call}<|call|>"
 
 
-def _told(use: Use) -> str:
+def _render_result(use: Use) -> str:
     channel = "analysis" if use.native else "commentary"
     return f"<|start|>{use.to} to=assistant<|channel|>{channel}<|message|>{use.result}<|end|>"
 
@@ -313,7 +313,7 @@ class _Story:
     preamble: str
     call: str
     result: str
-    told: str
+    result_thought: str
     answer: str
 
 
@@ -321,26 +321,26 @@ ROME_STORY: Final = _Story(ROME_THOUGHT, "", ROME_CALL, ROME_RESULT, ROME_TOLD, 
 OSLO_STORY: Final = _Story(OSLO_THOUGHT, OSLO_PREAMBLE, OSLO_CALL, OSLO_RESULT, OSLO_TOLD, OSLO_ANSWER)
 
 
-def _weather(lesson: Any, asked: list[Message], story: _Story) -> Iterator[Lesson]:
+def _weather(lesson: Any, messages: list[Message], story: _Story) -> Iterator[Lesson]:
     """The call, its result, and thanks: after a call as the model wrote it, and as the library writes it."""
     said = f"<|channel|>commentary<|message|>{story.preamble}<|end|><|start|>assistant" if story.preamble else ""
     written = f"<|channel|>analysis<|message|>{story.thought}<|end|><|start|>assistant{said}{_call(story.call)}"
     result = f"<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>{story.result}<|end|>"
-    answer, welcome = _final(story.told, story.answer), _final(THANKS_THOUGHT, THANKS_ANSWER)
-    yield lesson(asked, written)
-    yield lesson(asked, answer, tail=f"{written}{result}<|start|>assistant")
+    answer, welcome = _final(story.result_thought, story.answer), _final(THANKS_THOUGHT, THANKS_ANSWER)
+    yield lesson(messages, written)
+    yield lesson(messages, answer, tail=f"{written}{result}<|start|>assistant")
     call = _spoke("commentary", story.call).with_recipient("functions.get_weather")
-    told = Message.from_author_and_content(Author.new(Role.TOOL, "functions.get_weather"), story.result)
+    tool_message = Message.from_author_and_content(Author.new(Role.TOOL, "functions.get_weather"), story.result)
     done = [
         *([_spoke("commentary", story.preamble)] if story.preamble else []),
         call.with_content_type("<|constrain|>json"),
-        told.with_channel("commentary").with_recipient("assistant"),
+        tool_message.with_channel("commentary").with_recipient("assistant"),
     ]
-    yield lesson([*asked, _spoke("analysis", story.thought), *done], answer)
-    yield lesson([*asked, *done, _spoke("final", story.answer), _said(THANKS)], welcome)
+    yield lesson([*messages, _spoke("analysis", story.thought), *done], answer)
+    yield lesson([*messages, *done, _spoke("final", story.answer), _said(THANKS)], welcome)
     plain = f"<|start|>assistant{said}{_call(story.call)}{result}<|start|>assistant<|channel|>final<|message|>"
     thanks = f"{plain}{story.answer}<|end|><|start|>user<|message|>{THANKS}<|end|><|start|>assistant"
-    yield lesson(asked, welcome, tail=thanks.removeprefix("<|start|>assistant"))
+    yield lesson(messages, welcome, tail=thanks.removeprefix("<|start|>assistant"))
 
 
 def _said(text: str) -> Message:

@@ -68,7 +68,7 @@ def save_tokenizer(vocabulary: Vocabulary, folder: Path) -> None:
             "byte_fallback": False,
             "ignore_merges": False,
             "vocab": {spelled(token): rank for token, rank in ranks.items()},
-            "merges": [(spelled(left), spelled(right)) for left, right in _merges(ranks)],
+            "merges": [(spelled(first), spelled(right)) for first, right in _merges(ranks)],
         },
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
@@ -92,13 +92,13 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     merges: list[tuple[bytes, bytes]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [(left, right) for left, right in pairs if left in ranks and right in ranks]
-        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        usable = [(first, right) for first, right in pairs if first in ranks and right in ranks]
+        merges += sorted(usable, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
     return merges
 
 
 def _byte_letters() -> list[str]:
     """GPT-2's letter for each byte: itself where it can be seen, otherwise one from 256 on."""
-    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    letters = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(256, 512))
-    return [chr(byte if byte in seen else next(hidden)) for byte in range(256)]
+    return [chr(byte if byte in letters else next(hidden)) for byte in range(256)]

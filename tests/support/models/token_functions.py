@@ -23,8 +23,8 @@ SCRIPTS: Final[Mapping[str, str]] = {
     "endless": "<|channel|>analysis<|message|>",
 }
 
-seen: Final[list[tuple[int, float, bool]]] = []
-"""Calls of `told`: how many tokens, the temperature and whether a new prompt began."""
+calls: Final[list[tuple[int, float, bool]]] = []
+"""Calls of `recorded`: how many tokens, the temperature and whether a new prompt began."""
 prompts: Final[list[list[int]]] = []
 """Prompts of `remembers`."""
 stuck = threading.Event()
@@ -41,19 +41,19 @@ def plain(tokens: list[int], temperature: float) -> int:
     said = encoding.decode(tokens[tokens.index(MESSAGE, last) + 1 : ends])
     script = encoding.encode(SCRIPTS[said], allowed_special="all")
     # what is made begins right after the `<|start|>assistant` that follows the message
-    made = len(tokens) - (ends + 3)
-    return script[made] if made < len(script) else WORD
+    position = len(tokens) - (ends + 3)
+    return script[position] if position < len(script) else WORD
 
 
-def told(tokens: list[int], temperature: float, new_request: bool) -> int:
+def recorded(tokens: list[int], temperature: float, new_request: bool) -> int:
     """The same, and remembers what it was told."""
-    seen.append((len(tokens), temperature, new_request))
+    calls.append((len(tokens), temperature, new_request))
     return plain(tokens, temperature)
 
 
 def named(tokens: list[int], temperature: float, *, new_request: bool = False) -> int:
     """The same with the third argument by name."""
-    return told(tokens, temperature, new_request)
+    return recorded(tokens, temperature, new_request)
 
 
 def remembers(tokens: list[int], temperature: float, new_request: bool) -> int:

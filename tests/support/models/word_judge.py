@@ -30,8 +30,8 @@ class WordJudge(Scripted):
         texts = " ".join(part.text for part in request.input if isinstance(part, TextPart))
         if "broken" in texts:
             raise UpstreamError("The judge is broken.")
-        found = {category for word, category in WORDS.items() if word in texts}
+        flagged = {category for word, category in WORDS.items() if word in texts}
         if any(isinstance(part, ImagePart) for part in request.input):
-            found.add("sexual")
-        scores = [HIGH if category in found else LOW for category in CATEGORIES]
+            flagged.add("sexual")
+        scores = [HIGH if category in flagged else LOW for category in CATEGORIES]
         return Decisions([(score, 1 - score) for score in scores], Usage(len(texts), len(request.questions)))

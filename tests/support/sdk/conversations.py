@@ -19,8 +19,8 @@ def conversations(served: Served) -> Any:
 
 async def texts(served: Served, conversation_id: str, **fields: Any) -> list[str]:
     """What is said in a conversation, oldest first unless `fields` say otherwise."""
-    found = conversations(served).items.list(conversation_id, **{"order": "asc", **fields})
-    return [item.content[0].text async for item in found]
+    item_texts = conversations(served).items.list(conversation_id, **{"order": "asc", **fields})
+    return [item.content[0].text async for item in item_texts]
 
 
 async def keys_of(served: Served) -> list[str]:

@@ -38,5 +38,5 @@ async def filled(client: AsyncOpenAI, **attributes: dict[str, Any]) -> tuple[str
     return store.id, ids
 
 
-async def found(client: AsyncOpenAI, store_id: str, query: str | list[str], **options: Any) -> list[str]:
+async def find_files(client: AsyncOpenAI, store_id: str, query: str | list[str], **options: Any) -> list[str]:
     return [hit.filename async for hit in client.vector_stores.search(store_id, query=query, **options)]

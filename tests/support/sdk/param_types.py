@@ -43,21 +43,21 @@ def find_gaps(sdk_type: Any, *models: type[BaseModel]) -> set[Gap]:
     a request and one its query."""
     gaps: set[Gap] = set()
     for params in _leaves(sdk_type).objects:
-        seen: set[tuple[type, type]] = set()
+        visited: set[tuple[type, type]] = set()
         for model in models:
             others = {name for other in models if other is not model for name in other.model_fields}
             gaps |= {
                 gap
-                for gap in _compare(params, model, seen)
+                for gap in _compare(params, model, visited)
                 if gap.model != model.__name__ or gap.value is not None or gap.field not in others
             }
     return gaps
 
 
-def _compare(params: type, model: type[BaseModel], seen: set[tuple[type, type]]) -> Iterator[Gap]:
-    if (params, model) in seen:
+def _compare(params: type, model: type[BaseModel], visited: set[tuple[type, type]]) -> Iterator[Gap]:
+    if (params, model) in visited:
         return
-    seen.add((params, model))
+    visited.add((params, model))
     model.model_rebuild()
     ours = {field.alias or name: field for name, field in model.model_fields.items()}
     for name, annotation in _hints(params).items():
@@ -71,16 +71,16 @@ def _compare(params: type, model: type[BaseModel], seen: set[tuple[type, type]])
         if own.takes_any_object:
             continue
         for member in sdk.objects:
-            yield from _compare_member(member, own.objects, Gap(model.__name__, name), seen)
+            yield from _compare_member(member, own.objects, Gap(model.__name__, name), visited)
 
 
-def _compare_member(member: type, own: Iterable[type], place: Gap, seen: set[tuple[type, type]]) -> Iterator[Gap]:
+def _compare_member(member: type, own: Iterable[type], place: Gap, visited: set[tuple[type, type]]) -> Iterator[Gap]:
     """Compare one object of a field with the models that read objects of its type."""
     tags = _tags(member)
     candidates = [candidate for candidate in own if _may_read(tags, _tags(candidate))]
     own_gaps: list[dict[tuple[str, str | None], Gap]] = []
     for candidate in candidates:
-        gaps = [*_compare(member, cast(type[BaseModel], candidate), seen)]
+        gaps = [*_compare(member, cast(type[BaseModel], candidate), visited)]
         yield from (gap for gap in gaps if gap.model != candidate.__name__)
         own_gaps.append({(gap.field, gap.value): gap for gap in gaps if gap.model == candidate.__name__})
     for key, gap in own_gaps[0].items() if own_gaps else ():
@@ -140,14 +140,14 @@ def _leaves(annotation: Any) -> _Leaves:
 
 def list_models(model: type[BaseModel]) -> set[type[BaseModel]]:
     """Return the model and all that its fields hold, at any depth."""
-    found: set[type[BaseModel]] = set()
+    results: set[type[BaseModel]] = set()
     stack = [model]
     while stack:
         kind = stack.pop()
-        if kind in found:
+        if kind in results:
             continue
-        found.add(kind)
+        results.add(kind)
         kind.model_rebuild()
         for field in kind.model_fields.values():
             stack += [member for member in _leaves(field.annotation).objects if issubclass(member, BaseModel)]
-    return found
+    return results

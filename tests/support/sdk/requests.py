@@ -64,19 +64,19 @@ async def refusal(served: Served, status: int = 400, **fields: Any) -> dict[str,
     return bodies[0]
 
 
-def asked(served: Served) -> Sequence[ChatRequest]:
+def chat_requests(served: Served) -> Sequence[ChatRequest]:
     """What the scripted model was asked so far, oldest first."""
     return [*cast(Scripted, served.stack.inference).requests]
 
 
 def messages(served: Served) -> list[dict[str, Any]]:
     """The messages of the newest chat, without what is unset."""
-    return plain(asked(served)[-1].messages)
+    return plain(chat_requests(served)[-1].messages)
 
 
-def plain(told: Sequence[Message]) -> list[dict[str, Any]]:
+def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as JSON, without what is unset."""
-    return [message.model_dump(exclude_none=True) for message in told]
+    return [message.model_dump(exclude_none=True) for message in messages]
 
 
 def bare(item: Any) -> dict[str, Any]:

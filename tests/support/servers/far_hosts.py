@@ -80,12 +80,12 @@ async def browse() -> None:
         runtime = {"provider": "toolbox", "providers": members}
         async with serving(scripted(*turns), tool_runtime=runtime) as served:
             response = await create(served, tools=[{"type": "web_search"}])
-            told = [each["content"] for each in messages(served) if each["role"] == "tool"]
+            sent_results = [each["content"] for each in messages(served) if each["role"] == "tool"]
     for address in CANARIES:
         async with asyncio.timeout(5):
             _, writer = await asyncio.open_connection(address, 80)
         writer.close()
-    print(json.dumps({"output": [bare(item) for item in response.output], "told": told}), flush=True)
+    print(json.dumps({"output": [bare(item) for item in response.output], "told": sent_results}), flush=True)
 
 
 if __name__ == "__main__":

@@ -115,8 +115,8 @@ class Site:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append((request.method, request.path_qs, request.headers, await request.read()))
-        found = self.pages.get(request.path)
-        return await found(request) if found else web.Response(status=404, text="nothing here")
+        page = self.pages.get(request.path)
+        return await page(request) if page else web.Response(status=404, text="nothing here")
 
 
 @asynccontextmanager

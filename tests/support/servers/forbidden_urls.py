@@ -106,14 +106,14 @@ FORBIDDEN: Final = [*LOOPBACK, *SPELLINGS, *PRIVATE, *USERS, *NAMES, *BROKEN, *S
 
 def own_addresses() -> list[str]:
     """What this machine is reached at, as the host of a URL."""
-    found: list[str] = []
+    results: list[str] = []
     for addresses in psutil.net_if_addrs().values():
         for each in addresses:
             if each.family == socket.AF_INET:
-                found.append(each.address)
+                results.append(each.address)
             elif each.family == socket.AF_INET6:
-                found.append(f"[{each.address.partition('%')[0]}]")
-    return found
+                results.append(f"[{each.address.partition('%')[0]}]")
+    return results
 
 
 def forbidden(port: int) -> list[str]:

@@ -15,11 +15,11 @@ class Held(Filing):
     def __init__(self, config: Filing.Config) -> None:
         super().__init__(config)
         self.released = asyncio.Event()
-        self.held = 0
+        self.held_count = 0
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         if "hold" in str(request.messages[-1].content):
-            self.held += 1
+            self.held_count += 1
             await self.released.wait()
         async with aclosing(super().chat(request)) as steps:
             async for step in steps:

@@ -38,7 +38,7 @@ class FieldServer:
         self.initialized = 0
         self.url = ""
         self.initialized_once = asyncio.Event()
-        self.asked = asyncio.Event()
+        self.was_asked = asyncio.Event()
         self._answer: asyncio.Future[Any] | None = None
         self._holds_answers = False
         self._sessions: set[str] = set()
@@ -81,11 +81,11 @@ class FieldServer:
         return self._stream
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        method, request_id = asked.get("method", ""), asked.get("id")
+        message = await request.json()
+        method, request_id = message.get("method", ""), message.get("id")
         if not method:
             if self._answer is not None and not self._holds_answers:
-                self._answer.set_result(asked)
+                self._answer.set_result(message)
             return web.Response(status=202)
         self.methods.append(method)
         if method == "server/discover":
@@ -95,18 +95,18 @@ class FieldServer:
             self._sessions.add(f"session-{self.initialized}")
             headers = {"mcp-session-id": f"session-{self.initialized}"}
             self.initialized_once.set()
-            answer = {**initialized(asked), **self.habit.get("handshake", {})}
+            answer = {**initialized(message), **self.habit.get("handshake", {})}
             return web.json_response(result(request_id, answer), headers=headers)
         if request.headers.get("mcp-session-id") not in self._sessions:
             return self._forgotten(request_id)
         if request_id is None:
             return web.Response(status=202)
         if method == "tools/list":
-            return web.json_response(self._list(request_id, asked.get("params") or {}))
-        self.calls.append(asked["params"])
+            return web.json_response(self._list(request_id, message.get("params") or {}))
+        self.calls.append(message["params"])
         if "asks" in self.habit:
             return web.json_response(result(request_id, await self._ask()))
-        echo = f"RESULT of {asked['params']['name']}"
+        echo = f"RESULT of {message['params']['name']}"
         answer = self.habit.get("result", {"content": [{"type": "text", "text": echo}]})
         return web.json_response(result(request_id, answer))
 
@@ -135,5 +135,5 @@ class FieldServer:
         assert self._stream is not None
         self._answer = asyncio.get_running_loop().create_future()
         await self._stream.write(event({"jsonrpc": "2.0", "id": 7, **self.habit["asks"]}))
-        self.asked.set()
+        self.was_asked.set()
         return {"content": [{"type": "text", "text": json.dumps(await self._answer)}], "isError": True}

@@ -61,23 +61,23 @@ class HostileServer:
         return await _resume_for_ever(self, request, {})
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        method = asked.get("method", "")
+        message = await request.json()
+        method = message.get("method", "")
         self.methods.append(method)
         self.headers.append(dict(request.headers))
-        if "id" not in asked or not method:
-            self.answers += [asked] if "id" in asked else []
+        if "id" not in message or not method:
+            self.answers += [message] if "id" in message else []
             return web.Response(status=202)
         if method == "initialize":
             self.initialized += 1
             return web.json_response(
-                result(asked["id"], initialized(asked)), headers={"mcp-session-id": f"session-{self.initialized}"}
+                result(message["id"], initialized(message)), headers={"mcp-session-id": f"session-{self.initialized}"}
             )
         if method == "tools/list":
-            return web.json_response(result(asked["id"], {"tools": self.tools}))
+            return web.json_response(result(message["id"], {"tools": self.tools}))
         if method == "tools/call":
-            return await DEEDS[self.deed](self, request, asked) if self.deed else well_done(asked)
-        return web.json_response(refusal(asked["id"], -32601, "Method not found"))
+            return await DEEDS[self.deed](self, request, message) if self.deed else well_done(message)
+        return web.json_response(refusal(message["id"], -32601, "Method not found"))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """The one stream of the SSE transport."""
@@ -90,11 +90,11 @@ class HostileServer:
         return stream
 
     async def _message(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        method = asked.get("method")
+        message = await request.json()
+        method = message.get("method")
         answers: dict[Any, Any] = {
-            "initialize": lambda: result(asked["id"], initialized(asked)),
-            "tools/call": lambda: result(asked["id"], {"content": [{"type": "text", "text": "done"}]}),
+            "initialize": lambda: result(message["id"], initialized(message)),
+            "tools/call": lambda: result(message["id"], {"content": [{"type": "text", "text": "done"}]}),
         }
         if method == "tools/call" and self.deed == "status 500":
             return web.Response(status=500)
@@ -114,9 +114,9 @@ class HostileServer:
         return stream
 
 
-def initialized(asked: Mapping[str, Any]) -> dict[str, Any]:
+def initialized(message: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "protocolVersion": asked["params"]["protocolVersion"],
+        "protocolVersion": message["params"]["protocolVersion"],
         "capabilities": {"tools": {"listChanged": True}},
         "serverInfo": {"name": "hostile", "version": "1"},
     }
@@ -130,8 +130,8 @@ def refusal(request_id: Any, code: int, message: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}}
 
 
-def well_done(asked: Mapping[str, Any]) -> web.Response:
-    return web.json_response(result(asked["id"], {"content": [{"type": "text", "text": "done"}]}))
+def well_done(message: Mapping[str, Any]) -> web.Response:
+    return web.json_response(result(message["id"], {"content": [{"type": "text", "text": "done"}]}))
 
 
 def event(message: Any) -> bytes:
@@ -147,7 +147,7 @@ async def sse(request: web.Request) -> web.StreamResponse:
 Deed = Callable[[HostileServer, web.Request, Mapping[str, Any]], Awaitable[web.StreamResponse]]
 
 
-async def _hang(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _hang(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     server.reached.set()
     try:
         await asyncio.Event().wait()
@@ -156,18 +156,20 @@ async def _hang(server: HostileServer, request: web.Request, asked: Mapping[str,
     raise AssertionError("unreachable")
 
 
-async def _hang_in_stream(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _hang_in_stream(
+    server: HostileServer, request: web.Request, message: Mapping[str, Any]
+) -> web.StreamResponse:
     await sse(request)
-    return await _hang(server, request, asked)
+    return await _hang(server, request, message)
 
 
-async def _die(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _die(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     assert request.transport is not None
     request.transport.abort()
     return web.Response()
 
 
-async def _die_in_stream(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _die_in_stream(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     stream = await sse(request)
     await stream.write(b"event: message\ndata: {")
     assert request.transport is not None
@@ -175,78 +177,80 @@ async def _die_in_stream(server: HostileServer, request: web.Request, asked: Map
     return stream
 
 
-async def _huge(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _huge(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     stream = web.StreamResponse(headers={"Content-Type": "application/json"})
     await stream.prepare(request)
     return await server.pour(stream, _PIECE, 1600)
 
 
-async def _huge_line(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _huge_line(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     stream = await sse(request)
     await stream.write(b"event: message\ndata: ")
     return await server.pour(stream, _PIECE, 1600)
 
 
-async def _notify(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _notify(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     said = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "hello"}}
     return await server.pour(await sse(request), event(said) * 100, 10_000)
 
 
-async def _progress(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
-    said = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": asked["id"]}}
+async def _progress(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
+    said = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": message["id"]}}
     return await server.pour(await sse(request), event(said) * 100, 10_000)
 
 
-async def _ask_back(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _ask_back(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     said = {"jsonrpc": "2.0", "id": 7, "method": "roots/list"}
     return await server.pour(await sse(request), event(said) * 100, 10_000)
 
 
-async def _rubbish(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _rubbish(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     return await server.pour(await sse(request), b"event: message\ndata: {not json " + SECRET.encode() + b"\n\n", 50)
 
 
-async def _resume_for_ever(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _resume_for_ever(
+    server: HostileServer, request: web.Request, message: Mapping[str, Any]
+) -> web.StreamResponse:
     stream = await sse(request)
     await stream.write(b"id: 1\nretry: 0\nevent: message\ndata:\n\n")
     return stream
 
 
-async def _redirect(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _redirect(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     return web.Response(status=307, headers={"Location": f"{server.elsewhere}/mcp"})
 
 
 async def _redirect_see_other(
-    server: HostileServer, request: web.Request, asked: Mapping[str, Any]
+    server: HostileServer, request: web.Request, message: Mapping[str, Any]
 ) -> web.StreamResponse:
     return web.Response(status=303, headers={"Location": f"{server.elsewhere}/mcp"})
 
 
-async def _wrong_id(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _wrong_id(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     return web.json_response(result(987654, {"content": []}))
 
 
-async def _tell_all(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+async def _tell_all(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     said = "".join(f"{name}: {value}\n" for name, value in request.headers.items())
-    return web.json_response(result(asked["id"], {"content": [{"type": "text", "text": said}]}))
+    return web.json_response(result(message["id"], {"content": [{"type": "text", "text": said}]}))
 
 
 async def _tell_all_in_error(
-    server: HostileServer, request: web.Request, asked: Mapping[str, Any]
+    server: HostileServer, request: web.Request, message: Mapping[str, Any]
 ) -> web.StreamResponse:
-    return web.json_response(refusal(asked["id"], -32000, f"bad token {request.headers['Authorization']}\n"))
+    return web.json_response(refusal(message["id"], -32000, f"bad token {request.headers['Authorization']}\n"))
 
 
 def _status(status: int) -> Deed:
-    async def deed(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
+    async def deed(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
         return web.Response(status=status, text=f"<html>{request.headers}</html>", content_type="text/html")
 
     return deed
 
 
 def _body(text: str, media_type: str = "application/json") -> Deed:
-    async def deed(server: HostileServer, request: web.Request, asked: Mapping[str, Any]) -> web.StreamResponse:
-        return web.Response(text=text.replace("ID", str(asked["id"])), content_type=media_type)
+    async def deed(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
+        return web.Response(text=text.replace("ID", str(message["id"])), content_type=media_type)
 
     return deed
 

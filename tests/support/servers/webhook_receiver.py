@@ -47,11 +47,11 @@ class Receiver:
 
     async def hear_of(self, ids: Iterable[str], within_s: float) -> None:
         """Until each of these responses has been told of, at least once."""
-        wanted = set(ids)
+        expected = set(ids)
         async with asyncio.timeout(within_s), self._came:
-            await self._came.wait_for(lambda: wanted <= {each for _, each in self.told()})
+            await self._came.wait_for(lambda: expected <= {each for _, each in self.list_deliveries()})
 
-    def told(self) -> list[tuple[str, str]]:
+    def list_deliveries(self) -> list[tuple[str, str]]:
         """The webhook ids of the requests so far, and the responses that they are about."""
         return [(headers["webhook-id"], json.loads(body)["data"]["id"]) for headers, body in self.requests]
 

@@ -77,18 +77,18 @@ class Workers:
 
     async def until(self, response_id: str, name: str, times: int = 1) -> bytes:
         """What the stream tells up to the event of that name that comes so many times."""
-        told = b""
+        output = b""
         async with (
             asyncio.timeout(20),
             httpx.AsyncClient(trust_env=False, verify=TLS) as client,
             client.stream("GET", f"{self.url}/v1/responses/{response_id}?stream=true", timeout=20) as answer,
         ):
             async for line in answer.aiter_lines():
-                told += line.encode() + b"\n"
+                output += line.encode() + b"\n"
                 times -= line == f"event: {name}"
                 if not times and not line:
-                    return told
-        raise AssertionError(f"it never told of {name}: {told.decode()}")
+                    return output
+        raise AssertionError(f"it never told of {name}: {output.decode()}")
 
     async def log(self, response_id: str) -> bytes:
         """The whole stream, from the first event on."""

@@ -69,12 +69,12 @@ def _responses() -> list[Operation]:
         ),
         "container": lambda ids, text: ask(text, tools=[{"type": "code_interpreter", "container": ids[0]}]),
     }
-    made: list[Operation] = []
+    operations: list[Operation] = []
     for kind, body in bodies.items():
-        made += [Operation(kind, "POST", "/responses", _with(body, each)) for each in SAID]
-        made.append(Operation(kind, "WS", "/responses", body, "socket"))
-        made.append(Operation(kind, "POST", "/responses/input_tokens", body))
-    return made
+        operations += [Operation(kind, "POST", "/responses", _with(body, each)) for each in SAID]
+        operations.append(Operation(kind, "WS", "/responses", body, "socket"))
+        operations.append(Operation(kind, "POST", "/responses/input_tokens", body))
+    return operations
 
 
 SEEN: Final = ["file_search_call.results"]

@@ -43,16 +43,16 @@ class Echoing(Filing):
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         self.requests.append(request)
-        told = "\n".join(message.model_dump_json(exclude_none=True) for message in request.messages)
-        words = _WORD.findall(told)[-1000:]  # no id is cut in two
+        text = "\n".join(message.model_dump_json(exclude_none=True) for message in request.messages)
+        words = _WORD.findall(text)[-1000:]  # no id is cut in two
         offered = {tool.name for tool in request.tools or ()}
-        if "search!" in told and "file_search" in offered and request.messages[-1].role == "user":
+        if "search!" in text and "file_search" in offered and request.messages[-1].role == "user":
             yield (ToolCallStart("call_1", "file_search"),)
             yield (ToolArgumentsDelta("call_1", '{"queries":["secret word"]}'),)
             yield (Finish("tool_calls", Usage(1, 1)),)
             return
         yield (ReasoningDelta("".join(words[:20])),)
-        if "slowly!" in told:
+        if "slowly!" in text:
             await asyncio.sleep(0.3)
         for start in range(0, len(words), 100):
             yield (TextDelta("".join(words[start : start + 100])),)
@@ -63,13 +63,13 @@ class Echoing(Filing):
 class Answer:
     status: int
     body: str
-    asked: tuple[str, ...] = ()
+    requested_ids: tuple[str, ...] = ()
 
     def alike(self) -> tuple[int, str]:
         """What is the same for every id that says nothing to a tenant."""
         body = self.body
-        for position, identity in enumerate(self.asked):
-            body = body.replace(identity, f"<asked {position}>")
+        for position, identity in enumerate(self.requested_ids):
+            body = body.replace(identity, f"<requested_ids {position}>")
         return self.status, _NUMBER.sub("<number>", ID.sub("<id>", _SEALED.sub("", body)))
 
 
@@ -80,23 +80,23 @@ class World:
     served: Served
     http: aiohttp.ClientSession
     owners: dict[str, str] = field(default_factory=dict[str, str])
-    asked: dict[str, set[str]] = field(default_factory=lambda: {tenant: set[str]() for tenant in TENANTS})
-    """Another's ids that a tenant has asked for: what it said itself, it may be told again."""
+    requested_ids: dict[str, set[str]] = field(default_factory=lambda: {tenant: set[str]() for tenant in TENANTS})
+    """Another's ids that a tenant has requested: what it said itself, it may be told again."""
     steps: deque[str] = field(default_factory=lambda: deque[str](maxlen=100))
-    known: dict[tuple[str, str], list[tuple[str, ...]]] = field(
+    known_ids: dict[tuple[str, str], list[tuple[str, ...]]] = field(
         default_factory=dict[tuple[str, str], list[tuple[str, ...]]]
     )
     counts: Counter[str] = field(default_factory=Counter[str])
 
     def of(self, tenant: str, kind: str) -> Sequence[tuple[str, ...]]:
         """The ids of that kind that the tenant has, deleted ones too."""
-        return self.known.get((tenant, kind), ())
+        return self.known_ids.get((tenant, kind), ())
 
     def know(self, tenant: str, kind: str, *ids: str) -> None:
-        known = self.known.setdefault((tenant, kind), [])
-        if ids not in known:
-            known.append(ids)
-            del known[:-40]
+        recent_ids = self.known_ids.setdefault((tenant, kind), [])
+        if ids not in recent_ids:
+            recent_ids.append(ids)
+            del recent_ids[:-40]
 
     async def run(self, tenant: str, operation: Operation, ids: Ids, text: str) -> Answer:
         """Do it, as that tenant."""
@@ -113,7 +113,7 @@ class World:
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
-        asked: Ids = (),
+        ids: Ids = (),
         *,
         form: bool = False,
         key: str | None = None,
@@ -130,12 +130,12 @@ class World:
         elif body is not None:
             sent["json"] = body
         async with self.http.request(method, f"{self.served.url}/v1{path}", headers=headers, **sent) as got:
-            answer = Answer(got.status, (await got.read()).decode(), tuple(asked))
-            told = " ".join(f"{name}: {value}" for name, value in got.headers.items())
-        self.check(tenant, answer, told)
+            answer = Answer(got.status, (await got.read()).decode(), tuple(ids))
+            header_text = " ".join(f"{name}: {value}" for name, value in got.headers.items())
+        self.check(tenant, answer, header_text)
         return answer
 
-    async def socket(self, tenant: str, body: Mapping[str, Any], asked: Ids = ()) -> Answer:
+    async def socket(self, tenant: str, body: Mapping[str, Any], requested_ids: Ids = ()) -> Answer:
         """The same over a WebSocket: the status is that of the handshake, or of the error."""
         url, headers = f"{self.served.url}/v1/responses", {"Authorization": f"Bearer key-of-{tenant}"}
         lines: list[str] = []
@@ -146,26 +146,26 @@ class World:
                 lines.append((await connection.receive(timeout=20)).data)
         if '"type":"error"' in lines[-1]:
             status = json.loads(lines[-1])["status"]
-        answer = Answer(status, "".join(f"data: {line}\n\n" for line in lines), tuple(asked))
+        answer = Answer(status, "".join(f"data: {line}\n\n" for line in lines), tuple(requested_ids))
         self.check(tenant, answer, "")
         return answer
 
     def check(self, tenant: str, answer: Answer, headers: str) -> None:
-        """Nothing of another tenant's is in the answer, but what was asked for. What is new is this tenant's."""
-        self.steps.append(f"{tenant} {answer.status} {answer.asked} {answer.body[:100]}")
+        """Nothing of another tenant's is in the answer, but the ids that it requested. What is new is its own."""
+        self.steps.append(f"{tenant} {answer.status} {answer.requested_ids} {answer.body[:100]}")
         self.counts["answers"] += 1
         self.counts["bytes"] += len(answer.body)
         self.counts[f"{answer.status // 100}xx"] += 1
         assert answer.status < 500, answer
-        self.asked[tenant].update(each for each in answer.asked if self._is_foreign(tenant, each))
-        told = headers + answer.body
-        for identity in self.asked[tenant]:
-            told = told.replace(identity, "")
+        self.requested_ids[tenant].update(each for each in answer.requested_ids if self._is_foreign(tenant, each))
+        text = headers + answer.body
+        for identity in self.requested_ids[tenant]:
+            text = text.replace(identity, "")
         for other, word in SECRETS.items():
-            assert other == tenant or word not in told, f"{tenant} is told {other}'s word: {told}"
-        for identity in set(ID.findall(told)):
+            assert other == tenant or word not in text, f"{tenant} is told {other}'s word: {text}"
+        for identity in set(ID.findall(text)):
             owner = self.owners.get(identity)
-            assert owner in (None, tenant), f"{tenant} is told {owner}'s {identity}: {told}"
+            assert owner in (None, tenant), f"{tenant} is told {owner}'s {identity}: {text}"
             if answer.status < 300:
                 self.owners[identity] = tenant
         if answer.status < 300:
@@ -174,32 +174,32 @@ class World:
     def _learn(self, tenant: str, answer: Answer) -> None:
         """The ids in an answer, by what they are of."""
         if answer.body.startswith("{"):
-            told: Any = json.loads(answer.body)
+            body: Any = json.loads(answer.body)
         elif '"type":"response.' in answer.body:
             lines = [line[6:] for line in answer.body.splitlines() if line.startswith("data: {")]
-            told = json.loads(lines[-1]).get("response", {})
+            body = json.loads(lines[-1]).get("response", {})
         else:
             return
-        for each in told.get("data", [told]) if told.get("object") == "list" else [told]:
-            self._learn_object(tenant, each, answer.asked)
+        for each in body.get("data", [body]) if body.get("object") == "list" else [body]:
+            self._learn_object(tenant, each, answer.requested_ids)
 
-    def _learn_object(self, tenant: str, told: Mapping[str, Any], asked: Ids) -> None:
-        kind, identity = told.get("object"), told.get("id", "")
+    def _learn_object(self, tenant: str, fields: Mapping[str, Any], requested_ids: Ids) -> None:
+        kind, identity = fields.get("object"), fields.get("id", "")
         if kind in _KINDS and identity:
             self.know(tenant, _KINDS[kind], identity)
         elif kind == "vector_store.file":
-            self.know(tenant, "store_file", told["vector_store_id"], identity)
+            self.know(tenant, "store_file", fields["vector_store_id"], identity)
         elif kind in ("vector_store.file_batch", "vector_store.files_batch"):
-            self.know(tenant, "batch", told["vector_store_id"], identity)
+            self.know(tenant, "batch", fields["vector_store_id"], identity)
         elif kind == "container.file":
-            self.know(tenant, "container_file", told["container_id"], identity)
-        elif identity and asked and asked[0].startswith("conv_"):
-            self.know(tenant, "conversation_item", asked[0], identity)
+            self.know(tenant, "container_file", fields["container_id"], identity)
+        elif identity and requested_ids and requested_ids[0].startswith("conv_"):
+            self.know(tenant, "conversation_item", requested_ids[0], identity)
             self.know(tenant, "item", identity)
-        elif identity and asked and asked[0].startswith("resp_"):
-            self.know(tenant, "response_item", asked[0], identity)
+        elif identity and requested_ids and requested_ids[0].startswith("resp_"):
+            self.know(tenant, "response_item", requested_ids[0], identity)
             self.know(tenant, "item", identity)
-        for item in told.get("output", ()) if kind == "response" else ():
+        for item in fields.get("output", ()) if kind == "response" else ():
             self.know(tenant, "item", item["id"])
 
     def pairs(self, tenant: str, kind: str, other: str) -> Sequence[tuple[str, ...]]:
@@ -215,7 +215,7 @@ class World:
         if not strange:
             return
         assert all(mine != theirs for mine, theirs in strange.items()), strange
-        self.counts["foreign ids asked for"] += 1
+        self.counts["foreign ids requested"] += 1
         probe = PROBES.get(operation.kind) if operation.method in ("POST", "DELETE") else None
         owner = next((self.owners[each] for each in strange if each in self.owners), None)
         watched = operation.kind not in PAIRS or len(strange) == len(ids)
@@ -242,21 +242,21 @@ def unknown(identity: str) -> str:
     return re.sub(r"[0-9a-f]{32}\b|(?<=_)[0-9a-f]{36,40}\b", _other_digits, identity)
 
 
-def _other_digits(found: re.Match[str]) -> str:
+def _other_digits(match: re.Match[str]) -> str:
     """For the 32 that are random; an item's number stays after them."""
-    return secrets.token_hex(16) + found[0][32:]
+    return secrets.token_hex(16) + match[0][32:]
 
 
 async def settle(world: World, tenant: str, word: str) -> None:
     """One of everything for a tenant."""
     items = [{"role": "user", "content": word}, {"role": "user", "content": word, "id": f"msg_{word}0"}]
     shared = {"type": "message", "role": "user", "content": word, "id": SHARED_ITEM}
-    made = await world.ask(tenant, "POST", "/conversations", {"items": items, "metadata": {"a": word}})
-    conversation = json.loads(made.body)["id"]
-    await world.ask(tenant, "GET", f"/conversations/{conversation}/items", asked=[conversation])
+    created_conversation = await world.ask(tenant, "POST", "/conversations", {"items": items, "metadata": {"a": word}})
+    conversation = json.loads(created_conversation.body)["id"]
+    await world.ask(tenant, "GET", f"/conversations/{conversation}/items", ids=[conversation])
     response = await world.ask(tenant, "POST", "/responses", ask(word, input=[*items, shared], metadata={"a": word}))
     identity = json.loads(response.body)["id"]
-    await world.ask(tenant, "GET", f"/responses/{identity}/input_items", asked=[identity])
+    await world.ask(tenant, "GET", f"/responses/{identity}/input_items", ids=[identity])
     await world.ask(tenant, "POST", "/responses", ask(word, background=True, stream=True))
     upload = {"purpose": "assistants", "file": f"{word} is the secret word"}
     file = json.loads((await world.ask(tenant, "POST", "/files", upload, form=True)).body)["id"]

@@ -175,8 +175,8 @@ def test_cuts_change_nothing(answer: str, data: st.DataObject) -> None:
         whole = split([answer], tags)
         assert split(pieces, tags) == whole
         # nothing is lost but one pair of tags and the blanks around it
-        left = "".join(whole).translate({10: None, 32: None})
-        missing = len(answer.translate({10: None, 32: None})) - len(left)
+        remaining = "".join(whole).translate({10: None, 32: None})
+        missing = len(answer.translate({10: None, 32: None})) - len(remaining)
         assert missing in (0, len("<think>"), len("</think>"), len("<think></think>"))
 
 
@@ -222,8 +222,8 @@ async def test_a_batch_in_which_nothing_is_certain_is_not_passed_on() -> None:
     fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "is_streamed": True}
     request = ChatRequest.model_validate(fields)
     answer = Stream[Delta](lambda sink: put_all(batches(), TagSink(sink, request, THINK)))
-    seen = [batch async for batch in answer]
-    assert seen == [[ReasoningDelta("a")], [TextDelta("b")], [FINISH]]
+    received_batches = [batch async for batch in answer]
+    assert received_batches == [[ReasoningDelta("a")], [TextDelta("b")], [FINISH]]
 
 
 @pytest.mark.parametrize(

@@ -170,15 +170,15 @@ async def test_no_other_replica_is_asked_once_a_token_came() -> None:
     async with AsyncExitStack() as stack:
         dying, well = await servers(stack, BROKEN_LATE, OK)
         vllm = await stack.enter_async_context(started([dying.base_url, well.base_url]))
-        seen: list[Delta] = []
+        deltas: list[Delta] = []
 
         async def read() -> None:
             async for step in vllm.chat(chat_request()):
-                seen.extend(step)
+                deltas.extend(step)
 
         with pytest.raises(UpstreamError):
             await read()
-        assert seen == [TextDelta("a")]
+        assert deltas == [TextDelta("a")]
         assert well.chats == []
 
 

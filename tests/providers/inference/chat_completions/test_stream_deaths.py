@@ -71,9 +71,9 @@ def deaths(first: Chunk, second: Chunk, reason: str) -> dict[str, Sequence[Act]]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("death", deaths(*KINDS["text"]))
 async def test_a_stream_that_dies_is_a_failure_and_never_a_finish(death: str, kind: str) -> None:
-    error, seen = await failure(deaths(*KINDS[kind])[death])
+    error, deltas = await failure(deaths(*KINDS[kind])[death])
     assert isinstance(error, UpstreamError)
-    assert not any(isinstance(delta, Finish) for delta in seen)
+    assert not any(isinstance(delta, Finish) for delta in deltas)
 
 
 async def test_where_only_the_closing_ends_it_a_finish_is_a_finish() -> None:

@@ -35,8 +35,8 @@ def question(kind: Any, *descriptions: str, options: tuple[str, ...] | None = No
 
 
 def decision_request(*questions: DecisionQuestion, **fields: Any) -> DecisionRequest:
-    asked = [*questions] or [question("choice")]
-    least = {"model": "fake-model", "input": [TextPart(text="I paid twice.")], "questions": asked}
+    own = [*questions] or [question("choice")]
+    least = {"model": "fake-model", "input": [TextPart(text="I paid twice.")], "questions": own}
     return DecisionRequest.model_validate({**least, **fields})
 
 
@@ -87,7 +87,7 @@ async def test_a_server_of_openais_kind_is_sent_openais_fields_alone() -> None:
     async with serving(chat_answer({"C": 1.0}), engine="openai") as (vllm, upstream):
         decisions = await vllm.decide(salted)
     assert decisions.probabilities == [[0.0, 0.0, 1.0]]
-    known = {
+    fields = {
         "model",
         "messages",
         "max_completion_tokens",
@@ -96,7 +96,7 @@ async def test_a_server_of_openais_kind_is_sent_openais_fields_alone() -> None:
         "top_logprobs",
         "prompt_cache_key",
     }
-    assert upstream.chats[0].json.keys() == known
+    assert upstream.chats[0].json.keys() == fields
 
 
 async def test_gpt_oss_on_vllm_is_read_in_its_final_channel() -> None:
@@ -127,7 +127,7 @@ def native_answer(request: Received) -> Answer:
 
 
 async def test_a_decision_model_is_asked_by_its_own_route() -> None:
-    asked = decision_request(
+    request = decision_request(
         question("predicate", "money back"),
         question("choice", "payments"),
         question("score", "", "a bit"),
@@ -137,7 +137,7 @@ async def test_a_decision_model_is_asked_by_its_own_route() -> None:
     )
     async with UpstreamServer() as upstream, started(upstream.base_url) as vllm:
         upstream.routes[NATIVE] = native_answer
-        decisions = await vllm.decide(asked)
+        decisions = await vllm.decide(request)
     assert decisions.probabilities == [
         pytest.approx([0.9, 0.1]),
         [0.5, 0.25, 0.25],
@@ -338,15 +338,15 @@ async def test_a_native_answer_without_probabilities_is_an_error(answers: Any) -
 
 async def test_a_real_server_without_decision_models_decides_as_it_does_here() -> None:
     """llama.cpp's own server answers 501 at its route for decisions, and its chats have log probabilities."""
-    asked = decision_request(question("choice"), question("predicate"), model=MODEL, orders=2)
+    request = decision_request(question("choice"), question("predicate"), model=MODEL, orders=2)
     local = LlamaCpp(small_config(parallel=1))
     await local.start()
     try:
-        own = await local.decide(asked)
+        own = await local.decide(request)
         pool: Any = local._pool  # pyright: ignore[reportPrivateUsage] - the only way to the engine's own address
         address = pool._models[MODEL].engine.address()
         async with started(f"{address.url}/v1", engine="openai", api_key=address.api_key) as vllm:
-            remote = await vllm.decide(asked)
+            remote = await vllm.decide(request)
     finally:
         await local.close()
     for one, other in zip(own.probabilities, remote.probabilities, strict=True):

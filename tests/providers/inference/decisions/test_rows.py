@@ -18,7 +18,7 @@ LABELS = ("A", "B", "C")
 
 
 def ask_for(*questions: Sequence[str], **fields: Any) -> DecisionRequest:
-    asked = [
+    all_questions = [
         DecisionQuestion(
             kind="choice",
             instructions=[TextPart(text=f"Question {at}?")],
@@ -27,7 +27,7 @@ def ask_for(*questions: Sequence[str], **fields: Any) -> DecisionRequest:
         )
         for at, options in enumerate(questions)
     ]
-    return DecisionRequest(model="m", input=[TextPart(text="Input.")], questions=asked, **fields)
+    return DecisionRequest(model="m", input=[TextPart(text="Input.")], questions=all_questions, **fields)
 
 
 class Reader:

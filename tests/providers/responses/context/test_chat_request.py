@@ -42,7 +42,7 @@ def chat(*, hosted: bool = False, **fields: Any) -> ChatRequest:
     return build_chat(request, [Message(role="user", content="hi")], toolbox)
 
 
-def told(**fields: Any) -> Fields:
+def chat_fields(**fields: Any) -> Fields:
     """What the chat says beyond model and messages."""
     hosted = fields.pop("hosted", False)
     return chat(hosted=hosted, **fields).model_dump(exclude_none=True, exclude={"model", "messages"}, by_alias=True)
@@ -152,9 +152,9 @@ TABLE: dict[str, tuple[Fields, Fields]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "passed_on"), TABLE.values(), ids=TABLE)
-def test_a_request_becomes_a_chat(given: Fields, passed_on: Fields) -> None:
-    assert told(**given) == passed_on
+@pytest.mark.parametrize(("value", "passed_on"), TABLE.values(), ids=TABLE)
+def test_a_request_becomes_a_chat(value: Fields, passed_on: Fields) -> None:
+    assert chat_fields(**value) == passed_on
 
 
 def test_a_name_of_a_hosted_tool_is_taken() -> None:
@@ -374,8 +374,8 @@ def test_a_chain_of_names_is_as_long_as_one_of_pointers() -> None:
 @pytest.mark.parametrize("schema", GOOD.values(), ids=GOOD)
 def test_schemas_that_clients_make_are_let_through(schema: Fields) -> None:
     for strict in (True, False, None):
-        assert told(text={"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": strict}})
-        assert told(tools=[{**F, "parameters": schema, "strict": strict}])
+        assert chat_fields(text={"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": strict}})
+        assert chat_fields(tools=[{**F, "parameters": schema, "strict": strict}])
 
 
 @pytest.mark.parametrize(("name", "schema"), BAD.items(), ids=BAD)

@@ -43,7 +43,7 @@ async def read(history: History, value: Any, *, tenant: str = TENANT, **fields: 
 
 
 async def save(
-    history: History, value: Any, *output: dict[str, Any], told: dict[str, ToolResultRecord] | None = None
+    history: History, value: Any, *output: dict[str, Any], results: dict[str, ToolResultRecord] | None = None
 ) -> str:
     """A finished response, its output made of these items."""
     conversation = await read(history, value)
@@ -52,7 +52,7 @@ async def save(
     shaped = begun.model_validate({**begun.model_dump(), "output": output})
     final = end_response(begun, "completed", shaped.output, Usage())
     await history.save(
-        FinishedResponse(final, conversation.input_items_to_json(ids), told or {}),
+        FinishedResponse(final, conversation.input_items_to_json(ids), results or {}),
         tenant=TENANT,
         history=conversation.history,
     )
@@ -99,15 +99,15 @@ async def test_a_search_is_shown_with_what_it_told_wherever_it_is_sent_along(his
     begun = begin_response(CreateResponse.model_validate({"model": "m", "input": "x"}), ids.response_id, created_at=5)
     shaped = begun.model_validate({**begun.model_dump(), "output": [{**SEARCH, "id": item_id}]})
     conversation = await read(history, "a")
-    told = {item_id: ToolResultRecord("c1", "web_search", '{"query":"q"}', "[1] A page")}
+    results = {item_id: ToolResultRecord("c1", "web_search", '{"query":"q"}', "[1] A page")}
     await history.save(
-        FinishedResponse(shaped, conversation.input_items_to_json(ids), told),
+        FinishedResponse(shaped, conversation.input_items_to_json(ids), results),
         tenant=TENANT,
         history=conversation.history,
     )
-    shown = [("assistant", None), ("tool", "[1] A page"), ("user", "b")]
+    expected = [("assistant", None), ("tool", "[1] A page"), ("user", "b")]
     for item in ({**SEARCH, "id": item_id}, {"type": "item_reference", "id": item_id}):
-        assert contents(await read(history, [item, {"role": "user", "content": "b"}])) == shown
+        assert contents(await read(history, [item, {"role": "user", "content": "b"}])) == expected
     unknown = [{**SEARCH, "id": "ws_other"}, {"role": "user", "content": "b"}]
     lost = [("assistant", None), ("tool", "[What this gave is not known any more.]"), ("user", "b")]
     assert contents(await read(history, unknown)) == lost
@@ -167,13 +167,13 @@ KEPT: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("item", "kept"), KEPT)
+@pytest.mark.parametrize(("item", "stored_item"), KEPT)
 async def test_items_are_kept_as_they_came_with_an_id(
-    history: History, item: dict[str, Any], kept: dict[str, Any]
+    history: History, item: dict[str, Any], stored_item: dict[str, Any]
 ) -> None:
     conversation = await read(history, [item])
     [first] = orjson.loads(conversation.input_items_to_json(ResponseIds()))
     assert response_id_of(first.pop("id")) is not None
-    assert first == kept
+    assert first == stored_item
     [second] = orjson.loads((await read(history, [{**item, "id": "mine"}])).input_items_to_json(ResponseIds()))
-    assert second == {**kept, "id": "mine"}
+    assert second == {**stored_item, "id": "mine"}

@@ -48,9 +48,9 @@ def test_the_input_is_a_segment_of_its_own() -> None:
     assert (resumed.input_start, resumed.input_end, len(resumed)) == (1, 3, 4)
     assert resumed.input_items == index.input_items
     assert index.followed_by([]) is index
-    left = index.without({1})
-    assert [type(item) for item in left] == [InputMessage, FunctionCallOutput]
-    assert (left.input_start, left.positions(FunctionCallOutput)) == (1, [1])
+    remaining = index.without({1})
+    assert [type(item) for item in remaining] == [InputMessage, FunctionCallOutput]
+    assert (remaining.input_start, remaining.positions(FunctionCallOutput)) == (1, [1])
 
 
 def test_an_item_is_replaced_by_one_of_its_type() -> None:

@@ -169,7 +169,7 @@ TABLE: dict[str, tuple[list[Fields], list[Fields]]] = {
 }
 
 
-def told(
+def record_result(
     items: list[Fields], store: dict[str, ToolResultRecord] | None = None, *, grouped: bool = False
 ) -> list[Message]:
     read = ITEMS.validate_python(items)
@@ -183,7 +183,7 @@ def messages(fields: list[Fields]) -> list[Message]:
 
 @pytest.mark.parametrize(("items", "expected"), TABLE.values(), ids=TABLE)
 def test_items_of_typed_tools_become_messages(items: list[Fields], expected: list[Fields]) -> None:
-    assert told(items) == messages(expected)
+    assert record_result(items) == messages(expected)
     again = ITEMS.validate_json(ITEMS.dump_json(ITEMS.validate_python(items)))
     assert items_to_messages(again, {}) == messages(expected)
 
@@ -199,12 +199,12 @@ def test_what_the_store_knows_comes_before_what_the_item_says() -> None:
         USER,
         *called("c1", "shell", '{"commands": ["ls"]}', "a\nstderr:\nb\nexit code 1"),
     ]
-    assert told([USER, CODE, USER, SHELL, LISTING], store) == messages(expected)
+    assert record_result([USER, CODE, USER, SHELL, LISTING], store) == messages(expected)
 
 
 def test_a_refused_call_goes_by_the_name_and_id_it_had() -> None:
     store = {"mcpr_1": ToolResultRecord("c7", "s.add", "{}", "")}
-    refused = told([USER, ASKED, approval(approve=False)], store)
+    refused = record_result([USER, ASKED, approval(approve=False)], store)
     assert refused == messages([USER, *called("c7", "s.add", "{}", "Not run: the user did not approve this call.")])
 
 
@@ -214,7 +214,7 @@ def test_calls_of_several_turns_are_told_one_after_the_other() -> None:
         "ci_2": ToolResultRecord("c2", "python", "2", "two", custom=True, turn=1),
     }
     expected = [USER, *custom("c1", "python", "1", "one"), *custom("c2", "python", "2", "two")]
-    assert told([USER, CODE, {**CODE, "id": "ci_2"}], store) == messages(expected)
+    assert record_result([USER, CODE, {**CODE, "id": "ci_2"}], store) == messages(expected)
 
 
 def test_a_model_that_knows_namespaces_is_told_its_own_names() -> None:
@@ -228,7 +228,7 @@ def test_a_model_that_knows_namespaces_is_told_its_own_names() -> None:
         USER,
         *called("c1", "crm.find", "{}", "42"),
     ]
-    assert told([USER, CODE, USER, MCP, USER, find, output], grouped=True) == messages(expected)
+    assert record_result([USER, CODE, USER, MCP, USER, find, output], grouped=True) == messages(expected)
 
 
 @pytest.mark.parametrize(
@@ -236,4 +236,4 @@ def test_a_model_that_knows_namespaces_is_told_its_own_names() -> None:
 )
 def test_a_call_without_output_or_an_output_without_call_is_refused(items: list[Fields]) -> None:
     with pytest.raises(InvalidRequest):
-        told(items)
+        record_result(items)

@@ -101,11 +101,11 @@ async def test_a_turn_that_is_too_long_loses_its_oldest_screenshots(room: int, i
             _ = [batch async for batch in TruncatingInference(model).chat(request)]
         return
     assert [batch async for batch in TruncatingInference(model).chat(request)]
-    (shown,) = model.requests
-    assert count_call_images(shown) == images
-    contents = [message.content for message in shown.messages if message.role == "tool"]
+    (last_request,) = model.requests
+    assert count_call_images(last_request) == images
+    contents = [message.content for message in last_request.messages if message.role == "tool"]
     assert [[part.type for part in content or () if not isinstance(part, str)] for content in contents] == [
         *[["text", "text"]] * (5 - images),
         *[["text", "image_url"]] * images,
     ]
-    assert shown.messages[0] == request.messages[0]
+    assert last_request.messages[0] == request.messages[0]

@@ -28,8 +28,8 @@ def items(*fields: dict[str, Any]) -> list[Item]:
     return ITEM_LIST_ADAPTER.validate_python(fields)
 
 
-def to_messages(given: Sequence[Item | ToolResultRecord]) -> list[Message]:
-    return items_to_messages(given, {})
+def to_messages(value: Sequence[Item | ToolResultRecord]) -> list[Message]:
+    return items_to_messages(value, {})
 
 
 RULES = Message(role="developer", content="rules")
@@ -48,7 +48,7 @@ ALL = ["one", "a", "rules", "two", "b", "three"]
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    ("value", "expected"),
     [
         ([*BEFORE, *AFTER], ALL),
         ([*BEFORE, compaction("unknown"), *AFTER], ALL),
@@ -62,19 +62,19 @@ ALL = ["one", "a", "rules", "two", "b", "three"]
         ),
     ],
 )
-def test_the_newest_compaction_stands_for_what_came_before(given: list[dict[str, Any]], shown: list[str]) -> None:
-    window = find_window(items(*given), KNOWN)
-    assert [message.content for message in window.messages(to_messages(window.recent_items), to_messages)] == shown
-    spoken = [text for text in shown if text not in ("a", "b") and not text.startswith(SUMMARY_PREFIX)]
+def test_the_newest_compaction_stands_for_what_came_before(value: list[dict[str, Any]], expected: list[str]) -> None:
+    window = find_window(items(*value), KNOWN)
+    assert [message.content for message in window.messages(to_messages(window.recent_items), to_messages)] == expected
+    spoken = [text for text in expected if text not in ("a", "b") and not text.startswith(SUMMARY_PREFIX)]
     assert [message.content for message in window.verbatim_messages(to_messages)] == spoken
 
 
 def test_without_compactions_items_are_as_they_are() -> None:
-    given = items(*BEFORE, compaction("alone"))
-    assert find_window(given, {}).recent_items is given
+    history = items(*BEFORE, compaction("alone"))
+    assert find_window(history, {}).recent_items is history
 
 
 def test_thoughts_before_what_the_user_said_last_are_left_out() -> None:
-    given = items(said("user", "one"), thought("x"), said("user", "two"), thought("y"), said("assistant", "a"))
-    assert drop_earlier_reasoning(given) == [given[0], *given[2:]]
+    history = items(said("user", "one"), thought("x"), said("user", "two"), thought("y"), said("assistant", "a"))
+    assert drop_earlier_reasoning(history) == [history[0], *history[2:]]
     assert drop_earlier_reasoning(items(thought("x"))) == items(thought("x"))

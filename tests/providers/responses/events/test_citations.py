@@ -52,8 +52,8 @@ def scan(*pieces: str) -> tuple[str, list[tuple[int | str, int, int]]]:
     scanner = CitationScanner(SOURCES)
     text = ""
     cited: list[tuple[int | str, int, int]] = []
-    for found in (*(scanner.feed(piece) for piece in pieces), scanner.flush()):
-        for piece, number in found:
+    for pieces_found in (*(scanner.feed(piece) for piece in pieces), scanner.flush()):
+        for piece, number in pieces_found:
             if number is not None:
                 cited.append((number, len(text), len(text) + len(piece)))
             text += piece
@@ -61,7 +61,7 @@ def scan(*pieces: str) -> tuple[str, list[tuple[int | str, int, int]]]:
 
 
 @pytest.mark.parametrize(
-    ("given", "text", "numbers"),
+    ("value", "text", "numbers"),
     [
         ("", "", []),
         ("plain", "plain", []),
@@ -102,12 +102,12 @@ def scan(*pieces: str) -> tuple[str, list[tuple[int | str, int, int]]]:
         ("😀【1】", f"😀{LINKS[1]}", [1]),
     ],
 )
-def test_marks_of_known_sources_become_links(given: str, text: str, numbers: list[int]) -> None:
-    for pieces in ((given,), tuple(given)):
-        found, cited = scan(*pieces)
-        assert found == text
+def test_marks_of_known_sources_become_links(value: str, text: str, numbers: list[int]) -> None:
+    for pieces in ((value,), tuple(value)):
+        text_found, cited = scan(*pieces)
+        assert text_found == text
         assert [number for number, _, _ in cited] == numbers
-        assert [found[start:end] for _, start, end in cited] == [LINKS[number] for number in numbers]
+        assert [text_found[start:end] for _, start, end in cited] == [LINKS[number] for number in numbers]
 
 
 HOSTILE = [
@@ -125,10 +125,10 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("title", "shown"), HOSTILE)
-def test_a_page_cannot_break_out_of_the_link_to_it(title: str, shown: str) -> None:
+@pytest.mark.parametrize(("title", "expected"), HOSTILE)
+def test_a_page_cannot_break_out_of_the_link_to_it(title: str, expected: str) -> None:
     scanner = CitationScanner({1: Source("https://a.b/1", title)})
-    assert scanner.feed("Rome【1】") == [("Rome", None), (f"([{shown}](https://a.b/1))", 1)]
+    assert scanner.feed("Rome【1】") == [("Rome", None), (f"([{expected}](https://a.b/1))", 1)]
 
 
 def test_a_url_cannot_break_out_of_its_link() -> None:
@@ -154,9 +154,9 @@ def test_a_citation_repeated_at_one_place_is_one_annotation_and_annotations_are_
     message.close("completed")
     part: Any = message.item("completed").content[0]
     assert part.text == "ab" + "c" * 5_000
-    told = [(each.url, each.start_index, each.end_index) for each in part.annotations]
-    assert told[:3] == [("https://a.b/1", 1, 1), ("https://a.b/2", 1, 1), ("https://a.b/1", 2, 2)]
-    assert len(told) == len(set(told)) == 2_000
+    citations = [(each.url, each.start_index, each.end_index) for each in part.annotations]
+    assert citations[:3] == [("https://a.b/1", 1, 1), ("https://a.b/2", 1, 1), ("https://a.b/1", 2, 2)]
+    assert len(citations) == len(set(citations)) == 2_000
     indexes = [event.annotation_index for event in events if "annotation" in event.type]
     assert indexes == [*range(2_000)]
 
@@ -183,7 +183,7 @@ def test_where_the_stream_is_cut_makes_no_difference() -> None:
 
 def test_messages_and_their_annotations_are_the_same_wherever_the_stream_is_cut() -> None:
     for number, (text, pieces) in enumerate(random_texts(2_000)):
-        made: list[dict[str, Any]] = []
+        built_events: list[dict[str, Any]] = []
         for deltas in (pieces, [text]):
             turn, output = turn_of(SOURCES)
             events = turn.feed([TextDelta(""), *map(TextDelta, deltas), finish()])
@@ -191,13 +191,13 @@ def test_messages_and_their_annotations_are_the_same_wherever_the_stream_is_cut(
                 check_laws(events, output, "completed")
             message = output.finished_items()[0].to_dict()
             del message["id"]
-            made.append(message)
+            built_events.append(message)
             added = [event for event in events if event.type == "response.output_text.annotation.added"]
-            told = [event.annotation.to_dict() for event in added if event.annotation is not None]
+            citations = [event.annotation.to_dict() for event in added if event.annotation is not None]
             part: Any = message["content"]
-            assert told == part[0]["annotations"]
-        assert made[0] == made[1]
-        part = made[0]["content"][0]
+            assert citations == part[0]["annotations"]
+        assert built_events[0] == built_events[1]
+        part = built_events[0]["content"][0]
         _, cited = scan(text)
         spans = [(each["start_index"], each["end_index"]) for each in part["annotations"]]
         assert spans == [(start, end) for _, start, end in cited]
@@ -208,15 +208,15 @@ def test_all_that_cannot_become_a_mark_is_let_go_at_once() -> None:
     begun = re.compile(r"【(\d{0,6}|(0|1|2|12)†[^】【\n]*)")
     for _, pieces in random_texts(500):
         scanner = CitationScanner(SOURCES)
-        given = ""
+        text = ""
         for piece in pieces:
-            given += piece
+            text += piece
             scanner.feed(piece)
-            held = scanner.flush()
-            if held:
-                assert begun.fullmatch(held[0][0]), held
-                assert given.endswith(held[0][0])
-                scanner.feed(held[0][0])
+            rest = scanner.flush()
+            if rest:
+                assert begun.fullmatch(rest[0][0]), rest
+                assert text.endswith(rest[0][0])
+                scanner.feed(rest[0][0])
 
 
 def test_only_the_beginning_of_a_mark_is_held_back() -> None:

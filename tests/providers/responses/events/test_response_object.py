@@ -119,12 +119,12 @@ def test_a_final_response_has_its_reason_and_usage(
 ) -> None:
     first = begin_response(CreateResponse.model_validate({"model": "m", "input": "hi"}), "resp_1", created_at=5)
     ended = end_response(first, status, [], Usage(10, 5, 4, 3), reason=reason, error=error)
-    shown = ended.model_dump(exclude_unset=True)
-    assert shown["status"] == status
-    assert shown["error"] == (error.model_dump(exclude_unset=True) if error else None)
-    assert shown["incomplete_details"] == ({"reason": reason} if reason else None)
-    assert (shown["completed_at"] is not None) == (status == "completed")
-    assert shown["usage"] == {
+    fields = ended.model_dump(exclude_unset=True)
+    assert fields["status"] == status
+    assert fields["error"] == (error.model_dump(exclude_unset=True) if error else None)
+    assert fields["incomplete_details"] == ({"reason": reason} if reason else None)
+    assert (fields["completed_at"] is not None) == (status == "completed")
+    assert fields["usage"] == {
         "input_tokens": 10,
         "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
         "output_tokens": 5,

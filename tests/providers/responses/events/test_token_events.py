@@ -36,12 +36,12 @@ PAIRS: list[tuple[BaseModel, type[BaseModel]]] = [
 
 @pytest.mark.parametrize(("event", "kind"), PAIRS)
 def test_an_event_equals_the_constructors(event: Any, kind: type[BaseModel]) -> None:
-    made = kind.model_validate(event.model_dump())
-    assert event == made
-    assert event.model_fields_set == made.model_fields_set
-    event.sequence_number = made.sequence_number = 7  # pyright: ignore[reportAttributeAccessIssue]  # all events have one
-    assert event.model_dump_json() == made.model_dump_json()
-    assert encode_frames([event], "openai").decode() == encode_frames([made], "openai").decode()  # pyright: ignore[reportArgumentType]  # events they are
+    built = kind.model_validate(event.model_dump())
+    assert event == built
+    assert event.model_fields_set == built.model_fields_set
+    event.sequence_number = built.sequence_number = 7  # pyright: ignore[reportAttributeAccessIssue]  # all events have one
+    assert event.model_dump_json() == built.model_dump_json()
+    assert encode_frames([event], "openai").decode() == encode_frames([built], "openai").decode()  # pyright: ignore[reportArgumentType]  # events they are
 
 
 REFUSAL = ResponseRefusalDeltaEvent(

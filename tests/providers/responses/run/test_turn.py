@@ -379,8 +379,8 @@ def test_the_output_is_the_same_where_the_events_have_no_readers(deltas: list[De
         turn, output = turn_of({1: Source("https://a.b/1", "One")})
         output.has_readers = has_readers
         events = [*(turn.feed(deltas) if has_readers else turn.feed_joined(deltas)), *turn.close_open_items()]
-        shown = [event for event in events if event.type.startswith(("response.output_text", "response.refusal"))]
-        assert bool(shown) == has_readers
+        visible = [event for event in events if event.type.startswith(("response.output_text", "response.refusal"))]
+        assert bool(visible) == has_readers
         items = [item.model_dump() for item in output.finished_items()]
         outputs.append([{**item, "id": ""} for item in items])
     assert outputs[0] == outputs[1]

@@ -23,10 +23,13 @@ def logged(events: list[Json]) -> list[LoggedEvent]:
 def test_a_log_that_breaks_off_anywhere_is_closed_lawfully(name: str) -> None:
     whole: list[Json] = [each for each in LEGAL[name] if each["type"] != "error"]
     for length in range(2, len(whole)):
-        told = copy.deepcopy(whole[:length])
-        if told[-1]["type"] == "response.queued":
+        replay = copy.deepcopy(whole[:length])
+        if replay[-1]["type"] == "response.queued":
             continue
-        broken = close_log(logged(told))
+        broken = close_log(logged(replay))
         failed = response("failed", [*broken.items], error=ERROR, usage=USAGE)
-        told += [*broken.closing_events, event("failed", response=failed, sequence_number=broken.next_sequence_number)]
-        check_stream(told)
+        replay += [
+            *broken.closing_events,
+            event("failed", response=failed, sequence_number=broken.next_sequence_number),
+        ]
+        check_stream(replay)

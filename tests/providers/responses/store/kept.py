@@ -108,9 +108,11 @@ class Kept:
         TurnStream(output, OfferedTools(request)).feed([TextDelta(text.upper()), Finish("stop", Usage())])
         begun = begin_response(request, ids.response_id, created_at=5)
         final = end_response(begun, "completed", output.finished_items(), Usage(1, 1))
-        given = [{"type": "message", "role": "user", "content": text, "id": item_id or ids.new_item_id("msg")}]
-        told = {output.finished_items()[0].id or "": ToolResultRecord("c", "f", "{}", f"told {text}")}
-        await self.history.save(FinishedResponse(final, orjson.dumps(given), told), tenant=tenant, history=past)
+        input_items = [{"type": "message", "role": "user", "content": text, "id": item_id or ids.new_item_id("msg")}]
+        results = {output.finished_items()[0].id or "": ToolResultRecord("c", "f", "{}", f"told {text}")}
+        await self.history.save(
+            FinishedResponse(final, orjson.dumps(input_items), results), tenant=tenant, history=past
+        )
         return ids.response_id
 
     async def save_items(self, items: Sequence[dict[str, Any]]) -> None:
@@ -123,8 +125,8 @@ class Kept:
     async def find(self, item_id: str, *, tenant: str = TENANT) -> FoundItem | None:
         """One item by its id."""
         params = {item_id: "input[0].id"}
-        found = await self.history.find_items(params, tenant=tenant, allowance=LoadAllowance(1_000_000))
-        return found.get(item_id)
+        items = await self.history.find_items(params, tenant=tenant, allowance=LoadAllowance(1_000_000))
+        return items.get(item_id)
 
     async def said(self, response_id: str, *, tenant: str = TENANT) -> str:
         """All that a request after `response_id` would stand on, in one line."""
@@ -141,6 +143,6 @@ def read_messages(past: LoadedHistory) -> str:
     return " ".join(text if isinstance(text, str) else text[0].text for text in texts)  # type: ignore[union-attr]  # text only
 
 
-async def days_later(kept: Kept, days: float, patch: pytest.MonkeyPatch) -> None:
-    kept.store.past_s = days * DAY_S
-    patch.setattr("providers.responses.store.history.time.time", kept.store.now)
+async def days_later(stored: Kept, days: float, patch: pytest.MonkeyPatch) -> None:
+    stored.store.past_s = days * DAY_S
+    patch.setattr("providers.responses.store.history.time.time", stored.store.now)

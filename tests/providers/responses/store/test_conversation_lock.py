@@ -45,20 +45,20 @@ def store() -> Unsure:
 async def floor(store: Unsure) -> ConversationLock:
     history = History(store, retention_s=1000, max_turns=10, cache_bytes=0)
     conversations = StoredConversations(store, history, background_s=10)
-    made = await conversations.create(CreateConversation.model_validate({}), tenant="t")
-    floor = ConversationLock(store, ConversationKeys("t", made.id), "resp_1", 10, LEASE_S)
+    conversation = await conversations.create(CreateConversation.model_validate({}), tenant="t")
+    floor = ConversationLock(store, ConversationKeys("t", conversation.id), "resp_1", 10, LEASE_S)
     await floor.acquire()
     return floor
 
 
 async def renewals(store: KVStore, floor: ConversationLock, number: int) -> None:
     """Wait until the floor was renewed so often; it must not pass in between."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     async with asyncio.timeout(10):
-        while len(seen) <= number:
+        while len(visited) <= number:
             entry = await store.get(floor.ref.record_key("conversation_floor"))
             assert entry is not None
-            seen.add(entry.version)
+            visited.add(entry.version)
             await asyncio.sleep(0.005)
 
 

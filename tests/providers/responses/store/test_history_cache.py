@@ -64,9 +64,9 @@ def test_many_small_turns_take_no_more_memory_than_the_cache_may() -> None:
         cache = HistoryCache(limit_bytes, math.inf)
         for number in range(10_000):
             response_id = f"resp_{number:050}"
-            given = value_to_kept_json([{"type": "message", "role": "user", "content": f"number {number}"}])
-            made = value_to_kept_json([{"type": "message", "role": "assistant", "content": f"answer {number}"}])
-            stored = StoredTurn(response_id, float(number), msgspec.Raw(given), msgspec.Raw(made))
+            input_items = value_to_kept_json([{"type": "message", "role": "user", "content": f"number {number}"}])
+            answer = value_to_kept_json([{"type": "message", "role": "assistant", "content": f"answer {number}"}])
+            stored = StoredTurn(response_id, float(number), msgspec.Raw(input_items), msgspec.Raw(answer))
             cache.put("a", response_id, CachedTurn(LoadedHistory(), stored, TurnPosition(response_id[5:], 0)))
         used_bytes, _ = tracemalloc.get_traced_memory()
     finally:

@@ -30,15 +30,15 @@ def nothing(_record_id: str, _entry: Entry) -> str | None:
 async def test_pages_in_both_orders_hold_each_record_once(limit: int) -> None:
     subject = await listing()
     for order, expected in (("desc", IDS[::-1]), ("asc", IDS)):
-        seen: list[str] = []
+        names: list[str] = []
         after = None
         while True:
             page = await subject.read_page(every, after=after, limit=limit, order=order)  # type: ignore[arg-type]  # of the tuple
-            seen += page.data
+            names += page.data
             after = page.last_id
             if not page.has_more:
                 break
-        assert seen == expected
+        assert names == expected
 
 
 async def test_a_page_that_finds_nothing_ends_with_a_cursor(monkeypatch: pytest.MonkeyPatch) -> None:

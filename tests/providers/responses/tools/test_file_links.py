@@ -33,8 +33,8 @@ def scan(pieces: Sequence[str]) -> tuple[str, list[tuple[int | str, int, int]]]:
     scanner = CitationScanner(SOURCES, FILES)
     text = ""
     cited: list[tuple[int | str, int, int]] = []
-    for found in (*(scanner.feed(piece) for piece in pieces), scanner.flush()):
-        for piece, what in found:
+    for pieces_found in (*(scanner.feed(piece) for piece in pieces), scanner.flush()):
+        for piece, what in pieces_found:
             if what is not None:
                 cited.append((what, len(text), len(text) + len(piece)))
             text += piece

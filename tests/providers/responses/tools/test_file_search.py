@@ -25,7 +25,7 @@ def hits(*sizes: int) -> Sequence[VectorStoreSearchResponse]:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "expected"),
     [
         ((), []),
         ((10, 20), [10, 20]),
@@ -35,8 +35,8 @@ def hits(*sizes: int) -> Sequence[VectorStoreSearchResponse]:
         ((0, 5), [5]),
     ],
 )
-def test_the_model_receives_the_best_passages_up_to_the_limit(sizes: Sequence[int], told: list[int]) -> None:
-    assert [len(source.text) for source in results_to_passages(hits(*sizes))] == told
+def test_the_model_receives_the_best_passages_up_to_the_limit(sizes: Sequence[int], expected: list[int]) -> None:
+    assert [len(source.text) for source in results_to_passages(hits(*sizes))] == expected
 
 
 def test_a_passage_is_cited_by_its_file() -> None:

@@ -62,12 +62,12 @@ def test_only_these_files_know_a_tool_by_its_item() -> None:
         if get_args(item.model_fields["type"].annotation)[0] in types:
             classes.add(item.__name__)
     named = re.compile(rf"\b({'|'.join(types)})\b")
-    found = {
+    tools = {
         str(file.relative_to(ROOT))
         for file in python_files("apis", "providers", "stack", "configs")
         if any(word in classes or named.search(word) for word in words(file))
     }
-    assert {file for file in found if not file.startswith(TOOLS_AND_WIRE)} == NAME_A_TOOLS_ITEM
+    assert {file for file in tools if not file.startswith(TOOLS_AND_WIRE)} == NAME_A_TOOLS_ITEM
 
 
 def words(file: Path) -> Iterator[str]:

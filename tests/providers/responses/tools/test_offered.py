@@ -85,12 +85,12 @@ def test_more_tools_than_a_model_can_be_offered_are_refused() -> None:
 
 
 def test_a_tool_that_two_searches_return_is_offered_once() -> None:
-    found = {
+    offers = {
         "type": "tool_search_output",
         "call_id": "c1",
         "tools": [{"type": "function", "name": "f", "defer_loading": True}],
     }
-    toolbox = OfferedTools(request_of(), items=ItemIndex(ITEMS.validate_python([found, found])))
+    toolbox = OfferedTools(request_of(), items=ItemIndex(ITEMS.validate_python([offers, offers])))
     assert [tool.name for tool in toolbox.offered_tools()] == ["f"]
 
 

@@ -27,7 +27,7 @@ def page(text: str, number: int = 1, links: Sequence[str] = ()) -> BrowsedPage:
     return BrowsedPage(f"https://a.b/{number}", f"Page {number}", wrap_lines(text), links)
 
 
-def told(number: int, state: object) -> ToolResultRecord:
+def record_result(number: int, state: object) -> ToolResultRecord:
     """As it comes back from a store."""
     return ToolResultRecord(f"c{number}", "open_page", "{}", "", state=msgspec.json.decode(msgspec.json.encode(state)))
 
@@ -53,13 +53,13 @@ def test_a_page_has_no_marks_and_no_line_ends_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "num_lines", "max_chars", "shown"),
+    ("first", "num_lines", "max_chars", "expected"),
     [(0, 0, 1000, "0-9"), (0, 0, 20, "0-2"), (8, 0, 1000, "8-9"), (3, 2, 1000, "3-4"), (3, 99, 20, "3-5")],
 )
-def test_a_view_names_its_lines(first: int, num_lines: int, max_chars: int, shown: str) -> None:
+def test_a_view_names_its_lines(first: int, num_lines: int, max_chars: int, expected: str) -> None:
     one = page("\n".join(str(number) for number in range(10)))
     head, lines = render_page(7, one, first, max_chars=max_chars, num_lines=num_lines)
-    start, end = shown.split("-")
+    start, end = expected.split("-")
     assert head == f"[7] Page 1 (https://a.b/1)\n**viewing lines [{start} - {end}] of 9**\n\n"
     assert list(lines) == [f"L{number}: {number}" for number in range(int(start), int(end) + 1)]
 
@@ -108,7 +108,7 @@ def test_pages_are_the_same_after_a_restart() -> None:
     )
     results = BrowsedPage("", "query", "# Results", ["https://a.b"], "results", [2])
     states = [pages.add(0, results), pages.add(1, rome), pages.add(3, rome)]
-    again = PageHistory(told(number, state) for number, state in enumerate([*states, None, {"x": 1}, 5]))
+    again = PageHistory(record_result(number, state) for number, state in enumerate([*states, None, {"x": 1}, 5]))
     assert [again.get(number) for number in range(4)] == [results, rome, None, rome]
     assert again.get(1) is again.get(3)
     assert again.last_number == 3
@@ -132,11 +132,11 @@ def test_the_pages_that_a_chain_stores_are_bounded_and_others_are_fetched_again(
     pages = PageHistory()
     big = page("x" * MAX_PAGE_CHARS, links=["https://l"])
     states = [pages.add(number, replace(big, url=f"https://a.b/{number}")) for number in range(20)]
-    kept = [bool(state["page"]["text"]) for state in states]
-    assert sum(kept) == MAX_CHAIN_CHARS // big.size_chars
-    assert kept == sorted(kept, reverse=True)
+    have_texts = [bool(state["page"]["text"]) for state in states]
+    assert sum(have_texts) == MAX_CHAIN_CHARS // big.size_chars
+    assert have_texts == sorted(have_texts, reverse=True)
     assert pages.find_by_url("https://a.b/19", (None, None)) is not None
-    later = PageHistory(told(number, state) for number, state in enumerate(states))
+    later = PageHistory(record_result(number, state) for number, state in enumerate(states))
     assert later.find_by_url("https://a.b/0", (None, None)) is not None
     assert later.find_by_url("https://a.b/19", (None, None)) is None
     assert later.number_of("https://a.b/19") == 19

@@ -42,12 +42,12 @@ def test_parts_that_no_running_command_can_have_are_refused(feeds: list[tuple[Js
 
 
 @pytest.mark.parametrize(
-    ("code", "shown"), [(0, 0), (255, 255), (256, None), (-1, None), (None, None), ("0", None), (1 << 70, None)]
+    ("code", "expected"), [(0, 0), (255, 255), (256, None), (-1, None), (None, None), ("0", None), (1 << 70, None)]
 )
-def test_exit_codes_are_those_of_a_shell(code: Any, shown: int | None) -> None:
+def test_exit_codes_are_those_of_a_shell(code: Any, expected: int | None) -> None:
     parts, events = parts_of(ShellCommand("ls"))
     parts.feed({"part": 0, "out": 1, "exit_code": code}, b"ab\xff\x1b[31m\x00")
-    assert events == [CommandEvent(0, "a", "b\ufffd\ufffd", has_ended=True, exit_code=shown)]
+    assert events == [CommandEvent(0, "a", "b\ufffd\ufffd", has_ended=True, exit_code=expected)]
 
 
 def test_commands_that_have_not_ended_end_with_their_session() -> None:

@@ -319,13 +319,13 @@ asyncio.run(serve())
     try:
         async with asyncio.timeout(20):
             assert await process.stdout.readline() == b"up\n"
-            left = psutil.Process(process.pid).children(recursive=True)
-            assert len(left) >= 7
-            session_server = left[0].pid
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert len(children) >= 7
+            session_server = children[0].pid
     finally:
         process.kill()
         await process.wait()
-    await assert_ended(left)
+    await assert_ended(children)
     async with started():
         assert not find_control_groups(session_server)
 

@@ -33,15 +33,15 @@ TENANT = "tenant"
 PATIENCE: dict[str, Any] = {"timeout_s": 5}
 
 
-async def made(containers: Containers, name: str = "c", **fields: Any) -> str:
+async def make_container(containers: Containers, name: str = "c", **fields: Any) -> str:
     return (await containers.create(CreateContainer.model_validate({"name": name, **fields}), tenant=TENANT)).id
 
 
 async def test_a_container_is_what_was_asked() -> None:
     async with started(**PATIENCE) as python:
         containers = python.containers()
-        asked: dict[str, Any] = {"expires_after": {"anchor": "last_active_at", "minutes": 5}, "memory_limit": "1g"}
-        container = await containers.get(await made(containers, **asked), tenant=TENANT)
+        fields: dict[str, Any] = {"expires_after": {"anchor": "last_active_at", "minutes": 5}, "memory_limit": "1g"}
+        container = await containers.get(await make_container(containers, **fields), tenant=TENANT)
         assert container.expires_after is not None
         assert container.network_policy is not None
         assert (container.name, container.status, container.object) == ("c", "running", "container")
@@ -59,17 +59,17 @@ async def test_an_id_that_was_told_before_makes_one_container() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "param"),
+    ("fields", "param"),
     [
         ({"memory_limit": "4g"}, "memory_limit"),
         ({"network_policy": {"type": "allowlist", "allowed_domains": ["a.example"]}}, "network_policy"),
         ({"file_ids": ["file-1"]}, "file_ids"),
     ],
 )
-async def test_what_a_container_cannot_have_is_refused_by_name(asked: dict[str, Any], param: str) -> None:
+async def test_what_a_container_cannot_have_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     async with started(**PATIENCE) as python:
         with pytest.raises(Unsupported) as caught:
-            await made(python.containers(), **asked)
+            await make_container(python.containers(), **fields)
         assert caught.value.param == param
         assert await names(python) == []
 
@@ -77,18 +77,18 @@ async def test_what_a_container_cannot_have_is_refused_by_name(asked: dict[str, 
 async def test_a_plain_process_cannot_promise_to_have_no_network() -> None:
     async with started(backend="dangerously_unsandboxed") as python:
         with pytest.raises(Unsupported, match="network"):
-            await made(python.containers(), network_policy={"type": "disabled"})
-        container = await made(python.containers())
+            await make_container(python.containers(), network_policy={"type": "disabled"})
+        container = await make_container(python.containers())
         assert (await python.containers().get(container, tenant=TENANT)).network_policy is None
 
 
 async def test_files_go_in_and_out() -> None:
     async with started(**PATIENCE) as python:
         containers = python.containers()
-        identity = await made(containers)
+        identity = await make_container(containers)
         assert (await containers.list_files(identity, ANY, tenant=TENANT)).data == []
-        given = await containers.add_file(identity, "../in/data.csv", b"1,2", tenant=TENANT)
-        assert (given.path, given.bytes, given.source) == ("/mnt/data/data.csv", 3, "user")
+        input_file = await containers.add_file(identity, "../in/data.csv", b"1,2", tenant=TENANT)
+        assert (input_file.path, input_file.bytes, input_file.source) == ("/mnt/data/data.csv", 3, "user")
         assert await text_of(python, "open('/mnt/data/data.csv').read()", identity) == "'1,2'"
         await text_of(python, "import os; os.mkdir('d'); open('d/out', 'wb').write(bytes(range(256)))", identity)
         page = await containers.list_files(identity, ContainerListParams(order="asc"), tenant=TENANT)
@@ -99,13 +99,13 @@ async def test_files_go_in_and_out() -> None:
         for act in (containers.get_file, containers.content, containers.delete_file):
             with pytest.raises(NotFound):
                 await act(identity, out.id, tenant=TENANT)
-        assert await containers.get_file(identity, given.id, tenant=TENANT) == given
+        assert await containers.get_file(identity, input_file.id, tenant=TENANT) == input_file
 
 
 async def test_a_container_of_another_tenant_is_unknown() -> None:
     async with started(**PATIENCE) as python:
         containers = python.containers()
-        identity = await made(containers)
+        identity = await make_container(containers)
         file = await containers.add_file(identity, "f", b"1", tenant=TENANT)
         for tenant, container in (("other", identity), (TENANT, "other"), ("", "")):
             for get in (containers.get, containers.delete):
@@ -124,7 +124,7 @@ async def test_a_container_of_another_tenant_is_unknown() -> None:
 async def test_only_plain_files_are_given_out() -> None:
     async with started(**PATIENCE) as python:
         containers = python.containers()
-        identity = await made(containers)
+        identity = await make_container(containers)
         code = "import os; os.symlink('/etc/ld.so.cache', 'link'); os.mkfifo('fifo'); os.mkdir('folder')"
         await text_of(python, code, identity)
         assert (await containers.list_files(identity, ANY, tenant=TENANT)).data == []
@@ -137,12 +137,12 @@ async def test_only_plain_files_are_given_out() -> None:
 async def test_impossible_names_are_refused(name: str) -> None:
     async with started(**PATIENCE) as python:
         with pytest.raises(InvalidRequest):
-            await python.containers().add_file(await made(python.containers()), name, b"", tenant=TENANT)
+            await python.containers().add_file(await make_container(python.containers()), name, b"", tenant=TENANT)
 
 
 async def test_a_file_that_is_too_large_is_refused() -> None:
     async with started(timeout_s=5, scratch_mib=4) as python:
-        identity = await made(python.containers())
+        identity = await make_container(python.containers())
         for size in (5 << 20, 17 << 20):
             with pytest.raises(InvalidRequest):
                 await python.containers().add_file(identity, "large", bytes(size), tenant=TENANT)
@@ -152,7 +152,7 @@ async def test_a_file_that_is_too_large_is_refused() -> None:
 async def test_lists_come_in_pages() -> None:
     async with started(**PATIENCE) as python:
         containers = python.containers()
-        ids = [await made(containers, name) for name in ("a", "b", "a")]
+        ids = [await make_container(containers, name) for name in ("a", "b", "a")]
         first = await containers.list(ContainerListParams(limit=2), tenant=TENANT)
         assert ([each.id for each in first.data], first.has_more) == ([ids[2], ids[1]], True)
         rest = await containers.list(ContainerListParams(after=ids[1]), tenant=TENANT)
@@ -165,14 +165,14 @@ async def test_lists_come_in_pages() -> None:
 async def test_where_all_places_are_in_use_there_is_no_room(session_log: SessionLog) -> None:
     async with started(max_sessions=1, timeout_s=60) as python:
         containers = python.containers()
-        identity = await made(containers)
+        identity = await make_container(containers)
         await text_of(python, "x = 1", identity)
         session_log.begun.clear()
         user = asyncio.ensure_future(python.call(program(ENDLESS, identity)))
         async with asyncio.timeout(10):
             await session_log.begun.wait()
         with pytest.raises(Overloaded):
-            await made(containers)
+            await make_container(containers)
         user.cancel()
         await asyncio.wait([user])
 
@@ -223,7 +223,7 @@ async def test_a_container_keeps_its_files_when_a_program(name: str, small: Pyth
     """K20: what was uploaded and what was made is there afterwards, and for the next program."""
     code, exit_statuses = RUINOUS[name]
     containers = small.containers()
-    container = await made(containers)
+    container = await make_container(containers)
     await containers.add_file(container, "data.csv", b"a,b", tenant=TENANT)
     await text_of(small, "open('made.txt', 'w').write('an hour of work')", container)
     result = await small.call(program(f"open('last.txt', 'w').close()\n{code}", container))
@@ -246,7 +246,7 @@ async def test_a_container_keeps_its_files_when_a_program(name: str, small: Pyth
 async def test_a_container_keeps_its_files_when_its_caller_leaves(session_log: SessionLog) -> None:
     """K20: the program ends, and nothing else."""
     async with started(**PATIENCE) as python:
-        container = await made(python.containers())
+        container = await make_container(python.containers())
         await text_of(python, "x = 1; open('made.txt', 'w').close()", container)
         session_log.begun.clear()
         call = asyncio.ensure_future(python.call(program(ENDLESS, container)))
@@ -262,7 +262,7 @@ async def test_a_container_keeps_its_files_when_its_caller_leaves(session_log: S
 async def test_the_variables_that_a_command_has_ended_are_missed() -> None:
     """K20: the next program says that it begins a new session, and why."""
     async with started(**PATIENCE) as python:
-        container = await made(python.containers())
+        container = await make_container(python.containers())
         await text_of(python, "x = 1; open('made.txt', 'w').close()", container)
         commands = [ShellCommand("kill -9 -1", 5, 1000)]
         await python.containers().run_commands(container, commands, lambda _: None, tenant=TENANT)
@@ -281,7 +281,7 @@ async def test_the_variables_that_a_command_has_ended_are_missed() -> None:
 async def test_a_container_that_has_lost_its_files_has_expired() -> None:
     """K20: no empty list of files that says `running`."""
     async with started(**PATIENCE) as python:
-        container = await made(python.containers())
+        container = await make_container(python.containers())
         before = sandboxes()
         await text_of(python, "open('made.txt', 'w').close()", container)
         (sandbox,) = sandboxes() - before

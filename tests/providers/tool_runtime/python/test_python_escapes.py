@@ -141,9 +141,9 @@ def run_in(session: str, code: str) -> ToolCall:
 
 
 def assert_harmless(result: ToolResult) -> None:
-    told = re.sub(r"\{'file'.*\}", "", result.text)
-    assert MARK not in told
-    assert SECRET not in told
+    text = re.sub(r"\{'file'.*\}", "", result.text)
+    assert MARK not in text
+    assert SECRET not in text
     assert len(result.text.encode()) < 1024 * 1024
     assert re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", result.text) is None
     assert len(result.files) <= 20

@@ -97,15 +97,15 @@ async def test_files_put_through_one_are_listed_read_and_deleted_through_the_oth
     one, other = (python.containers() for python in two)
     identity = (await one.create(NEW, tenant=TENANT)).id
     data = os.urandom(16 << 20)
-    given = await other.add_file(identity, "in/data.bin", data, tenant=TENANT)
+    input_file = await other.add_file(identity, "in/data.bin", data, tenant=TENANT)
     assert await other.list_files(identity, ANY, tenant=TENANT) == await one.list_files(identity, ANY, tenant=TENANT)
-    assert await other.get_file(identity, given.id, tenant=TENANT) == given
-    assert await other.content(identity, given.id, tenant=TENANT) == data
-    await other.delete_file(identity, given.id, tenant=TENANT)
+    assert await other.get_file(identity, input_file.id, tenant=TENANT) == input_file
+    assert await other.content(identity, input_file.id, tenant=TENANT) == data
+    await other.delete_file(identity, input_file.id, tenant=TENANT)
     for each in (one, other):
         assert (await each.list_files(identity, ANY, tenant=TENANT)).data == []
         with pytest.raises(NotFound, match="no such file"):
-            await each.content(identity, given.id, tenant=TENANT)
+            await each.content(identity, input_file.id, tenant=TENANT)
 
 
 async def test_a_container_is_the_same_for_all_and_ends_for_all(two: Two, store: KVStore) -> None:
@@ -127,17 +127,17 @@ async def test_a_container_is_the_same_for_all_and_ends_for_all(two: Two, store:
 
 
 async def test_lists_show_all_in_order_page_by_page(two: Two) -> None:
-    made = [
+    created_names = [
         (await two[number % 2].containers().create(CreateContainer(name="ab"[number // 2 % 2]), tenant=TENANT)).id
         for number in range(7)
     ]
     for python in two:
-        assert await names(python) == made
+        assert await names(python) == created_names
         containers = python.containers()
         first = await containers.list(ContainerListParams(limit=3), tenant=TENANT)
-        assert ([each.id for each in first.data], first.has_more) == (made[:3:-1], True)
-        rest = await containers.list(ContainerListParams(limit=4, after=made[4]), tenant=TENANT)
-        assert ([each.id for each in rest.data], rest.has_more) == (made[3::-1], False)
+        assert ([each.id for each in first.data], first.has_more) == (created_names[:3:-1], True)
+        rest = await containers.list(ContainerListParams(limit=4, after=created_names[4]), tenant=TENANT)
+        assert ([each.id for each in rest.data], rest.has_more) == (created_names[3::-1], False)
         assert len((await containers.list(ContainerListParams(name="a"), tenant=TENANT)).data) == 4
         with pytest.raises(InvalidRequest):
             await containers.list(ContainerListParams(after="gone"), tenant=TENANT)

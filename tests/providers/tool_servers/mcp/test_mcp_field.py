@@ -187,7 +187,7 @@ async def test_a_session_counts_until_its_last_call_is_over() -> None:
     async with reached(habit, max_sessions=1) as (server, mcp):
         server.hold_answers()
         hanging = asyncio.create_task(text_of(mcp, called(declared(server.url), "good")))
-        await server.asked.wait()
+        await server.was_asked.wait()
         server.forget()
         assert "Too many" in (await failure(mcp, listed(declared(server.url)))).message
         assert server.initialized == 1

@@ -119,9 +119,9 @@ async def test_a_private_server_is_reached_without_opening_its_network_to_reques
 def test_the_operator_names_the_tools_that_need_an_approval() -> None:
     """S12: `always`, `never`, or names; what the request declares is not looked at."""
     servers = {name: {"url": "https://a.example/", "require_approval": name} for name in ("always", "never")}
-    some = {"url": "https://a.example/", "require_approval": ["write"]}
+    server = {"url": "https://a.example/", "require_approval": ["write"]}
     mcp = MCP(
-        MCP.Config.model_validate({"servers": {**servers, "some": some}}), GuardedFetcher(GuardedFetcher.Config())
+        MCP.Config.model_validate({"servers": {**servers, "some": server}}), GuardedFetcher(GuardedFetcher.Config())
     )
     required = {
         label: [

@@ -70,14 +70,14 @@ async def test_no_redirect_leads_to_a_forbidden_url(transport: Transport, status
 
 async def test_a_redirect_within_the_origin_is_followed_with_the_credentials_and_no_other_is() -> None:
     async with Site() as site, Site() as other, fetching([site.port, other.port]) as safe:
-        seen: list[str] = []
+        queries: list[str] = []
 
         async def away(request: web.Request) -> web.StreamResponse:
-            seen.append(request.headers["Authorization"])
+            queries.append(request.headers["Authorization"])
             return web.Response(status=307, headers={"Location": "/second"})
 
         async def further(request: web.Request) -> web.StreamResponse:
-            seen.append(request.headers["Authorization"])
+            queries.append(request.headers["Authorization"])
             return web.Response(status=307, headers={"Location": f"{other.url}/mcp"})
 
         site.pages.update({"/mcp": away, "/second": further})
@@ -85,6 +85,6 @@ async def test_a_redirect_within_the_origin_is_followed_with_the_credentials_and
         async with asyncio.timeout(30):
             await failure(mcp, listed(declared(f"{site.url}/mcp", authorization="sk-secret")))
             await mcp.close()
-        assert set(seen) == {"Bearer sk-secret"}
-        assert len(seen) >= 2
+        assert set(queries) == {"Bearer sk-secret"}
+        assert len(queries) >= 2
         assert other.requests == []
