@@ -12,7 +12,9 @@ from stack.console.files import FOLDER, HEADERS
 from tests.support.sdk.client import TLS
 from tests.support.servers.serving import serving
 
-MOST_BYTES = 150_000
+MOST_BYTES = 155_000
+"""Of all files, each compressed by itself; a third are the vendored libraries. The playground has two halves since it
+decides, too."""
 MOST_LINES = 300
 KEYED = {"api_keys": ["sk-1"]}
 
