@@ -203,9 +203,10 @@ class ToolLocation(MessagePart):
 
 
 class McpToolConfig(MessagePart):
-    """Settings of one tool of an MCP server, or of all of them."""
+    """Settings of one tool of an MCP server, or of all of them. Servers are deferred whole."""
 
     enabled: bool | None = None
+    defer_loading: bool | None = None
 
 
 class McpToolConfiguration(MessagePart):

@@ -10,7 +10,7 @@ from apis.wire.tools import FunctionTool
 from stack.http.messages.fingerprints import Fingerprint, find_miss_reason
 from stack.http.messages.history import convert_messages, find_uploads
 from stack.http.messages.json_text import to_json
-from stack.http.messages.tools import ToolNames, convert_choice, convert_tools
+from stack.http.messages.tools import ToolNames, convert_choice, convert_tools, list_loadable
 from stack.http.parsing import validate_request
 
 _BILLING_HEADER: Final = "x-anthropic-billing-header:"
@@ -89,10 +89,9 @@ def convert_message(message: CreateMessage) -> CreateResponse:
 
 def _convert_prompt(message: CountMessageTokens) -> dict[str, Any]:
     tools = convert_tools(message, find_uploads(message.messages))
-    functions = {tool["name"]: tool for tool in tools.get("tools", ()) if tool["type"] == "function"}
     fields: dict[str, Any] = {
         "model": message.model,
-        "input": convert_messages(message.messages, functions),
+        "input": convert_messages(message.messages, list_loadable(tools.get("tools", ()))),
         "store": False,
         **tools,
     }

@@ -41,16 +41,16 @@ def find_uploads(messages: Sequence[MessageTurn]) -> list[str]:
     return [*dict.fromkeys(block.file_id for block in blocks if isinstance(block, ContainerUploadBlock))]
 
 
-def convert_messages(messages: Sequence[MessageTurn], functions: Mapping[str, Item]) -> list[Item]:
-    """Return the items of a conversation. `functions` are those of the request, which a search for tools may have
-    found, by their names."""
+def convert_messages(messages: Sequence[MessageTurn], loadable: Mapping[str, Item]) -> list[Item]:
+    """Return the items of a conversation. `loadable` are the tools of the request that a search may have found, by
+    their names."""
     items: list[Item] = []
     for message in messages:
         blocks = message.content
         if isinstance(blocks, str):
             blocks = [TextBlock(type="text", text=blocks)] if blocks else []
         if message.role == "assistant":
-            items += _convert_answer(blocks, functions)
+            items += _convert_answer(blocks, loadable)
         else:
             items += _convert_turn(_ROLES[message.role], blocks)
     return items
@@ -71,7 +71,7 @@ def _convert_turn(role: str, blocks: Sequence[MessageBlock]) -> list[Item]:
     return [*items, {"role": role, "content": parts}] if parts else items
 
 
-def _convert_answer(blocks: Sequence[MessageBlock], functions: Mapping[str, Item]) -> list[Item]:
+def _convert_answer(blocks: Sequence[MessageBlock], loadable: Mapping[str, Item]) -> list[Item]:
     """Return an answer of the model. Reasoning that this server did not seal is left out when the items are read."""
     items: list[Item] = []
     results = {block.tool_use_id: block for block in blocks if isinstance(block, ServerToolResultBlock)}
@@ -88,7 +88,7 @@ def _convert_answer(blocks: Sequence[MessageBlock], functions: Mapping[str, Item
                 name = shorten_name(block.name)
                 items.append({"type": "function_call", "call_id": block.id, "name": name, "arguments": arguments})
             case ServerToolUseBlock():
-                items += convert_server_call(block, results.get(block.id), functions)
+                items += convert_server_call(block, results.get(block.id), loadable)
             case McpToolUseBlock():
                 items += convert_mcp_call(block, results.get(block.id))
             case _:  # an answer has no other blocks that a model reads

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from apis.errors import InvalidRequest, Unsupported
-from apis.messages import McpServerDefinition, McpToolConfiguration, MessageTool
+from apis.messages import McpServerDefinition, McpToolConfig, McpToolConfiguration, MessageTool
 
 TOOLSET: Final = "mcp_toolset"
 Tool = dict[str, Any]
@@ -23,8 +23,9 @@ class DeclaredServers:
                 )
             self._servers[server.name] = server
 
-    def convert_toolset(self, tool: MessageTool, index: int) -> Sequence[Tool]:
-        """Return the tool of a response for a toolset; none for one that is switched off. Raises InvalidRequest for an
+    def convert_toolset(self, tool: MessageTool, index: int, *, is_searched: bool) -> Sequence[Tool]:
+        """Return the tool of a response for a toolset; none for one that is switched off. One that is deferred waits
+        for a search for tools, where there is one. Raises InvalidRequest for an
         unknown server, and Unsupported for a choice of tools that names those to leave out."""
         param = f"tools[{index}].mcp_server_name"
         if tool.mcp_server_name is None:
@@ -39,14 +40,15 @@ class DeclaredServers:
         if server.name in self._chosen:
             raise InvalidRequest(f"'{param}': two toolsets name the server '{server.name}'.", param=param)
         self._chosen.add(server.name)
-        configs = tool.configs or {}
-        if tool.default_config is None or tool.default_config.enabled is not False:
+        configs, default = tool.configs or {}, tool.default_config or McpToolConfig()
+        deferral = {"defer_loading": True} if is_searched and default.defer_loading else {}
+        if default.enabled is not False:
             for name, config in configs.items():
                 if config.enabled is False:
                     raise _cannot_leave_out(f"tools[{index}].configs.{name}.enabled")
-            return [_build_tool(server, _find_names(server.tool_configuration))]
+            return [{**_build_tool(server, _find_names(server.tool_configuration)), **deferral}]
         names = [name for name, config in configs.items() if config.enabled]
-        return [_build_tool(server, names)] if names else []
+        return [{**_build_tool(server, names), **deferral}] if names else []
 
     def convert_rest(self) -> Sequence[Tool]:
         """Return the tools of the servers without a toolset, which older clients declare so."""

@@ -67,8 +67,8 @@ class ServerBlocks:
                 return ()
 
     def _build_found(self, item: ResponseToolSearchOutputItem, call_id: str) -> Block:
-        names = [self._names.restore(name) for tool in item.tools if (name := getattr(tool, "name", None))]
-        references = [{"type": "tool_reference", "tool_name": name} for name in names]
+        names = [getattr(tool, "name", None) or getattr(tool, "server_label", "") for tool in item.tools]
+        references = [{"type": "tool_reference", "tool_name": self._names.restore(name)} for name in names]
         content = {"type": "tool_search_tool_search_result", "tool_references": references}
         return {"type": "tool_search_tool_result", "tool_use_id": call_id, "content": content}
 
@@ -166,9 +166,9 @@ def _read_mcp_error(error: Any) -> str:
 
 
 def convert_server_call(
-    use: ServerToolUseBlock, result: ServerToolResultBlock | None, functions: Mapping[str, Mapping[str, Any]]
+    use: ServerToolUseBlock, result: ServerToolResultBlock | None, loadable: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the items of a call that a server ran. `functions` are those that a search for tools may have found. A web
+    """Yield the items of a call that a server ran. `loadable` are the tools that a search may have found. A web
     search of another server has nothing that a model here could read."""
     content = None if result is None else result.content
     fields = _to_object(use.input)
@@ -177,7 +177,7 @@ def convert_server_call(
     elif use.name == CODE_EXECUTION and isinstance(content, dict):
         yield from _convert_code_call(use, fields, content)
     elif use.name.startswith("tool_search_tool_"):
-        yield from _convert_tool_search(use, fields, content, functions)
+        yield from _convert_tool_search(use, fields, content, loadable)
 
 
 def _convert_web_call(use: ServerToolUseBlock, fields: Mapping[str, Any], sealed: str) -> Iterator[dict[str, Any]]:
@@ -212,11 +212,11 @@ def _convert_code_call(
 
 
 def _convert_tool_search(
-    use: ServerToolUseBlock, fields: Mapping[str, Any], content: Any, functions: Mapping[str, Mapping[str, Any]]
+    use: ServerToolUseBlock, fields: Mapping[str, Any], content: Any, loadable: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     references = _list_objects(_to_object(content).get("tool_references"))
     names = [shorten_name(str(reference.get("tool_name"))) for reference in references]
-    tools = [functions[name] for name in names if name in functions]
+    tools = [loadable[name] for name in names if name in loadable]
     item_id = f"{_SEARCH_PREFIX}{use.id.removeprefix(_BLOCK_PREFIX)}"
     shared = {"execution": "server", "status": "completed", "call_id": None}
     yield {"type": "tool_search_call", "id": item_id, "arguments": dict(fields), **shared}

@@ -88,7 +88,7 @@ def convert_tools(message: CountMessageTokens, uploads: Sequence[str]) -> dict[s
         if kind == "custom":
             converted.append(_convert_function(tool, index, is_deferred=is_searched and tool.defer_loading is True))
         elif kind == TOOLSET:
-            converted += servers.convert_toolset(tool, index)
+            converted += servers.convert_toolset(tool, index, is_searched=is_searched)
         elif kind == CODE_EXECUTION:
             converted.append({"type": "code_interpreter", "container": _convert_container(message, uploads)})
         elif kind in _WEB_TOOLS:
@@ -103,6 +103,18 @@ def convert_tools(message: CountMessageTokens, uploads: Sequence[str]) -> dict[s
     if uploads and CODE_EXECUTION not in kinds:
         raise InvalidRequest("A 'container_upload' needs a 'code_execution' tool in 'tools'.", param="tools")
     return {**({"tools": converted} if converted else {}), **_build_options(tools, kinds, converted)}
+
+
+def list_loadable(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the tools of a response's request that a search for tools may find, by the names that it shows. An MCP
+    server is known by its label."""
+    loadable: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        if tool["type"] == "function":
+            loadable[tool["name"]] = {**tool}
+        elif tool["type"] == "mcp":
+            loadable[tool["server_label"]] = {"type": "mcp", "server_label": tool["server_label"]}
+    return loadable
 
 
 def _build_options(

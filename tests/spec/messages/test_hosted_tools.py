@@ -199,6 +199,23 @@ async def test_a_deferred_tool_is_found_by_a_search_of_the_server(send: Any) -> 
     assert "get_weather" in later
 
 
+@both
+async def test_a_deferred_mcp_server_is_found_by_its_name(send: Any) -> None:
+    turns: Any = [[call("tool_search", '{"query": "real"}')], [call("real__echo", '{"text": "hello"}')], DONE, DONE]
+    async with stacked(*turns) as (served, real), messages_client(served) as client:
+        deferred = toolset(default_config={"defer_loading": True})
+        fields: Any = {"mcp_servers": [server_of(real)], "tools": [SEARCH, deferred]}
+        answer = await beta(send, client, **fields)
+        await beta(send, client, [*HI, replay(answer), GO_ON], **fields)
+        first, *later = ([tool.name for tool in chat.tools or ()] for chat in chat_requests(served))
+    assert [block.type for block in answer.content] == [
+        *("server_tool_use", "tool_search_tool_result", "mcp_tool_use", "mcp_tool_result", "text")
+    ]
+    assert answer.content[1].content.tool_references[0].tool_name == "real"
+    assert "real__echo" not in first
+    assert all("real__echo" in names for names in later)
+
+
 async def test_without_a_search_for_tools_nothing_is_deferred() -> None:
     async with serving(scripted(DONE)) as served, messages_client(served) as client:
         await create(client, tools=[WEATHER, ADD])
