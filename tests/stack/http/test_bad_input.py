@@ -104,7 +104,7 @@ FIELDS: dict[str, tuple[Fields, str | None, str | None]] = {
     ),
     "prompt": ({"prompt": {"id": "pmpt_1"}}, "invalid_value", "prompt.id"),
     "context_management": ({"context_management": [{"type": "x"}]}, "invalid_value", "context_management[0].type"),
-    "moderation": ({"moderation": {}}, "unsupported_parameter", "moderation"),
+    "moderation": ({"moderation": {}}, "missing_required_parameter", "moderation.model"),
 }
 ITEMS: dict[str, tuple[Any, str, str | None]] = {
     "a number": (5, "invalid_type", "input"),
