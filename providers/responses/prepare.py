@@ -1,6 +1,6 @@
 """ResponsePreparer: from a request to a PendingResponse, in one pass; every refusal of a request is raised here.
 
-    request -> unsealed request -> conversation -> tools -> chat -> output -> plan -> AgentLoop -> PendingResponse
+    request -> unsealed request -> conversation -> tools -> chat -> output -> AgentLoop -> PendingResponse
 
 Each stage takes the complete result of the one before and returns a complete value.
 """
@@ -42,9 +42,8 @@ from providers.responses.context.request_inference import RequestInferences
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.prompts.library import PromptLibrary
-from providers.responses.run.agent_loop import AgentLoop, LoopPlan
+from providers.responses.run.agent_loop import AgentLoop
 from providers.responses.run.checkpoint import ResumePoint
-from providers.responses.run.hosted_calls import ToolCallLimits
 from providers.responses.run.pending_response import PendingResponse
 from providers.responses.settings import LoopSettings
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
@@ -167,14 +166,11 @@ class ResponsePreparer:
         chat = build_chat(request, messages, toolbox, conversation.root)
         output = await self._build_output(request, tenant, ids, resume_point, is_json=chat.response_format is not None)
         moderation = await self._inferences.moderate(request, index.input_items)
-        plan = LoopPlan(
-            await self._inferences.build(request, toolbox, moderation),
-            chat,
-            conversation,
-            toolbox,
-            self._call_limits(request),
-            await self.compactor.create_response_compaction(request, conversation, output, tenant),
-            requires_tool_lists=not self._config.continue_without_mcp_servers,
+        agent_loop = AgentLoop(
+            *(self._config, await self._inferences.build(request, toolbox, moderation), chat),
+            *(conversation, toolbox, output, None if resume_point is None else resume_point.checkpoint),
+            max_calls=request.max_tool_calls or self._config.max_tool_calls,
+            compaction=await self.compactor.create_response_compaction(request, conversation, output, tenant),
             # the usage of a chat that was shortened says nothing of the whole one
             record_usage=None if request.truncation == "auto" else self.token_counters.of_tenant(tenant).record_usage,
         )
@@ -185,7 +181,7 @@ class ResponsePreparer:
             conversation,
             ids,
             output,
-            AgentLoop(plan, output, resume_point.checkpoint if resume_point is not None else None),
+            agent_loop,
             created_at,
             before.transformations,
             comparison=await self._comparer.compare(request, chat, conversation, tenant=tenant),
@@ -211,11 +207,6 @@ class ResponsePreparer:
             hides_reasoning=self._conversations.views.hides_reasoning,
             items=resume_point.output_items if resume_point is not None else (),
         )
-
-    def _call_limits(self, request: CreateResponse) -> ToolCallLimits:
-        config = self._config
-        max_calls = request.max_tool_calls or config.max_tool_calls
-        return ToolCallLimits(max_calls, config.parallel_tool_calls, config.tool_timeout_s)
 
     async def _read_context(
         self,

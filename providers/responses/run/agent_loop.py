@@ -26,8 +26,9 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import IncompleteReason, add_usage
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.checkpoint import Checkpoint, lost_call_result
-from providers.responses.run.hosted_calls import HostedCallRunner, ToolCallLimits
+from providers.responses.run.hosted_calls import HostedCallRunner
 from providers.responses.run.turn import NO_CALLS_LEFT, TurnStream
+from providers.responses.settings import LoopSettings
 from providers.responses.tools.call import HostedCall
 from providers.responses.tools.choice_policy import ToolChoicePolicy
 from providers.responses.tools.offered import OfferedTools
@@ -49,36 +50,36 @@ _INCOMPLETE_REASONS: Final[Mapping[str, IncompleteReason]] = {
 }
 
 
-class LoopPlan(msgspec.Struct, frozen=True):
-    """Everything that the turns of one response run on. `chat` is the first turn's; `compaction` keeps the chat within
-    its threshold, or is the whole response. With `requires_tool_lists`, an MCP server that cannot list its tools fails
-    the response; `record_usage` is called with the chat and the usage of each turn."""
-
-    inference: Inference
-    chat: ChatRequest
-    conversation: Conversation
-    toolbox: OfferedTools
-    limits: ToolCallLimits
-    compaction: ResponseCompaction | None = None
-    requires_tool_lists: bool = False
-    record_usage: Callable[[ChatRequest, Usage], None] | None = None
-
-
 class AgentLoop:
     """The turns of one response. `state`, `chat` (the current turn's) and `incomplete_reason` are valid whenever `run`
     is suspended or has ended."""
 
     _sink: Sink[ResponseStreamEvent]
 
-    def __init__(self, plan: LoopPlan, output: ResponseOutput, checkpoint: Checkpoint | None = None) -> None:
-        """Start with the first turn, or resume from `checkpoint`, whose items are in `output`."""
+    def __init__(  # noqa: PLR0913 - everything that the turns of one response run on
+        self,
+        config: LoopSettings,
+        inference: Inference,
+        chat: ChatRequest,
+        conversation: Conversation,
+        toolbox: OfferedTools,
+        output: ResponseOutput,
+        checkpoint: Checkpoint | None = None,
+        *,
+        max_calls: int,
+        compaction: ResponseCompaction | None = None,
+        record_usage: Callable[[ChatRequest, Usage], None] | None = None,
+    ) -> None:
+        """Start with the first turn, whose chat is `chat`, or resume from `checkpoint`, whose items are in `output`.
+        `max_calls` hosted calls run in all. `compaction` keeps the chat within its threshold, or is the whole response.
+        `record_usage` is called with the chat and the usage of each turn."""
         self.state = checkpoint or Checkpoint(
             turn=0,
             usage=Usage(),
-            token_budget=plan.chat.max_completion_tokens,
-            tool_results=plan.conversation.input_tool_results(),
+            token_budget=chat.max_completion_tokens,
+            tool_results=conversation.input_tool_results(),
             running_indexes=[],
-            calls_left=plan.limits.max_calls,
+            calls_left=max_calls,
             requested_calls=[],
             rejected_calls=[],
             rejected_turn_count=0,
@@ -86,10 +87,13 @@ class AgentLoop:
         self.incomplete_reason: IncompleteReason | None = None
         self.stop_sequence: str | None = None
         """The text of the request's `stop` that ended the last turn."""
-        self._plan = plan
-        self._conversation = plan.conversation
-        self._toolbox = plan.toolbox
-        self._compaction = plan.compaction
+        self._config = config
+        self._inference = inference
+        self._first_chat = chat
+        self._conversation = conversation
+        self._toolbox = toolbox
+        self._compaction = compaction
+        self._record_usage = record_usage
         self._output = output
         self._turn: TurnStream | None = None
         self._on_checkpoint: Callable[[Checkpoint], None] | None = None
@@ -98,12 +102,12 @@ class AgentLoop:
         self._server_initiated_calls: list[HostedCall] = []
         self._executed_call_count = 0
         self._converted: dict[int, tuple[ResponseOutputItem, Item]] = {}
-        self.chat = plan.chat if checkpoint is None else self._next_chat()
+        self.chat = chat if checkpoint is None else self._next_chat()
 
     @property
     def requires_tool_lists(self) -> bool:
         """An MCP server that cannot list its tools fails the response."""
-        return self._plan.requires_tool_lists
+        return not self._config.continue_without_mcp_servers
 
     async def run(
         self, sink: Sink[ResponseStreamEvent], *, on_checkpoint: Callable[[Checkpoint], None] | None = None
@@ -138,8 +142,8 @@ class AgentLoop:
                 raise UpstreamError("The inference server ended its answer without saying why.")
             await self._place_matched_calls(turn)
             state.usage = add_usage(state.usage, turn.count_usage(turn.finish))
-            if self._plan.record_usage is not None:
-                self._plan.record_usage(self.chat, turn.finish.usage)
+            if self._record_usage is not None:
+                self._record_usage(self.chat, turn.finish.usage)
             if turn.hosted_calls:
                 await self._run_requested_calls(turn.hosted_calls)
             if self._finish_turn(turn, turn.finish):
@@ -152,7 +156,7 @@ class AgentLoop:
         """Let the model answer the chat, and feed its deltas to the turn as they arrive."""
         has_readers = self._output.has_readers
         feed = turn.feed if has_readers else turn.feed_joined
-        await self._plan.inference.stream(self.chat, ReceivingSink(self._sink, feed, passes_empty=not has_readers))
+        await self._inference.stream(self.chat, ReceivingSink(self._sink, feed, passes_empty=not has_readers))
 
     async def _prepare_turn(self) -> None:
         """Run the calls of tools before the model's turn, and compact a chat that is too long; `chat` is then ready."""
@@ -179,7 +183,7 @@ class AgentLoop:
             for call in calls:
                 await self._sink.put(call.place(self._output))
             await self._run_calls([call for call in calls if not call.counts_toward_limit])
-            if self._plan.requires_tool_lists:
+            if self.requires_tool_lists:
                 _require_tool_lists(self._listing_errors())
             await self._run_requested_calls([call for call in calls if call.counts_toward_limit])
         if ran:
@@ -222,7 +226,7 @@ class AgentLoop:
         count = None
         with suppress(StackError, TimeoutError, RuntimeError):  # RuntimeError: the provider is closed
             async with asyncio.timeout(_COUNT_TIMEOUT_S):
-                count = await self._plan.inference.count_tokens(self.chat)
+                count = await self._inference.count_tokens(self.chat)
         count = measure_chat(self.chat) if count is None else count
         self.state.usage = add_usage(self.state.usage, Usage(input_tokens=count))
 
@@ -265,9 +269,7 @@ class AgentLoop:
 
     async def _run_calls(self, calls: Sequence[HostedCall]) -> None:
         # for these calls only: held here, the runner would close a reference cycle around the whole response
-        await HostedCallRunner(self._output, self._plan.limits, self._record_tool_result, self._put_call_events).run(
-            calls
-        )
+        await HostedCallRunner(self._output, self._config, self._record_tool_result, self._put_call_events).run(calls)
 
     async def _put_call_events(self, events: EventBatch) -> None:
         is_done = self._output.record_done_items(events)
@@ -354,7 +356,7 @@ class AgentLoop:
         if state.unmet_demands and not (state.rejected_calls and state.rejected_calls[-1][1].turn == state.turn - 1):
             # as the user, because the templates of many models take no system message here
             messages.append(Message(role="user", content=self._toolbox.choice_policy(choice).reminder_message()))
-        return self._plan.chat.model_copy(
+        return self._first_chat.model_copy(
             update={
                 "messages": messages,
                 "tools": tools or None,

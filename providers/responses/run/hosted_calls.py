@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 from typing import Final
 
-import msgspec
 from openai.types.responses import ResponseStreamEvent
 
 from apis.errors import StackError, ToolFailed
@@ -24,6 +23,7 @@ from apis.telemetry import (
 )
 from providers.responses.events.citations import one_line
 from providers.responses.events.output import ResponseOutput
+from providers.responses.settings import LoopSettings
 from providers.responses.tools.call import HostedCall
 
 _log = logging.getLogger(__name__)
@@ -34,14 +34,6 @@ _CANCEL_TIMEOUT_S: Final = 5
 """Seconds that cancelled calls have to stop; the stream ends without those that take longer."""
 
 
-class ToolCallLimits(msgspec.Struct, frozen=True):
-    """Limits of one response: hosted calls in all, calls that run at the same time, and seconds for each call."""
-
-    max_calls: int
-    parallel_calls: int
-    tool_timeout_s: float
-
-
 class HostedCallRunner:
     """Runs hosted calls, and puts their events as they happen. `record_result` is called with each call that has its
     result, before its last events are put: a checkpoint after these events must hold the result."""
@@ -49,19 +41,19 @@ class HostedCallRunner:
     def __init__(
         self,
         output: ResponseOutput,
-        limits: ToolCallLimits,
+        config: LoopSettings,
         record_result: Callable[[HostedCall], None],
         put: Callable[[EventBatch], Awaitable[None]],
     ) -> None:
         self._output = output
-        self._limits = limits
+        self._config = config
         self._record_result = record_result
         self._put = put
 
     async def run(self, calls: Sequence[HostedCall]) -> None:
         """Return when all calls have ended. A caller that is cancelled cancels the calls and waits until they have
         stopped."""
-        slots = asyncio.Semaphore(self._limits.parallel_calls)
+        slots = asyncio.Semaphore(self._config.parallel_tool_calls)
 
         async def run_in_slot(call: HostedCall) -> None:
             async with slots:
@@ -88,7 +80,7 @@ class HostedCallRunner:
     async def _run_call(self, call: HostedCall, span: Span) -> str:
         """Run one call to its end, and return the outcome for the log. A failed tool raises nothing: its error is the
         result that the model reads."""
-        limit_s = call.timeout_s or self._limits.tool_timeout_s
+        limit_s = call.timeout_s or self._config.tool_timeout_s
         failure, error_type, events = None, "", list[ResponseStreamEvent]()
         try:
             async with asyncio.timeout(limit_s) as limit:

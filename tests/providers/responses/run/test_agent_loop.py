@@ -23,9 +23,9 @@ from providers.responses.context.conversation import Conversation
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.run import agent_loop
-from providers.responses.run.agent_loop import AgentLoop, LoopPlan
+from providers.responses.run.agent_loop import AgentLoop
 from providers.responses.run.checkpoint import Checkpoint, collect_tool_results
-from providers.responses.run.hosted_calls import ToolCallLimits
+from providers.responses.settings import LoopSettings
 from providers.responses.store.history_cache import LoadedHistory
 from providers.responses.tools.call import ClientCall, Emit, HostedCall, TypedTool
 from providers.responses.tools.offered import OfferedTools
@@ -121,8 +121,9 @@ def turns_of(
     output = ResponseOutput(ResponseIds(), items=output_items)
     toolbox = OfferedTools(request, [ToolBinding(DECLARED, server)])
     chat = build_chat(request, [Message(role="user", content="hi")], toolbox)
-    plan = LoopPlan(scripted, chat, conversation, toolbox, ToolCallLimits(9, 8, 5))
-    return AgentLoop(plan, output, checkpoint), scripted, output
+    config = LoopSettings.model_validate({"tool_timeout_s": 5, "continue_without_mcp_servers": True})
+    loop = AgentLoop(config, scripted, chat, conversation, toolbox, output, checkpoint, max_calls=9)
+    return loop, scripted, output
 
 
 async def played(turns: AgentLoop, checkpoints: list[Checkpoint] | None = None) -> list[str]:

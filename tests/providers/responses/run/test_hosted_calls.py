@@ -10,7 +10,8 @@ from apis.deltas import ToolCallStart
 from apis.events import EventBatch
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
-from providers.responses.run.hosted_calls import HostedCallRunner, ToolCallLimits
+from providers.responses.run.hosted_calls import HostedCallRunner
+from providers.responses.settings import LoopSettings
 from providers.responses.tools.call import Emit, HostedCall
 
 LIMIT_S = 0.2
@@ -42,6 +43,7 @@ async def test_a_slow_reader_does_not_use_up_the_time_of_a_tool(work_s: float, r
     call = Talking(ToolCallStart("c1", "add"))
     call.work_s = work_s
     call.place(output)
-    await HostedCallRunner(output, ToolCallLimits(9, 9, LIMIT_S), lambda _: None, put).run([call])
+    config = LoopSettings.model_validate({"tool_timeout_s": LIMIT_S})
+    await HostedCallRunner(output, config, lambda _: None, put).run([call])
     assert call.tool_result is not None
     assert result in call.tool_result.output
