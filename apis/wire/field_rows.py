@@ -109,7 +109,7 @@ FIELD_ROWS: Final = (
         "tools[].async",
         ("FunctionTool", "CustomTool", "LoadedFunctionTool", "LoadedCustomTool"),
         "echoed",
-        "The client decides how it runs a call.",
+        "The model goes on, and the output of a call may come with a later request.",
     ),
     FieldRow(
         "tools[].output_schema",
@@ -121,7 +121,7 @@ FIELD_ROWS: Final = (
     FieldRow("tools[].svg", ("ImageGenerationTool",), "refused", _NO_SVG),
     FieldRow("tools[].search_content_types", ("WebSearchTool",), "echoed", "Searches here return text."),
     FieldRow("input[].caller", _CALLED_BY, "echoed", "Programs cannot call tools here."),
-    FieldRow("input[].async", ("FunctionCallItem", "CustomToolCallItem"), "echoed", "The client ran the call."),
+    FieldRow("input[].async", ("FunctionCallItem", "CustomToolCallItem"), "echoed", "The output may come later."),
     *(
         FieldRow(
             f"input[].{name}", ("ImageGenerationCallItem",), "echoed", "A model reads the prompt and sees the image."

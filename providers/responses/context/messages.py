@@ -61,6 +61,8 @@ from providers.responses.tools.names import qualified_name
 _build_message = unvalidated(Message)
 _build_call, _build_called = unvalidated(FunctionCall), unvalidated(CalledFunction)
 _ALL_NATIVE_TOOLS: Final = frozenset[NativeToolName](get_args(NativeToolName))
+_RUNNING: Final = "The call runs. Go on without its output, which comes later."
+_LATE_OUTPUT: Final = "[The output of the call {call_id} of {name}, which ran meanwhile.]"
 _NO_ATTACHMENTS: Final[Mapping[InputFile | InputImage, ContentPart]] = {}
 
 
@@ -110,6 +112,10 @@ class ItemReader:
         self._answered_call_ids: set[str] = set()
         self._client_call_ids: dict[str, str] = {}
         """The ids of the calls of clients' typed tools, by item id."""
+        self._async_calls: dict[str, str] = {}
+        """The names of the tools whose calls run while the model goes on, by the ids of those without an output."""
+        self._late_calls: dict[str, str] = {}
+        """Those of them that the model went on without."""
         self._call_ids_run_here: set[str] = set()
         """The ids of those whose results this server knows: outputs in items are left out."""
         self._approval_requests: dict[str, McpApprovalRequest] = {}
@@ -134,6 +140,7 @@ class ItemReader:
 
     def finish(self) -> list[Message]:
         """Return the messages. Raises InvalidRequest for a call without an output."""
+        self._leave_async_calls()
         if self._unanswered_call_ids:
             missing = next(iter(self._unanswered_call_ids))
             raise InvalidRequest(f"No tool output found for function call {missing}.", param="input")
@@ -157,7 +164,10 @@ class ItemReader:
             self._begin_message()
 
     def _read_message(self, item: InputMessage) -> None:
-        message = _build_message(role=item.role, content=_content_to_chat(item.content, self._attachments))
+        self._leave_async_calls()
+        self._add_message(_build_message(role=item.role, content=_content_to_chat(item.content, self._attachments)))
+
+    def _add_message(self, message: Message) -> None:
         if self._unanswered_call_ids:
             # it was sent while a tool ran: no message may stand between a call and its output
             self._deferred_messages.append(message)
@@ -165,7 +175,19 @@ class ItemReader:
             self._end_message()
             self._messages.append(message)
 
+    def _leave_async_calls(self) -> None:
+        """Answer the calls that run while the model goes on, but for their outputs, which come later."""
+        for call_id in [*self._async_calls]:
+            self._late_calls[call_id] = self._async_calls[call_id]
+            self._add_call_output(call_id, _RUNNING)
+
+    def _leave_only_async_calls(self) -> None:
+        """Answer them where no other call awaits its output, which has to follow the call."""
+        if self._async_calls and self._unanswered_call_ids.keys() <= self._async_calls.keys():
+            self._leave_async_calls()
+
     def _read_assistant_message(self, item: AssistantMessage) -> None:
+        self._leave_only_async_calls()
         if (self._text or self._refusal or self._calls) and not self._awaits_output():
             self._end_message()
         self._phase = item.phase
@@ -179,6 +201,7 @@ class ItemReader:
                 self._text.append(part.text)
 
     def _read_reasoning(self, item: ReasoningItem) -> None:
+        self._leave_only_async_calls()
         if (self._reasoning or self._text or self._refusal or self._calls) and not self._awaits_output():
             self._end_message()  # each reasoning is a message by itself, as the model wrote it
         text = "".join(part.text for part in item.content or item.summary or ())
@@ -194,6 +217,8 @@ class ItemReader:
         else:
             name = qualified_name(item.namespace, item.name, supports_namespaces=False)
             self._add_call(CustomCall(id=item.call_id, custom=CalledCustomTool(name=name, input=item.input)))
+        if _is_async(item):
+            self._async_calls[item.call_id] = name
 
     def _read_output(self, item: FunctionCallOutput | CustomToolCallOutput) -> None:
         self._add_call_output(self._find_call_id(item), _content_to_chat(item.output, self._attachments))
@@ -275,6 +300,10 @@ class ItemReader:
         self._tool_messages.append(_build_message(role="tool", tool_call_id=tool_result.call_id, content=content))
 
     def _add_call_output(self, call_id: str, content: str | list[ContentPart]) -> None:
+        if call_id in self._late_calls and call_id not in self._async_calls:
+            self._add_message(_late_output(call_id, self._late_calls.pop(call_id), content))
+            return
+        self._async_calls.pop(call_id, None)
         if call_id not in self._unanswered_call_ids:
             if call_id in self._answered_call_ids:
                 message = f"The call with call_id {call_id} has an output already."
@@ -330,6 +359,22 @@ class ItemReader:
         ItemReference: _refuse_reference,
     }
     """The reader of each type; the others are of typed tools."""
+
+
+def _is_async(item: FunctionCallItem | CustomToolCallItem) -> bool:
+    """Return whether the model goes on without the output of the call. The SDK sends the items that it has parsed with
+    its own name of the field."""
+    fields = item.model_extra or {}
+    return fields.get("async") is True or fields.get("async_") is True
+
+
+def _late_output(call_id: str, name: str, content: str | list[ContentPart]) -> Message:
+    """Return the output of a call that the model went on without. As the user, because an output can only follow its
+    call."""
+    head = _LATE_OUTPUT.format(name=name, call_id=call_id)
+    if isinstance(content, str):
+        return _build_message(role="user", content=f"{head}\n{content}")
+    return _build_message(role="user", content=[TextPart(text=head), *content])
 
 
 def _build_function_call(call_id: str, name: str, arguments: str) -> FunctionCall:

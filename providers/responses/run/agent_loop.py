@@ -310,11 +310,14 @@ class AgentLoop:
         self.stop_sequence = finish.stop_sequence
         if self.incomplete_reason or turn.client_calls:
             return True
-        is_unmet = turn.tool_choice_policy.requires_call and not turn.hosted_calls
+        state.calls_left = max(0, state.calls_left - len(turn.async_calls))
+        is_unmet = turn.tool_choice_policy.requires_call and not (turn.hosted_calls or turn.async_calls)
         state.unmet_demands = state.unmet_demands + 1 if is_unmet else 0
         if state.unmet_demands >= _MAX_UNMET_DEMANDS:
             raise UpstreamError(turn.tool_choice_policy.failure_message())
-        if not (turn.hosted_calls or turn.rejected_calls or state.unmet_demands):
+        if not (turn.hosted_calls or turn.async_calls or turn.rejected_calls or state.unmet_demands):
+            return True
+        if turn.async_calls and not state.calls_left:  # the model may call them over and over
             return True
         position = len(self._output.items)
         rejected = [(position, replace(result, turn=state.turn)) for result in turn.rejected_calls]

@@ -55,8 +55,9 @@ NO_CALLS_LEFT: Final = "no more tool calls are allowed in this response. Answer 
 
 class TurnStream:
     """Turns the delta batches of one chat into events. After the last batch, `finish` says how the turn ended, and the
-    calls are sorted by who acts on them: the client runs `client_calls`, this server `hosted_calls`, and the model
-    reads why its `rejected_calls` were not run; `grammar_calls` wait for `place_client_calls`. `has_message` is true
+    calls are sorted by who acts on them: the client runs `client_calls`, and while the model goes on `async_calls`,
+    this server runs `hosted_calls`, and the model reads why its `rejected_calls` were not run; `grammar_calls` wait for
+    `place_client_calls`. `has_message` is true
     once a message opened; `delta_count` is the number of deltas, with those that are delayed before they come here.
     Hosted calls beyond `hosted_calls_left` are rejected."""
 
@@ -69,6 +70,7 @@ class TurnStream:
         "_open_item",
         "_output",
         "_toolbox",
+        "async_calls",
         "client_calls",
         "delta_count",
         "finish",
@@ -91,6 +93,7 @@ class TurnStream:
         self.tool_choice_policy = tool_choice_policy or ToolChoicePolicy()
         self.hosted_calls: list[HostedCall] = []
         self.client_calls: list[ClientCall] = []
+        self.async_calls: list[ClientCall] = []
         self.grammar_calls: list[CustomToolCall] = []
         self.rejected_calls: list[ToolResultRecord] = []
         self.has_message = False
@@ -209,7 +212,7 @@ class TurnStream:
             elif isinstance(call, ClientCall) and call.index >= 0:
                 grew_last = len(self._growing_call_ids) > 1 and call.call_id in self._growing_call_ids
                 self._end_item(call.close("incomplete" if cut and (is_last or grew_last) else "completed"), events)
-                self.client_calls.append(call)
+                (self.async_calls if call.is_async else self.client_calls).append(call)
             elif isinstance(call, CustomToolCall):
                 self.grammar_calls.append(call)
         if cut:
@@ -312,7 +315,7 @@ class TurnStream:
             return
         events += call.place(self._output)
         self._end_item(call.close("completed"), events)
-        self.client_calls.append(call)
+        (self.async_calls if call.is_async else self.client_calls).append(call)
 
     def _find_call(self, call_id: str) -> Call:
         if (call := self._calls.get(call_id)) is None:

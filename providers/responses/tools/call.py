@@ -193,9 +193,10 @@ class HostedCall(ItemCall):
 
 
 class ClientCall(ItemCall):
-    """A call of a tool that the client runs."""
+    """A call of a tool that the client runs. With one that `is_async` the response does not end."""
 
     opens = "when valid"
+    is_async = False
 
     def validate_arguments(self) -> None:
         """Read the complete arguments. Raises ToolFailed with a message that says what the model did wrong."""

@@ -20,11 +20,13 @@ _FORMAT_ERROR: Final = "The input does not match the tool's grammar."
 @dataclass(frozen=True, slots=True)
 class ClientToolName:
     """The name by which the client knows its function or custom tool. `grammar` is that of its input where the engine
-    does not enforce it."""
+    does not enforce it. The model goes on without the output of a call that `is_async`: it may come with a later
+    request."""
 
     name: str
     namespace: str | None = None
     grammar: Grammar | None = None
+    is_async: bool = False
 
     def create_call(self, start: ToolCallStart) -> "FunctionToolCall | CustomToolCall":
         """Return the call that the model has begun."""
@@ -37,11 +39,19 @@ class _NamedCall(ClientCall):
     def __init__(self, start: ToolCallStart, client_tool: ClientToolName) -> None:
         super().__init__(start)
         self._client_tool = client_tool
+        self.is_async = client_tool.is_async
 
     def _fields(self, status: str) -> dict[str, Any]:
-        fields = {"id": self.id, "type": self.item_type, "call_id": self.call_id, "name": self._client_tool.name}
+        fields: dict[str, Any] = {
+            "id": self.id,
+            "type": self.item_type,
+            "call_id": self.call_id,
+            "name": self._client_tool.name,
+        }
         if self._client_tool.namespace is not None:
             fields["namespace"] = self._client_tool.namespace
+        if self.is_async:
+            fields["async"] = True
         return {**fields, "status": status}
 
 

@@ -281,7 +281,9 @@ class OfferedTools:
             )
         form = client_tool.tool.format if isinstance(client_tool.tool, CustomTool) else None
         grammar = _to_grammar(form) if isinstance(form, GrammarFormat) and not self._enforces_grammars else None
-        self._tools_by_name[name] = ClientToolName(client_tool.tool.name, client_tool.namespace, grammar)
+        self._tools_by_name[name] = ClientToolName(
+            client_tool.tool.name, client_tool.namespace, grammar, is_async=client_tool.tool.is_async is True
+        )
         tools = self._client_tools if should_offer else self._deferred_tools
         if isinstance(client_tool.tool, CustomTool):
             tools.append(ChatCustomTool(custom=_build_custom(client_tool.tool, name)))

@@ -7,7 +7,7 @@ import pytest
 from openai import APIStatusError
 
 from tests.support.sdk.answer_shapes import Script, call, function
-from tests.support.sdk.requests import asked, bare, create, refusal, stream
+from tests.support.sdk.requests import bare, chat_requests, create, refusal, stream
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, stacked, tool_outputs
 
@@ -104,7 +104,7 @@ async def test_a_deferred_server_is_listed_once_this_servers_search_has_found_it
         assert (server.type, server.server_label) == ("mcp", "real")
         assert first.output[3].output == "hello"
         assert "secret-0123" not in first.to_json()
-        chats = [[tool.name for tool in chat.tools or ()] for chat in asked(served)]
+        chats = [[tool.name for tool in chat.tools or ()] for chat in chat_requests(served)]
         assert chats[0] == ["now", "tool_search"], "its tools wait"
         assert "real__echo" in chats[1]
         await create(served, tools=declared, input="more", previous_response_id=first.id)

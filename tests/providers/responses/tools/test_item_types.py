@@ -34,7 +34,8 @@ NAME_A_TOOLS_ITEM: Final = {
     "stack/http/messages/events.py",
     "stack/http/messages/server_tools.py",
     "stack/http/messages/tools.py",
-    # OpenAI's API has a path for the usage of these tools
+    # OpenAI's API has routes for images, which count as the tool does, and for the usage of these tools
+    "stack/http/routes/images.py",
     "stack/http/routes/organization/usage.py",
 }
 """Files outside of the tools and the wire that know a tool by the type of its item. A new tool adds none."""
