@@ -7,6 +7,7 @@ import asyncio
 import http.client
 import secrets
 from collections.abc import Callable
+from math import inf
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -111,11 +112,20 @@ def send(served: Served, path: str, **fields: Any) -> bytes:
     return answer
 
 
-async def longest_turn(served: Served, path: str, status: int = 200, **fields: Any) -> float:
+async def longest_turn(
+    served: Served, path: str, status: int = 200, *, leaves_cache: bool = False, **fields: Any
+) -> float:
+    """Return the longest turn of the event loop, in seconds, that a request costs. One that is too long is measured
+    again, because other programs on the core only add to it; not where the first request `leaves_cache`."""
     body = orjson.dumps({"model": "scripted", **fields})
-    with measured_turns() as turns:
-        assert (await asyncio.to_thread(post, served, path, body))[0] == status
-    return turns.longest_s
+    least_s = inf
+    for _ in range(1 if leaves_cache else 3):
+        with measured_turns() as turns:
+            assert (await asyncio.to_thread(post, served, path, body))[0] == status
+        least_s = min(least_s, turns.longest_s)
+        if least_s < MAX_TURN_S:
+            break
+    return least_s
 
 
 @pytest.mark.parametrize("kind", ITEMS)
@@ -145,7 +155,7 @@ async def test_large_schemas_leave_turns_of_the_event_loop_to_others(kind: str) 
     fields, status = SCHEMAS[kind]
     async with serving(scripted([{"text": "ok"}])) as served:
         await longest_turn(served, PATHS[1], input="hi", tools=[{"type": "function", "name": "f", "parameters": {}}])
-        assert await longest_turn(served, PATHS[1], status, input="hi", **fields) < MAX_TURN_S
+        assert await longest_turn(served, PATHS[1], status, leaves_cache=True, input="hi", **fields) < MAX_TURN_S
 
 
 async def test_the_items_of_a_window_are_read_in_turns() -> None:
@@ -162,7 +172,8 @@ async def test_a_chain_of_many_items_leaves_turns_to_others() -> None:
         first = orjson.loads(await asyncio.to_thread(send, served, PATHS[0], input=[*talk(2), USER]))["id"]
         await longest_turn(served, PATHS[0], input="go", previous_response_id=first)
         long = orjson.loads(await asyncio.to_thread(send, served, PATHS[0], input=[*talk(MANY // 2), USER]))["id"]
-        assert await longest_turn(served, PATHS[0], input="go", previous_response_id=long) < MAX_TURN_S
+        turn_s = await longest_turn(served, PATHS[0], leaves_cache=True, input="go", previous_response_id=long)
+        assert turn_s < MAX_TURN_S
 
 
 TEXT_BYTES = 8 * 1024 * 1024
