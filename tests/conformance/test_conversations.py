@@ -83,7 +83,7 @@ class ConversationPromises:
         return over(await backend.open())
 
     @pytest.fixture
-    async def conversation(self, conversations: StoredConversations) -> str:
+    async def created_conversation(self, conversations: StoredConversations) -> str:
         return (await conversations.create(CreateConversation.model_validate({}), tenant=TENANT)).id
 
     async def test_what_is_added_at_once_is_all_there(
@@ -248,24 +248,24 @@ class TestOverMemory(ConversationPromises):
         return memory_backend
 
     async def test_the_turn_of_a_dead_process_passes_and_what_it_would_write_then_does_not_hold(
-        self, backend: Backend, store: KVStore, conversations: StoredConversations, conversation: str
+        self, backend: Backend, store: KVStore, conversations: StoredConversations, created_conversation: str
     ) -> None:
-        dead = await begin(conversations, conversation, "resp_1")
+        dead = await begin(conversations, created_conversation, "resp_1")
         with pytest.raises(ConversationLocked):
-            await begin(conversations, conversation, "resp_2")
+            await begin(conversations, created_conversation, "resp_2")
         await backend.elapse(LEASE_S)
-        await begin(conversations, conversation, "resp_2")
+        await begin(conversations, created_conversation, "resp_2")
         assert await store.write(await dead.build_append_and_release_ops(to_items("q"), to_items("a"), {})) is None
 
     async def test_a_turn_of_the_background_lives_as_long_as_such_a_response_can(
-        self, backend: Backend, store: KVStore, conversations: StoredConversations, conversation: str
+        self, backend: Backend, store: KVStore, conversations: StoredConversations, created_conversation: str
     ) -> None:
-        floor = await begin(conversations, conversation, "resp_1", background=True)
+        floor = await begin(conversations, created_conversation, "resp_1", background=True)
         async with floor.hand_over() as ops:
             assert await store.write(ops) is not None
         await backend.elapse(3599)
         with pytest.raises(ConversationLocked):
-            await begin(conversations, conversation, "resp_2")
+            await begin(conversations, created_conversation, "resp_2")
 
 
 class TestOverSQLite(ConversationPromises):

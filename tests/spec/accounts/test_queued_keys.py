@@ -23,7 +23,7 @@ async def create_waiting(served: Served, client: Any, **fields: Any) -> list[str
         options = fields if text != "hold" else {}
         ids.append((await client.responses.create(model="scripted", input=text, background=True, **options)).id)
     async with asyncio.timeout(10):
-        while not asked_texts(served) and not getattr(served.stack.inference, "held"):  # noqa: ASYNC110, B009 - of the held model only, which sets no event
+        while not asked_texts(served) and not getattr(served.stack.inference, "held_count"):  # noqa: ASYNC110, B009 - of the held model only, which sets no event
             await asyncio.sleep(0.005)
     return ids
 

@@ -94,7 +94,7 @@ class Tenants(RuleBasedStateMachine):
             ids = own_ids[number % len(own_ids)]
             self.runner.run(self.world.run(tenant, operation, ids, f"{SECRETS[tenant]} {number}"))
 
-    @rule(tenant=tenants, some=st.lists(operations, min_size=1, max_size=5), number=numbers, mixed=st.booleans())
+    @rule(tenant=tenants, operations=st.lists(operations, min_size=1, max_size=5), number=numbers, mixed=st.booleans())
     def use_what_is_anothers(self, tenant: str, operations: list[Operation], number: int, mixed: bool) -> None:
         other = TENANTS[(TENANTS.index(tenant) + 1 + number % 2) % 3]
         for operation in operations:
@@ -106,7 +106,7 @@ class Tenants(RuleBasedStateMachine):
                 ids = all_ids[number % len(all_ids)]
                 self.runner.run(self.world.foreign(tenant, operation, ids, f"{SECRETS[tenant]} {number}"))
 
-    @rule(tenant=tenants, some=st.lists(on_responses, min_size=1, max_size=3), stream=st.booleans())
+    @rule(tenant=tenants, operations=st.lists(on_responses, min_size=1, max_size=3), stream=st.booleans())
     def use_what_another_is_just_told(self, tenant: str, operations: list[Operation], stream: bool) -> None:
         other = TENANTS[TENANTS.index(tenant) - 1]
         text = f"{SECRETS[other]} slowly!"
