@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-from apis.sink import Sink
+from apis.sink import ConvertedSink, Sink
 from providers.inference.circuit_breaker import CircuitBreaker
 
 T = TypeVar("T")
 
 
 class Attempt:
-    """A request behind a breaker, which counts the beginning of the output as a success. After it no other attempt
+    """A request that a breaker guards: it counts the beginning of the output as a success. After it no other attempt
     follows."""
 
     __slots__ = ("_breaker", "_is_probe", "has_output")
@@ -32,22 +32,9 @@ class Attempt:
 
     def watch(self, sink: Sink[T]) -> Sink[T]:
         """Return a sink that passes everything on to `sink`, and records the first batch."""
-        return _WatchedSink(self, sink)
 
+        def record(batch: Sequence[T]) -> Sequence[T]:
+            self.begin_output()
+            return batch
 
-class _WatchedSink(Sink[T]):
-    def __init__(self, attempt: Attempt, sink: Sink[T]) -> None:
-        self._attempt = attempt
-        self._sink = sink
-
-    def write(self, batch: Sequence[T]) -> bool:
-        if not self._attempt.has_output:
-            self._attempt.begin_output()
-        return self._sink.write(batch)
-
-    async def ready(self) -> None:
-        await self._sink.ready()
-
-    async def put(self, batch: Sequence[T]) -> None:
-        self._attempt.begin_output()
-        await self._sink.put(batch)
+        return ConvertedSink(sink, record)

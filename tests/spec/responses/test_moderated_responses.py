@@ -1,4 +1,4 @@
-"""Responses with `moderation`: scores of input and output, and flagged content that nobody reads, nor any store."""
+"""Responses with `moderation`: scores of input and output, and flagged content that reaches no client and no store."""
 
 import json
 from collections.abc import AsyncGenerator

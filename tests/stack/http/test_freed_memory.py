@@ -11,7 +11,7 @@ MIB = 1024 * 1024
 
 
 class WatchedShare(FairShare):
-    """Counts how often somebody looks whether it is in use."""
+    """Counts how often its use is read."""
 
     looks = 0
 
