@@ -1,4 +1,4 @@
-"""What must be so in every test: Triton's kernels run in its interpreter, and nothing blocks the event loop."""
+"""Settings of every test: Triton's kernels run in its interpreter, and nothing blocks the event loop."""
 
 import fcntl
 import gc

@@ -20,7 +20,7 @@ async def test_waits_that_begin_apart_end_together() -> None:
 
     await asyncio.sleep(next_tick(0.8) - monotonic())  # so that all of them begin before one tick of the longest
     tick = next_tick(0.8)
-    late = tick - monotonic() - 0.3  # a busy machine may be a quarter of a second behind
+    late = tick - monotonic() - 0.3  # a busy machine may be a quarter of a second late
     await asyncio.gather(wait(0, 0.8), wait(late, 0.8), wait(late, 0.4), wait(late + 0.02, 0.4))
     assert all(0 <= at - tick < 0.3 for at in ended)
 

@@ -1,7 +1,7 @@
 """How near our kernels come to what a card can do: `python -m tests.bench.gpt_oss_gpu --out DIR`, under ten minutes.
 
-Weights are random, at the true shapes, made on the card; so neither the speed of guessing nor any quality can be told
-from them. Every share is of a limit from the bytes that this very run touched (experts are counted) at the speed that
+Weights are random, at the true shapes, made on the card; so they show neither the speed of guessing nor any
+quality. Every share is of a limit from the bytes that this very run touched (experts are counted) at the speed that
 copying reached on this very card. A part that fails or would take too long says so, and the others go on; what is known
 is written after each. `--dry` runs all of it on a CPU with a tiny model: kernels interpreted where they are held
 against their references, and references where time is taken.
@@ -59,8 +59,9 @@ NEEDS_S: Final = {
     "20b": {"agreement": 40, "kernels": 60, "runner": 100, "steps": 30, "prompts": 15, "server": 100, "rivals": 60},
     "120b": {"agreement": 60, "kernels": 80, "runner": 110, "steps": 50, "prompts": 20, "server": 140, "rivals": 60},
 }
-"""What a part may take on a Hopper card, compiling included: it does not begin with less left. Together with 30 s for
-ceilings and weights that is 7 minutes, and 9 for the larger model; rivals have what is left, each for itself."""
+"""Seconds that a part may take on a Hopper card, compiling included: it does not begin with less left. Together with
+30 s for ceilings and weights that is 7 minutes, and 9 for the larger model. Each rival may use all the time that is
+left."""
 
 SECONDS: Final = 560.0
 FORMULA: Final = "max(bytes read / copied bytes a second, operations / products' operations a second) / time"
@@ -68,7 +69,7 @@ FORMULA: Final = "max(bytes read / copied bytes a second, operations / products'
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is run: true sizes on a card, tiny ones on a CPU."""
+    """The sizes of the work that is measured: true sizes on a card, tiny ones on a CPU."""
 
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     contexts: tuple[int, ...] = (1024, 8192, 32768)
@@ -89,7 +90,7 @@ DRY: Final = Sizes((2,), (40,), (64,), (5,), (20,), (2,), 6, 20, (1,), 2**12, Kv
 
 @dataclass(frozen=True)
 class Asked:
-    """What to run."""
+    """The options of the command line: a model and the parts to run."""
 
     model: str
     routing: Literal["uniform", "zipf"]
@@ -144,7 +145,7 @@ def measure(request: Asked, parts: Parts) -> None:
 
 
 def _by_themselves(request: Asked, parts: Parts, weights: Weights, top: Ceilings) -> None:
-    """Launch functions one by one: whatever one of them does, the others' figures stand."""
+    """Run the parts that measure launch functions one by one. One that fails leaves the others' figures as they are."""
     sizes = request.sizes
     needs = {} if request.dry else NEEDS_S[request.model]
     if request.dry:  # interpreted, a true vocabulary takes minutes
@@ -171,7 +172,7 @@ def _by_themselves(request: Asked, parts: Parts, weights: Weights, top: Ceilings
 
 
 def _in_steps(request: Asked, parts: Parts, weights: Weights, top: Ceilings) -> None:
-    """What needs a runner: whole steps, and the server."""
+    """Run the parts that need a runner: whole steps, prompts and the server."""
     sizes = request.sizes
     needs = {} if request.dry else NEEDS_S[request.model]
     pairs = [(rows, context) for context in sizes.contexts for rows in sizes.rows]
@@ -253,7 +254,7 @@ def main(arguments: list[str]) -> None:
         "certified": options.certified,
         "share": FORMULA,
     }
-    # Whatever hangs, on a card or in a compiler, is shown and ended; what was measured is written by then.
+    # A hang, on a card or in a compiler, is shown and ended; the figures measured until then are written already.
     faulthandler.dump_traceback_later(options.seconds + 20, exit=True, file=sys.__stderr__ or sys.stderr)
     try:
         measure(request, Parts(results, options.out, options.seconds))

@@ -1,4 +1,4 @@
-"""Whether kernels are right where they run: each beside its reference, at the model's shapes, on the same device."""
+"""A comparison of each kernel with its reference, at the model's shapes, on the device where both run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,7 +23,7 @@ from tests.bench.gpu_parts import failed
 LAYERS: Final = 2
 CACHED: Final = 700
 BOUND: Final = 4e-3
-"""Of the difference's norm to the reference's, in bfloat16: what the kernels' files say that they must meet."""
+"""The largest ratio of the difference's norm to the reference's, in bfloat16, that the kernels' files permit."""
 
 ALIKE: Final = 0.97
 """The share of whole numbers (experts, tokens) that must be equal: the others' scores may be equal but for rounding."""
@@ -53,12 +53,12 @@ NEW: Final = {
     "grouped_up": ("inner",),
     "unembed": ("logits",),
 }
-"""What a launch function makes without having read it."""
+"""The tensors that a launch function writes and does not read before."""
 
 
 @dataclass
 class Worst:
-    """Of all launches of a function in a step: floats' largest error, whole numbers' smallest share of equals."""
+    """The worst of all launches of a function in a step: floats' largest error, integers' smallest share of equals."""
 
     error: float = 0.0
     equal: float = 1.0
@@ -108,7 +108,7 @@ def _judged(worst: Worst) -> Row:
 
 
 def _compare(worst: Worst, name: str, kernels: Kernels, value: tuple[Any, StepBuffers]) -> None:
-    """Run the reference on the step and the kernel on a copy of it, where what it makes anew is no number before."""
+    """Run the reference on the step and the kernel on a copy, in which the tensors that it only writes begin as NaN."""
     layer, step = value
     copy = replace(
         step,
@@ -141,7 +141,7 @@ def _compare(worst: Worst, name: str, kernels: Kernels, value: tuple[Any, StepBu
 
 
 def _places(layer: Layer, step: StepBuffers) -> Tensor:
-    """Of keys and values: those of the step's rows. A number that is written may be what was there before."""
+    """Return a mask of the keys and values of the step's rows. A number that is written may equal the one before it."""
     places = _no_places(step)
     rows = (step.positions >= 0).nonzero().squeeze(-1)
     at = step.positions[rows]
@@ -166,14 +166,14 @@ def _note(worst: Worst, actual: Tensor, expected: Tensor) -> None:
 
 
 def _errors(actual: Tensor, expected: Tensor) -> Tensor:
-    """Of the last axis: the difference's norm to the expected one's; infinite for what is no number."""
+    """Return the difference's norm over the expected one's, along the last axis; infinite where it is NaN."""
     wide = expected.float()
     ratio = (actual.float() - wide).square().sum(-1) / wide.square().sum(-1).clamp(min=1e-30)
     return ratio.sqrt().nan_to_num(nan=torch.inf)
 
 
 def _whole(weights: Weights, step: StepBuffers, kernels: Kernels) -> Row:
-    """Of the logits' rows: in a few of them another expert is chosen, as scores lie near each other; so the median."""
+    """Compare a whole step by the median error of its rows of logits: a few rows may choose another expert."""
     logits: list[Tensor] = []
     try:
         for each in (kernels, REFERENCE):

@@ -1,4 +1,4 @@
-"""What a benchmark ran on: versions, and the card's clocks as they were found. Nothing is ever set."""
+"""A record of the machine of a benchmark: versions, and the card's clocks, which are read and never set."""
 
 import importlib.metadata
 import platform
@@ -17,7 +17,7 @@ def versions() -> dict[str, str]:
 
 
 def clocks() -> Mapping[str, str]:
-    """What nvidia-smi tells of the first card now; nothing where it cannot be asked."""
+    """Return the values that nvidia-smi reports of the first card now; an empty mapping where it fails."""
     command = ["nvidia-smi", f"--query-gpu={','.join(READ)}", "--format=csv,noheader,nounits", "--id=0"]
     try:
         output = subprocess.run(command, capture_output=True, check=True, text=True, timeout=10).stdout

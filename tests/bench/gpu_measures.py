@@ -1,4 +1,4 @@
-"""What is measured on the device itself: its ceilings, each kernel, whole steps, and prompts."""
+"""The measurements on the device itself: its ceilings, each kernel, whole steps, and prompts."""
 
 import statistics
 import time
@@ -47,7 +47,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where launch functions are measured one by one: a model, and memory for sequences that are nobody's."""
+    """A model and memory for made-up sequences, on which launch functions are measured one by one."""
 
     weights: Weights
     tables: Tables
@@ -83,7 +83,7 @@ def wait(device: torch.device) -> None:
 
 
 def graphed(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """The same work without its launches' cost, where there are graphs."""
+    """Return the work as one CUDA graph, without its launches' cost; on a device without graphs, the work itself."""
     if device.type != "cuda":
         return work
     work()
@@ -165,7 +165,7 @@ def touched(weights: Weights, step: StepBuffers, kernels: Kernels, context: int)
 
 
 def kernel_table(stage: Stage, rows: Sequence[int], prompts: Sequence[int]) -> list[Row]:
-    """Microseconds of each launch function, all layers' one behind the other: no weights are in the cache already."""
+    """Return each launch function's microseconds. It runs on one layer after the other, so no weights are cached."""
     context = min(1024, stage.tables.pages.shape[1] * PAGE_TOKENS - 1)
     table: list[Row] = []
     for count in rows:
@@ -177,7 +177,7 @@ def kernel_table(stage: Stage, rows: Sequence[int], prompts: Sequence[int]) -> l
 
 
 def _kernels(stage: Stage, step: StepBuffers, context: int) -> list[Row]:
-    """Of one step. Every launch function finds what it found in the step's last layer."""
+    """Return the table of one step. Every launch function gets the inputs that it had in the step's last layer."""
     bytes_touched = touched(stage.weights, step, stage.kernels, context)
     bytes_touched = replace(bytes_touched, experts=_different(step.chosen_experts))
     state = {name: each.clone() for name, each in tensors_by_name(step).items() if name != "logits"}

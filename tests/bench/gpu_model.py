@@ -36,10 +36,10 @@ SPECS: Final = {
 }
 EXPERT_BYTES: Final = 4.25 / 8
 LENGTHS_SPREAD: Final = 0.5
-"""Of the logarithm of the unembedding's rows' lengths."""
+"""The standard deviation of the logarithm of the unembedding's row lengths."""
 
 ZIPF_SLOPE: Final = 0.6
-"""Of the router's bias against the logarithm of an expert's rank: its logits' own spread is about 1."""
+"""The slope of the router's bias over the logarithm of an expert's rank: its logits' own spread is about 1."""
 
 
 def make_weights(
@@ -110,10 +110,11 @@ def _experts(spec: ModelSpec, rows: int, depth: int, bias: Tensor) -> TiledExper
 
 @dataclass(frozen=True)
 class Touched:
-    """What a step must read and compute: `rows` rows behind `context` cached tokens, each a sequence of its own or, if
-    it is a `prompt`, all of them one; `experts` different ones in each layer, on average, as counted. Bytes of
-    bfloat16, whatever the type it ran in; of what it makes and reads again nothing is counted. `certified`: its tokens
-    are chosen by an int8 copy of the unembedding, if they are few enough; what is read once more is not counted."""
+    """The bytes that a step must read, and its operations. It has `rows` rows after `context` cached tokens: each is a
+    sequence of its own or, if it is a `prompt`, all of them are one. `experts` different ones are used in each layer,
+    on average, as counted. Bytes are those of bfloat16, also where it ran in another type; values that the step itself
+    writes and reads again are not counted. `certified`: its tokens are chosen by an int8 copy of the unembedding, if
+    they are few enough; rows that are then read once more are not counted."""
 
     spec: ModelSpec
     rows: int
@@ -124,7 +125,7 @@ class Touched:
 
     @property
     def expert_bytes(self) -> float:
-        """Of one layer, all matrices."""
+        """The bytes of all matrices of one layer's experts that are used."""
         one = self.spec.expert_weights * EXPERT_BYTES + 2 * self.spec.expert_biases
         return self.experts * one
 
@@ -144,7 +145,7 @@ class Touched:
 
     @property
     def sampling_bytes(self) -> float:
-        """Of the unembedding, to choose tokens."""
+        """The bytes of the unembedding that are read to choose tokens."""
         samples = 1 if self.prompt else self.rows
         if self.certified and samples <= MAX_CERTIFIED_ROWS:
             return self.spec.vocabulary * (self.spec.hidden + 12.0)
@@ -152,7 +153,7 @@ class Touched:
 
     @property
     def attention_operations(self) -> float:
-        """Of all layers: scores and sums of values, over what each row sees, itself included."""
+        """The operations of attention in all layers: scores and sums of values, over the tokens that each row sees."""
         spec = self.spec
         each = 4.0 * spec.heads * spec.head_dim
         return each * sum(self._count_seen(window) for window in self._windows)
@@ -172,7 +173,7 @@ class Touched:
         return max(self.step_bytes / bytes_s, self.operations / operations_s)
 
     def kernel_bytes(self) -> dict[str, float]:
-        """Of a layer, on average, or of the model's ends, by the launch function's name."""
+        """Return the bytes by the launch function's name: those of a layer, on average, or of the model's ends."""
         spec = self.spec
         third = self.expert_bytes / 3
         project = 2.0 * spec.hidden * (spec.heads * spec.head_dim + spec.experts)
@@ -192,7 +193,7 @@ class Touched:
         }
 
     def kernel_operations(self) -> dict[str, float]:
-        """As `kernel_bytes`; of those that multiply."""
+        """Return the operations of the launch functions that multiply, in the form of `kernel_bytes`."""
         spec = self.spec
         pairs = self.rows * spec.experts_per_token
         attention = self.attention_operations / len(spec.layers)

@@ -1,5 +1,5 @@
-"""A benchmark's parts, one behind the other: one that fails or has no time left says so in the figures, the others go
-on, and what is known is written after each."""
+"""A benchmark's parts, one after the other: one that fails or has no time left says so in the figures, the others go
+on, and all figures so far are written after each."""
 
 import gc
 import json
@@ -35,14 +35,14 @@ class Parts:
         return self._ends - time.monotonic()
 
     def run(self, name: str, work: Callable[[], Any], needs_s: float = 0.0) -> bool:
-        """Whether there are figures of `work` now: `found[name]` is what it returns, or why it is none."""
+        """Run `work` and keep its figures in `results[name]`, or an error; return true for figures."""
         if self.left_s < needs_s:
             self._keep(name, {"skipped": f"it needs {needs_s:.0f} s, and {self.left_s:.0f} s are left"})
             return False
         began = time.monotonic()
         try:
             result: Any = work()
-        except Exception as exc:  # noqa: BLE001 - on a card that nobody could try before, every failure is a result
+        except Exception as exc:  # noqa: BLE001 - on a card that was never tried before, every failure is a result
             result = failed(exc)
         self._took[name] = round(time.monotonic() - began, 1)
         self.results["clocks"][name] = clocks()
@@ -64,6 +64,6 @@ def _is_none(result: object) -> bool:
 
 
 def failed(exc: BaseException) -> dict[str, str]:
-    """What failed and where."""
+    """Return the error and its traceback, each of a bounded length."""
     frames = traceback.format_exception(exc, limit=-LAST_LINES)
     return {"failed": repr(exc)[:2000], "where": "".join(frames)[-4000:]}

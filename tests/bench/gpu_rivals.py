@@ -32,7 +32,7 @@ ROOT: Final = Path(__file__).parents[2]
 ROW: Final = '{"rows": '
 LONGEST_S: Final = 150.0
 LEFT_S: Final = 15.0
-"""Of the time that is left so much is for writing down what was found."""
+"""Seconds of the time left that are reserved to write the figures down."""
 
 
 def rival(name: str, model: str, rows: Sequence[int], left_s: float) -> list[Row] | dict[str, str]:
@@ -123,7 +123,7 @@ def _tritonllm(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> 
 
 
 def _reference(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> Iterator[Row]:
-    """It computes the whole sequence anew for every token: a step here is one of PROMPT tokens."""
+    """Measure the reference, which computes the whole sequence again for every token: a step has PROMPT tokens."""
     module: Any = importlib.import_module("gpt_oss.torch.model")
     with torch.inference_mode():
         model = module.Transformer(config=module.ModelConfig(**_shape(spec)), device=device).eval()

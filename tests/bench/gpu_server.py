@@ -27,7 +27,7 @@ SERVED: Final[dict[str, GptOss]] = {}
 
 
 class Speaking:
-    """A runner whose sequences begin with HEADER, whatever the model had chosen."""
+    """A runner whose sequences begin with HEADER in place of the tokens that the model chose."""
 
     def __init__(self, runner: LoadedRunner) -> None:
         self._runner = runner
@@ -83,7 +83,7 @@ async def serve(runner: LoadedRunner, streams: tuple[int, ...], tokens: int, pro
                     table.append({"streams": count, "cached": cached} | row)
             table[0]["very_first_ms"] = ready["first_ms"]
     finally:
-        # Whoever measures next needs the memory.
+        # The next part needs the memory.
         LENT.clear()
         SERVED.clear()
     return table

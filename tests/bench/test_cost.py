@@ -1,4 +1,4 @@
-"""What the server costs, measured from outside: `python -m pytest tests/bench -m bench -s`.
+"""The server's cost, measured from outside: `python -m pytest tests/bench -m bench -s`.
 
 CPU times are those of the server's whole process tree; they differ between machines, their ratios hardly do. Nothing
 is asserted of them, only that every answer was whole.
@@ -55,7 +55,7 @@ class Bench:
         return first, received.rpartition(b'"id":"resp_')[2].partition(b'"')[0].decode()
 
     async def ask_message(self, tokens: int, pause_us: int) -> None:
-        """The same stream by Anthropic's Messages API."""
+        """Read the stream that `ask` reads, by Anthropic's Messages API."""
         question = {"role": "user", "content": f"n={tokens} d={pause_us}"}
         body = {"model": "fake-model", "max_tokens": 2 * tokens, "messages": [question], "stream": True}
         async with self.http.post(f"{self.url}/v1/messages", json=body) as answer:
@@ -129,8 +129,8 @@ async def test_cost_of_a_token(bench: Bench) -> None:
 
 
 async def test_cost_of_a_token_by_when_tokens_arrive(bench: Bench) -> None:
-    """The same 16 streams of 50 tokens/s, whose tokens arrive together or one by one: a token that wakes the server
-    costs more, in every server. Engines send the tokens of one step together; those of many engines come one by one."""
+    """Sixteen streams of 50 tokens/s, whose tokens arrive together or one by one: a token that wakes the server costs
+    more, in every server. Engines send the tokens of one step together; those of many engines come one by one."""
     streams, tokens, interval_s = 16, 256, 0.02
     for name, distance_s in (("together", 0.0), ("one by one", interval_s / streams)):
         starts = [bench.ask_after(number * (interval_s + distance_s), tokens) for number in range(streams)]

@@ -1,5 +1,5 @@
-"""What HTTP, the scheduler and Harmony leave of the model's own speed: `python -m pytest tests/bench/test_engine_tax.py
--m bench -s`.
+"""The share of the model's own speed that HTTP, the scheduler and Harmony leave: `python -m pytest
+tests/bench/test_engine_tax.py -m bench -s`.
 
 The bare loop steps the same runner in a process of its own, with nothing around it; the server's clients read bytes and
 no more. Shares are of one run; nothing is asserted but that every answer was whole.

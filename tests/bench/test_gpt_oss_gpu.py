@@ -1,5 +1,5 @@
-"""The benchmark of the kernels runs, so that it does when there is a card: on a CPU, tiny, every part of it; what fails
-is told and costs nothing else; and its limits are the model's arithmetic."""
+"""The benchmark of the kernels runs, so that it does when there is a card: on a CPU, tiny, every part of it. A
+part that fails is reported and costs no other part; and its limits are the model's arithmetic."""
 
 import json
 import subprocess

@@ -1,4 +1,5 @@
-"""What the stack leaves of llama.cpp's own server: `python -m pytest tests/bench/test_llama_cpp_tax.py -m bench -s`.
+"""The share of the speed of llama.cpp's server that the stack leaves: `python -m pytest
+tests/bench/test_llama_cpp_tax.py -m bench -s`.
 
 llama.cpp's server, with its own defaults, is used directly; a stack uses another one of the same file, with the same
 threads and slots. Each load of some seconds goes to both, one after the other, and the figure is the median of the
@@ -109,7 +110,7 @@ class Direct:
 
 
 class Served:
-    """The same model, served through a stack."""
+    """A stack that serves the model of the llama.cpp server."""
 
     def __init__(self, url: str, pid: int) -> None:
         self.url, self.pid = url, pid

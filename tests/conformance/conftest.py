@@ -24,7 +24,7 @@ from tests.support.servers.redis_server import RedisServer
 
 
 class Clock:
-    """A wall clock that moves when it is told to."""
+    """A wall clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.seconds = 1_800_000_000.0
@@ -90,7 +90,7 @@ async def redis_stores(config: Redis.Config, url: str, stored_prefix: str) -> As
             return store
 
         async def elapse(seconds: float) -> None:
-            # Redis itself says when its clock has moved on: nobody ever pushes to this list.
+            # Redis itself says when its clock has moved on: no client ever pushes to this list.
             await client.blpop([f"{stored_prefix}nothing"], timeout=seconds)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType] - typed for both clients
 
         async def overwrite(key: str, change: Callable[[bytes], bytes]) -> None:

@@ -1,4 +1,4 @@
-"""What every Inference that makes embeddings must hold: run each of `LAWS` over a `Subject`."""
+"""The laws of every Inference that makes embeddings: run each of `LAWS` over a `Subject`."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Subject:
-    """A started provider, its model of embeddings, and one that nobody has."""
+    """A started provider, its model of embeddings, and the name of a model that does not exist."""
 
     inference: Inference
     model: str

@@ -24,7 +24,7 @@ async def cut_off(*data: bytes) -> AsyncGenerator[bytes]:
 
 
 class FilesPromises:
-    """What every provider of files keeps. Its files are of MAX_BYTES at most."""
+    """The promises of every provider of files. Its files are of MAX_BYTES at most."""
 
     @pytest.mark.parametrize("size", [0, 1, 262_143, 262_144, 262_145, MAX_BYTES])
     async def test_any_bytes_come_back(self, files: Files, size: int) -> None:

@@ -1,4 +1,4 @@
-"""What every Inference must hold: run each of `LAWS` over a `Subject` made of the provider under test."""
+"""The laws of every Inference: run each of `LAWS` over a `Subject` made of the provider under test."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -27,7 +27,7 @@ class Backend:
 
 
 class KVStorePromises:
-    """What every store keeps."""
+    """The promises of every store."""
 
     @pytest.fixture
     async def store(self, backend: Backend) -> KVStore:
@@ -203,7 +203,7 @@ class KVStorePromises:
         while not writing.done():
             assert len({entry and entry.value for entry in await other.get_many(keys)}) == 1
             assert len({entry.value for _, entry in await other.scan("")}) <= 1
-            await asyncio.sleep(0)  # reading from memory gives way to nobody
+            await asyncio.sleep(0)  # reading from memory lets no other task run
         versions = await writing
         assert len({tuple(one) for one in versions if one}) == 60
 
@@ -257,7 +257,7 @@ class KVStorePromises:
 
 
 class LastingPromises:
-    """What a store keeps that outlives its clients."""
+    """The further promises of a store that outlives its clients."""
 
     async def test_a_new_client_finds_what_was_written(self, backend: Backend) -> None:
         before = await backend.open()

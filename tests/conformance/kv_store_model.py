@@ -1,4 +1,4 @@
-"""A dictionary that does what a KVStore should, and stories to tell both."""
+"""A dictionary that does what a KVStore should, and sequences of steps to run on both."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ steps = st.lists(st.one_of(writes, writes, scans, st.builds(Sweep)), max_size=25
 
 
 class Model:
-    """Tells every step to the store and to the dictionary, and asserts that both end alike."""
+    """Runs every step on the store and on the dictionary, and asserts that both end alike."""
 
     def __init__(self, store: KVStore, elapse: Callable[[float], Awaitable[None]]) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Conversations over each of the stores: nothing lost, nothing twice, one turn at a time, whoever asks and whenever."""
+"""Conversations over each of the stores: nothing lost, nothing twice, one turn at a time, across processes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ async def texts(conversations: StoredConversations, conversation_id: str) -> lis
 
 
 async def settled(*tasks: Any) -> Sequence[Any]:
-    """What came of all; what is not a StackError is raised."""
+    """Return the results and the StackErrors of all tasks; any other error is raised."""
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     for each in outcomes:
         if isinstance(each, BaseException) and not isinstance(each, StackError):
@@ -67,7 +67,7 @@ async def settled(*tasks: Any) -> Sequence[Any]:
 
 
 class ConversationPromises:
-    """What conversations keep over any store."""
+    """The promises of conversations over any store."""
 
     @pytest.fixture
     async def store(self, backend: Backend) -> KVStore:
@@ -79,7 +79,7 @@ class ConversationPromises:
 
     @pytest.fixture
     async def elsewhere(self, backend: Backend) -> StoredConversations:
-        """The same conversations as another process has them."""
+        """The conversations of the store as another process reads them."""
         return over(await backend.open())
 
     @pytest.fixture

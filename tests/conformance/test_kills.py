@@ -123,7 +123,7 @@ async def is_free_and_whole(
 
 
 def is_locked(store: dict[str, Any]) -> bool:
-    """Whether whoever was stopped holds the SQLite file's only lock: as long as it does, nobody can write at all."""
+    """Return true if the stopped process holds the SQLite file's only lock: until then no other can write."""
     if store["provider"] != "sqlite":
         return False
     with closing(sqlite3.connect(store["path"], timeout=0.3, isolation_level=None)) as probe:

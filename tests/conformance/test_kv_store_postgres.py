@@ -1,4 +1,4 @@
-"""What only a database server can suffer: hanging, dying, locks of others, many processes at once, foreign schemas."""
+"""Failures that only a database server has: hanging, dying, others' locks, many processes at once, foreign schemas."""
 
 import asyncio
 import logging
@@ -63,7 +63,7 @@ def server(cluster: PostgresServer) -> PostgresServer:
 
 @pytest.fixture
 async def admin(server: PostgresServer) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
-    """A connection beside the store's, to a server that holds nothing of earlier tests."""
+    """A connection of its own to the store's server, which holds nothing of earlier tests."""
     admin = await asyncpg.connect(server.url)
     await admin.execute("DROP SCHEMA IF EXISTS stack CASCADE")
     yield admin
@@ -83,7 +83,7 @@ def config(url: str, **others: object) -> Postgres.Config:
 
 
 async def fails_within(seconds: float, store: Postgres) -> None:
-    """Assert that every kind of call is unavailable in time, and that no error tells the password."""
+    """Assert that every kind of call is unavailable in time, and that no error shows the password."""
     began = time.monotonic()
     calls = [call for _ in range(30) for call in (store.get("a"), store.put("a", b""), store.scan(""), store.sweep())]
     answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -109,7 +109,7 @@ async def test_a_hung_server_is_unavailable_in_time_and_answers_nobody_else_late
 async def test_a_host_that_hangs_keeps_the_store_from_no_other_host(
     server: PostgresServer, admin: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
-    """Of several hosts in the url, as in a fail-over: the one that accepts writes is used, in whatever place it is."""
+    """A url may name several hosts, as for a fail-over: the one that accepts writes is used, wherever it is."""
     [url] = split_hosts(server.url)
     working = url.rpartition("@")[2].partition("/")[0]
 

@@ -1,4 +1,4 @@
-"""What only a server can suffer: hanging, dying, coming back, running out of memory, being another one."""
+"""Failures that only a server has: hanging, dying, coming back, running out of memory, being another one."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ def config(server: RedisServer, *, password: str = "s3cret", database: str = "0"
 
 
 async def fails_within(seconds: float, store: Redis) -> None:
-    """Assert that every kind of call is unavailable in time, and that no error tells the password."""
+    """Assert that every kind of call is unavailable in time, and that no error shows the password."""
     began = time.monotonic()
     calls = [call for _ in range(30) for call in (store.get("a"), store.put("a", b""), store.scan(""), store.sweep())]
     answers = await asyncio.gather(*calls, return_exceptions=True)

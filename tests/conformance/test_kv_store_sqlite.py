@@ -1,4 +1,4 @@
-"""What only a file can suffer: a killed writer, a full disk, a lock held by others, a file that is not ours."""
+"""Failures that only a file has: a killed writer, a full disk, a lock held by others, a file that is not ours."""
 
 import asyncio
 import os

@@ -94,7 +94,7 @@ async def test_each_write_renews_the_lease(holders: Holders) -> None:
 
 
 async def test_a_holder_whose_last_writes_the_store_has_lost_cannot_write(holders: Holders) -> None:
-    """A replica that was promoted may miss them: whatever the holder adds would follow a gap."""
+    """A replica that was promoted may miss them: a record that the holder adds would follow a gap."""
     lease = holders.first
     await lease.acquire()
     before = await holders.store.get(KEY)

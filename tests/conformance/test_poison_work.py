@@ -66,7 +66,7 @@ class Deployment:
                     await asyncio.sleep(0.05)
 
     async def ask(self, method: str, path: str, **fields: Any) -> Any:
-        """Return the JSON answer of whatever process answers."""
+        """Return the JSON answer of the first process that answers."""
         async with asyncio.timeout(60):
             while True:
                 assert self.workers is not None

@@ -1,4 +1,4 @@
-"""Workers that are killed while clients come back with their idempotency keys and webhooks are told, on each store.
+"""Workers that are killed while clients repeat their idempotency keys and webhooks are delivered, on each store.
 
 STACK_KILL_TRIALS says how many times (once by default), STACK_KILL_SEED what is drawn; the seed is printed.
 """
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(120 + 60 * TRIALS)
 
 
 async def ask(workers: Workers, key: str, **fields: Any) -> httpx.Response:
-    """A create that is sent again until it is answered, as an SDK does it: also where it is told to come again."""
+    """Send a create again until it is answered, as an SDK does it: also where an error asks the client to try again."""
     body = {"model": "scripted", "input": f"input {key}", **fields}
     async with asyncio.timeout(60):
         while True:
@@ -58,7 +58,7 @@ async def test_whatever_worker_is_killed_a_key_is_one_response_and_its_end_is_to
                 await asyncio.gather(*(workers.ended(each, BOUND_S) for each in ids))
                 await receiver.hear_of(ids, BOUND_S)
         deliveries = receiver.list_deliveries()
-    # a response that was made twice would be told of, too
+    # the webhook of a response that was made twice would be here, too
     assert {response_id for _, response_id in deliveries} == response_ids
     assert len({webhook_id for webhook_id, _ in deliveries}) == len(response_ids)
     print(f"{len(response_ids)} responses, told {len(deliveries)} times")

@@ -1,4 +1,4 @@
-"""Background streams that are cut anywhere and read on elsewhere: what comes together is the log, byte for byte.
+"""Background streams that are cut anywhere and read on elsewhere: the pieces together are the log, byte for byte.
 
 STACK_CUT_STREAMS says how many streams of some 290 events (20 by default), STACK_CUT_SEED what is drawn; the seed is
 printed.
@@ -28,7 +28,7 @@ TURN: list[dict[str, Any]] = [
     {"wait_s": 0.1},
     {"text": ["c"] * 200},
 ]
-BACKGROUND = {"background": {"poll_s": 0.1, "lease_s": 30}}  # nobody dies here, however busy the machine
+BACKGROUND = {"background": {"poll_s": 0.1, "lease_s": 30}}  # no worker loses its lease here, however busy the machine
 TOGETHER = 10
 
 

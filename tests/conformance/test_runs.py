@@ -1,4 +1,4 @@
-"""Runs on each store: one holder at a time, and nobody else can write."""
+"""Runs on each store: one holder at a time, and no other worker can write."""
 
 import asyncio
 from contextlib import AsyncExitStack

@@ -19,7 +19,7 @@ POINTS: Mapping[str, tuple[str, int]] = {
     "wait": ("response.web_search_call.completed", 1),
     "tell": ("response.output_text.delta", 20),
 }
-"""What each has told of when its worker is killed."""
+"""The event, and its number, that each response has sent when its worker is killed."""
 LAZY = {"provider": "loop", "background": {"lease_s": 1.5, "poll_s": 10}}
 WHOLE = "found " * 20 + "it"
 Json = dict[str, Any]

@@ -1,4 +1,4 @@
-"""What every ToolRuntime must hold: run each of `LAWS` over a `Subject` made of the runtime under test."""
+"""The laws of every ToolRuntime: run each of `LAWS` over a `Subject` made of the runtime under test."""
 
 import asyncio
 import dataclasses

@@ -75,7 +75,7 @@ FILTERS: list[tuple[dict[str, Any], str]] = [
 
 
 class VectorIndexPromises:
-    """What every index keeps."""
+    """The promises of every index."""
 
     @pytest.fixture
     async def index(self, opening: Opening) -> VectorIndex:

@@ -122,7 +122,7 @@ async def test_the_python_program_of_a_request_runs_without_a_key(open_page: Ope
 
 @pytest.mark.parametrize("name", ["..", ".", "..%2Ffiles", "x%3Fsearch=1", "x%23y", "a%2F..%2F..%2Fmodels"])
 async def test_an_id_in_the_address_leads_to_no_other_route(open_page: OpenPage, name: str) -> None:
-    """S25: whatever characters an address has, they are one segment of the path that the page asks for."""
+    """S25: any characters of an id in the address become one segment of the path that the page asks for."""
     visited_paths: list[str] = []
     async with serving(scripted([{"text": "x"}])) as served, open_page(f"{served.url}/") as page:
         page.on("request", lambda request: visited_paths.append(request.url.removeprefix(served.url)))

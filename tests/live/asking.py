@@ -19,13 +19,13 @@ def build_fields(said: Any, **fields: Any) -> dict[str, Any]:
 
 
 async def create(served: Served, said: Any, **fields: Any) -> Any:
-    """What the SDK makes of the answer: a response, or a stream of events."""
+    """Return the SDK's object for the answer: a response, or a stream of events."""
     post: Any = served.client.responses.create  # its overloads do not take fields that are put together
     return await post(**build_fields(said, **fields))
 
 
 async def chat(served: Served, said: str, **fields: Any) -> Any:
-    """The same question to chat completions."""
+    """Ask chat completions the question, and return the SDK's object for the answer."""
     post: Any = served.client.chat.completions.create
     messages = [{"role": "user", "content": said}]
     return await post(model=MODEL, messages=messages, temperature=0, timeout=PATIENCE_S, **fields)

@@ -42,7 +42,7 @@ DONE: Script = [{"text": "All done."}]
 
 
 async def codex(served: Served, folder: Path, *arguments: str, **config: Any) -> str:
-    """What it prints, run to its end in `folder`."""
+    """Run Codex to its end in `folder`, and return its output."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
     fields = {"model": "scripted", "name": "stack", "websockets": "false", "more": "", **config}

@@ -31,8 +31,8 @@ def described(*turns: Script, **fields: Any) -> dict[str, Any]:
 
 
 async def run(home: Path, command: str) -> str:
-    """What the shell command prints, run in the folder `work` of a home of its own. Keys and servers that are in the
-    environment must not count."""
+    """Run the shell command in the folder `work` of a home of its own, and return its output. Keys and servers in the
+    environment must have no effect."""
     work = home.parent / "work"
     work.mkdir(exist_ok=True)
     environment = {

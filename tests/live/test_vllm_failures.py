@@ -1,4 +1,4 @@
-"""What a client is told of a real vLLM that refuses, or dies; and what vLLM does when the client leaves."""
+"""The errors that a client gets from a real vLLM that refuses, or dies; and vLLM's end when the client leaves."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -25,7 +25,7 @@ WITHOUT_END: dict[str, Any] = {"stream": True, "max_output_tokens": 3900}
 
 @pytest.fixture
 async def endless(vllm: VLLMServer, tmp_path: Path) -> AsyncGenerator[Served]:
-    """A stack whose answers are as long as they may be."""
+    """A stack whose answers reach the longest permitted length."""
     inference = {"provider": "vllm", "base_url": f"{vllm.url}/v1", "extra_body": {"ignore_eos": True}}
     async with serving(inference, kv_store={"provider": "sqlite", "path": str(tmp_path / "responses.db")}) as stack:
         yield stack

