@@ -1,7 +1,7 @@
 """The Responses API and its requests. Its results are the openai SDK's own types."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -241,9 +241,9 @@ class ResponseListParams(Wire):
     conversation: str | None = None
     search: str | None = Field(None, max_length=256)
 
-    def accepts(self, response: Mapping[str, Any], preview: str = "") -> bool:
-        """Return True if the response, by its fields and the first words of its text, is one of those that are listed.
-        `search` matches a part of the id, the first words or the metadata, in any case of letters."""
+    def accepts(self, response: Mapping[str, Any], texts: Iterable[str] = ()) -> bool:
+        """Return True if the response, by its fields and the beginnings of its question and its text, is one of those
+        that are listed. `search` matches a part of the id, of these texts or of the metadata, in any case."""
         conversation: Mapping[str, Any] = response.get("conversation") or {}
         metadata: Mapping[str, str] = response.get("metadata") or {}
         return (
@@ -251,7 +251,7 @@ class ResponseListParams(Wire):
             and self.model in (None, response.get("model"))
             and self.background in (None, "true" if response.get("background") else "false")
             and self.conversation in (None, conversation.get("id"))
-            and contains_text(self.search, (response["id"], preview, *metadata, *metadata.values()))
+            and contains_text(self.search, (response["id"], *texts, *metadata, *metadata.values()))
         )
 
 
@@ -390,9 +390,10 @@ class Responses(Provider, ABC):
         NotFound, and InvalidRequest for a response that did not run in the background."""
 
     async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ItemList:
-        """Return a page of the tenant's responses without their items, newest first by default, each with `preview`,
-        the first words of its text. Those that have not ended come first on the first page. A page may hold fewer than
-        `limit` where few match; `last_id` is then the last one that was looked at."""
+        """Return a page of the tenant's responses without their items, newest first by default, each with `preview` and
+        `question`, the first words of its text and of the last user message before it. Those that have not ended come
+        first on the first page. A page may hold fewer than `limit` where few match; `last_id` is then the last one that
+        was looked at."""
         raise Unsupported("This server cannot list responses.", code="not_configured")
 
     async def list_tree(self, response_id: str, params: ResponseTreeParams, *, tenant: str) -> ItemList:

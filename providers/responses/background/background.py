@@ -191,7 +191,7 @@ class BackgroundResponses:
             if response is not None:
                 fields = response.model_dump(mode="json", exclude={"output"})
                 if params.accepts(fields):
-                    responses.append(summarize_response(fields, ""))
+                    responses.append(summarize_response(fields))
         return sorted(responses, key=itemgetter("created_at"), reverse=params.order == "desc")
 
     async def load_input_items(self, response_id: str, *, tenant: str) -> msgspec.Raw | None:

@@ -91,5 +91,5 @@ def _describe(kv: KVStore, key: str, entry: Entry | None) -> dict[str, Any]:
     if entry is not None:
         with skipping_damaged(kv, key, ResponseRecord.__name__):
             record = decode_record(entry, ResponseRecord)
-            return summarize_response(orjson.loads(bytes(record.response)), record.preview)
+            return summarize_response(orjson.loads(bytes(record.response)), record.preview, record.question)
     return {"id": key.rpartition("/")[2], "object": "response", "deleted": entry is None}

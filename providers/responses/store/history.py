@@ -47,7 +47,7 @@ from providers.responses.store.history_cache import (
 from providers.responses.store.history_keys import branch_key, record_key, run_key, turn_key
 from providers.responses.store.item_lookup import FoundItem, ItemLookup
 from providers.responses.store.listing import Listing
-from providers.responses.store.response_record import ResponseRecord, first_words, summarize_response
+from providers.responses.store.response_record import ResponseRecord, first_words, question_of, summarize_response
 from providers.responses.store.turn_writer import NewTurn, TurnWriter, client_item_ids
 
 _BYTES_PER_WORK: Final = 16
@@ -147,7 +147,6 @@ class History:
         else:
             output_json = items_to_json(response.output)
             response_json = _serialize_without_output(response, output_json)
-        preview = first_words(response)
         turn = StoredTurn(
             response.id,
             time.time(),
@@ -165,9 +164,10 @@ class History:
             )
         await current_turn().wait(size // _BYTES_PER_WORK)
         new = NewTurn(
-            *(tenant, turn, response_json, preview, finished_response.extra_ops),
+            *(tenant, turn, response_json, first_words(response), finished_response.extra_ops),
             response.previous_response_id or "",
             bool(response.background),
+            question=question_of(finished_response.input_json),
         )
         added = await self._turns.add(new, history)
         if added is None:
@@ -211,7 +211,8 @@ class History:
         def accept(response_id: str, entry: Entry) -> dict[str, Any] | None:
             record = decode_record(entry, ResponseRecord)
             fields = orjson.loads(bytes(record.response))
-            return summarize_response(fields, record.preview) if params.accepts(fields, record.preview) else None
+            is_listed = params.accepts(fields, (record.preview, record.question))
+            return summarize_response(fields, record.preview, record.question) if is_listed else None
 
         listing = Listing(self._kv, f"{tenant}/response/", "response")
         return await listing.read_page(accept, after=params.after, limit=params.limit, order=params.order)

@@ -39,8 +39,8 @@ class LineRecord(msgspec.Struct, omit_defaults=True):
 
 
 class NewTurn(msgspec.Struct, frozen=True):
-    """A turn that is to be stored, the response without its output, its first words, and the writes that belong in the
-    same step."""
+    """A turn that is to be stored, the response without its output, the beginnings of its text and question, and the
+    writes that belong in the same step."""
 
     tenant: str
     turn: StoredTurn
@@ -49,6 +49,7 @@ class NewTurn(msgspec.Struct, frozen=True):
     extra_ops: Sequence[Op]
     previous_id: str
     is_background: bool
+    question: str = ""
 
     @property
     def line(self) -> str:
@@ -192,7 +193,8 @@ class TurnWriter:
             turn = msgspec.structs.replace(turn, fork_point=(fork_point.line, fork_point.depth))
             writes.append(Put(branch_key(tenant, fork_point, position.line), b"", ttl_s))
         turn_bytes = len(turn.input_items) + len(turn.output_items)
-        record = ResponseRecord(position.line, position.depth, msgspec.Raw(new.response_json), new.preview, turn_bytes)
+        response = msgspec.Raw(new.response_json)
+        record = ResponseRecord(position.line, position.depth, response, new.preview, turn_bytes, new.question)
         writes += [
             Put(turn_key(tenant, position), encode_record(turn), ttl_s, ABSENT),
             Put(record_key(tenant, "response", turn.id), encode_record(record), ttl_s),

@@ -9,6 +9,7 @@ from openai import AsyncOpenAI, BadRequestError
 from tests.support.servers.serving import serving
 
 Json = dict[str, Any]
+PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 KEYS = {"api_keys": [{"key": "sk-a", "tenant": "a"}, {"key": "sk-b", "tenant": "b"}]}
 
 
@@ -36,6 +37,23 @@ async def test_responses_are_listed_newest_first_in_pages() -> None:
         assert await ids(served.client, order="asc", after=created[2]) == created[3:]
         await served.client.responses.delete(created[1])
         assert created[1] not in await ids(served.client)
+
+
+async def test_questions_and_answers_are_searched_and_shown() -> None:
+    """U6: a question is found by its words, also one that an SDK sends after a long history."""
+    question = "Which fjord is the DEEPEST? " + "detail " * 60
+    history = [{"role": "user", "content": "Old."}, {"role": "assistant", "content": "Yes."}]
+    parts = [{"type": "input_text", "text": question}, {"type": "input_image", "image_url": PIXEL}]
+    async with serving({"provider": "scripted", "turns": [[{"text": "Long. " * 100 + "Sognefjord"}]]}) as served:
+        items: Any = [*history, {"role": "user", "content": parts}]
+        response = await served.client.responses.create(model="scripted", input=items)
+        other = await served.client.responses.create(model="scripted", input="Another one.")
+        assert await ids(served.client, search="the deepest") == [response.id]
+        assert await ids(served.client, search="sognefjord") == [other.id, response.id]
+        assert await ids(served.client, search="Old.") == []
+        rows = (await listed(served.client))["data"]
+    assert [row["question"] for row in rows] == ["Another one.", question[:160]]
+    assert all(len(row["preview"]) == 160 for row in rows)
 
 
 async def test_a_listing_has_filters() -> None:
