@@ -75,7 +75,7 @@ async def test_work_within_the_turns_of_many_iterations_is_never_queued() -> Non
 
 @pytest.mark.parametrize("before", [0, TURN_WORK // 2, TURN_WORK, 2 * TURN_WORK])
 async def test_an_iteration_takes_the_work_of_one_turn(before: int) -> None:
-    """Neighbours: also where pieces of the tenant were served in it, and whatever it did before."""
+    """Neighbours: this holds also where queued work of the tenant was done in it, after any earlier work."""
     turn, pieces = turn_of("a"), list[int]()
     turn.takes(before)
     await iterate(2)

@@ -1,4 +1,4 @@
-"""What is remembered under names that callers choose is bounded."""
+"""The memory of entries under names that callers choose is bounded."""
 
 from mcp_types import JSONRPCRequest, JSONRPCResponse
 

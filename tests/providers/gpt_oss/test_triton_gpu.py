@@ -98,7 +98,7 @@ def test_a_step_makes_the_same_numbers_every_time(weights: Weights) -> None:
 
 @pytest.mark.parametrize("size", [300, 600, 2048])
 def test_a_prompt_makes_the_same_numbers_every_time(weights: Weights, size: int) -> None:
-    """As the tensor cores read operands that the next turn of a loop makes: 64 and 128 pairs at a time."""
+    """Loops over 64 and 128 pairs prepare a turn's operands while tensor cores read those before."""
     runner = make_runner(weights)
     with torch.inference_mode():
         step = prompting(weights, runner.tables, size)

@@ -1,6 +1,6 @@
-"""Conversations beside what openai-harmony is told of them, and their golden files: text to read, ids to compare.
+"""Conversations, each in our form and in openai-harmony's, and their golden files: text to read, ids to compare.
 
-`python -m tests.providers.harmony.conversations` writes the golden files anew.
+`python -m tests.providers.harmony.conversations` writes the golden files again.
 """
 
 from collections.abc import Callable, Sequence

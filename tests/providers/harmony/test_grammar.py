@@ -1,4 +1,4 @@
-"""What of a request becomes a grammar, and what is refused before anything is compiled."""
+"""The parts of a request that become a grammar, and those that are refused before anything is compiled."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Turns under a grammar: whatever is sampled from the masks is what the request asked for."""
+"""Turns under a grammar: any tokens sampled from the masks make the output that the request asked for."""
 
 import json
 import random

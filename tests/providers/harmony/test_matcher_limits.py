@@ -160,7 +160,7 @@ LONG_REQUESTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("part", LONG_REQUESTS)
 async def test_a_long_request_is_rendered_beside_the_event_loop(part: str) -> None:
-    """S2: whatever part of it is long."""
+    """S2: this holds for each part of a request that can be long."""
     harmony = Harmony(load_vocabulary(), HarmonyOptions())
     others = asyncio.create_task(asyncio.sleep(0))
     await harmony.render_prompt(chat_request(**LONG_REQUESTS[part]))

@@ -1,4 +1,4 @@
-"""What the reader makes of what gpt-oss writes, rightly or not."""
+"""The deltas that the reader makes of gpt-oss's output, be it well formed or not."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""Harmony as models in the field write it: texts and calls come whole, whatever the header."""
+"""Harmony as models in the field write it: texts and calls come whole under every form of header."""
 
 import json
 from pathlib import Path
@@ -147,7 +147,7 @@ def test_a_header_without_its_end_goes_on_with_the_text(turn: str) -> None:
     ],
 )
 def test_the_first_recipient_counts(header: str) -> None:
-    """K9: a header that names a tool is a call, whatever comes after the name, and without `<|message|>` too."""
+    """K9: a header that names a tool is a call, with any text after the name, and without `<|message|>` too."""
     check(header + '{"q":"a"}<|call|>', CALL, "tool_calls")
 
 
@@ -180,7 +180,7 @@ ENDS = ["<|return|>", "<|end|>", "<|start|>assistant", "<|channel|>final<|messag
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("arguments", ['{"q":"a"}', '{"q":"a"}\n', " []"])
 def test_whole_arguments_are_a_whole_call(end: str, arguments: str) -> None:
-    """K10: whatever token ends it."""
+    """K10: every token that can end it is accepted."""
     deltas = [CALL[0], ToolArgumentsDelta("call_1", arguments.lstrip())]
     check(BEGUN + arguments + end, deltas, "tool_calls")
 

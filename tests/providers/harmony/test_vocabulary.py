@@ -130,7 +130,7 @@ def test_the_vocabulary_is_loaded_once_and_leaves_the_environment_alone():
 
 
 def load_in(environment: dict[str, str], code: str = "") -> str:
-    """What a fresh process says of loading the vocabulary there."""
+    """Return the output of a fresh process that loads the vocabulary with these environment variables."""
     program = (
         "from providers.inference.harmony import vocabulary as v\n"
         f"from apis.errors import ConfigError\n{code}\n"

@@ -183,7 +183,7 @@ def allowed(mask: bytes, token: int) -> bool:
 
 
 def allows(one: GrammarMatcher, turn: str | Sequence[int]) -> bool:
-    """Whether the rest of the turn may be this, token by token, also by the masks; it is then taken."""
+    """Take the turn token by token, and return false at the first that is not allowed. The masks must agree."""
     for token in encode(turn) if isinstance(turn, str) else turn:
         may = allowed(one.mask(), token)
         assert one.accept(token) == may

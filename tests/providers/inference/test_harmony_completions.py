@@ -66,7 +66,7 @@ async def serving(*answers: Answer, **fields: Any) -> AsyncGenerator[tuple[VLLM,
 
 
 def body(upstream: UpstreamServer) -> Any:
-    """What was asked last."""
+    """Return the body of the newest completion request."""
     return [request for request in upstream.received if request.path == PATH][-1].json
 
 
@@ -152,7 +152,7 @@ async def test_harmony_models_accept_text_and_native_tools() -> None:
         assert await vllm.models() == [expected]
 
 
-# --- what comes back -------------------------------------------------------------------------------------------------
+# --- the output ------------------------------------------------------------------------------------------------------
 
 
 async def test_tokens_become_thought_and_answer() -> None:

@@ -1,4 +1,4 @@
-"""NextToken: what it tells the function, and what it makes of what the function returns."""
+"""NextToken: the arguments that it passes to the function, and the output that it makes of the returned tokens."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -56,7 +56,7 @@ async def test_tokens_are_counted() -> None:
         assert finish == Finish("stop", Usage(await provider.count_tokens(chat_request()), 16, 0, 3))
 
 
-# --- what the function is told ---------------------------------------------------------------------------------------
+# --- the arguments of the function -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", ["recorded", "named"])

@@ -51,7 +51,7 @@ def children_of(pid: int) -> set[int]:
 
 
 def ended(pid: int, timeout_s: float) -> bool:
-    """Whether the process ends in time; one that nobody has reaped has ended, too."""
+    """Return true if the process ends in time; one that no parent has reaped has ended, too."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What small models are told beside the conversation."""
+"""The instructions that small models get in addition to the conversation."""
 
 from typing import Any
 

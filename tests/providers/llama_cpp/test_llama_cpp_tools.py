@@ -1,4 +1,4 @@
-"""Decide, then fill: what a request demands of its tools holds, whatever a small model would rather do."""
+"""Decide, then fill: a request's demands on its tools hold, also where a small model would choose otherwise."""
 
 import json
 import re

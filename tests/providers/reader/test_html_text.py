@@ -1,4 +1,4 @@
-"""How a page becomes lines: tables of markup beside the text that it must give, and pages made to do harm."""
+"""How a page becomes lines: tables of markup with the text that it must give, and pages made to do harm."""
 
 import codecs
 import time

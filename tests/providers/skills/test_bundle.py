@@ -1,4 +1,4 @@
-"""Archives of skills, most of which nobody should ever have made."""
+"""Archives of skills, most of them invalid or hostile."""
 
 import stat
 import time

@@ -77,7 +77,7 @@ class Setting:
         return (await self.files.create(CreateFile(filename="a.txt", purpose="assistants"), data(), tenant=T)).id
 
     async def indexed(self, store_id: str) -> list[str]:
-        """What the index holds of a store, whatever the records say."""
+        """Return the texts that the index has of a store, without reading the store's records."""
         hits = await self.index.search_vector(Search(f"{T}/{store_id}", 1000), [1.0] * DIMENSIONS)
         return sorted(each.text for each in hits)
 

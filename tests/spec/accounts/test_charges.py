@@ -32,7 +32,7 @@ def new_ledger(store: Memory) -> StoredLedger:
 
 
 async def sum_usage(store: Memory) -> UsageCounts:
-    """What a process that starts now reads, which has counted nothing itself."""
+    """Return the usage that a new process reads from the store, which has counted nothing itself."""
     ledger = new_ledger(store)
     hour = int(time.time()) // HOUR_S * HOUR_S
     total = UsageCounts()
@@ -167,7 +167,7 @@ async def test_a_run_that_ends_while_its_reservation_is_read_keeps_it_until_its_
 
 
 async def test_a_write_that_raised_and_happened_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every write the outcome is unknown once, and every second one of those has happened."""
+    """Every second write raises; one half of those raise after they have happened."""
     store = Memory(Memory.Config())
     ledger = new_ledger(store)
     write, count = store.write, 0

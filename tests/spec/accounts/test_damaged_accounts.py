@@ -26,7 +26,7 @@ HOUR: Final = int(time.time()) // HOUR_S
 
 
 async def read_usage(store: Memory) -> list[UsageEntry]:
-    """What a process that starts now reads."""
+    """Return the usage that a new process reads from the store."""
     ledger = StoredLedger(store, Prices({}), 1e6)
     entries = await StoredUsageLog(store, ledger).read((HOUR - 1) * HOUR_S, (HOUR + 2) * HOUR_S)
     await ledger.close()

@@ -23,7 +23,7 @@ from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organizat
 
 WORD = "aardvark7391"
 KEPT = ("/accounts/audit/", "/accounts/usage/", "/accounts/deleted/")
-"""What a deletion leaves: the log of acts, the sums of usage, and the id of the deleted project for a day."""
+"""The keys that a deletion leaves: the log of acts, the sums of usage, and the id of the deleted project for a day."""
 
 
 def lasting(project_id: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from tests.support.tenants.accounts import ROOT, new_project, organization_of
 
 USED = {"input_tokens": 1000, "cached_tokens": 0, "output_tokens": 1000}
 COST_CENTS = 500
-"""Of one response with the usage USED."""
+"""The cost of one response with the usage USED."""
 SENDER = "stack@example.org"
 TO = "team@example.org"
 

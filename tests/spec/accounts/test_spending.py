@@ -37,7 +37,7 @@ PRICED: dict[str, Any] = {
     }
 }
 COST = 0.6 + 0.04 + 2.0
-"""Of one response with the usage USED, in dollars."""
+"""The cost of one response with the usage USED, in dollars."""
 CENTS: Any = {"currency": "USD", "interval": "month"}
 
 

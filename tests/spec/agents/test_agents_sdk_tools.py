@@ -357,7 +357,7 @@ async def test_a_custom_tool_is_called_with_free_text(run: Run) -> None:
 
 @function_tool(defer_loading=True)
 def weather(city: str) -> str:
-    """Tells the weather."""
+    """Return the weather."""
     return f"Rain in {city}."
 
 

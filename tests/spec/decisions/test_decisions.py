@@ -101,7 +101,7 @@ async def test_each_kind_of_question_has_its_answer(served: Served) -> None:
 
 
 async def test_the_answer_is_nearly_the_same_each_time(served: Served) -> None:
-    """What is read from the cache was computed in another batch, and that shows in the second decimal."""
+    """The values read from the cache were computed in another batch, and that shows in the second decimal."""
     first, second = [await decide(served) for _ in range(2)]
     for one, other in zip(_probabilities(first), _probabilities(second), strict=True):
         assert one["probability"] == pytest.approx(other["probability"], abs=NOISE)

@@ -18,7 +18,7 @@ PREDICATE: dict[str, Any] = {"type": "predicate", "instructions": "Is it?"}
 
 
 def answer(request: Received) -> Answer:
-    """Answer with the same shares whatever the temperature is, and refuse the last question by leaving it out."""
+    """Answer with the same shares at every temperature, and refuse the last question by leaving it out."""
     choice = {"type": "choice", "probabilities": dict(zip("abc", SHARES, strict=True))}
     answers = {"q1": choice, "q2": {"type": "noul", "noul": 0.8}}
     return json_answer({"answers": answers, "usage": {"input_tokens": 9, "output_tokens": 2}})

@@ -139,7 +139,7 @@ async def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_know(s
 
 
 async def test_the_answer_is_bounded_by_the_room_that_is_left() -> None:
-    """Fault 7: 32,000 tokens of output do not fit a small window, whatever the prompt is."""
+    """Fault 7: 32,000 tokens of output do not fit a small window with any prompt."""
     async with serving() as served, messages_client(served) as client:
 
         async def models() -> list[Model]:

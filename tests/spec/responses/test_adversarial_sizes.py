@@ -142,7 +142,7 @@ async def test_many_items_leave_turns_of_the_event_loop_to_others(kind: str) -> 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", ITEMS)
 async def test_as_many_items_as_a_request_may_hold_leave_turns_to_others(kind: str, path: str) -> None:
-    """The same at the size of the largest bodies."""
+    """Nothing grows with the square of the items, also at the size of the largest bodies."""
     items = [*ITEMS[kind](MANY), USER]
     async with serving(scripted([{"text": "ok"}])) as served:
         await longest_turn(served, path, input=[*ITEMS[kind](2), USER])

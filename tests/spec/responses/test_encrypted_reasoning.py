@@ -1,4 +1,4 @@
-"""Reasoning that a client keeps comes back as it went, to whom it belongs, and is nothing to anybody else."""
+"""Reasoning that a client keeps comes back as it went, to its owner, and cannot be read by others."""
 
 from dataclasses import replace
 from typing import Any

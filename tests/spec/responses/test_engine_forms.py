@@ -31,7 +31,7 @@ from tests.support.servers.upstream_server import CUT, DONE, Chunk, call_chunk, 
 
 
 async def test_bodies_are_read_by_their_first_bytes() -> None:
-    """K12: whatever the content type says."""
+    """K12: the content type is not trusted."""
     message: dict[str, Any] = {"role": "assistant", "content": "Hello there.", "tool_calls": [], "refusal": None}
     hello = completion(message)
     call = {

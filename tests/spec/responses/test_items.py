@@ -326,7 +326,7 @@ async def test_wrong_input_is_refused_naming_the_place(served: Served, form: tup
 
 
 async def _follow(served: Served, first: Any, value: list[Any], *, chained: bool) -> list[Json]:
-    """The messages of a second turn that gives `given`, beside the first turn or by its id."""
+    """Send a second turn, after the first's items in `value` or by its id, and return the model's messages."""
     outputs = [
         {"type": f"{item.type}_output", "call_id": item.call_id, "output": "done"}
         for item in first.output

@@ -139,7 +139,7 @@ def indexes_from_one(events: Events) -> None:
 
 
 def deltas_of_both_calls_in_one(events: Events) -> None:
-    """As if the second call had never begun: its arguments run on in the first."""
+    """Leave out the beginning of the second call: its arguments run on in the first."""
     events[:] = stream(call(0, '{"a": 1}', '{"b": 2}'))
 
 

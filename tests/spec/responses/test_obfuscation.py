@@ -1,4 +1,4 @@
-"""Padding of deltas, so that the lengths of frames do not tell the lengths of tokens."""
+"""Padding of deltas, so that the lengths of frames do not reveal the lengths of tokens."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the stack sends, held against the Open Responses schema (openresponses-2026-04-24.json beside this file)."""
+"""The stack's events and responses are valid by the Open Responses schema (openresponses-2026-04-24.json, here)."""
 
 import json
 from pathlib import Path

@@ -78,7 +78,7 @@ async def test_a_lone_close_ends_a_thought(name: str) -> None:
 
 
 async def test_a_lone_close_before_a_call_ends_a_thought() -> None:
-    """K16: whatever follows it."""
+    """K16: it does so also when a call follows it and no text."""
     chunks = [
         *(delta_chunk(content=piece) for piece in ("I look.", "</th", "ink>\n")),
         *call_chunks()[-2:],

@@ -28,7 +28,7 @@ from tests.support.servers.upstream_server import (
 
 Messages = Sequence[dict[str, Any]]
 Template = Callable[[Messages], str | None]
-"""What a template says to the messages that it refuses."""
+"""A chat template: returns its error for messages that it refuses, otherwise none."""
 
 LOOKUP: Final[dict[str, Any]] = {"type": "function", "name": "lookup", "parameters": {"type": "object"}}
 
@@ -170,7 +170,7 @@ async def test_instructions_keep_their_role_where_a_template_takes_them_first() 
 
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_refusal_of_a_template_is_known_in_any_form(shape: str) -> None:
-    """K4: by its words, with whatever status it comes. Codex sends the developer's message last."""
+    """K4: its words are recognised, with any status. Codex sends the developer's message last."""
     template = only_first("System message must be at the beginning.")
     async with strict_server(template, shape) as (served, upstream):
         late = [{"role": "user", "content": "hi"}, {"role": "developer", "content": "late"}]

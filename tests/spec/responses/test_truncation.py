@@ -103,7 +103,7 @@ async def test_the_oldest_turns_are_left_out_whole(says: bool) -> None:
     assert sent_texts[1].startswith("question")
     calls = {call["id"] for each in chats[-1] for call in each.get("tool_calls") or ()}
     assert calls == {each["tool_call_id"] for each in chats[-1] if each["role"] == "tool"}
-    if says:  # one was refused, and the count told the rest
+    if says:  # one was refused, and its error gave the count
         assert len(chats) == 2
         assert sent_texts == ["Be brief.", "question 9", "assistant", "output 9", "answer 9", "the last"]
         assert chats[-1][2]["reasoning"] == "thought 9"

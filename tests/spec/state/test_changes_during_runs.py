@@ -1,5 +1,5 @@
-"""What is deleted or changed while a response that uses it is generated: the response ends properly, and what is stored
-can be read and continued by another process, whether it was streamed, not streamed or in the background."""
+"""Objects that are deleted or changed while a response that uses them is generated: the response ends properly, and can
+be read and continued by another process, whether it was streamed, not streamed or in the background."""
 
 import asyncio
 import shutil
@@ -26,7 +26,7 @@ RUNNING = ("queued", "in_progress")
 
 @dataclass
 class Change:
-    """A request, what is done while it is answered, and what the model is told of it when it is continued."""
+    """A request, the change made while it is answered, and the texts that the model gets when it is continued."""
 
     fields: Json
     make: Callable[[], Awaitable[Any]]
@@ -192,7 +192,7 @@ async def answer_during(served: Served, change: Change, ways: tuple[str, ...]) -
 async def test_a_response_outlives_a_change_of_what_it_uses(
     prepare: Callable[[Served], Awaitable[Change]], tmp_path: Path
 ) -> None:
-    """D5: a run ends properly whatever is deleted meanwhile, and its chain is whole in every process."""
+    """D5: a run ends properly after any deletion meanwhile, and its chain is whole in every process."""
     async with two_processes(tmp_path, prepare) as (one, other):
         change = await prepare(one)
         other.client.api_key = one.client.api_key

@@ -1,4 +1,4 @@
-"""Responses that are turns of a conversation: what they follow and add, one at a time, whatever becomes of them."""
+"""Responses that are turns of a conversation: what they follow and add, one at a time, however they end."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Background responses whose worker has to leave between two steps: another goes on, and nobody can tell."""
+"""Background responses whose worker has to leave between two steps: another goes on, and no client notices."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -42,7 +42,7 @@ async def two(path: Path, one: list[Script], other: list[Script]) -> AsyncGenera
 
 
 async def leave(served: Served, response_id: str, name: str) -> list[Any]:
-    """Drain the stack once the response has told of this; returns what it had told."""
+    """Drain the stack once the response has sent an event of that name; return the events until then."""
     events: list[Any] = []
     async with asyncio.timeout(10):
         async with await responses(served).retrieve(response_id, stream=True) as response:
@@ -111,7 +111,7 @@ async def test_a_run_that_is_claimed_as_its_worker_leaves_goes_to_another(
     load, drains = execution.load_checkpoints, list[asyncio.Task[None]]()
 
     async def load_while_draining(*arguments: Any) -> list[Checkpoint]:
-        """What a worker that resumes a run does before it goes on."""
+        """Start to drain while a worker that resumes a run loads its checkpoints."""
         if not drains:
             drains.append(asyncio.create_task(second.stack.responses.drain()))
             await asyncio.sleep(0)

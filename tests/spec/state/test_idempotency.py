@@ -1,4 +1,4 @@
-"""Idempotency-Key: what is sent twice is done once, whoever sends it, however it ends, whichever worker answers."""
+"""Idempotency-Key: a request sent twice is run once, by any tenant, however it ends, whichever worker answers."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ SOON = {"background": {"poll_s": 0.05, "lease_s": 1}}
 KEYS = [{"key": f"key-of-{name}", "tenant": name} for name in ("a", "b")]
 WAYS: list[dict[str, Any]] = [{}, {"stream": True}]
 ANSWER = tuple[int, bytes, bool]
-"""Status, body, and whether it was told before."""
+"""Status, body, and true if the answer is a replay."""
 
 
 async def post(served: Served, key: str | None = "k", path: str = "/responses", **fields: Any) -> ANSWER:
@@ -91,7 +91,7 @@ async def test_a_background_stream_is_followed_while_it_runs() -> None:
             {"model": "scripted", "input": "hi", "stream": True, "background": True},
         )
         async with asyncio.timeout(10), aiohttp.ClientSession() as session:
-            while not await served.stack.kv_store.scan("/run/"):  # noqa: ASYNC110  # the store tells nobody
+            while not await served.stack.kv_store.scan("/run/"):  # noqa: ASYNC110  # the store sets no event
                 await asyncio.sleep(0.01)
             async with session.post(url, json=body, headers={"Idempotency-Key": "k"}) as answer:
                 async for line in answer.content:

@@ -1,4 +1,4 @@
-"""What is kept of a response: reading it, listing its input, deleting it, and what cannot be done with it."""
+"""Stored responses: reading one, listing its input, deleting it, and the operations that are refused."""
 
 from collections.abc import AsyncGenerator
 from typing import Any

@@ -190,7 +190,7 @@ async def test_a_tenant_over_its_quota_stores_no_more_until_it_deletes(monkeypat
 async def test_an_answer_that_is_too_large_to_be_stored_ends_failed(
     monkeypatch: pytest.MonkeyPatch, *, background: bool
 ) -> None:
-    """R1: an answer of 200 MB stayed in progress, and the store answered nobody else."""
+    """R1: an answer of 200 MB stayed in progress, and the store answered no one else."""
     for module in ("providers.responses.store.history", "providers.kv_store.checks"):
         monkeypatch.setattr(f"{module}.MAX_VALUE_BYTES", 200_000)
     async with serving(scripted([{"text": ["x" * 30_000] * 10}], [{"text": "ok"}]), responses=SOON) as served:

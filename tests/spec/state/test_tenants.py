@@ -1,5 +1,5 @@
-"""Tenants: whatever three of them do in whatever order, none is told a byte of another's, and another's id is one that
-nobody has.
+"""Tenants: three of them act in any order. None receives a byte of another's data, and another's id is answered like an
+id that does not exist.
 
 STACK_TENANT_STEPS says how many steps are taken (1,000 by default). The last of them are printed.
 """
@@ -44,7 +44,7 @@ def world_of_tenants(folder: Path) -> Generator[tuple[World, asyncio.Runner]]:
 
 
 class Tenants(RuleBasedStateMachine):
-    """Steps of three tenants on one stack. What earlier runs left behind stays: the more there is, the better."""
+    """Steps of three tenants on one stack. The objects of earlier runs stay: the more there are, the better."""
 
     world: World
     runner: asyncio.Runner

@@ -1,4 +1,4 @@
-"""Webhooks: a receiver is told how background responses ended, in words that the SDK's `unwrap` accepts."""
+"""Webhooks: a receiver gets the end of each background response, as an event that the SDK's `unwrap` accepts."""
 
 import asyncio
 import logging
@@ -101,7 +101,7 @@ async def test_what_was_not_taken_is_sent_again_under_the_same_id() -> None:
 
 async def nothing_left(served: Served) -> None:
     async with asyncio.timeout(10):
-        while await served.stack.kv_store.scan("/webhook"):  # noqa: ASYNC110  # the store tells nobody
+        while await served.stack.kv_store.scan("/webhook"):  # noqa: ASYNC110  # the store sets no event
             await asyncio.sleep(0.02)
 
 
@@ -129,7 +129,7 @@ async def test_a_private_receiver_is_refused_unless_the_config_says_so(caplog: p
     async with receiving() as receiver, serving(**webhooks_section(receiver.hook(private=False))) as served:
         await begin(served)
         async with asyncio.timeout(10):
-            while "again in" not in caplog.text:  # noqa: ASYNC110  # the log tells nobody
+            while "again in" not in caplog.text:  # noqa: ASYNC110  # the log sets no event
                 await asyncio.sleep(0.02)
         assert receiver.requests == []
     assert "127.0.0.1" in caplog.text

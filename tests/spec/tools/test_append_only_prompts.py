@@ -1,4 +1,4 @@
-"""The prompt of a turn begins with the one before, byte for byte and token for token, whatever tools were called: an
+"""The prompt of a turn begins with the one before, byte for byte and token for token, after calls of any tools: an
 engine's prefix cache then has all of it but the end."""
 
 import json

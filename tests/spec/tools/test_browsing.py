@@ -19,7 +19,7 @@ OPEN_FIRST = call("open_page", '{"page": "1"}')
 
 
 def page_text(served: Any) -> str:
-    """What the last call told the model."""
+    """Return the last message to the model: the result of the last call."""
     content: str = messages(served)[-1]["content"]
     return content
 

@@ -19,7 +19,7 @@ def opening(arguments: str) -> dict[str, Any]:
 
 
 def page_texts(served: Any) -> list[str]:
-    """What the calls of the conversation told the model."""
+    """Return the results of the conversation's calls as the model gets them."""
     return [message["content"] for message in messages(served) if message["role"] == "tool"]
 
 

@@ -1,4 +1,4 @@
-"""Citations in answers of a given form: whatever a page is called, the answer stays JSON of that form."""
+"""Citations in answers of a given form: with any title of a page, the answer stays JSON of that form."""
 
 from typing import Any
 

@@ -74,7 +74,7 @@ async def ask(workers: Workers, code: str, **fields: Any) -> Json:
 
 
 def said(response: Json) -> tuple[int, str]:
-    """The process that answered, and what the model was told."""
+    """Return the process that answered, and the result of the code that the model got."""
     pid, _, text = response["output"][-1]["content"][0]["text"].partition(" ")
     return int(pid), text
 

@@ -1,4 +1,4 @@
-"""The hosted file search through the official SDK: what the model is told, what the client sees, and citations."""
+"""The hosted file search through the official SDK: passages for the model, events for the client, and citations."""
 
 import json
 import logging

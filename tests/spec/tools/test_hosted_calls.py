@@ -39,7 +39,7 @@ async def meeting(*turns: Script, size: int = 1, **responses: Any) -> AsyncGener
 
 
 def answers(served: Served) -> dict[str, str]:
-    """What the model was told of its calls, by their ids, in order."""
+    """Return the results of calls as the model gets them, in order, by the ids of the calls."""
     return {each["tool_call_id"]: each["content"] for each in messages(served) if each["role"] == "tool"}
 
 

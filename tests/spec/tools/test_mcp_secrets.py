@@ -1,4 +1,4 @@
-"""What a request gives an MCP server in confidence stays between the two, and hostile servers are survived."""
+"""The secrets that a request has for an MCP server reach only that server, and hostile servers do no harm."""
 
 import asyncio
 import logging

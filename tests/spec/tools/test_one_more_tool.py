@@ -44,7 +44,7 @@ LINES: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
         ("    SHELL,", "    PROGRAMS,\n"),
     ),
 }
-"""What else the tool changes: for each file, the lines that it adds, and those before which they go."""
+"""The further changes for the tool: for each file, the lines before which lines are added, and those lines."""
 TOOL: Final[Any] = {"type": "programmatic_tool_calling"}
 
 

@@ -29,7 +29,7 @@ OWN: frozenset[NativeToolName] = frozenset({"browser", "python"})
 
 
 class Both(Filing):
-    """The same script for two models, one with tools of its own and one without."""
+    """One script for two models, one with tools of its own and one without."""
 
     class Config(Filing.Config):
         pass
@@ -252,7 +252,7 @@ MIXED: dict[str, list[Script]] = {
 
 
 def called(served: Served) -> list[str]:
-    """What the model is told that it has called, by name."""
+    """Return the names of the calls in the model's input."""
     calls = [call for each in messages(served) for call in each.get("tool_calls", ())]
     return [each.get("function", each.get("custom"))["name"] for each in calls]
 

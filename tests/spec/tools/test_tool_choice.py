@@ -1,4 +1,4 @@
-"""A tool choice holds in the server, whatever the model makes of it."""
+"""A tool choice is enforced by the server, also where the model ignores it."""
 
 from typing import Any, Final, cast
 

@@ -57,7 +57,7 @@ async def find_response(stack: Ending, response_id: str) -> Response:
 async def test_a_stream_that_is_cut_off_ends_with_a_failure_and_is_stored_as_failed(
     tmp_path: Path, signals: list[int]
 ) -> None:
-    """R5, O-A 5: at the end of the grace period and at a second Ctrl-C; nobody has cancelled it."""
+    """R5, O-A 5: at the end of the grace period and at a second Ctrl-C; it does not end as cancelled."""
     async with ending(tmp_path, 0.5 if len(signals) == 1 else 30) as stack:
         events = [event async for event in _interrupted(stack, signals)]
     last = events[-1]

@@ -1,4 +1,4 @@
-"""What an operator finds out of what a client of the SDK did: its request in the log, its work in the figures."""
+"""An operator can follow a client of the SDK: its request is in the log, its work in the figures."""
 
 import asyncio
 import json

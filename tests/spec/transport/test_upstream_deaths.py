@@ -1,4 +1,4 @@
-"""Wherever an upstream dies, no client is told that its answer is whole: every death, kind and way of asking."""
+"""An upstream may die anywhere, and no client gets `completed` for half an answer: every death, kind and transport."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Requests beside the bodies that they must become."""
+"""Requests, each with the body that it must become."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""ChatChunks: streams beside the deltas that they must become."""
+"""ChatChunks: streams, each with the deltas that it must become."""
 
 import json
 from typing import Any

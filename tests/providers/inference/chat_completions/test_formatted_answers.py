@@ -19,7 +19,7 @@ OBJECT: dict[str, Any] = {"format": {"type": "json_object"}}
 
 
 def asks(upstream: UpstreamServer) -> list[tuple[bool, Any]]:
-    """Of each chat: whether it had the format, and its tool choice."""
+    """Return, for each chat, true if it had the format, and its tool choice."""
     bodies = [each.json for each in upstream.received if each.path.endswith("/chat/completions")]
     return [("response_format" in body, body.get("tool_choice")) for body in bodies]
 

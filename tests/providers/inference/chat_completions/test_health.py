@@ -136,7 +136,7 @@ async def test_a_failing_server_leaves_a_trace(answer: Answer, words: str, caplo
 
 
 async def test_a_call_whose_attempt_is_repeated_says_so() -> None:
-    """G25: whoever waits for the first output sees that an attempt failed, and that one was accepted."""
+    """G25: a caller that waits for the first output sees that an attempt failed, and that one was accepted."""
     attempts = CallAttempts()
     token = CALL_ATTEMPTS.set(attempts)
     async with UpstreamServer(error_answer(500), OK) as upstream, started(upstream.base_url) as vllm:

@@ -1,4 +1,4 @@
-"""Tool calls as upstreams stream them, beside the deltas that they must become."""
+"""Tool calls as upstreams stream them, each with the deltas that it must become."""
 
 import pytest
 

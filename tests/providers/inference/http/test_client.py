@@ -334,7 +334,7 @@ async def get_and_close(http: HttpClient, url: str) -> None:
         await read(answer)
         assert answer.is_reusable
         http.release(answer)
-        while not answer.is_closing:  # noqa: ASYNC110 - nothing else tells that it is
+        while not answer.is_closing:  # noqa: ASYNC110 - it sets no event
             await asyncio.sleep(0)
 
 

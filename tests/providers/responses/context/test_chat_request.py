@@ -23,7 +23,7 @@ C: Fields = {"type": "custom", "name": "c"}
 
 
 class Clock(TypedTool):
-    """Tells the time; a turn never runs it here."""
+    """A tool that returns the time; a turn never runs it here."""
 
     @property
     def offered_tools(self) -> Sequence[ChatFunctionTool]:
@@ -43,7 +43,7 @@ def chat(*, hosted: bool = False, **fields: Any) -> ChatRequest:
 
 
 def chat_fields(**fields: Any) -> Fields:
-    """What the chat says beyond model and messages."""
+    """Return the fields of the chat, except model and messages."""
     hosted = fields.pop("hosted", False)
     return chat(hosted=hosted, **fields).model_dump(exclude_none=True, exclude={"model", "messages"}, by_alias=True)
 

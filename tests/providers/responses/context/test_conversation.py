@@ -1,4 +1,4 @@
-"""What a request stands on: its past, its own items made whole, and how these are kept."""
+"""The conversation of a request: its past, its own items made whole, and how these are stored."""
 
 from typing import Any
 

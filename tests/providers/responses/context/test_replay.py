@@ -1,4 +1,4 @@
-"""Items of typed tools as a model is told them: by the store's knowledge, or by what the item itself says."""
+"""Items of typed tools as messages to a model: by the store's knowledge, or by the fields of the item itself."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is sealed comes back whole, and only to whom it belongs."""
+"""A sealed text comes back whole, and only to its owner."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a model is still shown of a conversation with compactions in it."""
+"""The items that a model still gets of a conversation with compactions in it."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -17,7 +17,7 @@ async def work(limit_s: float, duration_s: float = 60, steps: int = 1) -> None:
 
 @pytest.mark.parametrize("steps", [1, 6000])
 async def test_work_ends_at_the_limit_and_the_task_is_not_cancelled(steps: int) -> None:
-    """R3: nothing has to come for the limit to hold, and what comes all the time does not move it."""
+    """R3: the limit holds although no output comes, and output that comes all the time does not move it."""
     with pytest.raises(UpstreamTimeout, match="response_timeout_s"):
         await work(0.05, steps=steps)
     task = asyncio.current_task()

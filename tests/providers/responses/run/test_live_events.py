@@ -1,4 +1,4 @@
-"""The beginning of a stream: what comes first is built while the model is waited for, and once."""
+"""The beginning of a stream: its first events are built once, while the model is waited for."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What one answer's deltas become: every cell of the table of turn.py, and what ends early."""
+"""The events that one answer's deltas become: every cell of the table of turn.py, and answers that end early."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Logs that break off anywhere: what they have told is closed so that the whole keeps the laws."""
+"""Logs that break off anywhere: their open items are closed so that the whole stream keeps the laws."""
 
 import copy
 import json

@@ -33,7 +33,7 @@ CACHES = pytest.mark.parametrize("cache_bytes", [0, 10_000_000], ids=["nothing c
 
 
 class Counting(Memory):
-    """Counts what is asked of it, and moves its clock when told to."""
+    """A store in memory that counts its calls, and whose clock a test can move."""
 
     def __init__(self) -> None:
         super().__init__(Memory.Config())

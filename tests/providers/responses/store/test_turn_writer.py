@@ -57,7 +57,7 @@ async def test_a_turn_after_a_deletion_stands_on_its_own_predecessor() -> None:
 
 
 async def test_deletions_beside_continuations_lose_no_chain() -> None:
-    """D5: whatever the order of their reads and writes."""
+    """D5: this holds for any order of their reads and writes."""
     for seed in range(60):
         stored = Kept()
         stored.store.dice = random.Random(seed)

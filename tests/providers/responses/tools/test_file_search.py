@@ -1,4 +1,4 @@
-"""How much of what a file search found the model is told, and what of it can be cited."""
+"""The passages of a file search that the model gets, and the files that it can cite."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a request offers a model, by which names, and what each name stands for."""
+"""The tools that a request offers a model, their names, and the tool that each name stands for."""
 
 from typing import Any
 

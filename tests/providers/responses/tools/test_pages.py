@@ -28,7 +28,7 @@ def page(text: str, number: int = 1, links: Sequence[str] = ()) -> BrowsedPage:
 
 
 def record_result(number: int, state: object) -> ToolResultRecord:
-    """As it comes back from a store."""
+    """Return the record of a result whose state was encoded and decoded, as by a store."""
     return ToolResultRecord(f"c{number}", "open_page", "{}", "", state=msgspec.json.decode(msgspec.json.encode(state)))
 
 

@@ -1,4 +1,4 @@
-"""The tool `python` in bubblewrap: a notebook that keeps its state, says how it ended, and leaves nothing behind."""
+"""The tool `python` in bubblewrap: a notebook that keeps its state, says how it ended, and cleans up after itself."""
 
 import asyncio
 import logging

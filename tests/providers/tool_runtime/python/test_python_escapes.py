@@ -40,7 +40,7 @@ pytestmark = [needs_bubblewrap, pytest.mark.timeout(60 + 30 * RUNS)]
 
 
 class Host:
-    """What a program must not reach: a file, a port, sockets with and without a path, a secret, processes."""
+    """Targets that a program must not reach: a file, a port, sockets with and without a path, a secret, processes."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "canary.txt"
@@ -170,7 +170,7 @@ async def test_a_program_that(name: str, python: Python, host: Host) -> None:
 
 
 async def test_what_gets_out_would_be_seen(host: Host) -> None:
-    """The same programs where nothing holds them."""
+    """Without a sandbox the programs of the tests do reach the host, so their failures elsewhere prove something."""
     async with started(backend="dangerously_unsandboxed", cpu_s=10) as python:
         for name in ("reads a file of the host", "looks for processes of the host", "connects to the session server"):
             result = await python.call(run_in(name, PRELUDE.format(host=host.names(python)) + PROGRAMS[name]))

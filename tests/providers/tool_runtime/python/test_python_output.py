@@ -1,4 +1,4 @@
-"""What programs print becomes bounded, readable text; and the filter of system calls is a program of its own."""
+"""The output of programs becomes bounded, readable text; and the filter of system calls is a program of its own."""
 
 import time
 

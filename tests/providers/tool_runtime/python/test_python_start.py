@@ -47,7 +47,7 @@ async def test_the_start_says_what_holds_programs() -> None:
 
 
 async def test_several_tenants_need_bounds_that_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2: a server of several tenants does not start without a control group, unless it is told to."""
+    """S2: a server of several tenants does not start without a control group, unless its config permits it."""
     async with started() as python:
         if python.shared_use_risk() is None:
             await confinement_of(stack_config(KEYS))

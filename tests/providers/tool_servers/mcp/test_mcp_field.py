@@ -461,7 +461,7 @@ ASKED: Final[dict[str, Json]] = {
 
 @pytest.mark.parametrize("method", ASKED)
 async def test_a_server_that_asks_outside_of_the_calls_stream_is_refused_at_once(method: str) -> None:
-    """E4: its request reaches the client, which cannot ask anybody."""
+    """E4: its request reaches the client, which has no user to ask."""
     async with reached({"asks": {"method": method, "params": ASKED[method]}}) as (server, mcp):
         failed = await failure(mcp, called(declared(server.url), "good"))
         assert "not supported" in failed.message

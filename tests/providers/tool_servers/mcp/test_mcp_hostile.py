@@ -22,7 +22,7 @@ LIMIT_S: Final = 1.5
 
 @asynccontextmanager
 async def reached(**config: Any) -> AsyncGenerator[tuple[HostileServer, HostileServer, MCP]]:
-    """A hostile server, another that nobody is to come to, and an MCP that could reach both."""
+    """A hostile server, another that must get no request, and an MCP that could reach both."""
     async with (
         HostileServer() as server,
         HostileServer() as elsewhere,

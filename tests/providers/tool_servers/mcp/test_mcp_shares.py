@@ -54,7 +54,7 @@ async def test_a_tenant_at_its_share_replaces_its_own_idle_session() -> None:
 
 
 async def test_a_server_of_the_run_config_is_known_to_its_tenants_alone() -> None:
-    """S12: others are told that there is none, by label and by connector."""
+    """S12: other tenants get the error that there is none, by label and by connector."""
     server = RealServer()
     async with server.serving():
         rules: dict[str, Any] = {"url": server.url, "tenants": ["quiet"]}
