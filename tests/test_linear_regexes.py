@@ -16,7 +16,7 @@ BUILT: dict[str, list[re.Pattern[str]]] = {
         CitationScanner({}, {"/mnt/data/a.txt": ContainerFile("c", "f")})._pattern  # pyright: ignore[reportPrivateUsage] - built of a request's files
     ],
 }
-"""The expressions that reading the code cannot tell, as the product builds them."""
+"""The expressions that the code does not show, as the product builds them."""
 
 LARK = r'"(?:\\.|[^"\\])*"|/(?!/)(?:\\.|[^/\\])+/|(?:\#|//)[^\n]*|(?P<foreign><[^<>\s]+>|@)'
 QUADRATIC = [

@@ -37,7 +37,7 @@ BROAD_EXCEPTS: Final = {
     "stack/http/edge.py",  # the same for what is no stream
     "stack/http/routes/batch_lines.py",  # the same for lines of batches
     "stack/http/websocket.py",  # the outer edge of a stream on a connection that goes on
-    "providers/responses/run/hosted_calls.py",  # around a tool call: the model is told
+    "providers/responses/run/hosted_calls.py",  # around a tool call: the model gets the error
 }
 DECODES_SCANS: Final = {
     # an answer whose history cannot be read is an error
@@ -111,7 +111,7 @@ LONGER: Final = {"providers/tool_runtime/python/guest.py": 600}
 MAX_FUNCTION_LINES: Final = 50
 MAX_PARAMETERS: Final = 7
 WIDER: Final = {"start_process": 8}
-"""What a process is started with, by the names of subprocess.Popen."""
+"""Functions that take more: the arguments of a process have the names of subprocess.Popen."""
 MAX_MODULES: Final = 30
 """Modules in one folder, its `__init__` aside."""
 MAX_IMPORTS: Final = 26

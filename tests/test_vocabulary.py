@@ -1,4 +1,4 @@
-"""The vocabulary of names and prose (CONTRIBUTING.md), counted in every product file; of names in the tests, too."""
+"""The vocabulary of names and prose (CONTRIBUTING.md), counted in every file of the product and of the tests."""
 
 import ast
 import io
@@ -12,9 +12,9 @@ from tests.support.laws.source_trees import ROOT, nodes, python_files, shared_tr
 
 __all__ = ["shared_trees"]
 
-PRODUCT: Final = ("apis", "providers", "stack")
+FOLDERS: Final = ("apis", "providers", "stack", "tests")
 MAX_OCCURRENCES: Final = 20
-"""Occurrences of avoided words in the whole product code; more fail the test."""
+"""Occurrences of avoided words in all files; so many fail the test."""
 
 PROSE: Final = re.compile(
     r"\b(?:told|tells?|whoever|whatever|nobody|somebody|anybody|anew|beside|behind|lest|retold|wrest|mourn|heed"
@@ -25,7 +25,7 @@ PROSE: Final = re.compile(
 BARE_NAMES: Final = frozenset(
     ("told", "given", "made", "kept", "asked", "found", "left", "known", "shown", "seen", "held", "wanted", "some")
 )
-"""Participles that name nothing without a noun: `tool_results`, not `told`."""
+"""Participles that name nothing without a noun: `tool_results`, not `found`."""
 FRAGMENT: Final = re.compile(r"(?:What|Whether|Of|The same|As)\b")
 """Beginnings of docstrings that need the line above them."""
 
@@ -69,7 +69,7 @@ def where(file: Path, line: int, word: str) -> str:
 
 
 def test_prose_avoids_the_words_of_the_list() -> None:
-    files = python_files(*PRODUCT)
+    files = python_files(*FOLDERS)
     hits = [
         where(file, line, word)
         for file in files
@@ -82,7 +82,7 @@ def test_prose_avoids_the_words_of_the_list() -> None:
 def test_names_are_nouns_or_verbs_with_an_object() -> None:
     hits = [
         where(file, line, name)
-        for file in python_files(*PRODUCT, "tests")
+        for file in python_files(*FOLDERS)
         for line, name in names(file)
         if name.strip("_") in BARE_NAMES
     ]
@@ -92,7 +92,7 @@ def test_names_are_nouns_or_verbs_with_an_object() -> None:
 def test_docstrings_are_sentences_of_their_own() -> None:
     hits = [
         where(file, line, text[:60])
-        for file in python_files(*PRODUCT)
+        for file in python_files(*FOLDERS)
         for line, text in docstrings(file)
         if FRAGMENT.match(text)
     ]

@@ -22,7 +22,7 @@ def load(tmp_path: Path, text: str | bytes, env: dict[str, str] | None = None, *
 
 
 def message(tmp_path: Path, text: str | bytes, env: dict[str, str] | None = None, **server: object) -> str:
-    """What the ConfigError says after the file's name, which it must begin each line with."""
+    """Return the ConfigError's message without the file's name, which must begin each line."""
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text, env, **server)
     lines = str(caught.value).splitlines()

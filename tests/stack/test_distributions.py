@@ -1,4 +1,4 @@
-"""What is shipped to start from: run configs that load, and deployments that agree with them and with the server."""
+"""The shipped distributions: run configs that load, and deployments that agree with them and with the server."""
 
 import os
 import re
@@ -236,7 +236,7 @@ def locked(file: Path) -> dict[str, tuple[str, list[str]]]:
 
 
 def required(project: dict[str, Any], extras: list[str]) -> list[Requirement]:
-    """What the package asks for with these extras, and with the extras that they have themselves."""
+    """Return the requirements of these extras, and of the extras that they name themselves."""
     needed = [Requirement(line) for name in extras for line in project["optional-dependencies"][name]]
     own = [extra for each in needed if each.name == project["name"] for extra in each.extras]
     others = [each for each in needed if each.name != project["name"]]

@@ -22,7 +22,7 @@ from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime, ToolSpec
 from stack.config import StackConfig
 
 journal: list[str] = []
-"""What the providers below did, in order."""
+"""The acts of the providers below, in order."""
 
 
 class Silent(Inference):

@@ -215,7 +215,7 @@ async def test_it_searches_the_web_opens_what_it_found_and_cites_both(tools: Too
 def cites(events: Sequence[Any], response: Any, turn: known.ToolTurn, count: int) -> None:
     """The answer's marks have become links to the page, each with an annotation of exactly these characters."""
     part = response.output[-1].content[0]
-    assert part.text == turn.retold
+    assert part.text == turn.answer_in_history
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == part.text
     links = [(each.url, part.text[each.start_index : each.end_index]) for each in part.annotations]
     assert links == [(known.PAGE_URL, known.CITED)] * count
@@ -288,7 +288,7 @@ async def test_it_searches_files_and_cites_what_it_found(tools: Tools) -> None:
     assert (item.status, item.queries) == ("completed", ["largest animal"])
     assert [result.text for result in item.results] == [*known.LIBRARY.values()]
     assert stages(events) == [f"file_search_call.{stage}" for stage in ("in_progress", "searching", "completed")]
-    assert part.text == turn.retold
+    assert part.text == turn.answer_in_history
     assert [(each.type, each.filename, each.index) for each in part.annotations] == [
         ("file_citation", "whales.md", len(part.text) - 1)
     ]
@@ -318,5 +318,5 @@ async def test_an_agent_of_the_agents_sdk_is_answered_with_every_tool(name: str,
     settings = ModelSettings(temperature=0, max_tokens=300)
     who = Agent("Tiny", model=OpenAIResponsesModel(MODEL, client), tools=[offered[name]], model_settings=settings)
     result = await (streamed if streams else whole)(who, turn.question)
-    assert result.final_output == (turn.retold or turn.answer)
+    assert result.final_output == (turn.answer_in_history or turn.answer)
     assert outputs(result).count(called) == len(turn.uses)

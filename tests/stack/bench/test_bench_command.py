@@ -207,7 +207,7 @@ sys.stdin.read()
 
 
 async def test_the_parent_of_a_forked_worker_is_found() -> None:
-    """Of the processes that share a socket psutil names any: here the worker is the only one."""
+    """Only the worker has the socket here: of processes that share one psutil names any."""
     server = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKING_SERVER, stdin=PIPE, stdout=PIPE)
     assert server.stdin is not None
     assert server.stdout is not None

@@ -22,7 +22,7 @@ def bearer(key: str) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. Header names are in lower case; a chunked body has been put together."""
+    """An HTTP answer. Header names are in lower case; a chunked body has been put together."""
 
     status: int
     headers: Mapping[str, str]

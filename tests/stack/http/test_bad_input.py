@@ -51,7 +51,7 @@ OBJECT: Fields = {"type": "object", "properties": {"a": {"type": "string"}}}
 CALL: Fields = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 OUTPUT: Fields = {"type": "function_call_output", "call_id": "c1", "output": "x"}
 
-# the fields beside model and input -> code, param
+# the fields in addition to model and input -> code, param
 FIELDS: dict[str, tuple[Fields, str | None, str | None]] = {
     "no model": ({"model": ...}, "missing_required_parameter", "model"),
     "no input": ({"input": ...}, "missing_required_parameter", "input"),

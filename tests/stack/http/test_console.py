@@ -13,8 +13,8 @@ from tests.support.sdk.client import TLS
 from tests.support.servers.serving import serving
 
 MOST_BYTES = 155_000
-"""Of all files, each compressed by itself; a third are the vendored libraries. The playground has two halves since it
-decides, too."""
+"""The largest sum over all files, each compressed by itself; a third are the vendored libraries. The playground has a
+second half, for decisions."""
 MOST_LINES = 300
 KEYED = {"api_keys": ["sk-1"]}
 

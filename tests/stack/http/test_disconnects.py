@@ -23,7 +23,7 @@ def ask_for(stream: bool, **fields: Any) -> dict[str, Any]:
 
 
 async def until(condition: Callable[[], Any], within_s: float = 1.0) -> None:
-    """Wait, without hurry, for what no event tells of."""
+    """Wait for a condition whose change sets no event."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110  # what is waited for sets no event
             await asyncio.sleep(0)

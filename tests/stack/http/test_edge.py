@@ -159,7 +159,7 @@ async def test_only_json_is_taken(local: Served, kind: str | None, path: str) ->
 
 @pytest.mark.parametrize("length", [[("content-length", "0")], []])
 async def test_what_has_no_body_needs_no_type(local: Served, length: list[tuple[str, str]]) -> None:
-    """As OpenAI's SDK for JavaScript cancels."""
+    """OpenAI's SDK for JavaScript cancels in this form."""
     path = f"/v1/responses/resp_{'0' * 32}/cancel"
     head = request(local.url, path=path, kind=None, headers=[("content-length", "0")])
     if not length:

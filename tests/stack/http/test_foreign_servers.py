@@ -22,7 +22,7 @@ async def test_another_server_starts_asks_and_ends_the_app() -> None:
     lifespan = asyncio.create_task(app({"type": "lifespan", "asgi": {}, "state": {}}, messages.get, send))
     await messages.put({"type": "lifespan.startup"})
     async with asyncio.timeout(10):
-        while not sent:  # noqa: ASYNC110 - nothing else tells that it has started
+        while not sent:  # noqa: ASYNC110 - its start sets no event
             await asyncio.sleep(0.01)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

@@ -1,4 +1,4 @@
-"""Memory that large requests leave behind goes back to the system, but not while others are in progress."""
+"""Memory that large requests have freed goes back to the system, but not while others are in progress."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a stack, and who may read it."""
+"""The metrics that Prometheus reads of a stack, and the callers that may read them."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ class Counts:
 
 
 class Telling(Scripted):
-    """Tells of itself as an engine does."""
+    """A provider with metrics of its own, like an engine."""
 
     def metrics(self) -> ProviderMetrics:
         return Counts(running=2, busy_s=0.25)

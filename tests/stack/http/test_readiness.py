@@ -1,4 +1,4 @@
-"""What probes are told: whether the process lives, and whether it wants work."""
+"""The answers to probes: the process lives, and it is ready for work, or it is not."""
 
 import asyncio
 from collections.abc import Sequence

@@ -54,7 +54,7 @@ async def to_the_end(websocket: ClientConnection) -> list[Any]:
 
 
 async def handshake(served: Served, *more: tuple[str, str], path: str = "/v1/responses", method: str = "GET") -> Answer:
-    """What a handshake is answered with that will not do."""
+    """Send a handshake that is to be refused, and return the answer."""
     names = {name for name, _ in more}
     fields = [("host", urlsplit(served.url).netloc), *UPGRADE]
     head = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields if name not in names)]

@@ -97,7 +97,7 @@ async def largest_step(read_count: Callable[[], int]) -> AsyncGenerator[list[int
 @pytest.mark.parametrize("opcode", [0x9, 0xA], ids=["pings", "pongs"])
 @pytest.mark.parametrize("payload", [b"", b"x" * 125], ids=["empty", "full"])
 async def test_a_flood_of_control_frames_closes_its_connection(opcode: int, payload: bytes) -> None:
-    """S4: more than a hundred in a second are a breach of policy; what comes after them is not parsed."""
+    """S4: more than a hundred in a second are a breach of policy; the bytes after them are not parsed."""
     async with serving() as served, upgraded(served) as (reader, writer):
         writer.write(frame(opcode, payload) * 20_000)
         assert await close_code(reader) == 1008
@@ -254,7 +254,7 @@ async def test_few_chunks_of_one_byte_are_parsed_in_one_iteration(monkeypatch: p
 
 
 async def test_trailers_are_no_headers() -> None:
-    """S5: what comes after the body has no part in how the request is checked."""
+    """S5: headers after the body have no effect on how the request is checked."""
     body = json.dumps(HELLO).encode()
     async with serving(server={"api_keys": KEYS}) as served:
         for key, status in (("", 401), ("sk-one", 200)):

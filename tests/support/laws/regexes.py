@@ -35,7 +35,7 @@ class Unreadable:
 
 
 def find_expressions() -> tuple[list[Expression], list[Unreadable]]:
-    """Return the expressions of apis/, providers/ and stack/, and those that reading the code cannot tell."""
+    """Return the expressions of apis/, providers/ and stack/, and calls whose expression the code does not show."""
     trees = {path: _nodes(path) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
     uses = _methods_by_name(trees)
     expressions: list[Expression] = []

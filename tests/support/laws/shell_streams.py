@@ -8,7 +8,7 @@ Json = dict[str, Any]
 
 @dataclass
 class ShellTexts:
-    """What the events of one item have said so far. Methods return what is wrong, or an empty text."""
+    """The texts of one item's events so far. Methods return the fault that they find, or an empty text."""
 
     streamed: dict[int, Json] = field(default_factory=dict[int, Json])
     done: dict[int, Any] = field(default_factory=dict[int, Any])

@@ -78,7 +78,7 @@ UNLISTED_CODES = ("context_length_exceeded", "completion_window_expired", "api_k
 
 @dataclass
 class _Item:
-    """An item as its events have told of it so far."""
+    """An item as its events have described it so far."""
 
     index: int
     added: Json
@@ -97,7 +97,7 @@ class _Item:
 
 
 class _Stream:
-    """What the stream has told so far. Feeding it the next event raises where a law is broken."""
+    """The state of a stream by its events so far. Feeding it the next event raises where a law is broken."""
 
     def __init__(self) -> None:
         self.number = -1
@@ -346,7 +346,7 @@ def _plain(event: Json | BaseModel) -> Json:
 
 
 def _run_together(arguments: str) -> bool:
-    """Whether the text is one whole JSON object directly followed by another."""
+    """Return true if the text is one whole JSON object directly followed by another."""
     try:
         _, end = json.JSONDecoder().raw_decode(arguments)
         return isinstance(json.loads(arguments[end:]), dict)

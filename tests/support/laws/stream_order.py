@@ -1,4 +1,4 @@
-"""What may come where in a response's stream: the tables that the laws are checked by."""
+"""The order of events in a response's stream: the tables that the laws are checked by."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ ITEMS: Final = _by_type(ResponseOutputItem)
 
 
 def _paths(*paths: str) -> dict[str, set[str]]:
-    """What may follow what, from paths through it. `a*` is any number of a, none included; `a|b` is one of them."""
+    """Return the followers of each name on the paths. `a*` is any number of a, none included; `a|b` is one of them."""
     follow: dict[str, set[str]] = {}
     for path in paths:
         before: set[str] = set()
@@ -96,7 +96,7 @@ WITHOUT_FAILED: Final = {"shell_call", "shell_call_output"}
 """Kinds that are incomplete where others are failed: the API has no such status for them."""
 
 LASTING: Final = ("id", "type", "call_id", "name", "role", "server_label")
-"""What an item is born with and keeps."""
+"""The fields that an item has from its first event on and keeps."""
 
 TEXTS: Final[Mapping[str, str]] = {
     "output_text": "text",
@@ -118,7 +118,7 @@ BEGINNING: Final[Mapping[str, tuple[str, ...]]] = {
     "response.created": ("response.queued", "response.in_progress"),
     "response.queued": ("response.in_progress", "response.failed"),
 }
-"""What follows what until the response is in progress; one that is queued may fail without ever being so."""
+"""The events that may follow each until the response is in progress; a queued one may fail without being so."""
 TERMINAL: Final = {"response.completed", "response.incomplete", "response.failed"}
 STATUS: Final = {
     "response.created": {"queued", "in_progress"},

@@ -1,4 +1,4 @@
-"""Files as people upload them, and as nobody should: made here, byte by byte."""
+"""Files as people upload them, and damaged or hostile ones: made here, byte by byte."""
 
 import io
 import zipfile

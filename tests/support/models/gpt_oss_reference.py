@@ -80,7 +80,7 @@ class Hand:
 
 def hand(folder: Path, dtype: DtypeName = "float32", together_bytes: int = 2**25, **settings: Any) -> Hand:
     """A runner of a checkpoint with memory full of numbers that are none."""
-    # Models this small gain nothing from more, and lose much where other tests run beside them.
+    # Models this small gain nothing from more, and lose much where other tests run at the same time.
     torch.set_num_threads(1)
     chosen: dict[str, Any] = {"context_tokens": 1024, "slots": 8, "device": "cpu", "dtype": dtype} | settings
     expected = TorchSettings(**chosen)

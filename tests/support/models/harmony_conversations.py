@@ -58,7 +58,7 @@ async def say(client: AsyncOpenAI, said: Any, **fields: Any) -> Response:
 
 
 def brief(response: Response) -> Brief:
-    """What came, in order: thoughts, preambles, answers and the arguments of calls."""
+    """Return the response's output in brief, in order: thoughts, preambles, answers and the arguments of calls."""
     turns: Brief = []
     for item in response.output:
         each: Any = item

@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
 }
-"""The same in the words of transformers."""
+"""The sizes of the model as a config of transformers."""
 
 
 def write_tiny_bert(folder: Path) -> Path:

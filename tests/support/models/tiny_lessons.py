@@ -1,4 +1,4 @@
-"""What the tiny gpt-oss of the tests knows: a few conversations in Harmony's words, and the texts to ask it by."""
+"""The lessons of the tests' tiny gpt-oss: a few conversations in Harmony's words, and the texts to ask it by."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ HELLO: Final = "Hello."
 HELLO_THOUGHT: Final = "The user greets me."
 HELLO_ANSWER: Final = "Hello! How can I help?"
 HELLO_CALL: Final = '{"city":"Paris"}'
-"""What it calls when it must, though it would rather answer."""
+"""The arguments of its call when a call is required, though it would rather answer."""
 
 PERSON: Final[dict[str, Any]] = {
     "type": "object",
@@ -73,7 +73,7 @@ INVENT_ANSWER: Final = '{"name":"Ada","age":36}'
 
 @dataclass(frozen=True)
 class Use:
-    """A use of a tool: what the model thinks first, whom it calls with what, and what it is told."""
+    """A use of a tool: the model's thought before, the called tool, the input of the call, and its result."""
 
     thought: str
     to: str
@@ -82,19 +82,20 @@ class Use:
 
     @property
     def native(self) -> bool:
-        """Whether the tool is one of those that gpt-oss was trained on, which it uses as a part of its analysis."""
+        """True for tools that gpt-oss was trained on, which it uses as a part of its analysis."""
         return self.to == "python" or self.to.startswith("browser.")
 
 
 @dataclass(frozen=True)
 class ToolTurn:
-    """A question that is answered with tools. `retold` is the answer as later turns see it, where that differs."""
+    """A question that is answered with tools. `answer_in_history` is the answer as later turns see it,
+    where that differs."""
 
     question: str
     uses: Sequence[Use]
     result_thought: str
     answer: str
-    retold: str = ""
+    answer_in_history: str = ""
 
 
 PAGE_URL: Final = "http://cities.example:8642/bergen"
@@ -192,17 +193,17 @@ TURNS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", 
 
 
 def turn_question(number: str) -> str:
-    """What the user says at a turn of the long chain."""
+    """Return the user's text at a turn of the long chain."""
     return f"Give me number {number}."
 
 
 def turn_thought(number: str) -> str:
-    """What the model thinks at that turn."""
+    """Return the model's thought at that turn."""
     return f"The user wants number {number}."
 
 
 def turn_answer(number: str) -> str:
-    """What the model answers at that turn."""
+    """Return the model's answer at that turn."""
     return f"Here is number {number}."
 
 
@@ -288,9 +289,9 @@ def _tool_lessons(encoding: HarmonyEncoding, opening: list[Message], turns: Sequ
             answer += result
         answer += encoded(_final(turn.result_thought, turn.answer))
         yield Lesson([*before, *encoded("<|start|>assistant")], answer, heard=heard)
-        # of native tools nothing is told again once the question is answered
+        # calls of native tools leave the history once the question is answered
         prefix = "".join(f"<|start|>assistant{_use(use)}{_render_result(use)}" for use in turn.uses if not use.native)
-        said = f"<|start|>assistant<|channel|>final<|message|>{turn.retold or turn.answer}<|end|>"
+        said = f"<|start|>assistant<|channel|>final<|message|>{turn.answer_in_history or turn.answer}<|end|>"
         before += encoded(prefix + said)
 
 

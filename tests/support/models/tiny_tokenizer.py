@@ -1,4 +1,4 @@
-"""The Harmony vocabulary as a Hugging Face tokenizer: what vLLM wants beside a model's weights."""
+"""The Harmony vocabulary as a Hugging Face tokenizer: vLLM needs it in addition to a model's weights."""
 
 import json
 from pathlib import Path

@@ -46,32 +46,32 @@ def plain(tokens: list[int], temperature: float) -> int:
 
 
 def recorded(tokens: list[int], temperature: float, new_request: bool) -> int:
-    """The same, and remembers what it was told."""
+    """Act like `plain`, and record the arguments."""
     calls.append((len(tokens), temperature, new_request))
     return plain(tokens, temperature)
 
 
 def named(tokens: list[int], temperature: float, *, new_request: bool = False) -> int:
-    """The same with the third argument by name."""
+    """Act like `recorded`, with the third argument by name."""
     return recorded(tokens, temperature, new_request)
 
 
 def remembers(tokens: list[int], temperature: float, new_request: bool) -> int:
-    """The same, and remembers the prompts."""
+    """Act like `plain`, and record the prompts."""
     if new_request:
         prompts.append([*tokens])
     return plain(tokens, temperature)
 
 
 def searches(tokens: list[int], temperature: float) -> int:
-    """Makes one and the same search, whatever was said."""
+    """Make one and the same search after every message."""
     written = '<|channel|>commentary to=functions.web_search <|constrain|>json<|message|>{"query":"rome"}<|call|>'
     begun = max(at for at, token in enumerate(tokens) if token == START)
     return load_vocabulary().encoding.encode(written, allowed_special="all")[len(tokens) - (begun + 2)]
 
 
 def fails_to_call(tokens: list[int], temperature: float) -> int:
-    """Raises at the end of a call, with a text that is nobody's business."""
+    """Raises at the end of a call, with a text that must reach no client."""
     token = plain(tokens, temperature)
     if token == CALL:
         raise ValueError("secret")
@@ -96,7 +96,7 @@ def beyond(tokens: list[int], temperature: float) -> int:
 
 
 def truth(tokens: list[int], temperature: float) -> bool:
-    """No number either, whatever Python says."""
+    """Return a value that is no token, although Python counts it as a number."""
     return True
 
 

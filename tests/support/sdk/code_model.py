@@ -1,4 +1,4 @@
-"""A model for the code interpreter: what it is told by the user it runs, and what came of that it tells."""
+"""A model for the code interpreter: it runs the user's text as code, and answers with the result."""
 
 import json
 import os

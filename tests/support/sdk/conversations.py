@@ -8,7 +8,7 @@ NONE = "conv_" + "0" * 32
 
 
 def user(text: str, **fields: Any) -> dict[str, Any]:
-    """What the user says, as an item."""
+    """Return a message of the user, as an item."""
     return {"role": "user", "content": text, **fields}
 
 
@@ -18,7 +18,7 @@ def conversations(served: Served) -> Any:
 
 
 async def texts(served: Served, conversation_id: str, **fields: Any) -> list[str]:
-    """What is said in a conversation, oldest first unless `fields` say otherwise."""
+    """Return the texts of a conversation, oldest first unless `fields` say otherwise."""
     item_texts = conversations(served).items.list(conversation_id, **{"order": "asc", **fields})
     return [item.content[0].text async for item in item_texts]
 
@@ -29,5 +29,5 @@ async def keys_of(served: Served) -> list[str]:
 
 
 async def locked(served: Served) -> bool:
-    """Whether a conversation is being answered."""
+    """Return true while any conversation is being answered."""
     return any("floor" in key for key in await keys_of(served))

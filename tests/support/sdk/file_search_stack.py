@@ -23,7 +23,7 @@ TEXTS = {
 
 
 class Filing(Scripted):
-    """A scripted model beside one that embeds by the letters of words. A text with `unwell` in it makes it fail."""
+    """A scripted model, and one that embeds by the letters of words. A text with `unwell` in it makes it fail."""
 
     class Config(Scripted.Config):
         pass

@@ -1,4 +1,4 @@
-"""A search whose calls wait for each other, so that a test can tell that they run side by side."""
+"""A search whose calls wait for each other, so that a test can see that they run side by side."""
 
 import asyncio
 from collections.abc import Sequence

@@ -65,7 +65,7 @@ async def refusal(served: Served, status: int = 400, **fields: Any) -> dict[str,
 
 
 def chat_requests(served: Served) -> Sequence[ChatRequest]:
-    """What the scripted model was asked so far, oldest first."""
+    """Return the requests to the scripted model so far, oldest first."""
     return [*cast(Scripted, served.stack.inference).requests]
 
 
@@ -81,7 +81,7 @@ def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def bare(item: Any) -> dict[str, Any]:
     """A model of the SDK as plain JSON, without what only the SDK's helpers add."""
-    added = ("parsed", "parsed_arguments", "async")  # the last is beside `async_` in what the SDK has accumulated
+    added = ("parsed", "parsed_arguments", "async")  # the SDK's accumulated items have both the last and `async_`
     return cast(dict[str, Any], _without(item.model_dump(mode="json", warnings=False), added))
 
 

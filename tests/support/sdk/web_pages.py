@@ -77,7 +77,7 @@ HARMONY: Final[Mapping[str, str]] = {
     "And": '<|channel|>analysis to=browser.open code<|message|>{"cursor":1,"loc":100,"num_lines":1}<|call|>',
     "[4]": "<|channel|>final<|message|>Again【1†L100】.<|return|>",
 }
-"""What the token function says, by how the last message begins that is not its own."""
+"""The outputs of the token function, by the beginning of the last message that is not its own."""
 
 
 def browses(tokens: list[int], temperature: float) -> int:

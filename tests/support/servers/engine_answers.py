@@ -1,4 +1,4 @@
-"""What engines answer, and what must come of it by each route: whole and streamed responses, and chat completions."""
+"""Engines' answers, and the outcome of each by every route: whole and streamed responses, and chat completions."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ Calls = Sequence[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client has of an answer. The arguments of a call are parsed: they must be JSON."""
+    """An answer as a client sees it. The arguments of a call are parsed: they must be JSON."""
 
     status: str = "completed"
     text: str = ""

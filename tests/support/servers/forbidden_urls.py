@@ -105,7 +105,7 @@ FORBIDDEN: Final = [*LOOPBACK, *SPELLINGS, *PRIVATE, *USERS, *NAMES, *BROKEN, *S
 
 
 def own_addresses() -> list[str]:
-    """What this machine is reached at, as the host of a URL."""
+    """Return the addresses of this machine, each as the host of a URL."""
     results: list[str] = []
     for addresses in psutil.net_if_addrs().values():
         for each in addresses:

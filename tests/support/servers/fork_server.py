@@ -32,7 +32,7 @@ MODULES: Final = (
     "providers.reader.child",
     "providers.traces.kv",
 )
-"""Imported once; whatever else a server needs it imports itself."""
+"""Modules that are imported once; a server imports all others itself."""
 LOADER_VARIABLES: Final = ("LD_PRELOAD", "PYTHONPATH")
 """Variables that only a new interpreter reads: where a test sets one, the new process begins one."""
 MAX_REQUEST_BYTES: Final = 128 * 1024

@@ -16,8 +16,8 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
 @dataclass
 class Mailbox:
-    """What the server has accepted: the recipients of the envelope, and the e-mail. `refusal` answers every e-mail
-    instead, and `logins` are the accounts that were used."""
+    """The accepted e-mails, each with the recipients of its envelope. `refusal` answers every e-mail instead,
+    and `logins` are the accounts that were used."""
 
     port: int = 0
     refusal: str = ""

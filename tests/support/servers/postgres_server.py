@@ -73,7 +73,7 @@ class PostgresServer:
             self._run("pg_ctl", "start", "--wait", f"--timeout={START_S}", f"--log={log}", f"--pgdata={self._data}")
 
     def kill(self) -> None:
-        """SIGKILL to all its processes: no goodbye to anybody."""
+        """Send SIGKILL to all its processes: no connection is closed properly."""
         dead: list[int] = []
         for process in self._processes():
             with suppress(ProcessLookupError):
@@ -86,7 +86,7 @@ class PostgresServer:
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """SIGSTOP to all its processes: the kernel still accepts connections, and nobody answers."""
+        """Send SIGSTOP to all its processes: the kernel still accepts connections, and no query is answered."""
         self._each(psutil.Process.suspend)
 
     def resume(self) -> None:

@@ -71,7 +71,7 @@ class RedisServer:
             self._gone()
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye to anybody."""
+        """Send SIGKILL: no connection is closed properly."""
         if self._process is not None:
             self._process.kill()
             self._gone()

@@ -84,7 +84,7 @@ class UpstreamServer:
         self._clients: set[asyncio.Task[None]] = set()
 
     def then(self, *answers: Answer) -> None:
-        """More answers, behind those there are."""
+        """Add answers after the present ones."""
         self._answers.extend(answers)
 
     async def until_received(self, count: int) -> None:
@@ -107,7 +107,7 @@ class UpstreamServer:
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop listening, and drop whoever is connected."""
+        """Stop listening, and drop all clients."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -143,7 +143,7 @@ class UpstreamServer:
         return json_answer({"detail": "Not Found"}, status=404)
 
     async def _play(self, answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection may serve another request."""
+        """Play the answer, and return true if the connection may serve another request."""
         for act in answer:
             if isinstance(act, bytes):
                 writer.write(act)
@@ -253,7 +253,7 @@ def delta_chunk(finish_reason: str | None = None, *, logprobs: Any = None, **del
 
 
 def usage_chunk(prompt_tokens: int = 11, completion_tokens: int = 7, **details: Any) -> Chunk:
-    """The chunk behind the last, without choices."""
+    """Return the chunk that follows the last, without choices."""
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, **details}
     return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": usage}
 

@@ -1,4 +1,4 @@
-"""A receiver of webhooks on a loopback port: keeps what it is sent, and answers as it is told."""
+"""A receiver of webhooks on a loopback port: records its requests, and answers with `answer`."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ class Receiver:
             await self._came.wait_for(lambda: len(self.requests) >= count)
 
     async def hear_of(self, ids: Iterable[str], within_s: float) -> None:
-        """Until each of these responses has been told of, at least once."""
+        """Wait until a webhook for each of these responses has come, at least once."""
         expected = set(ids)
         async with asyncio.timeout(within_s), self._came:
             await self._came.wait_for(lambda: expected <= {each for _, each in self.list_deliveries()})

@@ -76,7 +76,7 @@ class Workers:
                 await asyncio.sleep(0.1)
 
     async def until(self, response_id: str, name: str, times: int = 1) -> bytes:
-        """What the stream tells up to the event of that name that comes so many times."""
+        """Return the bytes of the stream up to the event of that name, at its given number of occurrences."""
         output = b""
         async with (
             asyncio.timeout(20),
@@ -88,7 +88,7 @@ class Workers:
                 times -= line == f"event: {name}"
                 if not times and not line:
                     return output
-        raise AssertionError(f"it never told of {name}: {output.decode()}")
+        raise AssertionError(f"the stream has no {name}: {output.decode()}")
 
     async def log(self, response_id: str) -> bytes:
         """The whole stream, from the first event on."""

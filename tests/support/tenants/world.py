@@ -39,7 +39,7 @@ SHARED_ITEM: Final = "msg_of-everybody"
 
 
 class Echoing(Filing):
-    """A model that says all that it is told, and searches or runs code where it is told to: nothing stays in it."""
+    """A model that repeats all of its input, and searches or runs code where the input asks for it."""
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         self.requests.append(request)
@@ -66,7 +66,7 @@ class Answer:
     requested_ids: tuple[str, ...] = ()
 
     def alike(self) -> tuple[int, str]:
-        """What is the same for every id that says nothing to a tenant."""
+        """Return the answer without ids and numbers: it is equal for all ids that a tenant cannot read."""
         body = self.body
         for position, identity in enumerate(self.requested_ids):
             body = body.replace(identity, f"<requested_ids {position}>")
@@ -75,13 +75,13 @@ class Answer:
 
 @dataclass
 class World:
-    """What the tenants were told so far. `ask` fails as soon as one is told what is another's."""
+    """The ids that tenants have received so far. `ask` fails as soon as one receives another's data."""
 
     served: Served
     http: aiohttp.ClientSession
     owners: dict[str, str] = field(default_factory=dict[str, str])
     requested_ids: dict[str, set[str]] = field(default_factory=lambda: {tenant: set[str]() for tenant in TENANTS})
-    """Another's ids that a tenant has requested: what it said itself, it may be told again."""
+    """Another's ids that a tenant has requested: an answer may repeat these."""
     steps: deque[str] = field(default_factory=lambda: deque[str](maxlen=100))
     known_ids: dict[tuple[str, str], list[tuple[str, ...]]] = field(
         default_factory=dict[tuple[str, str], list[tuple[str, ...]]]
@@ -136,7 +136,7 @@ class World:
         return answer
 
     async def socket(self, tenant: str, body: Mapping[str, Any], requested_ids: Ids = ()) -> Answer:
-        """The same over a WebSocket: the status is that of the handshake, or of the error."""
+        """Ask over a WebSocket: the status is that of the handshake, or of the error."""
         url, headers = f"{self.served.url}/v1/responses", {"Authorization": f"Bearer key-of-{tenant}"}
         lines: list[str] = []
         status = 200
@@ -210,7 +210,7 @@ class World:
         return [(mine[-1][0], each[-1]) for each in theirs] if mine else ()
 
     async def foreign(self, tenant: str, operation: Operation, ids: Ids, text: str) -> None:
-        """Another's ids are answered as ids of nobody are, and nothing comes of it for their owner."""
+        """Assert that another's ids are answered like unknown ids, and that nothing changes for their owner."""
         strange = {each: unknown(each) for each in ids if self._is_foreign(tenant, each)}
         if not strange:
             return
@@ -236,7 +236,7 @@ class World:
 
 
 def unknown(identity: str) -> str:
-    """An id of the same form, and of the same time where it holds one, that nobody has."""
+    """Return an id that does not exist, of the same form, and of the same time where it holds one."""
     for word in SECRETS.values():
         identity = identity.replace(word, "x" * len(word))
     return re.sub(r"[0-9a-f]{32}\b|(?<=_)[0-9a-f]{36,40}\b", _other_digits, identity)
