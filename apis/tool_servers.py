@@ -121,6 +121,10 @@ def allowed_tool_filter(declaration: McpTool) -> ToolFilter:
 def matches_filter(tool_filter: ToolFilter, tool: ServerTool) -> bool:
     """Return True where the filter selects the tool; an empty filter selects every tool."""
     read_only = tool.annotations.get("readOnlyHint") is True
-    return (tool_filter.tool_names is None or tool.name in tool_filter.tool_names) and (
-        tool_filter.read_only is None or tool_filter.read_only == read_only
-    )
+    return selects_name(tool_filter, tool.name) and tool_filter.read_only in (None, read_only)
+
+
+def selects_name(tool_filter: ToolFilter, name: str) -> bool:
+    """Return True where the filter may select a tool of this name, as far as names decide."""
+    is_named = tool_filter.tool_names is None or name in tool_filter.tool_names
+    return is_named and name not in (tool_filter.excluded_names or ())

@@ -27,7 +27,8 @@ class ItemType:
     interrupted_error: Mapping[str, Any] | None = None
     """The `error`, without its message, of an item whose worker died; None where such items show none."""
     included_fields: Mapping[str, Literal["null", "absent"]] = field(default_factory=dict[str, Any])
-    """Fields that only a request sees whose `include` names them, as `TYPE.FIELD`, and how the others see them."""
+    """Fields that only a request sees whose `include` names them, as `TYPE.FIELD`, and how the others see them. A name
+    that `Includable` lacks is for routes of this server alone."""
     is_counted: Callable[[Any], bool] | None = None
     """Return true for an item that counts as a call of a hosted tool; None where those that this server runs do."""
     is_datastore: bool = False
@@ -78,7 +79,7 @@ _ROWS: Final = (
         call="hosted",
         has_phases=True,
         streamed_field="code",
-        included_fields={"outputs": "null"},
+        included_fields={"outputs": "null", "outcome": "absent", "container_expires_at": "absent"},
     ),
     ItemType(
         *("file_search_call", "fs"),
@@ -122,7 +123,11 @@ _ROWS: Final = (
         interrupted_status="incomplete",
         is_counted=lambda item: item.environment is not None and item.environment.type != "local",
     ),
-    ItemType("shell_call_output", "sho", interrupted_status="incomplete"),
+    ItemType(
+        *("shell_call_output", "sho"),
+        interrupted_status="incomplete",
+        included_fields={"container_expires_at": "absent"},
+    ),
     ItemType("apply_patch_call", "apc", call="client"),
     ItemType("apply_patch_call_output", "apco"),
     ItemType("computer_call", "cuc", call="client"),

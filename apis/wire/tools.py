@@ -173,9 +173,10 @@ class CodeInterpreterTool(ToolWire):
 
 
 class ToolFilter(Wire):
-    """Selects tools by name, or by the server's own `readOnlyHint`."""
+    """Selects tools by name, or by the server's own `readOnlyHint`. `excluded_names` are never selected."""
 
     tool_names: list[str] | None = Field(None, max_length=1000)
+    excluded_names: list[str] | None = Field(default=None, max_length=1000)
     read_only: bool | None = None
 
 

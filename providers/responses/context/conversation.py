@@ -74,7 +74,8 @@ class Conversation(msgspec.Struct, frozen=True):
         """Return the conversation as the model reads it, with the output of the running response at its end."""
         render = partial(self._render, progress.tool_results, supports_namespaces=supports_namespaces)
         window = self.window(progress)
-        messages = window.messages(render(window.recent_items), render)
+        recent = render(window.recent_items, compacted_items=window.earlier_items)
+        messages = window.messages(recent, render)
         if self.instructions:
             messages.insert(0, Message(role="developer", content=self.instructions))
         return messages
@@ -88,6 +89,7 @@ class Conversation(msgspec.Struct, frozen=True):
             supports_namespaces=supports_namespaces,
             attachments=self.attachments,
             sees_images=self.sees_images,
+            compacted_items=window.earlier_items,
         )
         await do_in_turns(window.recent_items, reader.read, ITEM_WORK)
         render = partial(self._render, {}, supports_namespaces=supports_namespaces)
@@ -119,6 +121,7 @@ class Conversation(msgspec.Struct, frozen=True):
         items: Sequence[Item | ToolResultRecord],
         *,
         supports_namespaces: bool = False,
+        compacted_items: Sequence[Item | ToolResultRecord] | None = None,
     ) -> list[Message]:
         return items_to_messages(
             items,
@@ -126,6 +129,7 @@ class Conversation(msgspec.Struct, frozen=True):
             supports_namespaces=supports_namespaces,
             attachments=self.attachments,
             sees_images=self.sees_images,
+            compacted_items=compacted_items,
         )
 
     def input_tool_results(self) -> dict[str, ToolResultRecord]:

@@ -62,7 +62,7 @@ _build_message = unvalidated(Message)
 _build_call, _build_called = unvalidated(FunctionCall), unvalidated(CalledFunction)
 _ALL_NATIVE_TOOLS: Final = frozenset[NativeToolName](get_args(NativeToolName))
 _RUNNING: Final = "The call runs. Go on without its output, which comes later."
-_LATE_OUTPUT: Final = "[The output of the call {call_id} of {name}, which ran meanwhile.]"
+_LATE_OUTPUT: Final = "[The output of the call {call}, which ran meanwhile.]"
 _NO_ATTACHMENTS: Final[Mapping[InputFile | InputImage, ContentPart]] = {}
 
 
@@ -73,15 +73,21 @@ def items_to_messages(
     supports_namespaces: bool = False,
     attachments: Mapping[InputFile | InputImage, ContentPart] = _NO_ATTACHMENTS,
     sees_images: bool = False,
+    compacted_items: Sequence[Item | ToolResultRecord] | None = None,
 ) -> list[Message]:
     """Return the messages of a conversation. `tool_results` are the results of hosted calls, by item id; a
     ToolResultRecord among the items is a call without an item. `attachments` are the items' files, as the model reads
-    them; with `sees_images` it also sees the images that image models generated.
+    them; with `sees_images` it also sees the images that image models generated. `compacted_items` are those that a
+    compaction before the items replaces, as far as they are known; None without a compaction.
 
     Raises InvalidRequest where a call has no output or an output no call.
     """
     reader = ItemReader(
-        tool_results, supports_namespaces=supports_namespaces, attachments=attachments, sees_images=sees_images
+        tool_results,
+        supports_namespaces=supports_namespaces,
+        attachments=attachments,
+        sees_images=sees_images,
+        compacted_items=compacted_items,
     )
     for item in items:
         reader.read(item)
@@ -99,7 +105,11 @@ class ItemReader:
         supports_namespaces: bool = False,
         attachments: Mapping[InputFile | InputImage, ContentPart] = _NO_ATTACHMENTS,
         sees_images: bool = False,
+        compacted_items: Sequence[Item | ToolResultRecord] | None = None,
     ) -> None:
+        self._compacted_items = compacted_items
+        self._compacted_calls: dict[str, str] | None = None
+        """The names of the tools that the replaced calls without an output call, by call id, once they are needed."""
         self._tool_results = tool_results
         self._attachments = attachments
         self._supports_namespaces = supports_namespaces
@@ -221,7 +231,31 @@ class ItemReader:
             self._async_calls[item.call_id] = name
 
     def _read_output(self, item: FunctionCallOutput | CustomToolCallOutput) -> None:
-        self._add_call_output(self._find_call_id(item), _content_to_chat(item.output, self._attachments))
+        call_id, content = self._find_call_id(item), _content_to_chat(item.output, self._attachments)
+        if (name := self._take_compacted_call(call_id)) is not None:
+            self._add_message(_late_output(call_id, name, content))
+        else:
+            self._add_call_output(call_id, content)
+
+    def _take_compacted_call(self, call_id: str) -> str | None:
+        """Return the name of the tool of a call that a compaction has replaced, once; "" where the client has left out
+        the replaced items. None for any other call."""
+        is_known = call_id in self._unanswered_call_ids or call_id in self._late_calls
+        if self._compacted_items is None or is_known:
+            return None
+        if self._compacted_calls is None:
+            self._compacted_calls = {
+                item.call_id: qualified_name(item.namespace, item.name, supports_namespaces=self._supports_namespaces)
+                for item in self._compacted_items
+                if isinstance(item, FunctionCallItem | CustomToolCallItem)
+            }
+            outputs = FunctionCallOutput | CustomToolCallOutput
+            answered = (item.call_id for item in self._compacted_items if isinstance(item, outputs))
+            self._answered_call_ids.update(each for each in answered if each is not None)
+        if call_id in self._answered_call_ids:
+            return None
+        self._answered_call_ids.add(call_id)
+        return self._compacted_calls.get(call_id, "")
 
     def _read_computer_output(self, item: ComputerCallOutput) -> None:
         self._add_call_output(item.call_id, _content_to_chat([item.output], self._attachments))
@@ -371,7 +405,7 @@ def _is_async(item: FunctionCallItem | CustomToolCallItem) -> bool:
 def _late_output(call_id: str, name: str, content: str | list[ContentPart]) -> Message:
     """Return the output of a call that the model went on without. As the user, because an output can only follow its
     call."""
-    head = _LATE_OUTPUT.format(name=name, call_id=call_id)
+    head = _LATE_OUTPUT.format(call=f"{call_id} of {name}" if name else call_id)
     if isinstance(content, str):
         return _build_message(role="user", content=f"{head}\n{content}")
     return _build_message(role="user", content=[TextPart(text=head), *content])

@@ -31,12 +31,13 @@ class CompactionContent(Wire):
 
 @dataclass(frozen=True, slots=True)
 class ContextWindow:
-    """The newest compaction, the items after it, and the messages before it that it does not replace. Without a
-    compaction, all items are recent ones."""
+    """The newest compaction, the items after it, and those before it, of whose messages it may leave some. Without a
+    compaction, all items are recent ones, and `earlier_items` is None."""
 
     recent_items: Sequence[Item | ToolResultRecord]
     earlier_messages: Sequence[InputMessage] = ()
     compaction: CompactionContent | None = field(default=None)
+    earlier_items: Sequence[Item | ToolResultRecord] | None = None
 
     def messages(self, recent: list[Message], to_messages: ToMessages) -> list[Message]:
         """Return all messages that the model reads; `recent` are those of the recent items."""
@@ -85,7 +86,7 @@ def find_window(
             if content is not None:
                 before = () if content.replaces_history else items[:index]
                 earlier = [item for item in before if type(item) is InputMessage]
-                return ContextWindow(items[index + 1 :], earlier, content)
+                return ContextWindow(items[index + 1 :], earlier, content, items[:index])
     return ContextWindow(items)
 
 

@@ -23,6 +23,7 @@ from apis.tool_servers import (
     allowed_tool_filter,
     is_tool_name,
     matches_filter,
+    selects_name,
 )
 from apis.wire.tools import McpTool, ToolFilter
 from providers.tool_servers.mcp.listing import convert_tools
@@ -136,8 +137,9 @@ class MCP(ToolServers):
     ) -> str:
         server = self._catalog.find_server(declaration, tenant)
         allowed = allowed_tool_filter(declaration)
-        is_named = allowed.tool_names is None or name in allowed.tool_names
-        if not (is_tool_name(name) and is_named and self._catalog.find_policy(declaration).allows(name)):
+        if not (
+            is_tool_name(name) and selects_name(allowed, name) and self._catalog.find_policy(declaration).allows(name)
+        ):
             raise _tool_not_allowed(name)
         _check_arguments(arguments)
 

@@ -1,12 +1,14 @@
 """From a response to a message: its blocks, the reason of its end, and its usage."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from openai.types.responses import (
     Response,
     ResponseCodeInterpreterToolCall,
+    ResponseContainerReference,
+    ResponseFunctionShellToolCall,
     ResponseFunctionToolCall,
     ResponseFunctionWebSearch,
     ResponseOutputMessage,
@@ -24,8 +26,6 @@ Block = dict[str, Any]
 StopReason = Literal["end_turn", "max_tokens", "tool_use", "stop_sequence", "refusal", "model_context_window_exceeded"]
 PART_BREAK: Final = "\n\n"
 """It stands between two parts of one reasoning."""
-_CONTAINER_LIFE: Final = timedelta(minutes=20)
-"""Time after its last use in which a container is there by default."""
 
 
 def message_id(response_id: str, form: MessageForm) -> str:
@@ -92,11 +92,20 @@ def build_stop(response: Response, form: MessageForm) -> dict[str, Any]:
 
 
 def _find_container(response: Response) -> Block | None:
-    programs = [item for item in response.output if isinstance(item, ResponseCodeInterpreterToolCall)]
-    if not programs or not programs[-1].container_id:
+    """Return the container of a message's programs and the time until which it is there; None before the first one."""
+    container_id, expires_at = None, None
+    for item in response.output:
+        match item:
+            case ResponseCodeInterpreterToolCall():
+                container_id = item.container_id
+            case ResponseFunctionShellToolCall(environment=ResponseContainerReference() as environment):
+                container_id = environment.container_id
+            case _:
+                pass
+        expires_at = (item.model_extra or {}).get("container_expires_at", expires_at)
+    if container_id is None or expires_at is None:
         return None
-    expires_at = (datetime.now(UTC) + _CONTAINER_LIFE).isoformat(timespec="seconds")
-    return {"id": programs[-1].container_id, "expires_at": expires_at}
+    return {"id": container_id, "expires_at": datetime.fromtimestamp(expires_at, UTC).isoformat()}
 
 
 def find_stop_reason(response: Response, form: MessageForm) -> StopReason:

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from apis.messages import CountMessageTokens, CreateMessage, TextBlock, Thinking
 from apis.responses import CreateResponse
+from apis.wire.base import Includable
+from apis.wire.item_types import ITEM_TYPES
 from apis.wire.tools import FunctionTool
 from stack.http.messages.fingerprints import Fingerprint, find_miss_reason
 from stack.http.messages.history import convert_messages, find_uploads
@@ -27,8 +29,10 @@ _LOW_BUDGET: Final = 4096
 _MEDIUM_BUDGET: Final = 16_384
 _MAX_USER_CHARS: Final = 512
 _CHARS_PER_TOKEN: Final = 4
-_LEAST_OUTPUT_TOKENS: Final = 16
-"""The least bound that a request for a response may have; below, it is set without a check."""
+_INTERNAL_FIELDS: Final = frozenset(
+    f"{row.name}.{path}" for row in ITEM_TYPES.values() for path in row.included_fields
+).difference(get_args(Includable))
+"""Fields of items that a message shows in a form of its own, and that no other client can include."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,10 @@ def convert_message(message: CreateMessage) -> CreateResponse:
     if message.max_tokens == 0:
         fields["prompt_cache_options"] = {"prewarm": True}
     request = validate_request(fields, CreateResponse)
-    return request.model_copy(update={"max_output_tokens": message.max_tokens}) if message.max_tokens else request
+    unchecked: dict[str, Any] = {"include": [*(request.include or ()), *_INTERNAL_FIELDS]} if request.tools else {}
+    if message.max_tokens:  # which may be less than what a request for a response may name
+        unchecked["max_output_tokens"] = message.max_tokens
+    return request.model_copy(update=unchecked) if unchecked else request
 
 
 def _convert_prompt(message: CountMessageTokens) -> dict[str, Any]:

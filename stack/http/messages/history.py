@@ -75,6 +75,7 @@ def _convert_answer(blocks: Sequence[MessageBlock], loadable: Mapping[str, Item]
     """Return an answer of the model. Reasoning that this server did not seal is left out when the items are read."""
     items: list[Item] = []
     results = {block.tool_use_id: block for block in blocks if isinstance(block, ServerToolResultBlock)}
+    uses = {block.id: block for block in blocks if isinstance(block, ServerToolUseBlock)}
     for block in blocks:
         match block:
             case TextBlock():
@@ -88,7 +89,7 @@ def _convert_answer(blocks: Sequence[MessageBlock], loadable: Mapping[str, Item]
                 name = shorten_name(block.name)
                 items.append({"type": "function_call", "call_id": block.id, "name": name, "arguments": arguments})
             case ServerToolUseBlock():
-                items += convert_server_call(block, results.get(block.id), loadable)
+                items += convert_server_call(block, uses, results, loadable)
             case McpToolUseBlock():
                 items += convert_mcp_call(block, results.get(block.id))
             case _:  # an answer has no other blocks that a model reads

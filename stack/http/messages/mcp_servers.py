@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from apis.errors import InvalidRequest, Unsupported
+from apis.errors import InvalidRequest
 from apis.messages import McpServerDefinition, McpToolConfig, McpToolConfiguration, MessageTool
 
 TOOLSET: Final = "mcp_toolset"
@@ -25,8 +25,7 @@ class DeclaredServers:
 
     def convert_toolset(self, tool: MessageTool, index: int, *, is_searched: bool) -> Sequence[Tool]:
         """Return the tool of a response for a toolset; none for one that is switched off. One that is deferred waits
-        for a search for tools, where there is one. Raises InvalidRequest for an
-        unknown server, and Unsupported for a choice of tools that names those to leave out."""
+        for a search for tools, where there is one. Raises InvalidRequest for an unknown server."""
         param = f"tools[{index}].mcp_server_name"
         if tool.mcp_server_name is None:
             raise InvalidRequest(
@@ -43,10 +42,8 @@ class DeclaredServers:
         configs, default = tool.configs or {}, tool.default_config or McpToolConfig()
         deferral = {"defer_loading": True} if is_searched and default.defer_loading else {}
         if default.enabled is not False:
-            for name, config in configs.items():
-                if config.enabled is False:
-                    raise _cannot_leave_out(f"tools[{index}].configs.{name}.enabled")
-            return [{**_build_tool(server, _find_names(server.tool_configuration)), **deferral}]
+            excluded = [name for name, config in configs.items() if config.enabled is False]
+            return [{**_build_tool(server, _find_names(server.tool_configuration), excluded), **deferral}]
         names = [name for name, config in configs.items() if config.enabled]
         return [{**_build_tool(server, names), **deferral}] if names else []
 
@@ -61,19 +58,11 @@ def _find_names(configuration: McpToolConfiguration | None) -> Sequence[str] | N
     return configuration.allowed_tools if configuration else None
 
 
-def _build_tool(server: McpServerDefinition, names: Sequence[str] | None) -> Tool:
+def _build_tool(server: McpServerDefinition, names: Sequence[str] | None, excluded_names: Sequence[str] = ()) -> Tool:
     fields: Mapping[str, Any] = {
         "server_url": server.url,
         "authorization": server.authorization_token,
-        "allowed_tools": names,
+        "allowed_tools": {"tool_names": names, "excluded_names": excluded_names} if excluded_names else names,
     }
     options = {name: value for name, value in fields.items() if value is not None}
     return {"type": "mcp", "server_label": server.name, "require_approval": "never", **options}
-
-
-def _cannot_leave_out(param: str) -> Unsupported:
-    return Unsupported(
-        f"'{param}': single tools are chosen here, not left out. Set 'default_config.enabled' to false, and "
-        "'enabled' to true for each tool that the model may call.",
-        param=param,
-    )

@@ -45,12 +45,16 @@ properties of the input, and those that it needs."""
 WEB_SEARCH: Final = "web_search"
 WEB_FETCH: Final = "web_fetch"
 CODE_EXECUTION: Final = "code_execution"
+BASH_EXECUTION: Final = "bash_code_execution"
+_BASH_VERSION: Final = f"{CODE_EXECUTION}_20250825"
+"""The type of the tool whose programs are shell commands; those of the other versions are Python."""
 _TOOL_SEARCH: Final = "tool_search_tool"
 _WEB_TOOLS: Final = (WEB_SEARCH, WEB_FETCH)
-_HOSTED_TYPES: Final[Mapping[str, str]] = {
-    WEB_SEARCH: "web_search",
-    WEB_FETCH: "web_search",
-    CODE_EXECUTION: "code_interpreter",
+_EXECUTIONS: Final = (CODE_EXECUTION, BASH_EXECUTION)
+_HOSTED_TYPES: Final[Mapping[str, Sequence[str]]] = {
+    WEB_SEARCH: ("web_search",),
+    WEB_FETCH: ("web_search",),
+    CODE_EXECUTION: ("code_interpreter", "shell"),
 }
 """The types of a response's tools, by the names of Anthropic's that choose them."""
 
@@ -91,6 +95,8 @@ def convert_tools(message: CountMessageTokens, uploads: Sequence[str]) -> dict[s
             converted += servers.convert_toolset(tool, index, is_searched=is_searched)
         elif kind == CODE_EXECUTION:
             converted.append({"type": "code_interpreter", "container": _convert_container(message, uploads)})
+        elif kind == BASH_EXECUTION:
+            converted.append({"type": "shell", "environment": _convert_environment(message, uploads)})
         elif kind in _WEB_TOOLS:
             if kind == WEB_SEARCH or WEB_SEARCH not in kinds:
                 converted.append(_convert_web_search(tool, searches=kind == WEB_SEARCH))
@@ -100,7 +106,7 @@ def convert_tools(message: CountMessageTokens, uploads: Sequence[str]) -> dict[s
         else:
             converted.append(_convert_client_tool(tool, tool.type or "", index))
     converted += servers.convert_rest()
-    if uploads and CODE_EXECUTION not in kinds:
+    if uploads and not {*_EXECUTIONS}.intersection(kinds):
         raise InvalidRequest("A 'container_upload' needs a 'code_execution' tool in 'tools'.", param="tools")
     return {**({"tools": converted} if converted else {}), **_build_options(tools, kinds, converted)}
 
@@ -126,7 +132,7 @@ def _build_options(
     if include := [path for kind, path in included.items() if kind in kinds]:
         fields["include"] = include
     uses = [tool.max_uses for tool, kind in zip(tools, kinds, strict=True) if kind in _WEB_TOOLS]
-    is_bounded = uses and None not in uses and CODE_EXECUTION not in kinds and _TOOL_SEARCH not in kinds
+    is_bounded = uses and None not in uses and not {*_EXECUTIONS, _TOOL_SEARCH}.intersection(kinds)
     if is_bounded and all(tool["type"] != "mcp" for tool in converted):
         fields["max_tool_calls"] = sum(use for use in uses if use is not None)
     return fields
@@ -135,6 +141,8 @@ def _build_options(
 def _find_kind(tool: MessageTool) -> str:
     """Return the kind of a tool: the type without its version for those that this server runs."""
     kind = tool.type or "custom"
+    if kind == _BASH_VERSION:
+        return BASH_EXECUTION
     hosted = (*_WEB_TOOLS, CODE_EXECUTION, _TOOL_SEARCH)
     return next((name for name in hosted if kind == name or kind.startswith(f"{name}_")), kind)
 
@@ -157,6 +165,14 @@ def _convert_container(message: CountMessageTokens, uploads: Sequence[str]) -> s
     return container
 
 
+def _convert_environment(message: CountMessageTokens, uploads: Sequence[str]) -> dict[str, Any]:
+    """Return the container of shell commands. Raises Unsupported."""
+    container = _convert_container(message, uploads)
+    if isinstance(container, str):
+        return {"type": "container_reference", "container_id": container}
+    return {**container, "type": "container_auto"}
+
+
 def convert_choice(choice: MessageToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields of a response's request for the choice among its tools. Raises InvalidRequest."""
     if choice is None or not tools:
@@ -170,9 +186,11 @@ def convert_choice(choice: MessageToolChoice | None, tools: Sequence[Mapping[str
                 code="missing_required_parameter",
             )
         name = shorten_name(choice.name)
-        hosted = _HOSTED_TYPES.get(choice.name)
-        is_hosted = hosted is not None and all(tool.get("name") != name for tool in tools)
-        return {**fields, "tool_choice": {"type": hosted} if is_hosted else {"type": "function", "name": name}}
+        chosen = {"type": "function", "name": name}
+        if all(tool.get("name") != name for tool in tools):
+            hosted = _HOSTED_TYPES.get(choice.name, ())
+            chosen = next(({"type": tool["type"]} for tool in tools if tool["type"] in hosted), chosen)
+        return {**fields, "tool_choice": chosen}
     return {**fields, "tool_choice": "required" if choice.type == "any" else choice.type}
 
 

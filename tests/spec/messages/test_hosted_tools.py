@@ -12,7 +12,7 @@ from anthropic import BadRequestError, PermissionDeniedError
 from tests.spec.tools.test_code_interpreter import code, interpreting
 from tests.support.sdk.answer_shapes import call
 from tests.support.sdk.messages import ADD, HI, create, messages_client, replay, stream
-from tests.support.sdk.requests import chat_requests
+from tests.support.sdk.requests import chat_requests, plain
 from tests.support.sdk.web_pages import browsing, model, web
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import DONE, offered, stacked, tool_outputs
@@ -21,7 +21,8 @@ from tests.support.tenants.accounts import new_project, organization_of, serving
 
 both = pytest.mark.parametrize("send", [create, stream])
 needs_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-EXECUTION: Any = {"type": "code_execution_20250825", "name": "code_execution"}
+EXECUTION: Any = {"type": "code_execution_20260120", "name": "code_execution"}
+BASH: Any = {"type": "code_execution_20250825", "name": "code_execution"}
 FETCH: Any = {"type": "web_fetch_20250910", "name": "web_fetch", "max_uses": 3}
 SEARCH: Any = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
 WEATHER: Any = {
@@ -71,14 +72,107 @@ async def test_a_program_is_a_call_of_the_server_and_the_model_reads_its_output_
 @needs_sandbox
 async def test_a_message_names_its_container_and_the_next_one_may_use_it(send: Any) -> None:
     turns: Any = [[code("x = 5")], DONE, [code("print(x)")], DONE]
-    async with interpreting(*turns) as served, messages_client(served) as client:
+    async with interpreting(*turns, python={"idle_timeout_s": 7 * 60}) as served, messages_client(served) as client:
         first = await send(client, tools=[EXECUTION])
         second = await send(client, [*HI, replay(first), GO_ON], tools=[EXECUTION], container=first.container.id)
         plain = await send(client)
     assert first.container.id.startswith("cntr_")
-    assert timedelta() < first.container.expires_at - datetime.now(UTC) <= timedelta(minutes=20)
+    assert timedelta(minutes=6) < first.container.expires_at - datetime.now(UTC) <= timedelta(minutes=7)
     assert (second.container.id, second.content[1].content.stdout) == (first.container.id, "5\n")
     assert plain.container is None
+
+
+@both
+@needs_sandbox
+async def test_a_program_has_the_exit_code_that_python_would_have(send: Any) -> None:
+    slow = [code("print('begun', flush=True)", "while True: pass", id="c3")]
+    turns: Any = [[code("1 / 0", id="c1")], [code("import os", "os._exit(3)", id="c2")], slow, DONE, DONE]
+    async with interpreting(*turns, python={"timeout_s": 1}) as served, messages_client(served) as client:
+        answer = await send(client, tools=[EXECUTION])
+        await send(client, [*HI, replay(answer), GO_ON], tools=[EXECUTION])
+        again = chat_requests(served)[-1].messages
+    failed, killed, late = (block.content for block in answer.content if block.type == "code_execution_tool_result")
+    assert (failed.return_code, failed.stdout.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
+    assert killed.return_code == 137
+    assert (late.type, late.error_code) == ("code_execution_tool_result_error", "execution_time_exceeded")
+    outputs = [str(message.content) for message in again if message.role == "tool"]
+    assert "begun" in outputs[2]
+
+
+@both
+@needs_sandbox
+async def test_shell_commands_are_calls_of_the_server_and_the_model_reads_their_output_again(send: Any) -> None:
+    commands = ["echo one; echo two >&2; exit 3", "echo 5 > x", "sleep 100"]
+    first: Any = call("shell", json.dumps({"commands": commands, "timeout_ms": 900}), id="c1")
+    turns: Any = [[first], [call("shell", '{"commands": ["cat x"]}', id="c2")], DONE, DONE]
+    async with interpreting(*turns) as served, messages_client(served) as client:
+        answer = await send(client, tools=[BASH], tool_choice={"type": "tool", "name": "code_execution"})
+        before = chat_requests(served)[-1].messages
+        await send(client, [*HI, replay(answer), GO_ON], tools=[BASH], container=answer.container.id)
+        again = chat_requests(served)[-1].messages
+    uses = [block for block in answer.content if block.type == "server_tool_use"]
+    results = [block for block in answer.content if block.type == "bash_code_execution_tool_result"]
+    assert {use.name for use in uses} == {"bash_code_execution"}
+    assert [use.input["command"] for use in uses] == [*commands, "cat x"]
+    assert [result.tool_use_id for result in results] == [use.id for use in uses]
+    assert len({use.id for use in uses}) == len(uses)
+    one, written, late, read = (result.content for result in results)
+    assert (one.stdout, one.stderr, one.return_code) == ("one\n", "two\n", 3)
+    assert (written.return_code, late.error_code, read.stdout) == (0, "execution_time_exceeded", "5\n")
+    assert (answer.content[-1].text, answer.stop_reason) == ("Done.", "end_turn")
+    assert timedelta(minutes=19) < answer.container.expires_at - datetime.now(UTC) <= timedelta(minutes=20)
+    assert again[: len(before)] == before
+
+
+async def test_calls_of_another_server_are_read_as_commands_and_calls() -> None:
+    blocks: Any = [
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "bash_code_execution", "input": {"command": "pwd"}},
+        {
+            "type": "bash_code_execution_tool_result",
+            "tool_use_id": "srvtoolu_1",
+            "content": {
+                "type": "bash_code_execution_result",
+                "stdout": "/home",
+                "stderr": "",
+                "return_code": 2,
+                "content": [],
+            },
+        },
+        {
+            "type": "server_tool_use",
+            "id": "srvtoolu_2",
+            "name": "text_editor_code_execution",
+            "input": {"command": "view", "path": "/a.txt"},
+        },
+        {
+            "type": "text_editor_code_execution_tool_result",
+            "tool_use_id": "srvtoolu_2",
+            "content": {"type": "text_editor_code_execution_view_result", "file_type": "text", "content": "the text"},
+        },
+        {"type": "text", "text": "Done."},
+    ]
+    async with serving(scripted(DONE)) as served, messages_client(served) as client:
+        await create(client, [*HI, {"role": "assistant", "content": blocks}, GO_ON])
+        sent = chat_requests(served)[0].messages
+    assert [message.content for message in sent if message.role == "tool"] == ["/home\nexit code 2", "the text"]
+    calls = [plain([message])[0].get("tool_calls", ()) for message in sent]
+    assert [called["function"]["name"] for each in calls for called in each] == ["shell", "text_editor_code_execution"]
+
+
+@needs_sandbox
+async def test_what_a_message_alone_shows_is_in_no_response() -> None:
+    turns: Any = [[code("1 / 0", id="c1")], [call("shell", '{"commands": ["true"]}', id="c2")], DONE]
+    tools: Any = [
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+    ]
+    async with interpreting(*turns) as served:
+        response = await served.client.responses.create(model="scripted", input="hi", tools=tools)
+        retrieved = await served.client.responses.retrieve(response.id)
+    for shown in (response, retrieved):
+        assert [item.type for item in shown.output][:3] == ["code_interpreter_call", "shell_call", "shell_call_output"]
+        assert "container_expires_at" not in shown.to_json()
+        assert '"outcome"' not in shown.output[0].to_json()
 
 
 @needs_sandbox
@@ -146,13 +240,20 @@ async def test_a_failed_call_of_an_mcp_server_is_a_result_with_an_error(send: An
 async def test_the_token_of_an_mcp_server_reaches_it_and_its_tools_are_chosen_by_name() -> None:
     only_note = {"default_config": {"enabled": False}, "configs": {"note": {"enabled": True}}}
     older = {"tool_configuration": {"allowed_tools": ["echo"]}}
-    off = toolset(default_config={"enabled": False})
-    async with stacked(DONE) as (served, real), messages_client(served) as client:
+    off_config = {"enabled": False}
+    off = toolset(default_config=off_config)
+    async with stacked(*[DONE] * 6) as (served, real), messages_client(served) as client:
         server = server_of(real, authorization_token="token-1")
+        await beta(create, client, mcp_servers=[server])
+        everything = sorted(offered(served))
+        others = [name for name in everything if name != "real__fail"]
+        assert len(others) == len(everything) - 1
         for fields, names in (
             ({"tools": [toolset(**only_note)]}, ["real__note"]),
             ({"mcp_servers": [{**server, **older}]}, ["real__echo"]),
             ({"tools": [off, ADD]}, ["add"]),
+            ({"tools": [toolset(configs={"fail": {"enabled": False}, "note": {"enabled": True}})]}, others),
+            ({"tools": [toolset(configs={"echo": off_config})], "mcp_servers": [{**server, **older}]}, []),
         ):
             request: Any = {"mcp_servers": [server], **fields}
             await beta(create, client, **request)
@@ -166,7 +267,6 @@ async def test_the_token_of_an_mcp_server_reaches_it_and_its_tools_are_chosen_by
         ({"tools": [toolset()], "mcp_servers": []}, "no entry of 'mcp_servers' has the name 'real'"),
         ({"tools": [{"type": "mcp_toolset"}]}, "tools\\[0\\].mcp_server_name"),
         ({"tools": [toolset(), toolset()]}, "two toolsets name the server 'real'"),
-        ({"tools": [toolset(configs={"note": {"enabled": False}})]}, "tools\\[0\\].configs.note.enabled"),
         ({"mcp_servers": [{"type": "url", "name": "a b", "url": "https://a.example"}]}, "mcp_servers\\[0\\].name"),
         ({"mcp_servers": [{"type": "stdio", "name": "a", "url": "x"}]}, "mcp_servers\\[0\\].type"),
         ({"container": {"id": None, "skills": [{"skill_id": "pdf"}]}, "tools": [EXECUTION]}, "container.skills"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.sdk.answer_shapes import Script, call, function
-from tests.support.sdk.requests import chat_requests, create, messages, plain, refusal, stream
+from tests.support.sdk.requests import bare, chat_requests, create, messages, plain, refusal, stream
 from tests.support.servers.serving import scripted, serving
 
 Json = dict[str, Any]
@@ -128,3 +128,28 @@ async def test_a_required_call_is_made_by_an_async_one() -> None:
     async with serving(scripted(CALLED, GOES_ON)) as served:
         response = await create(served, tools=[SLOW], tool_choice="required")
     assert kinds(response) == ["function_call", "message"]
+
+
+@pytest.mark.parametrize("how", ["chained", "sent back"])
+async def test_the_output_of_a_call_that_was_compacted_away_is_a_message(how: str) -> None:
+    summary: Script = [{"text": "They want to know about cats."}]
+    async with serving(scripted(CALLED, GOES_ON, summary, DONE, DONE)) as served:
+        first = await create(served, tools=[SLOW])
+        history: list[Any] = [{"role": "user", "content": "hi"}, *first.output]
+        compacted = await served.client.responses.compact(model="scripted", input=history)
+        late = output()
+        if how == "chained":
+            trigger: Any = {"type": "compaction_trigger"}
+            second = await create(served, tools=[SLOW], input=[trigger], previous_response_id=first.id)
+            third = await create(served, tools=[SLOW], input=[late], previous_response_id=second.id)
+            error = await refusal(served, tools=[SLOW], input=[output(text="?")], previous_response_id=third.id)
+        else:
+            kept = [bare(item) for item in compacted.output]
+            third = await create(served, tools=[SLOW], input=[*kept, late])
+            error = await refusal(served, tools=[SLOW], input=[*kept, late, output(text="?")])
+        last = plain(chat_requests(served)[-1].messages)[-1]
+    assert third.output_text == "Done."
+    assert last["role"] == "user"
+    assert last["content"].endswith(", which ran meanwhile.]\nCats purr.")
+    assert last["content"].startswith("[The output of the call c1")
+    assert "has an output already" in error["message"]

@@ -28,6 +28,7 @@ from providers.responses.tools.container.request_container import (
     EarlierCall,
     RequestContainer,
 )
+from providers.responses.tools.shell.command_outputs import KILLED_EXIT_CODE
 from providers.responses.tools.tool_context import ToolContext
 
 PYTHON_NAME: Final = "python"
@@ -36,6 +37,8 @@ _STATE_LOST_NOTICE: Final = f"{_NEW_SESSION_PREFIX}: the variables and files of 
 _IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _MAX_IMAGE_BYTES: Final = 4 * 1024 * 1024
 """Maximum bytes of images in the item of one call. Further images are only files of the container."""
+_EXIT_CODES: Final = {"ok": 0, "exception": 1}
+"""The exit codes that Python itself would have."""
 CodeStatus = Literal["in_progress", "interpreting", "completed", "failed", "incomplete"]
 
 
@@ -113,6 +116,7 @@ class _CodeInterpreterCall(HostedCall):
         self._code_parser = CodeParser(is_raw=start.custom)
         self._is_code_done = False
         self._outputs: list[CodeOutput] = []
+        self._outcome: dict[str, Any] | None = None
 
     def item(self, status: str) -> ResponseCodeInterpreterToolCall:
         has_ended = status not in ("in_progress", "interpreting")
@@ -123,7 +127,13 @@ class _CodeInterpreterCall(HostedCall):
             code=self._code_parser.code,
             container_id=self._tool.container.id,
             outputs=self._outputs if has_ended else None,
+            **self._describe_end() if has_ended else {},
         )
+
+    def _describe_end(self) -> dict[str, Any]:
+        """Return the fields of the item that say how the program ended, and until when its container is there."""
+        fields = {"outcome": self._outcome, "container_expires_at": self._tool.container.find_expiry()}
+        return {name: value for name, value in fields.items() if value is not None}
 
     def append(self, text: str, events: EventList) -> None:
         super().append(text, events)
@@ -137,6 +147,7 @@ class _CodeInterpreterCall(HostedCall):
         await emit([*last_delta, *self._finish_code(), self.phase_event("interpreting")])
         result = await self._tool.run(self.call_id, self._code_parser.code)
         self._outputs = _build_outputs(result, output)
+        self._outcome = _build_outcome(result)
         files = _written_files(result, self._tool.container.id)
         output.files.update(files)
         self.record_result(result.text, state=self._tool.container.state, files=files)
@@ -187,6 +198,15 @@ def _build_outputs(result: ToolResult, output: ResponseOutput) -> list[CodeOutpu
             data = base64.b64encode(file.data).decode()
             outputs.append(OutputImage(type="image", url=f"data:{file.media_type};base64,{data}"))
     return outputs
+
+
+def _build_outcome(result: ToolResult) -> dict[str, Any]:
+    """Return how a program ended, in the form that the output of a shell command has."""
+    data: Any = result.data or {}
+    how = data.get("exit")
+    if how == "timed_out":
+        return {"type": "timeout"}
+    return {"type": "exit", "exit_code": _EXIT_CODES.get(how, KILLED_EXIT_CODE)}
 
 
 def _call_from_item(item: CodeInterpreterCallItem, native_tools: frozenset[NativeToolName]) -> ToolResultRecord | None:

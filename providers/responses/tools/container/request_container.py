@@ -3,13 +3,14 @@
 import asyncio
 import hashlib
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final, cast
 
-from apis.containers import Containers, CreateContainer
+from apis.containers import Container, Containers, CreateContainer
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.wire.items import Item
 from apis.wire.tool_items import CodeInterpreterCallItem, ShellCallItem
@@ -73,6 +74,8 @@ class RequestContainer:
         self._copied_keys: set[str] = set()
         self._skills_digest = "" if isinstance(declared, str) else _digest_skills(declared)
         self._creation_lock = asyncio.Lock()
+        self._idle_minutes: int | None = None
+        """Minutes without a call after which the container ends, once it is there."""
         self._message_files: Sequence[MessageFile] | None = None
 
     @property
@@ -111,6 +114,11 @@ class RequestContainer:
         async with self._creation_lock:
             await self._ensure_exists()
             return await self._copy_message_files()
+
+    def find_expiry(self) -> int | None:
+        """Return the time at which the container ends if nothing uses it from now on, in seconds since 1970; None
+        before its first call, and for one that does not expire."""
+        return None if self._idle_minutes is None else int(time.time()) + 60 * self._idle_minutes
 
     def take_state_loss(self) -> bool:
         """Return, once, whether the model still has to learn that the state of its earlier calls is gone."""
@@ -165,7 +173,9 @@ class RequestContainer:
                 if file_id not in self._copied_keys:
                     await self._containers.copy_file(chosen.id, file_id, tenant=tenant)
         elif chosen.new_container is not None:
-            await self._containers.create(chosen.new_container, tenant=tenant, container_id=chosen.id)
+            self._read_expiry(
+                await self._containers.create(chosen.new_container, tenant=tenant, container_id=chosen.id)
+            )
             self._copied_keys.clear()
             self._choice = replace(
                 chosen, was_never_created=False, is_state_lost=chosen.is_state_lost or not chosen.was_never_created
@@ -184,12 +194,15 @@ class RequestContainer:
     async def _exists(self) -> bool:
         """Return False for a container that can be replaced. Raises NotFound for one that the request names."""
         try:
-            await self._containers.get(self.id, tenant=self._tenant)
+            self._read_expiry(await self._containers.get(self.id, tenant=self._tenant))
         except NotFound:
             if self._choice.new_container is None:
                 raise
             return False
         return True
+
+    def _read_expiry(self, container: Container) -> None:
+        self._idle_minutes = container.expires_after.minutes if container.expires_after else None
 
 
 def _digest_skills(request: CreateContainer) -> str:

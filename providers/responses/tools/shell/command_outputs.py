@@ -14,8 +14,8 @@ from openai.types.responses.response_shell_call_output_content_done_event import
 from apis.confinement.commands import CommandEvent
 from apis.events import EventList
 
-_KILLED_EXIT_CODE: Final = 137
-"""Exit code of a command that ended with its call: its processes were killed."""
+KILLED_EXIT_CODE: Final = 137
+"""Exit code of a command, or of a program, whose processes were killed."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class CommandOutputs:
         events: EventList = []
         for index, output in enumerate(self._outputs):
             if not output.has_ended:
-                output.has_ended, output.exit_code = True, _KILLED_EXIT_CODE
+                output.has_ended, output.exit_code = True, KILLED_EXIT_CODE
                 events.append(_done_event(index, output, item_id, output_index))
         return events
 

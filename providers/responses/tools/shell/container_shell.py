@@ -195,6 +195,8 @@ class _ContainerShellCall(HostedCall):
             "output": [] if status == "in_progress" else self._outputs.to_json(),
             "status": _shown_status(status),
         }
+        if (expires_at := self._tool.container.find_expiry()) is not None:
+            fields["container_expires_at"] = expires_at
         return ResponseFunctionShellToolCallOutput.model_validate(fields)
 
 
