@@ -40,7 +40,7 @@ class TextDelta(Struct, frozen=True, gc=False):
 
 
 class ReasoningDelta(Struct, frozen=True, gc=False):
-    """More text of the model's reasoning. `begins_message`: what comes before is a message by itself."""
+    """More text of the model's reasoning. `begins_message`: the text before is a message by itself."""
 
     text: str
     begins_message: bool = False

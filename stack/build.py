@@ -134,7 +134,7 @@ def machine_lines(stack: Stack) -> list[str]:
 
 
 def align_lines(lines: Mapping[str, str]) -> list[str]:
-    """Return each line behind its name, all from one column on."""
+    """Return each line after its name, all from one column on."""
     width = max((12, *map(len, lines))) + 2
     return [f"{name:<{width}}{line}" for name, line in lines.items()]
 

@@ -40,7 +40,7 @@ class HttpServerConfig(BaseModel):
     running requests have `grace_period_s` to finish after SIGTERM. A `*` among `allowed_hosts` allows any Host;
     loopback names are always allowed. Web pages of `cors_origins` may call the API from a browser. Bodies in progress
     hold at most `max_bodies_bytes` together, and uploads in the folder for temporary files `max_uploads_bytes`; of one
-    address, which behind a proxy all clients share, `max_silent_per_address` connections may be open on which no
+    address, which all clients of a proxy share, `max_silent_per_address` connections may be open on which no
     request has passed authentication; `max_streams` and `max_websockets` may be open, of which one tenant has at most
     half once a second one has come. In each process, models answer `max_running` requests of clients at once,
     `max_waiting` wait, each for `max_wait_s`, and the next one is refused with 503. `/metrics` requires `metrics_key`,

@@ -112,7 +112,7 @@ class ChargeEnd(msgspec.Struct, omit_defaults=True):
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What a request has used in the end: counts of a model; `uses_reserved` is that of ChargeEnd."""
+    """The use of a request that has ended: counts of a model; `uses_reserved` is that of ChargeEnd."""
 
     model: str
     counts: UsageCounts

@@ -1,1 +1,1 @@
-"""What operators and the built-in page see of a stack while it works: background responses, and agents' own traces."""
+"""The views of a running stack for operators and the built-in page: background responses, and agents' own traces."""

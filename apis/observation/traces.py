@@ -46,8 +46,8 @@ Timestamp = Annotated[str, Field(max_length=64), AfterValidator(_check_time)]
 
 
 class SpanData(Wire):
-    """What a span is about, by its `type` (agent, response, function, generation, handoff, guardrail, custom, ...). All
-    fields are stored as they are."""
+    """The subject of a span, by its `type` (agent, response, function, generation, handoff, guardrail, custom, ...).
+    All fields are stored as they are."""
 
     model_config = ConfigDict(extra="allow")
 

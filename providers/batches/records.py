@@ -74,7 +74,7 @@ class BlockCounts(msgspec.Struct, array_like=True):
 
 
 class BlockRecord(msgspec.Struct, omit_defaults=True):
-    """What workers have made of a block: `begun` are the lines that its last `worker` began, each stored before it is
+    """The progress of workers in a block: `begun` are the lines that its last `worker` began, each stored before it is
     executed; `losses` names by line the workers that left it without an end."""
 
     worker: str = ""

@@ -3,8 +3,8 @@
 It is the time since the machine was started plus an offset that all processes read from the file, so leases end at
 the same moment for all of them. The first process after a start of the machine chooses the offset by the wall clock.
 The clock never goes back, not even over a restart of the machine: each write stores the time, and a process that is
-behind a stored time continues from there. A time that a process with a wrong clock has stored therefore delays the end
-of no lease.
+earlier than a stored time continues from there. A time that a process with a wrong clock has stored therefore delays
+the end of no lease.
 """
 
 import math

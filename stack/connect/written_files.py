@@ -33,7 +33,7 @@ class _File(BaseModel):
 
 
 class _Record(BaseModel):
-    """What was written for one client. `folders` were made for it, the outermost first."""
+    """The files written for one client. `folders` were made for it, the outermost first."""
 
     files: list[_File] = []
     folders: list[Path] = []

@@ -263,7 +263,7 @@ def _describe_window(model: ServedModel) -> str:
 
 
 async def _run(check: _Check, checked: _Checked) -> Finding:
-    """Return the finding of one check, whatever the server answers."""
+    """Return the finding of one check. Any answer of the server leads to one."""
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             return _pass(check.name, await check.run(checked))

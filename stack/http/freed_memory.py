@@ -1,4 +1,4 @@
-"""Memory that large requests leave behind, which the C library keeps for itself unless it is asked for it."""
+"""Memory that large requests have freed, and that the C library keeps for itself unless it is asked for it."""
 
 import asyncio
 import ctypes

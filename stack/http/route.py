@@ -1,4 +1,4 @@
-"""Route: all facts of one method of one path. Whatever treats paths differently reads them here."""
+"""Route: all facts of one method of one path. Code that treats paths differently reads them here."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

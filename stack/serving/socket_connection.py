@@ -63,7 +63,7 @@ class WebSocketServerConnection(WebSocketsSansIOProtocol):
 
     @property
     def _has_message(self) -> bool:
-        """True while a message waits for the app, which drops what comes after its own close frame."""
+        """True while a message waits for the app, which drops messages after its own close frame."""
         return not (self.close_sent or self.queue.empty())
 
     def data_received(self, data: bytes) -> None:
@@ -238,7 +238,7 @@ class WebSocketServerConnection(WebSocketsSansIOProtocol):
             raise ClientDisconnected
         await super().send(message)
         if self.close_sent:
-            self._parse_unparsed()  # the close frame of the client may wait behind its messages
+            self._parse_unparsed()  # the close frame of the client may wait after its messages
         if not self.handshake_complete and self.close_sent:
             self.handshake_complete = True  # it was refused, which uvicorn would log as an error
 

@@ -47,7 +47,7 @@ class DueAlerts:
         return bool(await self._kv.scan(alerts_key(""), limit=1))
 
     async def find(self, now: float) -> list[DueAlert]:
-        """Return the due alerts at a time, those of the month before included as long as they may be sent."""
+        """Return the due alerts at a time, those of the month before included until their time to be sent ends."""
         months = [Month.at(now)]
         if now < months[0].start + _GRACE_S:
             months.append(Month.at(months[0].start - 1))

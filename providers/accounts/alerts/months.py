@@ -13,7 +13,7 @@ _STEP_S: Final = 6 * HOUR_S
 _MAX_MONTHS: Final = 2
 ALL_PROJECTS: Final = None
 Sums = Mapping[str | None, int]
-"""What was spent, in NANOS, by project; and by all of them together for ALL_PROJECTS."""
+"""The money spent, in NANOS, by project; and by all of them together for ALL_PROJECTS."""
 _NOTHING: Final[Sums] = {}
 
 

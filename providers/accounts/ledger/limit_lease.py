@@ -84,7 +84,7 @@ class LimitLease:
         self.free_since: dict[str, float] = {}
         """When more was leased than requests had taken, by the clock of `time.monotonic`."""
         self.recent: dict[str, tuple[RateLimit, UseCounter]] = {}
-        """What was reserved without a write since the counter was written, with the last known limit."""
+        """The use reserved without a write since the counter was written, with the last known limit, by counter."""
         self.is_changed = False
         """True if others have changed the stored lease, so that all its counters have to be written again."""
         self._others: dict[str, UseCounter] = {}

@@ -79,7 +79,7 @@ class VoidLease:
 
 @dataclass(slots=True, eq=False)
 class RoundInput:
-    """What one write is about. `is_busy` says that the last write was a moment ago, and `is_flush` that no requests are
+    """The input of one write. `is_busy` says that the last write was a moment ago, and `is_flush` that no requests are
     expected. What was leased for requests that come next is given back if it is free since `free_before`."""
 
     requests: Sequence[ChargeRequest]

@@ -33,7 +33,7 @@ _MAX_PROBLEM_CHARS: Final = 200
 _MAX_LEFT_OUT: Final = 16
 _BYTES: Final = 256
 _FIRST_CONTROL_TOKEN: Final = 199_998
-"""Of the vocabulary that has control tokens, which is gpt-oss's."""
+"""The first control token of the only vocabulary that has them, which is gpt-oss's."""
 
 
 class _ControlTokens:

@@ -44,7 +44,7 @@ class InvalidSchema(Exception):
 
 
 def check_values(schema: SchemaObject) -> None:
-    """Raise InvalidSchema for a value of this subschema that its keyword cannot have, whatever the engine."""
+    """Raise InvalidSchema for a value of this subschema that its keyword cannot have in any engine."""
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise InvalidSchema("'required' must list names of properties.")

@@ -45,7 +45,7 @@ _MAX_BYTES_AT_ONCE: Final = 32 * 1024
 """Bytes of schemas that are checked on the event loop: more would take it for over 50 ms."""
 _Key = tuple[bytes, bool]
 _problems = RecentEntries[_Key, str](_MAX_CACHED_SCHEMAS)
-"""What is wrong with a schema, empty for a valid one, by its hash and strictness: agents send the same tools with every
+"""The fault of a schema, empty for a valid one, by its hash and strictness: agents send the same tools with every
 turn."""
 _short_schemas: dict[bytes, None] = {}
 """Hashes of schemas that do not refer too far."""
@@ -82,7 +82,7 @@ async def check_large_schemas(schemas: Iterable[tuple[SchemaObject, bool]]) -> N
         text = orjson.dumps(schema)
         total_bytes += len(text)
         if total_bytes > 4 * MAX_SCHEMA_BYTES or len(text) > MAX_SCHEMA_BYTES:
-            break  # refused, whatever is in it
+            break  # refused for its size alone
         if (key := _schema_key(text, strict=strict)) not in _problems and key not in unknown:
             unknown[key] = schema, strict
             unknown_bytes += len(text)

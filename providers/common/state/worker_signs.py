@@ -1,4 +1,4 @@
-"""WorkerSign: tells a worker that has ended from one that is slow.
+"""WorkerSign: distinguishes a worker that has ended from one that is slow.
 
     /worker_sign/NAME     present while the worker NAME renews it, and for some intervals more
 

@@ -1,4 +1,4 @@
-"""AnswerBody: the payloads of an answer, whatever its content type says. The first bytes say what the body is."""
+"""AnswerBody: the payloads of an answer. Its first bytes decide what the body is, and not its content type."""
 
 import json
 from typing import Final, Protocol

@@ -441,7 +441,7 @@ class ChatChunkReader(ChunkReader):
 
     def _refuse_unread_answer(self) -> None:
         """Raise UpstreamError where something was sent and nothing was read, and where a call was meant and not read. A
-        text without a sign of a call is one, whatever its finish reason."""
+        text without a sign of a call is one, under any finish reason."""
         if self._calls:
             return
         if self._names_calls and (not self._has_text or self._has_sign_of_call()):

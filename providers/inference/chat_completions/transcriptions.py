@@ -26,7 +26,7 @@ _SUBTITLES: Final = ("srt", "vtt")
 
 
 def write_form(request: TranscriptionRequest) -> tuple[bytes, str]:
-    """Return the form of a request and its content type. Text is asked for as JSON, in which servers tell it from an
+    """Return the form of a request and its content type. Text is asked for as JSON, in which it differs from an
     error."""
     boundary = secrets.token_hex(16)
     parts = [

@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LabelScores:
-    """What one row was read as: for each label a number in proportion to its probability; `mass` is the share of all
-    probability that the labels had, None where it was not read."""
+    """The scores that were read for one row: for each label a number in proportion to its probability; `mass` is the
+    share of all probability that the labels had, None where it was not read."""
 
     weights: Sequence[float]
     mass: float | None

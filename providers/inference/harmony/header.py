@@ -24,7 +24,7 @@ _RECIPIENT: Final = r"""to\s*+=\s*+([^\s{}\[\]()<>"',;]*+)"""
 _RECIPIENT_PATTERN: Final = re.compile(_RECIPIENT)
 _TYPE_PATTERN: Final = re.compile(_TYPES, re.IGNORECASE)
 _GLUED_WORDS: Final = re.compile(rf"(?:{_TYPES}|commentary|analysis|final|constrain|channel|message|\W)*+")
-"""What models write directly after a recipient's name, instead of control tokens and blanks."""
+"""The words that models write directly after a recipient's name, instead of control tokens and blanks."""
 # The fields of a header that has no end, one after the other.
 _NEXT_CHANNEL: Final = re.compile(r"\s*+(final|analysis|comment(?:ary)?)")
 _NEXT_RECIPIENT: Final = re.compile(rf"\s*+{_RECIPIENT}")

@@ -55,7 +55,7 @@ class _Validator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckRules:
-    """What is checked of the answers for one request, and what of them leaves before that."""
+    """The checks of the answers for one request, and the parts of them that leave before the checks."""
 
     promises_schemas: Callable[[], Awaitable[bool]]
     """Returns whether the engine promises to hold schemas: it is then believed, as validators differ in details. That
@@ -64,8 +64,8 @@ class CheckRules:
     demands_json: bool = False
     """The format is checked."""
     is_client_function: Callable[[str], bool] = lambda name: False
-    """Whether a call is one of the client: its arguments must be JSON, and those of a strict function valid against its
-    schema."""
+    """Returns true for a call of the client: its arguments must be JSON, and those of a strict function valid against
+    its schema."""
     streams_text: bool = False
     """Text leaves as it is generated, once it begins as JSON does."""
     streams_calls: bool = False
@@ -123,7 +123,7 @@ class CheckedInference(Inference):
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """What is wrong about an answer, as a sentence, and the error of the response. `is_json` says that it is JSON and
+    """The fault of an answer, as a sentence, and the error of the response. `is_json` says that it is JSON and
     breaks its schema."""
 
     sentence: str

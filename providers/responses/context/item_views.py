@@ -34,15 +34,15 @@ _LOGPROBS_MARK: Final = b'"logprobs":[{'
 """Bytes of every JSON that has logprobs; the stack writes all of its JSON without blanks."""
 _SHOWN_EVENTS: Final = ITEM_EVENTS | RESPONSE_EVENTS
 _LIVE_SHOWN_EVENTS: Final = ITEM_EVENTS | TERMINAL_EVENTS
-"""Of a live stream: its first events hold a response without items."""
+"""The events of a live stream that have items to show: its first events hold a response without items."""
 _CHANGEABLE: Final = {row.name: row for row in ITEM_TYPES.values() if row.included_fields or row.internal_field}
 """Types of items, besides messages and reasoning, that `show_item` may change."""
 _NO_VALUES: Final = frozenset[str]()
 
 
 class ItemView:
-    """What the items of one request show: all that `include` names, and all that needs no naming; the text of reasoning
-    unless `hides_reasoning`."""
+    """The view of items that one request gets: all that `include` names, and all that needs no naming; the text of
+    reasoning unless `hides_reasoning`."""
 
     __slots__ = ("_hides_reasoning", "_include", "_seal")
 

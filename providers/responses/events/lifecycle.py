@@ -1,4 +1,4 @@
-"""The events of an item that tell of its progress, built in one place: `response.ITEM_TYPE.PHASE` and their like."""
+"""The events that report an item's progress, built in one place: `response.ITEM_TYPE.PHASE` and their like."""
 
 from collections.abc import Mapping
 from functools import cache

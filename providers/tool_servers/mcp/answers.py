@@ -1,5 +1,5 @@
 """Reads the results of MCP servers generously: what is odd in one tool or block of content is mended or left out,
-and the rest is kept. What comes out is a result that the SDK takes in every version of the protocol.
+and the rest is kept. The output is a result that the SDK takes in every version of the protocol.
 """
 
 import json

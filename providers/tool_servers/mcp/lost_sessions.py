@@ -14,7 +14,7 @@ _CODE: Final = re.compile(r"\b[A-Z]{1,40}(?:_[A-Z]{1,40}){1,8}\b")
 _DROPPED: Final = re.compile(
     r"'[^']{0,200}'|\"[^\"]{0,200}\"|`[^`]{0,200}`|\b[a-z_-]{0,32}[0-9][a-z0-9_-]{0,200}\b|\b[a-z]{1,40}_[a-z_]{1,200}\b"
 )
-"""What is quoted, and identifiers."""
+"""The quotations and identifiers of a message."""
 _NO_WORD: Final = re.compile(r"[^a-z'|]")
 _PHRASES: Final = (
     # the session is not found, session header is required, session id missing

@@ -23,7 +23,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.unpacking import choose_
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
 MAX_COLUMNS: Final = 64
-"""Of tiles twice as wide a multiprocessor runs only one CTA: where the sums go takes registers too."""
+"""The widest tile. With tiles twice as wide a multiprocessor runs only one CTA: the sums' addresses take registers."""
 
 
 def grouped_down(layer: Layer, step: StepBuffers) -> None:
