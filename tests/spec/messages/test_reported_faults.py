@@ -5,6 +5,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from httpx import AsyncClient
 
 from apis.errors import ContextLengthExceeded
 from apis.inference import Model
@@ -154,12 +155,18 @@ async def test_the_answer_is_bounded_by_the_room_that_is_left() -> None:
 
 async def test_a_silent_stream_has_pings() -> None:
     """Fault 8: a client or a proxy gives up while the model reads."""
-    turn: Any = [{"wait_s": 0.5}, {"text": "hi"}]
     body: Any = {"model": "scripted", "max_tokens": 9, "messages": HI, "stream": True}
-    async with serving(scripted(turn), server={"keep_alive_s": 0.1}) as served:
-        answer = await ask(served.url, body, path="/v1/messages")
-    assert answer.body.count(b'event: ping\ndata: {"type":"ping"}\n\n') >= 2
-    check_message_frames(answer.body)
+    async with (
+        serving(scripted([{"wait_s": 60}, {"text": "hi"}]), server={"keep_alive_s": 0.1}) as served,
+        AsyncClient(timeout=20) as client,
+        client.stream("POST", f"{served.url}/v1/messages", json=body) as answer,
+    ):
+        received, ping = "", 'event: ping\ndata: {"type":"ping"}\n\n'
+        async for text in answer.aiter_text():
+            received += text
+            if received.count(ping) == 2:
+                break
+    check_message_frames(received.encode(), whole=False)
 
 
 @pytest.mark.parametrize("send", [create, stream])
