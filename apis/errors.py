@@ -6,7 +6,8 @@ StackError
 ├── InvalidRequest            400  the request itself is wrong; `param` names the field
 │   ├── Unsupported           400  well-formed, but not offered here
 │   │   └── CountingUnsupported 400  the model's server has no way to count the tokens of a prompt
-│   └── ContextLengthExceeded 400  the prompt does not fit the model
+│   ├── ContextLengthExceeded 400  the prompt does not fit the model
+│   └── SteeringRefused       400  the response takes no steering input; `code` says why
 ├── Unauthorized              401  no key, or a wrong one
 │   └── KeyRevoked            401  the key of queued work is no longer valid when it is its turn
 ├── PermissionDenied          403  this caller may not (a foreign Host or Origin, for one)
@@ -104,6 +105,12 @@ class ContextLengthExceeded(InvalidRequest):
 
     code = "context_length_exceeded"
     failure_code = "context_length_exceeded"
+
+
+class SteeringRefused(InvalidRequest):
+    """Steering input is not accepted, or no response could be created with it; `code` says why."""
+
+    code = "steering_not_supported"
 
 
 class Unauthorized(StackError):

@@ -28,6 +28,7 @@ from apis.observation.background import Observation
 from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
 from apis.sink import Sink
+from apis.steering import Steer
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.completion_window import SOONEST, window_to_seconds
 from apis.wire.item_parts import text_or_list
@@ -184,6 +185,14 @@ class CreateResponse(Sampling):
     def conversation_id(self) -> str | None:
         """The id of the conversation that the response is a turn of, if any."""
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
+
+
+class SteerResponse(Wire):
+    """Steering input for a response that runs: messages of the user, and outputs of functions that the model did not
+    wait for."""
+
+    previous_response_id: str = Field(min_length=1, max_length=256)
+    input: Input
 
 
 class CompactConversation(Wire):
@@ -388,6 +397,18 @@ class Responses(Provider, ABC):
     async def cancel(self, response_id: str, *, tenant: str) -> Response:
         """Stop a background response in any process and return it; one that has ended is returned unchanged. Raises
         NotFound, and InvalidRequest for a response that did not run in the background."""
+
+    async def steer(self, request: SteerResponse, *, tenant: str) -> Steer:
+        """Send input to a response that runs or waits, in any process, and return once it is stored. The response ends
+        after its present turn and the calls of that turn: as `completed` where the turn was its last, else as
+        `incomplete` with the reason `steered`. In the step that stores this end, a background response with the id
+        `successor_id` is queued: it has the same settings, continues the response, and reads all that was sent, in
+        order. Where the client owes outputs of calls, nothing is queued: the next request that continues the response
+        has what was sent before its own input. A response that fails or is cancelled takes what was sent along.
+
+        Raises SteeringRefused.
+        """
+        raise Unsupported("This server cannot steer responses.", code="not_configured")
 
     async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ItemList:
         """Return a page of the tenant's responses without their items, newest first by default, each with `preview` and

@@ -39,6 +39,8 @@ class ItemType:
     """True where clients send the id of the call as that of the item."""
     lists_tools: bool = False
     """True for the tools of a server, which are listed before the model can call them."""
+    output_fields: tuple[str, ...] = ()
+    """Fields that the output of a call of the client's has in common with the call, besides `call_id`."""
     internal_field: str | None = None
     """A field that this server adds to stored items for itself, and that no client sees."""
 
@@ -53,6 +55,14 @@ class ItemType:
         return self.call == "hosted" if self.is_counted is None else self.is_counted(item)
 
     @property
+    def answer_type(self) -> str:
+        """The type of the item with which the client answers a call, or a request for its approval."""
+        if self.call == "approval":
+            return self.name.replace("_request", "_response")
+        name = f"{self.name}_output"
+        return name if name in ITEM_TYPES else f"{self.name.removesuffix('_call')}_output"
+
+    @property
     def text_event(self) -> str:
         """The name of the streamed text's events, without `.delta` or `.done`."""
         return f"response.{self.name}_{self.streamed_field}"
@@ -63,7 +73,7 @@ UNKNOWN_OUTCOME_CODE: Final = -32000
 _ROWS: Final = (
     ItemType("message", "msg"),
     ItemType("reasoning", "rs"),
-    ItemType("function_call", "fc", call="client", streamed_field="arguments"),
+    ItemType("function_call", "fc", call="client", streamed_field="arguments", output_fields=("name",)),
     ItemType("function_call_output", "fco"),
     ItemType("custom_tool_call", "ctc", call="client", streamed_field="input"),
     ItemType("custom_tool_call_output", "ctco"),
@@ -132,7 +142,7 @@ _ROWS: Final = (
     ItemType("apply_patch_call_output", "apco"),
     ItemType("computer_call", "cuc", call="client"),
     ItemType("computer_call_output", "cuo"),
-    ItemType("tool_search_call", "tsc", call="client"),
+    ItemType("tool_search_call", "tsc", call="client", output_fields=("execution",)),
     ItemType("tool_search_output", "tso"),
     ItemType("additional_tools", "at", has_status=False),
     ItemType("configuration_update", "cu", has_status=False),

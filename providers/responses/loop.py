@@ -36,6 +36,8 @@ from apis.responses import (
     ResponseTreeParams,
     Session,
     SpareCapacity,
+    Steer,
+    SteerResponse,
 )
 from apis.sink import Sink
 from apis.storage.kv_store import Delete, Eviction, KVStore
@@ -208,6 +210,9 @@ class ResponsesLoop(Responses):
             message = "Only a response that was made with `background` can be cancelled."
             raise InvalidRequest(message, param="response_id")
         return (await self._views.of_response((), response, tenant)).show_response(response)
+
+    async def steer(self, request: SteerResponse, *, tenant: str) -> Steer:
+        return await self._background.steer(request, tenant=tenant)
 
     async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ItemList:
         page = await self._history.list_responses(params, tenant=tenant)

@@ -16,7 +16,7 @@ from openai.types.responses.response import InputTransformation
 from apis.accounts.accounts import Caller
 from apis.documents.reader import Reader
 from apis.responses import CreateResponse
-from apis.storage.kv_store import KVStore
+from apis.storage.kv_store import Delete, KVStore, Op
 from providers.common.permissions import require_prepared
 from providers.responses.context.attachments import Attachments
 from providers.responses.context.chat_request import (
@@ -44,6 +44,7 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.prompts.library import PromptLibrary
 from providers.responses.run.agent_loop import AgentLoop
 from providers.responses.run.checkpoint import ResumePoint
+from providers.responses.run.mailbox import mailbox_key, read_input, read_mailbox
 from providers.responses.run.pending_response import PendingResponse
 from providers.responses.settings import LoopSettings
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
@@ -52,12 +53,14 @@ from providers.responses.tools.request_tools import RequestTools
 
 class _Context(NamedTuple):
     """Everything before a response: its request with the options that its items set, the conversation, all items, also
-    the output that is resumed, and those of the input that no model sees."""
+    the output that is resumed, those of the input that no model sees, and the writes that delete the mailbox that was
+    read."""
 
     request: CreateResponse
     conversation: Conversation
     items: ItemIndex
     transformations: Sequence[InputTransformation]
+    mailbox_ops: Sequence[Op] = ()
 
 
 class ResponsePreparer:
@@ -77,6 +80,7 @@ class ResponsePreparer:
         self._config = config
         self._kv = kv_store
         self._inferences = inferences
+        self.inference = inferences.inference
         self._request_tools = request_tools
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
@@ -187,6 +191,7 @@ class ResponsePreparer:
             comparison=await self._comparer.compare(request, chat, conversation, tenant=tenant),
             prefill=self._prefill,
             moderation=moderation,
+            mailbox_ops=before.mailbox_ops,
         )
 
     async def _build_output(
@@ -219,7 +224,9 @@ class ResponsePreparer:
         """Return everything before the response, as the model will read it, and the request with the options that its
         items set."""
         allowance = LoadAllowance(source.max_bytes)
-        history = await self._load_history(request, tenant, source, allowance)
+        history, mailbox_ops = await self._load_history(request, tenant, source, allowance), list[Op]()
+        if history.has_mailbox or history.sent_items:
+            request, mailbox_ops = await self._with_mail(request, history, tenant)
         index, tool_results, hidden = await read_items(
             request, history, source, self._sealed_content, ids, tenant=tenant, allowance=allowance
         )
@@ -237,7 +244,7 @@ class ResponsePreparer:
         )
         output_items = resume_point.input_items if resume_point is not None else ()
         if index.is_plain_text and not (request.tools or output_items):  # there is nothing to open or to fetch
-            return _Context(request, conversation, index, hidden)
+            return _Context(request, conversation, index, hidden, mailbox_ops)
         request = apply_configuration_updates(request, index)
         tool_results = await self._sealed_content.unseal_tool_results(index, tool_results, tenant)
         tool_results = await rewrite_for_model(index, tool_results, self._models, request.model)
@@ -253,7 +260,21 @@ class ResponsePreparer:
             compactions=compactions,
             sees_images=sees_images,
         )
-        return _Context(request, conversation, index.followed_by(output_items), hidden)
+        return _Context(request, conversation, index.followed_by(output_items), hidden, mailbox_ops)
+
+    async def _with_mail(
+        self, request: CreateResponse, history: LoadedHistory, tenant: str
+    ) -> tuple[CreateResponse, list[Op]]:
+        """Return the request with the input before its own that was sent to the response which it continues, and the
+        write that ends that mailbox."""
+        items, ops = [*history.sent_items], list[Op]()
+        if history.has_mailbox:
+            key = mailbox_key(tenant, request.previous_response_id or "")
+            entry = await self._kv.get(key)
+            mailbox = None if entry is None else read_mailbox(self._kv, key, entry)
+            items += [] if mailbox is None else mailbox.read_items()
+            ops += [] if entry is None else [Delete(key)]
+        return request.model_copy(update={"input": [*items, *read_input(request.input)]}) if items else request, ops
 
     async def _load_history(
         self, request: CreateResponse, tenant: str, source: HistorySource, allowance: LoadAllowance

@@ -1,7 +1,7 @@
 """Metering: the check of a request, what it reserves under the limits of its key, and the usage with which it ends."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -9,24 +9,17 @@ from apis.accounts.accounts import Accounts, Caller
 from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Meter, Use
 from apis.accounts.project_settings import OPEN_SETTINGS
 from apis.accounts.usage import UsageCounts, count_one_request
-from apis.completion import CompletionRequest
-from apis.decisions import DecisionRequest
-from apis.documents.embeddings import EmbeddingRequest
 from apis.errors import ModelNotFound, PermissionDenied
 from apis.images import CreateImage
 from apis.inference import ModelNames
-from apis.moderation import CATEGORIES, CreateModeration
+from apis.moderation import CreateModeration
 from apis.responses import CreateResponse
-from apis.wire.base import ToolWire
+from providers.common.demand import build_demand
 from providers.common.permissions import find_model, require_request
 from stack.build import Stack
 from stack.http.request_record import DISCONNECTED_STATUS, RequestRecord
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
-_BYTES_PER_TOKEN: Final = 4
-_DEFAULT_OUTPUT_TOKENS: Final = 1024
-"""Tokens that are reserved for an output whose length the request does not bound."""
-_OUTPUT_BOUNDS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +81,8 @@ async def open_charge(
     organization = accounts.organization()
     if organization is None:
         return None
-    tokens = body_bytes // _BYTES_PER_TOKEN, _estimate_output(granted.resolved)
-    return await _open(organization.meter, caller, granted, tokens, is_batch=is_batch)
+    demand = build_demand(granted.resolved, granted.model, body_bytes, is_batch=is_batch)
+    return await _open(organization.meter, caller, granted, demand)
 
 
 async def count_request(
@@ -100,25 +93,14 @@ async def count_request(
     organization = accounts.organization()
     if organization is None:
         return None
-    tokens = embedded_bytes // _BYTES_PER_TOKEN
-    charge = await _open(organization.meter, caller, granted, (tokens, 0), is_batch=False)
-    charge.end(Use("", UsageCounts(input_tokens=tokens)))
+    demand = build_demand(granted.resolved, granted.model, embedded_bytes, generates=False)
+    charge = await _open(organization.meter, caller, granted, demand)
+    charge.end(Use("", UsageCounts(input_tokens=demand.input_tokens)))
     return charge
 
 
-async def _open(
-    meter: Meter, caller: Caller, granted: GrantedRequest[Any], tokens: tuple[int, int], *, is_batch: bool
-) -> Charge:
-    request, model = granted.resolved, granted.model
-    demand = Demand(
-        "" if model is None else model.name,
-        *tokens,
-        _estimate_tool_calls(request),
-        bool(getattr(request, "background", None)),
-        is_batch,
-        () if model is None else model.aliases,
-    )
-    charge = await meter.open_charge((caller.tenant, caller.key_id), caller.find_limits(model), demand)
+async def _open(meter: Meter, caller: Caller, granted: GrantedRequest[Any], demand: Demand) -> Charge:
+    charge = await meter.open_charge((caller.tenant, caller.key_id), caller.find_limits(granted.model), demand)
     charge.input_tokens = demand.input_tokens
     return charge
 
@@ -141,27 +123,6 @@ def end_charge(charge: Charge | None, record: RequestRecord) -> None:
         charge.end(Use(record.model, counts, uses_reserved=True))
     else:
         charge.end(UNKNOWN_USE)
-
-
-def _estimate_tool_calls(request: BaseModel) -> int:
-    """Return the calls of hosted tools that are reserved for a request; each image is one."""
-    if isinstance(request, CreateImage):
-        return request.n or 1
-    tools = cast("list[object]", getattr(request, "tools", None) or [])
-    return int(any(isinstance(tool, ToolWire) and not tool.runs_at_client for tool in tools))
-
-
-def _estimate_output(request: BaseModel) -> int:
-    """Return the tokens that a model may generate for a request."""
-    if isinstance(request, EmbeddingRequest | CreateImage):
-        return 0
-    if isinstance(request, CreateModeration):
-        return len(request.list_inputs()) * len(CATEGORIES)
-    if isinstance(request, DecisionRequest):
-        return len(request.questions) * request.orders
-    bounds = [bound for name in _OUTPUT_BOUNDS if (bound := getattr(request, name, None)) is not None]
-    count = request.completion_count if isinstance(request, CompletionRequest) else getattr(request, "n", None) or 1
-    return (bounds[0] if bounds else _DEFAULT_OUTPUT_TOKENS) * count
 
 
 def _apply_settings(caller: Caller, request: RequestT) -> RequestT:

@@ -17,7 +17,7 @@ from apis.errors import InvalidRequest, RateLimited, StackError, StorageCorrupt
 from apis.events import LoggedEvent, ResponseEventBatch
 from apis.fair_share import Tenants
 from apis.observation.details import DeliverySummary
-from apis.responses import ResponseListParams, SpareCapacity
+from apis.responses import ResponseListParams, SpareCapacity, Steer, SteerResponse
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from apis.webhooks import Webhooks
@@ -26,7 +26,9 @@ from providers.common.state.worker_signs import WorkerSign
 from providers.responses.background.event_log import EventLog, LogWakeups
 from providers.responses.background.execution import RunExecutor
 from providers.responses.background.new_run import NewRun, build_new_run
+from providers.responses.background.owners import RunOwners
 from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs
+from providers.responses.background.steering import Steering
 from providers.responses.background.stored_run import build_stored_response
 from providers.responses.background.workers import (
     BackgroundConfig,
@@ -81,12 +83,18 @@ class BackgroundResponses:
             retention_s=history.retention_s,
             sign=self._sign,
         )
-        self._executor = RunExecutor(kv, history, preparer, config, self.event_log, webhooks, accounts)
+        self.steering = Steering(kv, history, self._runs, self.event_log, self.wake)
+        owners = RunOwners(accounts, preparer.inference, history.retention_s)
+        self._executor = RunExecutor(kv, history, preparer, config, self.event_log, webhooks, owners, self.steering)
         self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants, self.registry)
 
     def start(self) -> None:
         self._sign.start()
         self._workers.start()
+
+    def wake(self) -> None:
+        """Look for waiting responses now."""
+        self._workers.wake()
 
     def execute_deferred_with(self, capacity: SpareCapacity) -> None:
         """Execute responses with a completion window in this process, as `capacity` admits them."""
@@ -160,7 +168,7 @@ class BackgroundResponses:
                 async with hand_over_lock(pending.lock) as lock_ops:
                     return await self._runs.add(
                         *(ref, run.rank, run.stored_request),
-                        [run.log_op, *reader_ops, *lock_ops, *branch_ops, *run.charge_ops],
+                        [run.log_op, *reader_ops, *lock_ops, *branch_ops, *run.charge_ops, *pending.mailbox_ops],
                         is_portable=run.is_portable,
                         start_now=start_now,
                     )
@@ -208,6 +216,12 @@ class BackgroundResponses:
                 await self._workers.stop_runs([ref])
                 return True
         return False
+
+    async def steer(self, request: SteerResponse, *, tenant: str) -> Steer:
+        """Store input for a response that has not ended, whichever process executes it. Raises SteeringRefused."""
+        steer = await self.steering.post(request, tenant=tenant)
+        self._executor.note_mail(ResponseRef(tenant, request.previous_response_id))
+        return steer
 
     async def delete(self, response_id: str, *, tenant: str) -> bool:
         """End a response that has not ended, so that it can be deleted; return True if it was damaged, and is deleted

@@ -14,10 +14,8 @@ from typing import Final
 import msgspec
 from openai.types.responses import Response
 
-from apis.accounts.accounts import Accounts
 from apis.errors import (
     InvalidRequest,
-    KeyRevoked,
     RateLimited,
     StackError,
     StoredValueTooLarge,
@@ -34,7 +32,9 @@ from providers.common.fair_turns import CURRENT_TURN, run_long, turn_of
 from providers.common.held_bytes import HELD_PLACES
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
+from providers.responses.background.owners import RunOwners
 from providers.responses.background.runs import ClaimedRun, ResponseRef
+from providers.responses.background.steering import Steering
 from providers.responses.background.stored_run import (
     build_charge_ops,
     build_final_response,
@@ -80,10 +80,6 @@ _WINDOW_EXPIRED_MESSAGE: Final = (
     "This response had not begun when its completion window expired (`background_options.completion_window`): the "
     "server had other work all the time. Nothing was executed."
 )
-_KEY_REVOKED_MESSAGE: Final = (
-    "The API key that created this response was revoked or has expired, or its project was archived, before the "
-    "response was done."
-)
 _QUEUE_TIMEOUT_MESSAGE: Final = "No worker was free for this response in time (`responses.background.queue_timeout_s`)."
 
 
@@ -91,7 +87,7 @@ class RunExecutor:
     """Executes claimed runs in this process. Once `is_draining`, each run stops at its next checkpoint, for another
     worker to resume."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what the life of a response touches
         self,
         kv: KVStore,
         history: History,
@@ -99,15 +95,17 @@ class RunExecutor:
         config: BackgroundConfig,
         event_log: EventLog,
         webhooks: Webhooks,
-        accounts: Accounts,
+        owners: RunOwners,
+        steering: Steering,
     ) -> None:
         self._kv = kv
         self._history = history
         self._preparer = preparer
-        self._accounts = accounts
+        self._owners = owners
         self._config = config
         self._event_log = event_log
         self._webhooks = webhooks
+        self._steering = steering
         self._local_responses: dict[ResponseRef, PendingResponse] = {}
         self._journals: dict[ResponseRef, Journal] = {}
         self.is_draining = False
@@ -117,6 +115,11 @@ class RunExecutor:
     def add_local(self, ref: ResponseRef, pending: PendingResponse) -> None:
         """Take a response that this process has prepared, so that its run need not prepare it again."""
         self._local_responses[ref] = pending
+
+    def note_mail(self, ref: ResponseRef) -> None:
+        """Take note that input for a response is in its mailbox, if this process executes its run."""
+        if (journal := self._journals.get(ref)) is not None:
+            journal.note_mail()
 
     def list_resumable(self) -> list[ResponseRef]:
         """Return the runs that another worker can resume now without a loss."""
@@ -213,6 +216,7 @@ class RunExecutor:
             lines.append(encode_event_line(last))
         ops: list[Op] = [*claimed_run.lease.end_ops(), *await self._build_webhook_ops(final, ref.tenant)]
         ops += [Delete(checkpoint_key(ref.tenant, ref.id, number)) for number in range(len(checkpoints))]
+        ops.append(self._steering.drop_op(ref))
         if lines:
             number = closed.next_sequence_number - len(closed.closing_events)
             ops.append(self._event_log.batch_op(ref.tenant, ref.id, number, lines))
@@ -237,6 +241,7 @@ class RunExecutor:
                 return WindowExpired(_WINDOW_EXPIRED_MESSAGE)
             if claimed_run.is_late:
                 return RateLimited(_QUEUE_TIMEOUT_MESSAGE)
+            await self._owners.open_charge(claimed_run)
             if claimed_run.run.attempts == 1:
                 return await self._generate(claimed_run, _QUEUED_EVENT_COUNT)
             return await self._resume(claimed_run)
@@ -302,7 +307,8 @@ class RunExecutor:
         checkpoint_count: int,
         span: ResponseSpan,
     ) -> StackError | None:
-        journal = Journal(claimed_run.lease, next_number, self._event_log, checkpoint_count)
+        loop = pending.agent_loop
+        journal = Journal(claimed_run.lease, next_number, self._event_log, checkpoint_count, loop.end_after_turn)
         on_checkpoint = None
         if claimed_run.run.is_portable:
             if self.is_draining:
@@ -330,9 +336,7 @@ class RunExecutor:
         pending = self._local_responses.pop(ref, None)
         if pending is not None:
             return pending
-        caller = await self._accounts.find_owner(ref.tenant, stored_request.key_id)
-        if caller is None:
-            raise KeyRevoked(_KEY_REVOKED_MESSAGE)
+        caller = await self._owners.find(claimed_run)
         request = parse_stored_request(stored_request, ref.id)
         if claimed_run.run.is_deferred and request.priority is None:
             request = request.model_copy(update={"priority": self.engine_priority})
@@ -371,7 +375,11 @@ class RunExecutor:
         state, root = pending.agent_loop.state, pending.conversation.root
         finished = FinishedResponse(final, input_json, state.tool_results, ops, root)
         try:
-            await self._store_final(claimed_run, finished, pending.previous_history)
+            await self._steering.store_end(
+                lambda ending: self._store_final(claimed_run, ending, pending.previous_history),
+                *(finished, pending.request, claimed_run.ref, claimed_run.stored_request.key_id),
+                has_mail=journal.has_mail,
+            )
         except LeaseLost:
             if pending.lock is None or await pending.lock.is_held():
                 raise

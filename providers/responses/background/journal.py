@@ -1,7 +1,7 @@
 """Journal: writes the log of a run that this process executes, and renews its lease while nothing is written."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -9,12 +9,13 @@ from openai.types.responses import ResponseStreamEvent
 
 from apis.events import INITIAL_EVENT_COUNT
 from apis.sink import Sink
-from apis.storage.kv_store import Delete, Op, Put
+from apis.storage.kv_store import ABSENT, Delete, Op, Put
 from apis.ticks import wait_for_tick
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.runs import RunLease
 from providers.responses.events.response_events import assign_sequence_numbers
 from providers.responses.run.checkpoint import Checkpoint, checkpoint_key, encode_checkpoint
+from providers.responses.run.mailbox import mailbox_key
 
 _BATCH_INTERVAL_S: Final = 0.1
 """Seconds between writes; events of this time share one. The first output is written at once."""
@@ -30,9 +31,17 @@ _RENEW_INTERVAL_S: Final = 1.0
 
 class Journal(Sink[ResponseStreamEvent]):
     """Numbers events from `next_number` on and writes them in batches, together with the checkpoints of the run, of
-    which `checkpoint_count` have been written before."""
+    which `checkpoint_count` have been written before. `on_mail` is called once, when input for the response is in its
+    mailbox."""
 
-    def __init__(self, lease: RunLease, next_number: int, event_log: EventLog, checkpoint_count: int = 0) -> None:
+    def __init__(
+        self,
+        lease: RunLease,
+        next_number: int,
+        event_log: EventLog,
+        checkpoint_count: int = 0,
+        on_mail: Callable[[], None] = lambda: None,
+    ) -> None:
         self._lease = lease
         self._ref = lease.ref
         self._event_log = event_log
@@ -51,6 +60,8 @@ class Journal(Sink[ResponseStreamEvent]):
         """The batch is full, or its tick has come."""
         self._has_space = asyncio.Event()
         self._is_stopping = False
+        self._on_mail = on_mail
+        self.has_mail = False
 
     async def ready(self) -> None:
         """Wait while the store is too slow for the buffer."""
@@ -89,13 +100,27 @@ class Journal(Sink[ResponseStreamEvent]):
                 return
             checkpoint_ops, self._checkpoint_ops = self._checkpoint_ops, []
             batches = self._take_batches()
-            await self._lease.write([*batches, *checkpoint_ops])
+            await self._write([*batches, *checkpoint_ops])
             self._has_space.set()
             for op in batches:
                 self._event_log.wakeups.wake(self._ref.id, int(op.key[-8:]), op.value)
             if batches and self._next_unwritten > INITIAL_EVENT_COUNT:  # else the next batch is the first output
                 # all journals share the tick, so that the store can commit their writes together
                 await wait_for_tick(self._is_pause_over, _BATCH_INTERVAL_S)
+
+    def note_mail(self) -> None:
+        """Take note that input for the response is in its mailbox."""
+        if not self.has_mail:
+            self.has_mail = True
+            self._on_mail()
+
+    async def _write(self, ops: Sequence[Op]) -> None:
+        """Write as the holder of the lease, on the condition that the mailbox is empty as long as none came: so that
+        input which another process stored is noticed without a read."""
+        no_mail = Delete(mailbox_key(self._ref.tenant, self._ref.id), ABSENT)
+        if self.has_mail or not await self._lease.write([*ops, no_mail]):
+            self.note_mail()
+            await self._lease.write(ops)
 
     def stop(self) -> None:
         """Let `run` end after its current write."""

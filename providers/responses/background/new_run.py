@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from openai.types.responses import ResponseCreatedEvent, ResponseQueuedEvent
+from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueuedEvent
 
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op, Put
@@ -12,6 +12,7 @@ from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.ranks import Rank, request_rank
 from providers.responses.background.runs import ResponseRef, StoredRequest
 from providers.responses.events.response_events import assign_sequence_numbers
+from providers.responses.events.response_object import begin_response
 from providers.responses.run.pending_response import PendingResponse
 
 
@@ -42,23 +43,36 @@ def build_new_run(pending: PendingResponse, event_log: EventLog) -> NewRun:
         previous=pending.previous_history.position,
         key_id=pending.key_id,
     )
-    response = pending.build_initial_response("queued")
-    queued = ResponseQueuedEvent(type="response.queued", response=response, sequence_number=0)
-    first_events = [ResponseCreatedEvent(type="response.created", response=response, sequence_number=0), queued]
-    assign_sequence_numbers(first_events, 0)
-    rank = request_rank(request)
-    log_op = event_log.batch_op(ref.tenant, ref.id, 0, [encode_event_line(event) for event in first_events])
+    queued, log_op = _build_first_events(pending.build_initial_response("queued"), ref, request, event_log)
     return NewRun(
         ref,
-        rank,
+        request_rank(request),
         stored_request,
         queued,
-        # the events after them come when the run has begun, at the end of its window at the latest
-        msgspec.structs.replace(log_op, ttl_s=event_log.ttl_s + rank.window_s),
+        log_op,
         () if pending.charge is None else pending.charge.adopt_ops(ref.run_key),
-        _have_equal_fields(CreateResponse.model_validate_json(request_json), request),
+        is_storable(request, request_json),
     )
 
 
-def _have_equal_fields(one: CreateResponse, other: CreateResponse) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in CreateResponse.model_fields)
+def build_log_op(request: CreateResponse, ref: ResponseRef, created_at: int, event_log: EventLog) -> Put:
+    """Return the write of the first events of a response that is queued."""
+    response = begin_response(request, ref.id, created_at, "queued")
+    return _build_first_events(response, ref, request, event_log)[1]
+
+
+def is_storable(request: CreateResponse, request_json: bytes) -> bool:
+    """Return True if a request is the same after it was stored as JSON."""
+    stored = CreateResponse.model_validate_json(request_json)
+    return all(getattr(stored, name) == getattr(request, name) for name in CreateResponse.model_fields)
+
+
+def _build_first_events(
+    response: Response, ref: ResponseRef, request: CreateResponse, event_log: EventLog
+) -> tuple[ResponseQueuedEvent, Put]:
+    queued = ResponseQueuedEvent(type="response.queued", response=response, sequence_number=0)
+    first_events = [ResponseCreatedEvent(type="response.created", response=response, sequence_number=0), queued]
+    assign_sequence_numbers(first_events, 0)
+    log_op = event_log.batch_op(ref.tenant, ref.id, 0, [encode_event_line(event) for event in first_events])
+    # the events after them come when the run has begun, at the end of its window at the latest
+    return queued, msgspec.structs.replace(log_op, ttl_s=event_log.ttl_s + request.window_s)

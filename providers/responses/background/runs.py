@@ -79,7 +79,8 @@ class RunRecord(JobRecord, kw_only=True):
 class StoredRequest(msgspec.Struct):
     """The request, its input items as they are listed, and the number of item ids that those use. `trace` holds the
     trace headers of the request that created it, with which each worker goes on, and `charge` what it has reserved;
-    `previous` is the position of the turn before it, if it continues one, and `key_id` the key that created it."""
+    `previous` is the position of the turn before it, if it continues one, and `key_id` the key that created it. The
+    worker that begins one that `is_uncharged` reserves what it may use."""
 
     request: msgspec.Raw
     input_items: msgspec.Raw
@@ -89,6 +90,7 @@ class StoredRequest(msgspec.Struct):
     charge: ChargeRecord | None = None
     previous: TurnPosition | None = None
     key_id: str = ""
+    is_uncharged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,17 @@ class Runs:
                 return None
             if not await self._do_hold(extra_ops):
                 raise LeaseLost  # else another run has taken the slot, and may have left it again
+
+    def queue_ops(self, ref: ResponseRef, rank: Rank, stored_request: StoredRequest) -> list[Op]:
+        """Return the writes by which a run waits for a worker, without a limit of waiting runs."""
+        stored_request.trace = dict(TRACE_HEADERS.get())
+        retention_s = self.retention_s + rank.window_s
+        run = RunRecord(status="queued", queue_key=rank.build_key(ref.tenant, ref.id))
+        return [
+            Put(ref.run_key, encode_record(run), retention_s, ABSENT),
+            Put(ref.request_key, encode_record(stored_request), retention_s),
+            Put(run.queue_key, b"", rank.window_s or self._limits.queue_timeout_s),
+        ]
 
     async def _do_hold(self, ops: Sequence[Op]) -> bool:
         """Return True if the conditions of these operations hold now."""

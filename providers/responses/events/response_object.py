@@ -52,8 +52,9 @@ _build_usage = unvalidated(ResponseUsage)
 _build_input_details = unvalidated(InputTokensDetails)
 _build_output_details = unvalidated(OutputTokensDetails)
 NO_TOOL_USAGE: Final = remember_json(ToolUsage(image_gen=_NO_IMAGES, web_search=ToolUsageWebSearch(num_requests=0)))
-IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter"]
-"""Why a response is incomplete. `max_messages`: the model sent only invalid calls and never answered."""
+IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter", "steered"]
+"""Why a response is incomplete. `max_messages`: the model sent only invalid calls and never answered. `steered`: input
+was sent to it, which the response after it reads."""
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 

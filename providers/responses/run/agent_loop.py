@@ -87,6 +87,7 @@ class AgentLoop:
         self.incomplete_reason: IncompleteReason | None = None
         self.stop_sequence: str | None = None
         """The text of the request's `stop` that ended the last turn."""
+        self._is_steered = False
         self._config = config
         self._inference = inference
         self._first_chat = chat
@@ -148,9 +149,17 @@ class AgentLoop:
                 await self._run_requested_calls(turn.hosted_calls)
             if self._finish_turn(turn, turn.finish):
                 return
+            if self._is_steered:
+                self.incomplete_reason = "steered"
+                return
             state.turn += 1
             self._emit_checkpoint(state.turn)
             self.chat = self._next_chat()
+
+    def end_after_turn(self) -> None:
+        """End the response after its present turn and the calls of that turn: input was sent to it, which another
+        response reads."""
+        self._is_steered = True
 
     async def _ask_model(self, turn: TurnStream) -> None:
         """Let the model answer the chat, and feed its deltas to the turn as they arrive."""

@@ -44,7 +44,8 @@ class PendingResponse(msgspec.Struct, frozen=True):
     `input_transformations` are the items of its input that no model sees; `comparison` is that of its prompt with the
     one of an earlier response, where the request names one; `prefill` lets the model's engine cache the prompt of a
     chat, and returns its tokens; `charge` is what its request has reserved, and `key_id` the key that sent it, where
-    that can be looked at again later. `moderation` is what the request asks for."""
+    that can be looked at again later. `moderation` is what the request asks for; `mailbox_ops` delete the mailbox whose
+    input is in that of the response."""
 
     request: CreateResponse
     tenant: str
@@ -60,6 +61,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
     charge: Charge | None = None
     key_id: str = ""
     moderation: ResponseModeration | None = None
+    mailbox_ops: Sequence[Op] = ()
 
     def charged_to(self, charge: Charge | None, key_id: str = "") -> "PendingResponse":
         """Return the response with the charge that its end is counted under, and the key of its request."""
@@ -117,6 +119,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
         """Store the final response unless the request forbids it; return whether it was stored. Raises the lock's
         error where the conversation's lock was lost."""
         if self.request.store is False:
+            await history.write(self.mailbox_ops)
             return False
         input_json = await self.conversation.store_input_items(self.ids)
         conversation_ops = await self.build_conversation_ops(response, input_json)
@@ -126,7 +129,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
             response,
             input_json,
             self.agent_loop.state.tool_results,
-            [*conversation_ops, *charge_ops],
+            [*conversation_ops, *charge_ops, *self.mailbox_ops],
             self.conversation.root,
         )
         try:

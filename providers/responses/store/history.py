@@ -48,7 +48,7 @@ from providers.responses.store.history_keys import branch_key, record_key, run_k
 from providers.responses.store.item_lookup import FoundItem, ItemLookup
 from providers.responses.store.listing import Listing
 from providers.responses.store.response_record import ResponseRecord, first_words, question_of, summarize_response
-from providers.responses.store.turn_writer import NewTurn, TurnWriter, client_item_ids
+from providers.responses.store.turn_writer import NewTurn, Successor, TurnWriter, client_item_ids
 
 _BYTES_PER_WORK: Final = 16
 """Bytes of a turn whose storing is one unit of work, as `fair_turns` counts it."""
@@ -58,13 +58,16 @@ _LARGE_CHARS: Final = 256 * 1024
 
 class FinishedResponse(msgspec.Struct, frozen=True):
     """A finished response and what is stored with it: `input_json` is the JSON array of its own input items, each with
-    an id; `tool_results` are those of its hosted calls; `extra_ops` belong in the same write; `root` is its chain's."""
+    an id; `tool_results` are those of its hosted calls; `extra_ops` belong in the same write; `root` is its chain's.
+    `successor` is the response that is queued with it, and `has_mailbox` that of `ResponseRecord`."""
 
     response: Response
     input_json: bytes
     tool_results: dict[str, ToolResultRecord]
     extra_ops: Sequence[Op] = ()
     root: str = ""
+    successor: Successor | None = None
+    has_mailbox: bool = False
 
 
 class History:
@@ -93,13 +96,13 @@ class History:
         """Return the history of a request that follows `response_id`; where that was deleted, the one up to its turn at
         `kept_position`. `allowance` counts its bytes, of which `max_bytes` are allowed without one. Raises
         InvalidRequest if it is not stored, too long or too large."""
-        allowance = allowance or LoadAllowance(self.max_bytes)
+        allowance, has_mailbox = allowance or LoadAllowance(self.max_bytes), False
         entry = await self._kv.get(record_key(tenant, "response", response_id))
         if entry is not None:
             with reading_stored(response_id):
                 record = decode_record(entry, ResponseRecord)
                 _reject_conversation_turn(response_id, bytes(record.response))
-            position = TurnPosition(record.line, record.depth)
+            position, has_mailbox = TurnPosition(record.line, record.depth), record.has_mailbox
         elif kept_position is not None:
             position = kept_position
         else:
@@ -116,7 +119,7 @@ class History:
         if history.turn_count > self.max_turns:
             raise chain_too_long_error(self.max_turns)
         allowance.take_history(history.size_bytes, "previous_response_id")
-        return history
+        return msgspec.structs.replace(history, has_mailbox=True) if has_mailbox else history
 
     def kept_at(self, position: TurnPosition) -> "KeptHistory":
         """Return the history of a background response, which keeps the turn at `position` from its creation on."""
@@ -168,6 +171,8 @@ class History:
             response.previous_response_id or "",
             bool(response.background),
             question=question_of(finished_response.input_json),
+            successor=finished_response.successor,
+            has_mailbox=finished_response.has_mailbox,
         )
         added = await self._turns.add(new, history)
         if added is None:
@@ -175,6 +180,11 @@ class History:
         self._cache.discard(tenant, response.previous_response_id)
         self._cache.put(tenant, response.id, CachedTurn(history, added.turn, added.position))
         return added.versions
+
+    async def write(self, ops: Sequence[Op]) -> None:
+        """Apply operations without a condition, of a response that is not stored."""
+        if ops:
+            await self._kv.write(ops, durable=False)
 
     async def branch_ops(self, history: LoadedHistory, response_id: str, ttl_s: float, *, tenant: str) -> list[Op]:
         """Return the operations by which the turn before a background response is kept until that has ended: to be

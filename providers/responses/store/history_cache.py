@@ -46,7 +46,8 @@ class StoredTurn(
 class LoadedHistory(msgspec.Struct, frozen=True):
     """The history of a request: items in order, results of hosted tool calls, and the position of the last turn.
     `size_bytes` is the size of all turns as stored; `read_at` the monotonic time of the last load from the store;
-    `traceparent` that of the last turn's span, if it had one; `root` the root of the chain."""
+    `traceparent` that of the last turn's span, if it had one; `root` the root of the chain; `has_mailbox` says that
+    input may wait in the stored mailbox of the last response, and `sent_items` are those that wait for it in memory."""
 
     items: Sequence[Item] = ()
     tool_results: Mapping[str, ToolResultRecord] = msgspec.field(default_factory=dict[str, ToolResultRecord])
@@ -56,6 +57,8 @@ class LoadedHistory(msgspec.Struct, frozen=True):
     read_at: float = msgspec.field(default_factory=time.monotonic)
     traceparent: str = ""
     root: str = ""
+    has_mailbox: bool = False
+    sent_items: Sequence[Item] = ()
 
 
 class LoadAllowance:

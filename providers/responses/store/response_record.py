@@ -18,7 +18,8 @@ _SUMMARY_FIELDS: Final = (
 
 class ResponseRecord(msgspec.Struct):
     """A response without its output, the position of its turn, the beginnings of its text and its question, and the
-    bytes of the items in its turn."""
+    bytes of the items in its turn. `has_mailbox` says that input was left for the response that follows it
+    (`run/mailbox.py`)."""
 
     line: str
     depth: int
@@ -26,6 +27,7 @@ class ResponseRecord(msgspec.Struct):
     preview: str = ""
     turn_bytes: int = 0
     question: str = ""
+    has_mailbox: bool = False
 
 
 class _InputItem(msgspec.Struct):

@@ -7,7 +7,7 @@ line is as it was read: where the turn before is gone, its history is stored aga
 response is a branch from its creation on, which keeps the turn before it until it has ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -38,9 +38,18 @@ class LineRecord(msgspec.Struct, omit_defaults=True):
         return self.end is None or depth < self.end
 
 
+class Successor(msgspec.Struct, frozen=True):
+    """A background response that is queued in the write of the turn that it follows: its id, how long it keeps that
+    turn in seconds, and the writes that queue it, by the position of the turn."""
+
+    response_id: str
+    life_s: float
+    build_ops: Callable[[TurnPosition], Sequence[Op]]
+
+
 class NewTurn(msgspec.Struct, frozen=True):
     """A turn that is to be stored, the response without its output, the beginnings of its text and question, and the
-    writes that belong in the same step."""
+    writes that belong in the same step. `successor` and `has_mailbox` are those of `FinishedResponse`."""
 
     tenant: str
     turn: StoredTurn
@@ -50,6 +59,8 @@ class NewTurn(msgspec.Struct, frozen=True):
     previous_id: str
     is_background: bool
     question: str = ""
+    successor: Successor | None = None
+    has_mailbox: bool = False
 
     @property
     def line(self) -> str:
@@ -193,12 +204,17 @@ class TurnWriter:
             turn = msgspec.structs.replace(turn, fork_point=(fork_point.line, fork_point.depth))
             writes.append(Put(branch_key(tenant, fork_point, position.line), b"", ttl_s))
         turn_bytes = len(turn.input_items) + len(turn.output_items)
-        response = msgspec.Raw(new.response_json)
-        record = ResponseRecord(position.line, position.depth, response, new.preview, turn_bytes, new.question)
+        response, at = msgspec.Raw(new.response_json), position
+        record = ResponseRecord(
+            at.line, at.depth, response, new.preview, turn_bytes, question=new.question, has_mailbox=new.has_mailbox
+        )
         writes += [
             Put(turn_key(tenant, position), encode_record(turn), ttl_s, ABSENT),
             Put(record_key(tenant, "response", turn.id), encode_record(record), ttl_s),
         ]
+        if (successor := new.successor) is not None:  # a branch from here on, which keeps this turn
+            branch = branch_key(tenant, position, _line_of(successor.response_id))
+            writes += [Put(branch, b"", successor.life_s), *successor.build_ops(position)]
         item_ids = client_item_ids(turn)
         await end_pass(item_ids)
         writes += [Put(record_key(tenant, "item", each), turn.id.encode(), ttl_s) for each in item_ids]

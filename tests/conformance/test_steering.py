@@ -1,0 +1,93 @@
+"""Background responses that are steered on the worker that makes them, and on another one, over each shared store."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from openai import NotFoundError
+
+from apis.responses import SteerResponse
+from apis.steering import Steer
+from tests.support.sdk.requests import responses
+from tests.support.servers.serving import Served, scripted, serving
+
+SEARCH = {"call": "web_search", "arguments": '{"query": "cats"}'}
+TOOLS = [{"type": "web_search"}]
+SLOW: dict[str, Any] = {"provider": "tests.support.servers.stepping_provider:Search", "slow_s": 0}
+FAST = {"background": {"poll_s": 0.05}}
+
+
+async def steer(served: Served, response_id: str, text: str, *, tenant: str = "default") -> Steer:
+    request = SteerResponse(previous_response_id=response_id, input=text)
+    return await served.stack.responses.steer(request, tenant=tenant)
+
+
+async def ended(served: Served, response_id: str) -> Any:
+    """The response at its end."""
+    async with asyncio.timeout(10), await responses(served).retrieve(response_id, stream=True) as events:
+        async for _ in events:
+            pass
+    return await responses(served).retrieve(response_id)
+
+
+async def begun(served: Served, response_id: str) -> None:
+    """Wait until the model has said something."""
+    async with asyncio.timeout(10), await responses(served).retrieve(response_id, stream=True) as events:
+        async for event in events:
+            if event.type.endswith((".delta", "output_item.added")):
+                return
+
+
+async def test_any_worker_steers_a_response_between_two_turns(shared_store: dict[str, Any]) -> None:
+    model = scripted([{"text": "a"}, {"wait_s": 1.5}, SEARCH], [{"text": "never"}])
+    async with (
+        serving(model, kv_store=shared_store, responses=FAST, tool_runtime=SLOW) as maker,
+        serving(scripted([{"text": "as you wish"}]), kv_store=shared_store, responses=FAST, tool_runtime=SLOW) as other,
+    ):
+        first = await responses(maker).create(
+            model="scripted", input="hi", background=True, tools=TOOLS, metadata={"a": "b"}, instructions="Be brief."
+        )
+        await begun(other, first.id)
+        accepted = [await steer(other, first.id, text) for text in ("dogs", "and birds")]
+        assert len({each.id for each in accepted}) == 2
+        assert {each.successor_id for each in accepted} == {accepted[0].successor_id}
+        steered = await ended(other, first.id)
+        assert (steered.status, steered.incomplete_details.reason) == ("incomplete", "steered")
+        assert [item.type for item in steered.output] == ["message", "web_search_call"]
+        assert steered.output[1].status == "completed"
+        successor = await ended(other, accepted[0].successor_id)
+        assert (successor.status, successor.previous_response_id) == ("completed", first.id)
+        assert (successor.metadata, successor.instructions, successor.tools) == (
+            *(first.metadata, first.instructions, first.tools),
+        )
+        items = await responses(other).input_items.list(successor.id, order="asc")
+        assert [item.content[0].text for item in items.data] == ["dogs", "and birds"]
+        assert await other.stack.kv_store.scan("default/mailbox/") == []
+
+
+async def test_input_waits_for_the_outputs_that_the_client_owes(shared_store: dict[str, Any]) -> None:
+    model = scripted(
+        [{"text": "a"}, {"wait_s": 0.3}, {"call": "look", "arguments": "{}"}], [{"text": "b"}], [{"text": "c"}]
+    )
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+    ]
+    async with serving(model, kv_store=shared_store, responses=FAST) as served:
+        first = await responses(served).create(model="scripted", input="hi", background=True, tools=tools)
+        await begun(served, first.id)
+        accepted = await steer(served, first.id, "dogs")
+        stopped = await ended(served, first.id)
+        assert stopped.status == "completed"
+        with pytest.raises(NotFoundError):
+            await responses(served).retrieve(accepted.successor_id)
+        output = {"type": "function_call_output", "call_id": stopped.output[-1].call_id, "output": "cats"}
+        for background, is_read in ((True, True), (False, False)):
+            following = await responses(served).create(
+                model="scripted", input=[output], previous_response_id=first.id, background=background, tools=tools
+            )
+            await served.stack.responses.get(following.id, tenant="default")
+            items = await responses(served).input_items.list(following.id, order="asc")
+            assert [item.type for item in items.data] == ["message"] * is_read + ["function_call_output"]
+            if background:
+                assert (await ended(served, following.id)).status == "completed"
+        assert await served.stack.kv_store.scan("default/mailbox/") == []
