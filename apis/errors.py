@@ -7,15 +7,18 @@ StackError
 │   ├── Unsupported           400  well-formed, but not offered here
 │   │   └── CountingUnsupported 400  the model's server has no way to count the tokens of a prompt
 │   ├── ContextLengthExceeded 400  the prompt does not fit the model
-│   └── SteeringRefused       400  the response takes no steering input; `code` says why
+│   ├── SteeringRefused       400  the response takes no steering input; `code` says why
+│   └── InvalidBeta           400  the header of a beta API is missing or names another one
 ├── Unauthorized              401  no key, or a wrong one
 │   └── KeyRevoked            401  the key of queued work is no longer valid when it is its turn
 ├── PermissionDenied          403  this caller may not (a foreign Host or Origin, for one)
 ├── NotFound                  404  no such object, or one of another tenant
+│   ├── AgentNotFound         404  no such agent, session, turn or item
 │   └── ModelNotFound         404  no provider serves that model
 ├── MethodNotAllowed          405
 ├── ConversationLocked        409  a response runs in the conversation; retry when it has ended
 ├── ConversationLost          409  the server was cut off from the conversation during a response
+├── Conflict                  409  the state of the object does not allow it now
 ├── IdempotencyKeyInUse       409  the first request with the key is still running
 ├── PayloadTooLarge           413
 ├── UnsupportedMediaType      415
@@ -113,6 +116,13 @@ class SteeringRefused(InvalidRequest):
     code = "steering_not_supported"
 
 
+class InvalidBeta(InvalidRequest):
+    """The API is a beta, and its header is missing or names another one."""
+
+    type = "invalid_beta"
+    code = "invalid_beta"
+
+
 class Unauthorized(StackError):
     """The API key is missing or unknown."""
 
@@ -141,6 +151,13 @@ class NotFound(StackError):
     status = 404
     type = "invalid_request_error"
     failure_code = "invalid_prompt"
+
+
+class AgentNotFound(NotFound):
+    """The Agents API has no such object for this tenant."""
+
+    type = "not_found_error"
+    code = "not_found_error"
 
 
 class ModelNotFound(NotFound):
@@ -198,6 +215,14 @@ class ConversationLost(StackError):
             "ended. Nothing was added to it.",
             param="conversation",
         )
+
+
+class Conflict(StackError):
+    """The state of the object does not allow the request now."""
+
+    status = 409
+    type = "conflict_error"
+    code = "conflict_error"
 
 
 class IdempotencyKeyInUse(StackError):

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, get_args
 from urllib.parse import urlsplit
@@ -24,6 +24,11 @@ WebhookEvent = Literal[
     "batch.failed",
     "batch.expired",
     "batch.cancelled",
+    "agent.session.created",
+    "agent.session.in_progress",
+    "agent.session.idle",
+    "agent.session.failed",
+    "agent.session.action_required",
 ]
 WEBHOOK_EVENTS: Final[tuple[str, ...]] = get_args(WebhookEvent)
 """The types of events that webhooks get here."""
@@ -115,9 +120,12 @@ class Webhooks(Provider, ABC):
     """
 
     @abstractmethod
-    async def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
+    async def event_ops(
+        self, event: str, object_id: str, tenant: str, data: Mapping[str, object] | None = None
+    ) -> list[Op]:
         """Return the operations that queue the event for the tenant's webhooks: to be written with the change that it
-        reports; none for an event that no webhook gets. Raises StoreUnavailable."""
+        reports; none for an event that no webhook gets. `data` is sent with the object's id. Raises
+        StoreUnavailable."""
 
     @abstractmethod
     def wake(self) -> None:

@@ -9,6 +9,9 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "oidc": "providers.accounts.oidc.provider:OpenIDAccounts",
         "stored": "providers.accounts.stored:StoredAccounts",
     },
+    "agents": {
+        "kv": "providers.agents.kv:StoredAgents",
+    },
     "batches": {
         "leased": "providers.batches.leased:LeasedBatches",
     },

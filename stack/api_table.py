@@ -19,6 +19,7 @@ from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.webhooks import Webhooks
+from providers.agents.kv import StoredAgents
 from providers.batches.leased import LeasedBatches
 from providers.traces.kv import StoredTraces
 from providers.uploads.kv import StoredUploads
@@ -26,6 +27,7 @@ from providers.uploads.kv import StoredUploads
 APIS: Final[dict[str, type[Provider]]] = {
     "inference": Inference,
     "responses": Responses,
+    "agents": StoredAgents,
     "tool_runtime": ToolRuntime,
     "tool_servers": ToolServers,
     "kv_store": KVStore,

@@ -22,6 +22,7 @@ from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.webhooks import Webhooks
+from providers.agents.kv import StoredAgents
 from providers.batches.leased import LeasedBatches
 from providers.traces.kv import StoredTraces
 from providers.uploads.kv import StoredUploads
@@ -46,6 +47,7 @@ class Stack:
     accounts: Accounts
     webhooks: Webhooks
     tool_runtime: ToolRuntime | None
+    agents: StoredAgents | None = None
     files: Files | None = None
     vector_stores: VectorStores | None = None
     fetcher: Fetcher | None = None
@@ -91,6 +93,7 @@ async def open_stack(
             cast("Accounts", live["accounts"]),
             cast("Webhooks", live["webhooks"]),
             cast("ToolRuntime | None", live.get("tool_runtime")),
+            cast("StoredAgents | None", live.get("agents")),
             cast("Files | None", live.get("files")),
             cast("VectorStores | None", live.get("vector_stores")),
             cast("Fetcher | None", live.get("fetcher")),

@@ -78,7 +78,9 @@ ProjectOption = Annotated[str | None, typer.Option(help="Id of its project, whic
 KeyNameOption = Annotated[str, typer.Option(help="Name of the key.")]
 ScopesOption = Annotated[
     list[str] | None,
-    typer.Option("--scope", help="responses, files, read, model:NAME or tool:TYPE; repeatable. Without any: all."),
+    typer.Option(
+        "--scope", help="A right: responses, files, read, model:NAME, tool:TYPE ...; repeatable. Without: all."
+    ),
 ]
 ExpiryOption = Annotated[int | None, typer.Option(min=1, max=3650, help="Days until it expires; never without.")]
 DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="Days (UTC), today included.")]

@@ -67,6 +67,7 @@ class StackConfig(BaseModel):
     inference: ProviderSection
     kv_store: ProviderSection
     responses: ProviderSection = ProviderSection(provider="loop")
+    agents: ProviderSection | None = ProviderSection(provider="kv")
     tool_runtime: ProviderSection | None = None
     tool_servers: ProviderSection | None = None
     fetcher: ProviderSection | None = None

@@ -169,6 +169,17 @@ async def test_the_program_of_the_page_on_messages_prints_an_answer(tmp_path: Pa
     assert output == "Paris"
 
 
+async def test_the_program_of_the_page_on_agents_prints_an_answer(tmp_path: Path) -> None:
+    program = blocks("apis/docs/agents.md", "python")[0]
+    turns = [[{"call": "weather", "arguments": '{"city": "Bonn"}'}], [{"text": "Yes."}]]
+    inference: Json = {"provider": "scripted", "model": "gpt-oss-20b", "turns": turns}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**SCRIPTED, "inference": inference}))
+    async with running_stack("run.yaml", cwd=tmp_path) as (url, _):
+        assert "http://127.0.0.1:8321" in program
+        output = await output_of((sys.executable, "-c", program.replace("http://127.0.0.1:8321", url)))
+    assert output == "Yes.\n"
+
+
 async def output_of_feature(word: str, turns: Sequence[Sequence[Json]], folder: Path, **sections: Json) -> str:
     """Run a program of the README that uses `client`, against a scripted model of the name that it asks for."""
     program = named_block("README.md", "python", word)

@@ -6,9 +6,11 @@ from typing import Final, Literal, cast, get_args
 
 from apis.errors import InvalidRequest
 
-Scope = Literal["responses", "files", "read", "admin"]
+Scope = Literal["responses", "files", "read", "api.agents.read", "api.agents.write", "admin"]
 
-PROJECT_SCOPES: Final[frozenset[Scope]] = frozenset({"responses", "files", "read"})
+PROJECT_SCOPES: Final[frozenset[Scope]] = frozenset(
+    {"responses", "files", "read", "api.agents.read", "api.agents.write"}
+)
 """All rights within one project, which a key without scopes has."""
 ADMIN_SCOPE: Final[frozenset[Scope]] = frozenset({"admin"})
 MODEL_PREFIX: Final = "model:"
@@ -27,8 +29,9 @@ class Grant:
 
 
 def parse_project_scopes(texts: Iterable[str]) -> Grant:
-    """Return the rights of a project's key: `responses`, `files` and `read`, all of them if none is named, and
-    `model:NAME` and `tool:TYPE`, any of them if none is named. Raises InvalidRequest with the param `scopes`."""
+    """Return the rights of a project's key: `responses`, `files`, `read`, `api.agents.read` and
+    `api.agents.write`, all of them if none is named, and `model:NAME` and `tool:TYPE`, any of them if none is named.
+    Raises InvalidRequest with the param `scopes`."""
     entries = list(texts)
     if len(entries) > _MAX_SCOPES:
         raise _scope_error(f"A key has at most {_MAX_SCOPES} scopes.")
@@ -46,7 +49,8 @@ def parse_project_scopes(texts: Iterable[str]) -> Grant:
             names.add(cast("Scope", text))
         else:
             raise _scope_error(
-                f"Unknown scope '{text[:64]}'. Scopes are responses, files, read, model:NAME and tool:TYPE."
+                f"Unknown scope '{text[:64]}'. Scopes are responses, files, read, api.agents.read, api.agents.write, "
+                "model:NAME and tool:TYPE."
             )
     return Grant(
         frozenset(names) or PROJECT_SCOPES,

@@ -49,6 +49,8 @@ _NO_SVG = "An SVG is text: ask the model itself for it."
 _NO_USERS = "Usage is by project, key and model: there are no users here."
 _USAGE = ("UsageQuery", "ImagesUsageQuery", "WebSearchUsageQuery", "FileSearchUsageQuery")
 _PLAIN_IMAGES = "Images are counted by project, key and model."
+_AGENTS = ("CreateAgent", "UpdateAgent", "SessionAgent")
+_NO_ENVIRONMENT = "Agents here work without an environment: use functions and MCP servers."
 _ONE_LEVEL = "All searches here are of one level."
 _SEVERAL_STORES = "A search may be of several stores."
 _PROJECTS = ("CreateProject", "UpdateProject")
@@ -266,6 +268,21 @@ FIELD_ROWS: Final = (
     FieldRow(
         "default", ("UpdateServiceTierSettings",), "refused", "No capacity is reserved in advance here.", value="scale"
     ),
+    FieldRow("multi_agent", _AGENTS, "refused", "A session has one agent.", ({"enabled": False},)),
+    FieldRow("experimental", _AGENTS, "refused", "Say the time in a message.", ({}, {"time_awareness": False})),
+    FieldRow("compaction", _AGENTS, "echoed", "A conversation is compacted when it no longer fits the model."),
+    FieldRow("tools[].async", ("AgentFunction",), "refused", "A turn waits for the results of its calls.", (False,)),
+    FieldRow("tools[].credential_id", ("AgentMcp",), "refused", "Send the headers of the server's requests."),
+    FieldRow("tools[].request_metadata", ("AgentMcp",), "refused", "Send headers instead.", ({},)),
+    FieldRow("tools[].required", ("AgentMcp",), "echoed", "A turn fails without the tools of its servers."),
+    FieldRow("tools[].connection_origin", ("AgentMcp",), "refused", _NO_ENVIRONMENT, value="environment"),
+    FieldRow("agent.tools[].connection_origin", ("AgentMcp",), "refused", _NO_ENVIRONMENT, value="environment"),
+    FieldRow("vault_ids", ("CreateSession",), "refused", "There are no vaults here.", ([],)),
+    *(
+        FieldRow("review", (name,), "refused", "Answer the approvals in your client.", value="auto_review")
+        for name in ("CreateSession", "UpdateSession")
+    ),
+    FieldRow("prompt_cache_options.ttl", ("CacheOptions",), "echoed", "The engine decides how long it caches."),
     FieldRow("role", ("UpdateServiceAccount",), "refused", "Scopes of a key are its rights.", ("member",)),
 )
 
@@ -277,6 +294,12 @@ UNSUPPORTED_TYPES: Final[Mapping[str, str]] = {
     "agent_message": _ONE_AGENT,
     "multi_agent_call": _ONE_AGENT,
     "multi_agent_call_output": _ONE_AGENT,
+    "openai_hosted": _NO_ENVIRONMENT,
+    "self_hosted": _NO_ENVIRONMENT,
+    "stdio": _NO_ENVIRONMENT,
+    "computer_use": "Agents here have no browser.",
+    "automations": "Start sessions by a scheduler of your own.",
+    "agent.session.input.computer_use_approval_request_result": "Agents here have no browser.",
     "input_audio": "Audio is a part of messages only.",
 }
 """Types of tools, tool choices, items, parts and environments that are refused by name, each with the reason."""

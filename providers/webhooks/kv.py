@@ -1,6 +1,6 @@
 """StoredWebhooks: webhooks of the run config and of tenants, whose events wait in the KVStore for any worker."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
@@ -41,8 +41,10 @@ class StoredWebhooks(Webhooks):
         await self._queue.close()
         await self._sign.close()
 
-    async def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
-        return await self._queue.event_ops(event, object_id, tenant)
+    async def event_ops(
+        self, event: str, object_id: str, tenant: str, data: Mapping[str, object] | None = None
+    ) -> list[Op]:
+        return await self._queue.event_ops(event, object_id, tenant, data)
 
     def wake(self) -> None:
         self._queue.wake()

@@ -14,7 +14,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -112,7 +112,9 @@ class WebhookQueue(JobQueue[_Queue, WebhookDelivery]):
         """Stop; unfinished deliveries are released to other workers."""
         await self._jobs.close(_CLOSE_TIMEOUT_S)
 
-    async def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
+    async def event_ops(
+        self, event: str, object_id: str, tenant: str, data: Mapping[str, object] | None = None
+    ) -> list[Op]:
         """See `Webhooks.event_ops`."""
         if event not in WEBHOOK_EVENTS:
             return []
@@ -124,7 +126,7 @@ class WebhookQueue(JobQueue[_Queue, WebhookDelivery]):
         for queue in queues:
             hook = queue.webhook
             if event in hook.events and not queue.is_full:
-                body = build_event_json(event, object_id, int(now)).decode()
+                body = build_event_json(event, object_id, int(now), data).decode()
                 delivery_id = f"wh_{secrets.token_hex(16)}"
                 delivery = WebhookDelivery(
                     id=delivery_id, body=body, created_at=now, response_id=object_id, trace=trace

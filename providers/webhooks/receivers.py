@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, get_args
 from urllib.parse import urlsplit
 
@@ -65,10 +65,10 @@ class Webhook(BaseModel):
         return hashlib.sha256(f"{self.tenant}/{self.url}".encode()).hexdigest()[:32]
 
 
-def build_event_json(event: str, object_id: str, created_at: int) -> bytes:
-    """Return the event of the end of a response or a batch, with a new id."""
+def build_event_json(event: str, object_id: str, created_at: int, data: Mapping[str, object] | None = None) -> bytes:
+    """Return the event of an object, with a new id; `data` is sent with the object's id."""
     fields = {"id": f"evt_{secrets.token_hex(16)}", "object": "event", "created_at": created_at, "type": event}
-    return orjson.dumps({**fields, "data": {"id": object_id}})
+    return orjson.dumps({**fields, "data": {"id": object_id, **(data or {})}})
 
 
 def webhook_queue_prefix(queue_name: str) -> str:

@@ -61,6 +61,8 @@ def create_app(config: StackConfig) -> Starlette:
             free_disk_bytes = await asyncio.to_thread(read_free_disk_bytes)
             services = app.state.services = _build_services(stack, metrics, free_disk_bytes)
             stack.responses.execute_deferred_with(_execute_lines(stack, RouteLineExecutor(services, app, api_routes)))
+            if stack.agents is not None:
+                stack.agents.drive_with(RouteLineExecutor(services, app, api_routes, is_batch=False, name="agents"))
             app.state.drain = partial(_drain, stack)
             app.state.count_background = stack.responses.count_running
             app.state.end_running = services.end_running
@@ -116,6 +118,8 @@ def _execute_lines(stack: Stack, executor: RouteLineExecutor) -> SpareCapacity:
 async def _drain(stack: Stack, *, at_once: bool) -> None:
     """Return when the work that has no connection, background responses and lines of batches, can go on elsewhere; with
     `at_once`, where there is no other process, it goes on with the next start."""
+    if stack.agents is not None:
+        await stack.agents.drain()
     drains = [stack.responses.drain(at_once=at_once)]
     drains += [stack.batches.drain(at_once=at_once)] if stack.batches is not None else []
     await asyncio.gather(*drains)

@@ -44,7 +44,7 @@ from stack.http.streams import ClientDisconnected, run_while_connected
 _log = logging.getLogger(__name__)
 
 IDEMPOTENCY_KEY_HEADER: Final = "Idempotency-Key"
-_RAW_HEADER: Final = IDEMPOTENCY_KEY_HEADER.lower().encode()
+RAW_IDEMPOTENCY_HEADER: Final = IDEMPOTENCY_KEY_HEADER.lower().encode()
 REPLAYED_HEADER: Final = (b"idempotent-replayed", b"true")
 _RESPONSES_PATH: Final = "/responses"
 _RETENTION_S: Final = 86_400.0
@@ -110,9 +110,9 @@ class Idempotency:
         if match.route is not None and match.route.keyed:
             if match.route.method == "DELETE":
                 return self._delete(next(iter(match.params.values())), (scope, receive, send))
-            keys = [value for name, value in scope["headers"] if name == _RAW_HEADER]
+            keys = [value for name, value in scope["headers"] if name == RAW_IDEMPOTENCY_HEADER]
             if keys:
-                return self._create(match.route.path, _parse_key(keys), (scope, receive, send))
+                return self._create(match.route.path, parse_key(keys), (scope, receive, send))
         return self._app(scope, receive, send)
 
     async def _delete(self, object_id: str, asgi: tuple[Scope, Receive, Send]) -> None:
@@ -347,7 +347,8 @@ async def _read_keyed_request(http: Request, route: str, key: bytes, body: Body)
     return _KeyedRequest(tenant, route, name, body, hashing.hexdigest(), *flags)
 
 
-def _parse_key(keys: Sequence[bytes]) -> bytes:
+def parse_key(keys: Sequence[bytes]) -> bytes:
+    """Return the key of a request, which has at least one. Raises InvalidRequest."""
     key = keys[0]
     if len(keys) > 1 or not 0 < len(key) < 256 or not key.isascii() or not key.decode().isprintable():
         message = f"The header {IDEMPOTENCY_KEY_HEADER} is given once, as 1 to 255 printable ASCII characters."

@@ -1,7 +1,7 @@
 """Metering: the check of a request, what it reserves under the limits of its key, and the usage with which it ends."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -9,6 +9,8 @@ from apis.accounts.accounts import Accounts, Caller
 from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Meter, Use
 from apis.accounts.project_settings import OPEN_SETTINGS
 from apis.accounts.usage import UsageCounts, count_one_request
+from apis.agents.agents import MODEL_PREFIX
+from apis.chat import ChatRequest
 from apis.errors import ModelNotFound, PermissionDenied
 from apis.images import CreateImage
 from apis.inference import ModelNames
@@ -33,8 +35,10 @@ class GrantedRequest(Generic[RequestT]):
 
 
 async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> GrantedRequest[RequestT]:
-    """Resolve a request and check it: the one place on the way of every request that names a model or tools. Raises
-    PermissionDenied, ModelNotFound, and InvalidRequest for a prompt that is not there."""
+    """Resolve a request and check it: the one place on the way of every request that names a model or tools. One whose
+    model is a stored agent goes on with the agent's fields. Raises PermissionDenied, ModelNotFound, and InvalidRequest
+    for a prompt that is not there."""
+    request = await _resolve_agent(stack, caller, request)
     resolved: BaseModel = request
     if isinstance(request, CreateResponse) and request.prompt is not None:
         resolved = stack.responses.resolve_prompt(request)
@@ -48,6 +52,18 @@ async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> Gran
         model = await find_model(caller, name, stack.inference) if needs_names else None
     require_request(caller, resolved, model)
     return GrantedRequest(_apply_settings(caller, request), resolved, model)
+
+
+async def _resolve_agent(stack: Stack, caller: Caller, request: RequestT) -> RequestT:
+    """Return a request whose model is a stored agent with the agent's fields put under its own."""
+    agents, name = stack.agents, getattr(request, "model", None)
+    if agents is None or not isinstance(name, str) or not name.startswith(MODEL_PREFIX):
+        return request
+    if isinstance(request, CreateResponse):
+        return cast("RequestT", await agents.resolve_response(request, tenant=caller.tenant))
+    if isinstance(request, ChatRequest):
+        return cast("RequestT", await agents.resolve_chat(request, tenant=caller.tenant))
+    return request
 
 
 def _find_image_model(stack: Stack, caller: Caller, request: CreateImage) -> ModelNames | None:

@@ -20,19 +20,22 @@ _READ: Final[frozenset[Scope]] = frozenset({"read"})
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The scopes of which a key needs one. With `lets_read`, the scope `read` admits GET as well. Without `needs_key`
-    anyone may send the request."""
+    """The scopes of which a key needs one. With `lets_read`, each of the `readers` admits GET as well. Without
+    `needs_key` anyone may send the request."""
 
     scopes: frozenset[Scope]
     lets_read: bool = False
+    readers: frozenset[Scope] = _READ
     needs_key: bool = True
 
     def find_scopes(self, method: str) -> frozenset[Scope]:
         """Return the scopes of which one admits the method."""
-        return self.scopes | _READ if self.lets_read and method in _READ_METHODS else self.scopes
+        return self.scopes | self.readers if self.lets_read and method in _READ_METHODS else self.scopes
 
 
 RESPONSES: Final = Access(frozenset({"responses"}), lets_read=True)
+_READ_AGENTS: Final[frozenset[Scope]] = frozenset({"read", "api.agents.read"})
+AGENTS: Final = Access(frozenset({"api.agents.write"}), lets_read=True, readers=_READ_AGENTS)
 FILES: Final = Access(frozenset({"files"}), lets_read=True)
 ANY_PROJECT_KEY: Final = Access(PROJECT_SCOPES)
 ADMINISTRATION: Final = Access(ADMIN_SCOPE)

@@ -152,6 +152,7 @@ class _OpenStream:
         "_monitor",
         "_record",
         "_send",
+        "_status",
         "_write_body",
         "is_open",
         "is_writing",
@@ -166,8 +167,10 @@ class _OpenStream:
         record: RequestRecord,
         monitor: StreamMonitor,
         keep_alive_frame: bytes,
+        status: int,
     ) -> None:
         self.keep_alive_frame = keep_alive_frame
+        self._status = status
         self._send = send
         self._write_body = None if peer is None else peer.body_writer()
         self._record = record
@@ -206,7 +209,7 @@ class _OpenStream:
 
     async def _send_head(self) -> None:
         self.is_open = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        await self._send({"type": "http.response.start", "status": self._status, "headers": _STREAM_HEADERS})
         self._monitor.add(self)
 
     async def write_at_once(self, body: bytes) -> None:
@@ -249,6 +252,7 @@ class EventStream(Response):
     """It is sent while there is no event to send."""
     done_frame: ClassVar[bytes] = DONE_FRAME
     """The last frame of every stream that ends by itself."""
+    status: ClassVar[int] = 200
     shutdown_frame: ClassVar[bytes] = _SHUTDOWN_FRAME
     """The last event of a stream that ends because the process does."""
 
@@ -284,7 +288,7 @@ class EventStream(Response):
             _log.info("a client left its stream early")
 
     async def _run(self, send: Send, peer: Peer | None) -> None:
-        stream = _OpenStream(send, peer, self._request_record, self._monitor, self.keep_alive_frame)
+        stream = _OpenStream(send, peer, self._request_record, self._monitor, self.keep_alive_frame, self.status)
         is_first = True
         is_log = False
         ending, last = b"", self.done_frame

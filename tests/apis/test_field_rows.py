@@ -7,6 +7,8 @@ from apis.accounts.directory import CreateProject, UpdateProject, UpdateServiceA
 from apis.accounts.limits import UpdateRateLimit
 from apis.accounts.project_settings import UpdateDataRetention, UpdateServiceTierSettings
 from apis.accounts.usage import CostsQuery, FileSearchUsageQuery, ImagesUsageQuery, UsageQuery, WebSearchUsageQuery
+from apis.agents.agents import CreateAgent, UpdateAgent
+from apis.agents.sessions import CreateSession, UpdateSession
 from apis.batches.batches import CreateBatch
 from apis.errors import InvalidRequest, Unsupported
 from apis.images import CreateImage, EditImage
@@ -36,6 +38,10 @@ ROOTS = (
     CreateImage,
     EditImage,
     CreateTranscription,
+    CreateAgent,
+    UpdateAgent,
+    CreateSession,
+    UpdateSession,
 )
 MODELS = {model.__name__: model for root in ROOTS for model in list_models(root)}
 WHOLE_FIELDS = [row for row in FIELD_ROWS if row.handling in ("refused", "moved") and row.value is None]
@@ -61,7 +67,15 @@ def test_null_and_the_values_that_ask_for_nothing_are_accepted(row: FieldRow) ->
         for value in (None, *row.accepted):
             with pytest.raises(ValidationError) as caught:
                 MODELS[name].model_validate(
-                    {"type": 0, "input": 0, "role": 0, "name": 0, "max_tokens_per_1_day": "", row.field: value}
+                    {
+                        "type": 0,
+                        "model": 0,
+                        "input": 0,
+                        "role": 0,
+                        "name": 0,
+                        "max_tokens_per_1_day": "",
+                        row.field: value,
+                    }
                 )
             assert REFUSED_FIELD not in {error["type"] for error in caught.value.errors()}
 

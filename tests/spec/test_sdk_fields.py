@@ -25,6 +25,9 @@ from openai.types import (
 from openai.types.admin import organization
 from openai.types.admin.organization import projects
 from openai.types.admin.organization.projects import service_accounts
+from openai.types.beta import agents as beta_agents
+from openai.types.beta.agents import sessions
+from openai.types.beta.agents.sessions import turns
 from pydantic import BaseModel
 
 from apis.accounts.audit import AuditLogQuery
@@ -56,6 +59,16 @@ from apis.accounts.usage import (
     ImagesUsageQuery,
     UsageQuery,
     WebSearchUsageQuery,
+)
+from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
+from apis.agents.sessions import (
+    CreateSession,
+    EventStreamParams,
+    SendEvents,
+    SessionItemListParams,
+    SessionListParams,
+    TurnListParams,
+    UpdateSession,
 )
 from apis.batches.batches import BatchListParams, CreateBatch
 from apis.containers import ContainerListParams, CopyFile, CreateContainer
@@ -116,6 +129,23 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "GET /conversations/{conversation_id}/items/{item_id}": (
         conversations.item_retrieve_params.ItemRetrieveParams,
         (ItemInclude,),
+    ),
+    "POST /agents": (beta.agent_create_params.AgentCreateParams, (CreateAgent,)),
+    "GET /agents": (beta.agent_list_params.AgentListParams, (AgentListParams,)),
+    "POST /agents/{agent_id}": (beta.agent_update_params.AgentUpdateParams, (UpdateAgent,)),
+    "POST /agents/sessions": (
+        beta_agents.session_create_params.SessionCreateParamsStreaming,
+        (CreateSession,),
+    ),
+    "GET /agents/sessions": (beta_agents.session_list_params.SessionListParams, (SessionListParams,)),
+    "POST /agents/sessions/{session_id}": (beta_agents.session_update_params.SessionUpdateParams, (UpdateSession,)),
+    "POST /agents/sessions/{session_id}/events": (sessions.event_create_params.EventCreateParams, (SendEvents,)),
+    "GET /agents/sessions/{session_id}/events": (sessions.event_stream_params.EventStreamParams, (EventStreamParams,)),
+    "GET /agents/sessions/{session_id}/items": (sessions.item_list_params.ItemListParams, (SessionItemListParams,)),
+    "GET /agents/sessions/{session_id}/turns": (sessions.turn_list_params.TurnListParams, (TurnListParams,)),
+    "GET /agents/sessions/{session_id}/turns/{turn_id}/items": (
+        turns.item_list_params.ItemListParams,
+        (SessionItemListParams,),
     ),
     "POST /files": (types.FileCreateParams, (CreateFile,)),
     "GET /files": (types.FileListParams, (FileListParams,)),
@@ -231,9 +261,10 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
 }
 """The SDK's parameters of each route that takes any, and the models that read its body and its query."""
 PATH_AND_FORM: Final = frozenset(
-    {"project_id", "conversation_id", "vector_store_id", "file", "files", "data", "image", "mask"}
+    {"project_id", "conversation_id", "vector_store_id", "session_id"}
+    | {"file", "files", "data", "image", "mask", "Idempotency-Key"}
 )
-"""Parameters that the SDK puts into the path or that are files of a form."""
+"""Parameters that the SDK puts into the path or a header, or that are files of a form."""
 
 
 def is_listed(gap: Gap) -> bool:
@@ -256,7 +287,7 @@ def test_every_field_of_the_sdk_is_read_or_listed(route: str) -> None:
 def test_every_field_of_the_beta_of_responses_is_read_or_listed() -> None:
     """The beta has the path of responses. `betas` is a header, and `agent` names an agent of a response of several."""
     gaps = find_gaps(beta.response_create_params.ResponseCreateParams, CreateResponse)
-    unread = {gap for gap in gaps if gap.field not in ("agent", "betas")}
+    unread = {gap for gap in gaps if gap.field not in ("agent", "openai-beta")}
     assert sorted(map(str, filter(lambda gap: not is_listed(gap), unread))) == []
 
 

@@ -21,9 +21,10 @@ from apis.responses import ResponseListParams, SpareCapacity, Steer, SteerRespon
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from apis.webhooks import Webhooks
+from providers.common.state.event_logs import LogWakeups
 from providers.common.state.scan import skipping_damaged
 from providers.common.state.worker_signs import WorkerSign
-from providers.responses.background.event_log import EventLog, LogWakeups
+from providers.responses.background.event_log import EventLog
 from providers.responses.background.execution import RunExecutor
 from providers.responses.background.new_run import NewRun, build_new_run
 from providers.responses.background.owners import RunOwners

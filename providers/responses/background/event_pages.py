@@ -9,7 +9,8 @@ from apis.observation.background import EventListParams
 from apis.storage.kv_store import Entry, KVStore
 from apis.storage.pages import Page
 from apis.storage.records import PAGE_BYTES
-from providers.responses.background.event_log import decode_batch, event_key
+from providers.common.state.event_logs import decode_batch
+from providers.responses.background.event_log import event_prefix
 
 _BATCHES: Final = 64
 """Batches that one scan reads."""
@@ -17,7 +18,7 @@ _BATCHES: Final = 64
 
 async def read_event_page(kv: KVStore, tenant: str, response_id: str, params: EventListParams) -> Page[LoggedEvent]:
     """Return a page of the events that are stored now. Raises InvalidRequest if there is no log."""
-    prefix = event_key(tenant, response_id, 0)[:-8]
+    prefix = event_prefix(tenant, response_id)
     is_reversed = params.order == "desc"
     cursor = int(params.after) if params.after is not None else None
     after, before = await _find_bounds(kv, prefix, cursor, is_reversed=is_reversed)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from apis.errors import Unsupported
 from stack.http.context import HttpContext, Services
-from stack.http.route import ANY_PROJECT_KEY, RESPONSES, Access, Handler, Route
+from stack.http.route import AGENTS, ANY_PROJECT_KEY, RESPONSES, Access, Handler, Route
 
 _TEXT_ONLY: Final = "The models here write text."
 _NO_TRAINING: Final = "No model is trained or graded here."
@@ -24,7 +24,6 @@ _CLASSIFY: Final = "Use decisions: a choice or a score of each text."
 _TOKENS: Final = "Use responses.input_tokens: it counts the tokens of a prompt."
 _STORE: Final = "All that is stored lies in the store of this server, encrypted by the store's own means."
 ABSENT_RESOURCES: Final[Mapping[str, str]] = {
-    "agents": "An agent runs where its client is, by responses and conversations.",
     "api": "This is a path of Ollama: use chat completions, with a base URL that ends with /v1.",
     "assistants": "Use responses and conversations.",
     "classify": _CLASSIFY,
@@ -90,6 +89,10 @@ _COMPLETION_PATH: Final = "/chat/completions/{completion_id}"
 _VOICES: Final = "A voice is", f". {_TEXT_ONLY}"
 _MESSAGE_BATCHES: Final = "A batch of messages is", ": use /v1/batches with lines of responses."
 _BATCH_PATH: Final = "/messages/batches/{batch_id}"
+_ENVIRONMENTS: Final = "An environment of an agent is", ": sessions have the environment 'none'."
+_AUTOMATIONS: Final = "An automation is", ": start sessions by a scheduler of your own."
+_SUBAGENTS: Final = "A subagent is", ": a session has one agent."
+_SESSION_TRACES: Final = "A trace of a session is", ": read its events and items, or set up OpenTelemetry."
 ABSENT_ROUTES: Final = (
     AbsentRoute(("GET",), "/chat/completions", *_STORED_CHATS, param="store"),
     AbsentRoute(("GET", "POST", "DELETE"), _COMPLETION_PATH, *_STORED_CHATS, param="store"),
@@ -117,6 +120,19 @@ ABSENT_ROUTES: Final = (
     AbsentRoute(("GET", "DELETE"), _BATCH_PATH, *_MESSAGE_BATCHES),
     AbsentRoute(("POST",), f"{_BATCH_PATH}/cancel", *_MESSAGE_BATCHES),
     AbsentRoute(("GET",), f"{_BATCH_PATH}/results", *_MESSAGE_BATCHES),
+    *(
+        AbsentRoute(("GET", "POST", "DELETE"), f"/agents/{path}", *_ENVIRONMENTS, AGENTS)
+        for path in ("environments", "environments/{rest:path}")
+    ),
+    *(
+        AbsentRoute(("GET", "POST", "DELETE"), f"/agents/{path}", *_AUTOMATIONS, AGENTS)
+        for path in ("automations", "automations/{rest:path}")
+    ),
+    *(
+        AbsentRoute(("GET", "DELETE"), f"/agents/sessions/{{session_id}}/{name}{rest}", *why, AGENTS)
+        for name, why in (("artifacts", _ENVIRONMENTS), ("subagents", _SUBAGENTS), ("traces", _SESSION_TRACES))
+        for rest in ("", "/{rest:path}")
+    ),
 )
 """Single routes of other servers, below resources that are served."""
 

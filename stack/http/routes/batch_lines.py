@@ -38,9 +38,15 @@ _REUSED_STATUSES: Final = frozenset({"completed", "incomplete"})
 
 
 class RouteLineExecutor:
-    """Executes lines in this process. Each is counted and validated as a request of its endpoint is."""
+    """Executes lines in this process. Each is counted and validated as a request of its endpoint is. Requests that are
+    no lines of batches are executed in the same way."""
 
-    def __init__(self, services: Services, app: Starlette, routes: Iterable[Route]) -> None:
+    def __init__(
+        self, services: Services, app: Starlette, routes: Iterable[Route], *, is_batch: bool = True, name: str = _ROUTE
+    ) -> None:
+        """`name` is the route of the requests in the metrics."""
+        self._is_batch = is_batch
+        self._name = name
         self._services = services
         self._app = app
         self._handlers = {f"/v1{route.path}": route.handler for route in routes if route.batched}
@@ -52,13 +58,13 @@ class RouteLineExecutor:
         return await self._find_caller(owner) is not None
 
     async def execute(self, endpoint: str, body: bytes, *, owner: BatchOwner, response_id: str) -> LineAnswer:
-        record = RequestRecord(f"req_{secrets.token_hex(16)}", "POST", _ROUTE)
+        record = RequestRecord(f"req_{secrets.token_hex(16)}", "POST", self._name)
         REQUEST_ID.set(record.id)
         TRACE_HEADERS.set({})
         CURRENT_TURN.set(turn_of(owner.tenant))
         count_request = self._services.metrics.count_request
         context = HttpContext(
-            record, count_request, {}, tenant=owner.tenant, response_id=response_id, is_batch_line=True
+            record, count_request, {}, tenant=owner.tenant, response_id=response_id, is_batch_line=self._is_batch
         )
         HELD_PLACES.set(context.places)
         try:

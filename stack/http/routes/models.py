@@ -2,10 +2,12 @@
 
 from typing import Any, Final
 
+from openai.types.beta import Agent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.errors import ModelNotFound
+from apis.agents.agents import MAX_PAGE, MODEL_PREFIX, AgentListParams
+from apis.errors import AgentNotFound, ModelNotFound
 from apis.inference import Model
 from stack.http.answers import value_response
 from stack.http.codex_catalog import CLIENT_VERSION, build_catalog
@@ -16,17 +18,25 @@ from stack.http.request_body import read_query
 from stack.http.route import ANY_PROJECT_KEY, Route
 
 
-async def list_models(http: Request, _context: HttpContext, services: Services) -> Response:
+async def list_models(http: Request, context: HttpContext, services: Services) -> Response:
     models = await services.stack.inference.models()
     if has_version(http.scope):
         return value_response(build_model_page(models, read_query(http, ModelPageParams)))
     if CLIENT_VERSION in http.query_params:
         return value_response(await build_catalog(services.stack.inference, models))
-    return value_response({"object": "list", "data": [_model_to_fields(model) for model in models]})
+    agents = await _list_agents(context, services)
+    return value_response({"object": "list", "data": [_model_to_fields(model) for model in [*models, *agents]]})
 
 
-async def get_model(http: Request, _context: HttpContext, services: Services) -> Response:
-    model_id, inference = http.path_params["model_id"], services.stack.inference
+async def get_model(http: Request, context: HttpContext, services: Services) -> Response:
+    model_id, inference, agents = http.path_params["model_id"], services.stack.inference, services.stack.agents
+    if agents is not None and model_id.startswith(MODEL_PREFIX):
+        agent_id = model_id.removeprefix(MODEL_PREFIX)
+        try:
+            agent = await agents.definitions.get(agent_id, tenant=context.tenant)
+        except AgentNotFound:
+            raise ModelNotFound(model_id) from None
+        return value_response(_model_to_fields(_agent_to_model(agent)))
     models = {model.id: model for model in await inference.models()}
     model = models.get(model_id)
     if model is None:  # a request may name it by another name than the list
@@ -42,6 +52,19 @@ MODEL_ROUTES: Final = (
     Route("GET", "/models", ANY_PROJECT_KEY, list_models),
     Route("GET", "/models/{model_id:path}", ANY_PROJECT_KEY, get_model),
 )
+
+
+async def _list_agents(context: HttpContext, services: Services) -> list[Model]:
+    """Return the newest agents of the tenant as models."""
+    agents = services.stack.agents
+    if agents is None:
+        return []
+    page = await agents.definitions.list(AgentListParams(limit=MAX_PAGE), tenant=context.tenant)
+    return [_agent_to_model(agent) for agent in page.data]
+
+
+def _agent_to_model(agent: Agent) -> Model:
+    return Model(id=f"{MODEL_PREFIX}{agent.id}", created=agent.created_at, owned_by="agents")
 
 
 def _model_to_fields(model: Model) -> dict[str, Any]:

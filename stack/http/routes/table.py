@@ -3,6 +3,7 @@
 from typing import Final
 
 from stack.http.routes.absences import ABSENT_ROUTES
+from stack.http.routes.agents import AGENT_ROUTES
 from stack.http.routes.audio import AUDIO_ROUTES
 from stack.http.routes.batches import BATCH_ROUTES
 from stack.http.routes.chat import CHAT_ROUTES
@@ -43,6 +44,7 @@ API_ROUTES: Final = (
     *AUDIO_ROUTES,
     *MODEL_ROUTES,
     *CONVERSATION_ROUTES,
+    *AGENT_ROUTES,
     *FILE_ROUTES,
     *VECTOR_STORE_ROUTES,
     *CONTAINER_ROUTES,

@@ -180,11 +180,12 @@ async def test_every_route_that_takes_a_model_is_closed_to_keys_for_other_models
             body |= DECISION_FIELDS.get(route.path, {})
             if not {"input", "state"} & body.keys() and "messages" not in body:
                 body["prompt"] = "hi"
-            answer = await ask(served.url, body, path=f"/v1{route.path}", headers=bearer(key.value))
+            headers = [*bearer(key.value), ("openai-beta", "agents=v1")]
+            answer = await ask(served.url, body, path=f"/v1{route.path}", headers=headers)
             assert error_code(answer, 403) == "model_not_allowed", route
 
 
-SCOPES = ("responses", "files", "read", "admin")
+SCOPES = ("responses", "files", "read", "api.agents.read", "api.agents.write", "admin")
 
 
 def admitted(route: Route, scope: str) -> bool:
@@ -209,6 +210,8 @@ def admitted(route: Route, scope: str) -> bool:
         },
         "files": {"files", "skills", "uploads", "vector_stores"},
         "read": set[str](),
+        "api.agents.read": {"agents"} if route.method == "GET" else set[str](),
+        "api.agents.write": {"agents"},
         "admin": {"organization"},
     }[scope]
     if resource == "models":
@@ -221,7 +224,7 @@ def admitted(route: Route, scope: str) -> bool:
 async def test_the_privilege_matrix_of_every_route_and_scope_holds() -> None:
     """Generated from the table of routes."""
     async with serving(more=STORED) as served:
-        values = {scope: (await new_key(served, "alpha", scope)).value for scope in SCOPES[:3]}
+        values = {scope: (await new_key(served, "alpha", scope)).value for scope in SCOPES[:-1]}
         admin = await directory_of(served).create_key(None, KeyOptions("root"))
         assert admin.key.project_id == ADMIN_TENANT
         values["admin"] = admin.value

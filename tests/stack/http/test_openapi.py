@@ -82,7 +82,28 @@ async def respond(client: AsyncOpenAI) -> None:
 
 
 EXPIRY: Any = {"anchor": "created_at", "seconds": 3600}
+NO_ENVIRONMENT: Any = {"type": "none"}
 CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
+    "agents.create": lambda c: c.beta.agents.create(model="m", instructions="i", metadata={"a": "b"}),
+    "agents.list": lambda c: c.beta.agents.list(limit=2),
+    "agents.retrieve": lambda c: c.beta.agents.retrieve("agent_1"),
+    "agents.update": lambda c: c.beta.agents.update("agent_1", name=None),
+    "agents.delete": lambda c: c.beta.agents.delete("agent_1"),
+    "sessions.create": lambda c: c.beta.agents.sessions.create(
+        agent_id="agent_1", environment=NO_ENVIRONMENT, input="hi"
+    ),
+    "sessions.list": lambda c: c.beta.agents.sessions.list(agent_id="agent_1"),
+    "sessions.retrieve": lambda c: c.beta.agents.sessions.retrieve("sess_1"),
+    "sessions.update": lambda c: c.beta.agents.sessions.update("sess_1", metadata={}),
+    "sessions.delete": lambda c: c.beta.agents.sessions.delete("sess_1"),
+    "sessions.events.create": lambda c: c.beta.agents.sessions.events.create(
+        "sess_1", events=[{"type": "agent.session.input.cancel"}]
+    ),
+    "sessions.events.stream": lambda c: c.beta.agents.sessions.events.stream("sess_1"),
+    "sessions.items.list": lambda c: c.beta.agents.sessions.items.list("sess_1"),
+    "sessions.turns.list": lambda c: c.beta.agents.sessions.turns.list("sess_1"),
+    "sessions.turns.retrieve": lambda c: c.beta.agents.sessions.turns.retrieve("turn_1", session_id="sess_1"),
+    "sessions.turns.items": lambda c: c.beta.agents.sessions.turns.items.list("turn_1", session_id="sess_1"),
     **ADMINISTRATION_CALLS,
     **WEBHOOK_CALLS,
     "create a response": respond,

@@ -152,6 +152,7 @@ async def test_it_says_what_is_wired_and_then_where_it_listens(tmp_path: Path) -
         assert [line.split() for line in running.said[:-1]] == [
             ["inference", "tests.stack.tiny:Silent", "model=m"],
             ["responses", "loop"],
+            ["agents", "kv"],
             ["kv_store", "tests.stack.tiny:Bare"],
             *(["traces", "kv"], ["accounts", "config"], ["webhooks", "kv"]),
             ["fetcher", "safe"],

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NotRequired, Required, Union, cast, get_args, get_origin, get_type_hints
 
+from openai._utils import PropertyInfo
 from pydantic import BaseModel, JsonValue
 from typing_extensions import ReadOnly, is_typeddict
 
@@ -110,7 +111,16 @@ def _tags(kind: type) -> dict[str, frozenset[str]]:
 def _hints(kind: type) -> dict[str, Any]:
     if issubclass(kind, BaseModel):
         return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
-    return get_type_hints(cast(Any, kind), include_extras=True)
+    hints = get_type_hints(cast(Any, kind), include_extras=True)
+    return {_find_alias(hint) or name: hint for name, hint in hints.items()}
+
+
+def _find_alias(annotation: Any) -> str | None:
+    """The name that a field has in JSON, where that differs: `async` is none of Python's."""
+    while get_origin(annotation) in _MARKS:
+        annotation = get_args(annotation)[0]
+    marks = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return next((mark.alias for mark in marks if isinstance(mark, PropertyInfo)), None)
 
 
 def _leaves(annotation: Any) -> _Leaves:

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 from apis.storage.kv_store import Delete, Entry, Put
+from providers.common.state.event_logs import LogWakeups
 from providers.kv_store.memory import Memory
-from providers.responses.background.event_log import EventLog, LogWakeups
+from providers.responses.background.event_log import EventLog
 from providers.responses.store.history_keys import run_key
 
 ID = "resp_1"

@@ -7,10 +7,11 @@ import pytest
 from openai.types.responses import ResponseTextDeltaEvent
 
 from apis.storage.kv_store import Put
+from providers.common.state.event_logs import LogWakeups
 from providers.common.state.worker_signs import WorkerSign
 from providers.kv_store.memory import Memory
 from providers.responses.background import journal as journal_module
-from providers.responses.background.event_log import EventLog, LogWakeups
+from providers.responses.background.event_log import EventLog
 from providers.responses.background.journal import Journal
 from providers.responses.background.runs import ResponseRef, RunLease
 

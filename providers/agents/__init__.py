@@ -1,0 +1,6 @@
+"""Agents, and sessions whose turns are background responses in a conversation.
+
+A turn is a row of responses: the first one reads the user's messages, and each of the others the results of functions,
+the answers to approvals, or further messages. Between two of them a turn may wait for days: then there are records, and
+no task, lease or worker.
+"""

@@ -1,0 +1,141 @@
+"""StoredDefinitions: the agents of tenants in the KVStore, below TENANT/agent/ID.
+
+A record has all fields, also those of MCP servers that are not shown.
+"""
+
+import time
+from typing import Any, Final
+
+import msgspec
+from openai.types.beta import Agent, AgentDeleted
+
+from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
+from apis.errors import AgentNotFound, InvalidRequest
+from apis.storage.keys import new_id_key, record_id
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Put
+from apis.storage.pages import Page, first_page
+from apis.storage.records import decode_record, encode_record
+from providers.agents.descriptions import Json, complete_agent, describe_options, show_tools
+from providers.common.state.change import change
+from providers.common.state.scan import list_records
+
+ID_PREFIX: Final = "agent_"
+
+
+class AgentRecord(msgspec.Struct):
+    """The fields of an agent that a client sets, and its times in seconds of Unix time."""
+
+    fields: Json
+    created_at: int
+    updated_at: int
+
+
+class StoredDefinitions:
+    """The agents of one store, of which a tenant may have `max_agents`."""
+
+    def __init__(self, kv: KVStore, max_agents: int) -> None:
+        self._kv = kv
+        self._max_agents = max_agents
+
+    async def create(self, request: CreateAgent, *, tenant: str) -> Agent:
+        """Create an agent. Raises InvalidRequest if the tenant has as many as it may."""
+        await self._kv.require_room(tenant)
+        rows = await self._kv.scan(_agent_key(tenant, ""), limit=self._max_agents)
+        if len(rows) >= self._max_agents:
+            raise InvalidRequest(f"A project has at most {self._max_agents} agents (`agents.max_agents`).")
+        now, agent_id = int(time.time()), new_agent_id()
+        fields = complete_agent({**describe_options(request), **_describe_names(request), "model": request.model})
+        record = AgentRecord(fields, now, now)
+        await self._kv.write([Put(_agent_key(tenant, agent_id), encode_record(record), None, ABSENT)])
+        return _show(agent_id, record)
+
+    async def get(self, agent_id: str, *, tenant: str) -> Agent:
+        """Return the agent. Raises AgentNotFound."""
+        return _show(agent_id, await self._load(agent_id, tenant))
+
+    async def load_fields(self, agent_id: str, *, tenant: str) -> Json:
+        """Return the fields of the agent, also those that are not shown. Raises AgentNotFound."""
+        return (await self._load(agent_id, tenant)).fields
+
+    async def list(self, params: AgentListParams, *, tenant: str) -> Page[Agent]:
+        """Return a page of agents. Raises AgentNotFound for an unknown cursor."""
+        prefix = _agent_key(tenant, "")
+        cursor = ""
+        if params.after is not None:
+            cursor = _agent_key(tenant, record_id(params.after))
+            if await self._kv.get(cursor) is None:
+                raise agent_not_found("after")
+        is_reversed = params.order == "desc"
+        rows = await list_records(
+            *(self._kv, prefix, AgentRecord),
+            limit=params.limit + 1,
+            after="" if is_reversed else cursor,
+            before=cursor if is_reversed else "",
+            reverse=is_reversed,
+        )
+        return first_page([_show(row.key.removeprefix(prefix), row.record) for row in rows], params.limit)
+
+    async def update(self, agent_id: str, request: UpdateAgent, *, tenant: str) -> Agent:
+        """Change the fields that the request has, and return the agent. Raises AgentNotFound."""
+        changes = {**describe_options(request), **_describe_names(request)}
+        if "model" in request.model_fields_set:
+            changes["model"] = request.model
+
+        def edit(record: AgentRecord | None) -> AgentRecord:
+            if record is None:
+                raise agent_not_found()
+            return AgentRecord({**record.fields, **changes}, record.created_at, int(time.time()))
+
+        record = await change(self._kv, _agent_key(tenant, record_id(agent_id)), AgentRecord, edit)
+        assert record is not None  # every edit returns a record
+        return _show(agent_id, record)
+
+    async def delete(self, agent_id: str, *, tenant: str) -> AgentDeleted:
+        """Delete the agent; its sessions go on with what it was. Raises AgentNotFound."""
+        key = _agent_key(tenant, record_id(agent_id))
+        entry = await self._kv.get(key)
+        if entry is None:
+            raise agent_not_found()
+        await self._kv.write([Delete(key)])
+        return AgentDeleted(id=agent_id, object="agent.deleted", deleted=True)
+
+    async def _load(self, agent_id: str, tenant: str) -> AgentRecord:
+        entry = await self._kv.get(_agent_key(tenant, record_id(agent_id)))
+        if entry is None:
+            raise agent_not_found()
+        return decode_record(entry, AgentRecord)
+
+
+def new_agent_id() -> str:
+    """Return a new id of an agent."""
+    return f"{ID_PREFIX}{new_id_key()}"
+
+
+def agent_not_found(param: str = "agent_id") -> AgentNotFound:
+    """Return the error of an id that no agent of the tenant has."""
+    return AgentNotFound("No agent has this id.", param=param)
+
+
+def _agent_key(tenant: str, agent_id: str) -> str:
+    return f"{tenant}/agent/{agent_id}"
+
+
+def _describe_names(request: CreateAgent | UpdateAgent) -> Json:
+    """Return the name and the metadata of a request that has them."""
+    sent = request.model_fields_set
+    names: Json = {} if "name" not in sent and isinstance(request, UpdateAgent) else {"name": request.name}
+    if "metadata" in sent or isinstance(request, CreateAgent):
+        names["metadata"] = request.metadata or {}
+    return names
+
+
+def _show(agent_id: str, record: AgentRecord) -> Agent:
+    fields: dict[str, Any] = {
+        **record.fields,
+        "id": agent_id,
+        "object": "agent",
+        "created_at": record.created_at,
+        "updated_at": record.updated_at,
+        "tools": show_tools(record.fields["tools"], in_session=False),
+    }
+    return Agent.model_validate(fields)

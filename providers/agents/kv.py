@@ -1,0 +1,118 @@
+"""StoredAgents: the Agents API over a KVStore, and over the Responses API of the same stack."""
+
+from contextlib import suppress
+
+from pydantic import Field
+
+from apis.agents.agents import MODEL_PREFIX
+from apis.agents.sessions import TurnExecutor
+from apis.chat import ChatRequest
+from apis.errors import AgentNotFound, InvalidRequest, ModelNotFound, NotFound
+from apis.fair_share import ONE_TENANT, FairShare, Tenants
+from apis.provider import Provider
+from apis.responses import CreateResponse, Responses
+from apis.storage.kv_store import KVStore
+from apis.webhooks import Webhooks
+from providers.agents.activity import SessionActivity
+from providers.agents.definitions import StoredDefinitions
+from providers.agents.descriptions import Json, apply_to_chat, apply_to_response
+from providers.agents.records import SessionRef
+from providers.agents.sessions import StoredSessions
+from providers.agents.store import SessionStore
+from providers.agents.turns import TurnQueue
+from providers.common.jobs import JobRecord, LeasedJobs
+from providers.common.state.worker_signs import WorkerSign
+
+_CLOSE_TIMEOUT_S = 3.0
+
+
+class StoredAgents(Provider):
+    """The agents and sessions of all tenants of a store. Another tenant's id is an unknown id.
+
+    Promises (tests/spec/agents):
+    - An event of a session that was taken is in the store, in the same step as what it changes.
+    - Events have numbers without gaps, and each is written once, whichever worker ends at which moment.
+    - A turn that waits for its client needs no worker, for as long as it takes.
+    """
+
+    class Config(Provider.Config):
+        """`max_agents` bounds the agents of one tenant. A process drives up to `max_turns` turns at a time; another one
+        goes on with a turn `lease_s` after its process has ended. Events are stored for `event_days`."""
+
+        max_agents: int = Field(default=1000, ge=1, le=100_000)
+        max_turns: int = Field(default=256, ge=1, le=100_000)
+        lease_s: float = Field(default=10, ge=0.5, le=600)
+        poll_s: float = Field(default=1, gt=0, le=60)
+        retry_s: float = Field(default=2, gt=0, le=600)
+        event_days: float = Field(default=30, gt=0, le=3650)
+
+    def __init__(
+        self,
+        config: Config,
+        kv_store: KVStore,
+        responses: Responses,
+        webhooks: Webhooks,
+        tenants: Tenants = ONE_TENANT,
+    ) -> None:
+        self._config = config
+        self._kv = kv_store
+        self._responses = responses
+        self._tenants = tenants
+        self._sign = WorkerSign(kv_store, config.lease_s)
+        self._store = SessionStore(kv_store, webhooks, config.event_days * 86_400)
+        self._jobs: LeasedJobs[SessionRef, JobRecord] | None = None
+        self.definitions = StoredDefinitions(kv_store, config.max_agents)
+        self.sessions = StoredSessions(kv_store, self._store, self.definitions, responses, self._wake)
+        self.activity = SessionActivity(self._store, self._cancel_response, self._wake)
+
+    def drive_with(self, executor: TurnExecutor) -> None:
+        """Drive turns in this process from now on, until it drains or closes."""
+        config = self._config
+        places = FairShare("turns of sessions", config.max_turns, several_tenants=self._tenants.are_several)
+        queue = TurnQueue(
+            *(self._kv, self._store, self._responses, executor, places), lease_s=config.lease_s, retry_s=config.retry_s
+        )
+        self._jobs = LeasedJobs(queue, self._sign, config.poll_s)
+        self._sign.start()
+        self._jobs.start()
+
+    async def drain(self) -> None:
+        """Drive no more turns, and end the streams of readers: another process goes on with both."""
+        self._store.logs.is_closing = True
+        self._store.logs.wakeups.wake_all()
+        if self._jobs is not None:
+            await self._jobs.close(_CLOSE_TIMEOUT_S)
+
+    async def close(self) -> None:
+        if self._jobs is not None:
+            await self._jobs.close(_CLOSE_TIMEOUT_S)
+        await self._sign.close()
+
+    def build_request(self, agent: Json) -> CreateResponse:
+        """Return a request that a session of the agent makes, for permissions. Raises InvalidRequest for tools that no
+        response has."""
+        return apply_to_response(agent, CreateResponse.model_validate({"model": agent["model"]}))
+
+    async def resolve_response(self, request: CreateResponse, *, tenant: str) -> CreateResponse:
+        """Return a request whose model is `agent/ID` with the fields of that agent put under its own. Raises
+        ModelNotFound."""
+        return apply_to_response(await self._load(request.model, tenant), request)
+
+    async def resolve_chat(self, request: ChatRequest, *, tenant: str) -> ChatRequest:
+        """Return a chat whose model is `agent/ID` as `resolve_response` does. Raises ModelNotFound, and Unsupported for
+        an agent with tools that only a response runs."""
+        return apply_to_chat(await self._load(request.model, tenant), request)
+
+    async def _load(self, model: str, tenant: str) -> Json:
+        try:
+            return await self.definitions.load_fields(model.removeprefix(MODEL_PREFIX), tenant=tenant)
+        except AgentNotFound:
+            raise ModelNotFound(model) from None
+
+    async def _cancel_response(self, ref: SessionRef, response_id: str) -> None:
+        with suppress(NotFound, InvalidRequest):  # it has not begun, or has ended
+            await self._responses.cancel(response_id, tenant=ref.tenant)
+
+    def _wake(self) -> None:
+        if self._jobs is not None:
+            self._jobs.wake()

@@ -1,0 +1,195 @@
+"""The records of a session in the KVStore, and their keys.
+
+    TENANT/agent_session/ID              the session as it was created, with its agent
+    TENANT/agent_session_state/ID        its state; each change of the session writes it on the condition that it is as
+                                         it was read
+    TENANT/agent_turn/ID/TURN            a turn
+    TENANT/agent_item/ID/NUMBER          an item, as it is shown
+    TENANT/agent_item_number/ID/ITEM     the number of an item, by its id
+    TENANT/agent_input/ID/NUMBER         an item that a response has not read yet
+    TENANT/agent_kept/ID/NUMBER          an item that a lost response has read or said, for the next one
+    TENANT/agent_action/ID/NUMBER        a call that waits for the client
+    TENANT/agent_event/ID/NUMBER         a batch of events (providers/common/state/event_logs.py)
+    TENANT/agent_once/NAME               the session that a request with an Idempotency-Key has reached, and its body
+    TENANT/agent_session_end/ID          present after the session was deleted
+    /agent_turn/TENANT/ID                present while a worker has to drive the turn of the session
+    /agent_turn_lease/TENANT/ID          held by the worker that drives it
+
+A tenant's name has no slash, and neither has an id.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from apis.storage.keys import record_id
+
+Json = dict[str, Any]
+SessionStatus = Literal["idle", "in_progress", "requires_action", "failed"]
+TurnStatus = Literal["queued", "in_progress", "waiting", "completed", "failed", "cancelled"]
+ActionKind = Literal["function_call", "mcp_approval_request"]
+JOB_PREFIX: Final = "/agent_turn/"
+
+
+class TokenSums(msgspec.Struct, omit_defaults=True):
+    """Tokens of some responses."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+    def add(self, other: "TokenSums") -> None:
+        """Add the tokens of others."""
+        self.input += other.input
+        self.cached += other.cached
+        self.output += other.output
+        self.reasoning += other.reasoning
+
+    def show(self) -> Json:
+        """Return the sums as the API shows them."""
+        return {
+            "input_tokens": self.input,
+            "input_tokens_details": {"cached_tokens": self.cached},
+            "output_tokens": self.output,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.input + self.output,
+        }
+
+
+class StoredSession(msgspec.Struct):
+    """A session as it was created or changed by a client; `agent` has the fields of its agent, also its secrets."""
+
+    agent_id: str
+    agent: Json
+    conversation_id: str
+    metadata: dict[str, str]
+    created_at: int
+    cache_ttl: str | None = None
+    review: str | None = None
+
+
+class Action(msgspec.Struct):
+    """A call, by its id, that waits for the client; `number` is that of its record."""
+
+    kind: ActionKind
+    id: str
+    number: int
+
+
+class ActiveTurn(msgspec.Struct, omit_defaults=True):
+    """The turn of a session that has not ended. `response_id` is that of its present response, empty between two;
+    `input_end` bounds the inputs that this one reads, and `last_event` is the last event of it that was shown.
+    `outputs` counts the output items of the turn, and `next_output` those of the response; `open` has the items that
+    are not done, by their index in the response: their index in the turn and their number. `failures` are the responses
+    in a row that were lost."""
+
+    id: str
+    key_id: str
+    status: TurnStatus = "queued"
+    response_id: str = ""
+    is_started: bool = False
+    input_end: int = 0
+    last_event: int = -1
+    outputs: int = 0
+    next_output: int = 0
+    open: dict[int, tuple[int, int]] = {}
+    actions: list[Action] = []
+    is_cancelling: bool = False
+    failures: int = 0
+
+
+class SessionState(msgspec.Struct, omit_defaults=True):
+    """All of a session that changes as it works. `deferred` are the messages that came while its turn was cancelled:
+    they begin the next one."""
+
+    status: SessionStatus
+    last_active_at: int
+    events: int = 0
+    items: int = 0
+    actions: int = 0
+    input_first: int = 0
+    input_next: int = 0
+    kept_inputs: int = 0
+    turn: ActiveTurn | None = None
+    deferred: list[Json] = []
+    usage: TokenSums | None = None
+    error: str | None = None
+
+
+class TurnRecord(msgspec.Struct, omit_defaults=True):
+    """A turn; its items are those from `first_item` to `end_item`, None while it has not ended."""
+
+    status: TurnStatus
+    created_at: int
+    first_item: int
+    started_at: int | None = None
+    completed_at: int | None = None
+    end_item: int | None = None
+    error: Json | None = None
+    usage: TokenSums | None = None
+    cache_ttl: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRef:
+    """The tenant and id of a session, and the keys of its records."""
+
+    tenant: str
+    id: str
+
+    @property
+    def session_key(self) -> str:
+        return f"{self.tenant}/agent_session/{self.id}"
+
+    @property
+    def state_key(self) -> str:
+        return f"{self.tenant}/agent_session_state/{self.id}"
+
+    @property
+    def end_key(self) -> str:
+        return f"{self.tenant}/agent_session_end/{self.id}"
+
+    @property
+    def job_key(self) -> str:
+        return f"{JOB_PREFIX}{self.tenant}/{self.id}"
+
+    @property
+    def lease_key(self) -> str:
+        return f"/agent_turn_lease/{self.tenant}/{self.id}"
+
+    @property
+    def event_prefix(self) -> str:
+        return self.prefix("event")
+
+    def prefix(self, kind: str) -> str:
+        """Return the prefix of the keys of one kind of parts."""
+        return f"{self.tenant}/agent_{kind}/{self.id}/"
+
+    def turn_key(self, turn_id: str) -> str:
+        return f"{self.prefix('turn')}{record_id(turn_id)}"
+
+    def item_key(self, number: int) -> str:
+        return f"{self.prefix('item')}{number:010d}"
+
+    def item_number_key(self, item_id: str) -> str:
+        return f"{self.prefix('item_number')}{record_id(item_id)}"
+
+    def input_key(self, number: int) -> str:
+        return f"{self.prefix('input')}{number:010d}"
+
+    def kept_key(self, number: int) -> str:
+        return f"{self.prefix('kept')}{number:010d}"
+
+    def action_key(self, number: int) -> str:
+        return f"{self.prefix('action')}{number:010d}"
+
+
+PART_KINDS: Final = ("turn", "item", "item_number", "input", "kept", "action", "event")
+"""Kinds of keys below a session."""
+
+
+def once_key(tenant: str, name: str) -> str:
+    """Return the key that is present once a request with an Idempotency-Key has been written."""
+    return f"{tenant}/agent_once/{name}"

@@ -1,0 +1,254 @@
+"""StoredSessions: sessions of agents as clients use them."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Final
+
+from openai.types.beta import AgentSession, AgentSessionDeleted
+
+from apis.agents.agents import AgentOptions
+from apis.agents.sessions import (
+    CreateSession,
+    EventStreamParams,
+    RequestKey,
+    SessionListParams,
+    SessionMessage,
+    UpdateSession,
+)
+from apis.conversations import CreateConversation
+from apis.errors import Conflict, InvalidRequest, NotFound
+from apis.events import LoggedEvent
+from apis.responses import Responses
+from apis.storage.keys import new_id_key, record_id
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.pages import Page
+from apis.storage.records import decode_record, encode_record
+from providers.agents.definitions import StoredDefinitions, new_agent_id
+from providers.agents.descriptions import complete_agent, describe_options, describe_tools
+from providers.agents.records import Json, SessionRef, SessionState, StoredSession
+from providers.agents.store import SessionStore, session_not_found
+from providers.agents.transition import Transition
+from providers.common.state.change import change, write_prepared
+from providers.common.state.event_logs import Log
+from providers.common.state.scan import list_records, skipping_damaged
+
+_END_S: Final = 30 * 86_400.0
+"""Seconds for which a deleted session is remembered."""
+_MAX_LOOKED_AT: Final = 1000
+"""Sessions that one page of a filtered listing looks at."""
+
+
+class StoredSessions:
+    """The sessions of one store. `wake` has a worker look for turns to drive."""
+
+    def __init__(
+        self,
+        kv: KVStore,
+        store: SessionStore,
+        definitions: StoredDefinitions,
+        responses: Responses,
+        wake: Callable[[], None],
+    ) -> None:
+        self._kv = kv
+        self._store = store
+        self._definitions = definitions
+        self._responses = responses
+        self._wake = wake
+
+    async def resolve_agent(self, request: CreateSession, *, tenant: str) -> tuple[str, Json]:
+        """Return the id and the fields of the agent of a new session. Raises AgentNotFound, and InvalidRequest if the
+        request names no agent or no model."""
+        options = request.agent
+        changes = {} if options is None else {**describe_options(options), **_model_of(options)}
+        if request.agent_id is not None:
+            fields = await self._definitions.load_fields(request.agent_id, tenant=tenant)
+            return request.agent_id, {**fields, **changes}
+        if "model" not in changes:
+            param = "agent" if options is None else "agent.model"
+            raise InvalidRequest(
+                f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+            )
+        return new_agent_id(), complete_agent({"name": None, **changes})
+
+    async def create(
+        self,
+        request: CreateSession,
+        agent: tuple[str, Json],
+        *,
+        tenant: str,
+        key_id: str,
+        key: RequestKey | None = None,
+    ) -> AgentSession:
+        """Create a session of an agent and begin its first turn; one that was created under the key before is returned.
+        Raises InvalidRequest for a session without input."""
+        messages = _list_messages(request)
+        await self._kv.require_room(tenant)
+        if session_id := await self._store.find_keyed(tenant, key):
+            return await self.get(session_id, tenant=tenant)
+        conversation = await self._responses.conversations().create(CreateConversation(), tenant=tenant)
+        cache_ttl = request.prompt_cache_options.ttl if request.prompt_cache_options is not None else None
+        now, ref = int(time.time()), SessionRef(tenant, f"sess_{new_id_key()}")
+        record = StoredSession(
+            *agent, conversation.id, request.metadata or {}, now, cache_ttl=cache_ttl, review=request.review
+        )
+        transition = Transition(ref, record, SessionState("idle", now), ABSENT)
+        transition.put(ref.session_key, encode_record(record), None, ABSENT)
+        transition.begin_session()
+        transition.begin_turn(messages, key_id)
+        if await self._kv.write(await self._store.build_ops(transition, key)) is None:
+            return await self.create(request, agent, tenant=tenant, key_id=key_id, key=key)
+        self._store.announce(transition)
+        self._wake()
+        return AgentSession.model_validate(transition.show_session())
+
+    async def get(self, session_id: str, *, tenant: str) -> AgentSession:
+        """Return the session. Raises AgentNotFound."""
+        session = await self._store.load(_ref(session_id, tenant))
+        return AgentSession.model_validate(session.show_session())
+
+    async def list(self, params: SessionListParams, *, tenant: str) -> Page[AgentSession]:
+        """Return a page of sessions; a filtered one may have fewer than there are, and then names the last one that was
+        looked at. Raises AgentNotFound for an unknown cursor."""
+        prefix, is_reversed = SessionRef(tenant, "").session_key, params.order == "desc"
+        cursor = ""
+        if params.after is not None:
+            cursor = _ref(params.after, tenant).session_key
+            if await self._kv.get(cursor) is None:
+                raise session_not_found("after")
+        is_filtered = params.agent_id is not None or bool(params.metadata)
+        rows = await list_records(
+            *(self._kv, prefix, StoredSession),
+            limit=_MAX_LOOKED_AT if is_filtered else params.limit + 1,
+            after="" if is_reversed else cursor,
+            before=cursor if is_reversed else "",
+            reverse=is_reversed,
+        )
+        matching = [row for row in rows if params.accepts(row.record.agent_id, row.record.metadata)]
+        sessions: list[AgentSession] = []
+        for row in matching[: params.limit]:
+            with skipping_damaged(self._kv, row.key, "SessionState, or a part of its turn"):
+                sessions.append(await self.get(row.key.removeprefix(prefix), tenant=tenant))
+        has_more = len(matching) > params.limit or (is_filtered and len(rows) == _MAX_LOOKED_AT)
+        last_key = matching[params.limit - 1].key if len(matching) >= params.limit else rows[-1].key if rows else None
+        return Page(sessions, has_more, last_key.removeprefix(prefix) if has_more and last_key else None)
+
+    async def update(self, session_id: str, request: UpdateSession, *, tenant: str) -> AgentSession:
+        """Change the fields that the request has, and return the session. Raises AgentNotFound."""
+        if not request.model_fields_set:
+            raise InvalidRequest("At least one update field is required.")
+        agent = request.agent
+        changes: Json = {}
+        if agent is not None:
+            changes = _model_of(agent) | describe_options(
+                AgentOptions(**{name: getattr(agent, name) for name in agent.model_fields_set - {"model", "tools"}})
+            )
+            if "tools" in agent.model_fields_set:
+                changes["tools"] = describe_tools(agent.tools or ())
+
+        def edit(record: StoredSession | None) -> StoredSession:
+            if record is None:
+                raise session_not_found()
+            record.agent = {**record.agent, **changes}
+            if "metadata" in request.model_fields_set:
+                record.metadata = request.metadata or {}
+            if "review" in request.model_fields_set:
+                record.review = request.review
+            if "prompt_cache_options" in request.model_fields_set:
+                options = request.prompt_cache_options
+                record.cache_ttl = None if options is None else options.ttl
+            return record
+
+        await change(self._kv, _ref(session_id, tenant).session_key, StoredSession, edit)
+        return await self.get(session_id, tenant=tenant)
+
+    async def delete(self, session_id: str, *, tenant: str) -> AgentSessionDeleted:
+        """Delete a session with all that is in it; one that was deleted before, too. Raises AgentNotFound, and Conflict
+        while it has a turn."""
+        ref = _ref(session_id, tenant)
+
+        async def prepare() -> Sequence[Op] | None:
+            conversation_id = ""
+            session, state_entry, end = await self._kv.get_many([ref.session_key, ref.state_key, ref.end_key])
+            if session is None and end is None:
+                raise session_not_found()
+            if session is None or state_entry is None:
+                return None
+            with skipping_damaged(self._kv, ref.session_key, StoredSession.__name__):
+                conversation_id = decode_record(session, StoredSession).conversation_id
+            with skipping_damaged(self._kv, ref.state_key, SessionState.__name__):
+                if decode_record(state_entry, SessionState).turn is not None:
+                    raise Conflict("The session has a turn that has not ended: cancel it first.", param="session_id")
+            deletes = [Delete(ref.session_key), Delete(ref.state_key, state_entry.version), Delete(ref.job_key)]
+            return [*deletes, Put(ref.end_key, conversation_id.encode(), _END_S)]
+
+        await write_prepared(self._kv, prepare)
+        await self._delete_rest(ref)
+        return AgentSessionDeleted(id=session_id, object="agent.session.deleted", deleted=True)
+
+    async def _delete_rest(self, ref: SessionRef) -> None:
+        """Delete what a deleted session has left, also where an earlier deletion was broken off."""
+        end = await self._kv.get(ref.end_key)
+        if end is not None and end.value:
+            with suppress(NotFound):
+                await self._responses.conversations().delete(end.value.decode(), tenant=ref.tenant)
+        await self._store.delete_parts(ref)
+
+    async def follow(
+        self, session_id: str, params: EventStreamParams, *, tenant: str
+    ) -> AsyncGenerator[Sequence[LoggedEvent]]:
+        """Yield the events of a session after `starting_after`, without it those from now on, until the session is
+        deleted. The first batch is empty. Raises AgentNotFound, and InvalidRequest if the events are no longer
+        stored."""
+        session = await self._store.load(_ref(session_id, tenant))
+        first = session.state.events if params.starting_after is None else params.starting_after + 1
+        yield ()
+        async with aclosing(self._read(session.ref, min(first, session.state.events), lambda _: False)) as batches:
+            async for events in batches:
+                yield events
+
+    async def follow_creation(self, session_id: str, *, tenant: str) -> AsyncGenerator[Sequence[LoggedEvent]]:
+        """Yield the events of a session from the first one until it rests. Raises AgentNotFound."""
+        ends = {"agent.session.idle", "agent.session.failed"}
+        async with aclosing(self._read(_ref(session_id, tenant), 0, ends.__contains__)) as batches:
+            async for events in batches:
+                yield events
+
+    async def _read(
+        self, ref: SessionRef, first: int, ends_with: Callable[[str], bool]
+    ) -> AsyncGenerator[Sequence[LoggedEvent]]:
+        log = Log(ref.id, ref.event_prefix, ref.session_key, ends_with, has_many_writers=True)
+        batch = await self._store.logs.find_batch(ref.event_prefix, first)
+        if batch is None or batch[1] < first:
+            state = (await self._store.load(ref)).state
+            if first < state.events:
+                raise InvalidRequest(
+                    "The events after that one are no longer stored: read the items.", param="starting_after"
+                )
+            batch = first, first
+        async with aclosing(self._store.logs.read(log, first, batch[0])) as batches:
+            async for events in batches:
+                yield events
+
+
+def _ref(session_id: str, tenant: str) -> SessionRef:
+    return SessionRef(tenant, record_id(session_id))
+
+
+def _model_of(agent: object) -> Json:
+    """Return the model of an agent, if it is set."""
+    model = getattr(agent, "model", "")
+    return {"model": model} if model else {}
+
+
+def _list_messages(request: CreateSession) -> list[Json]:
+    if not request.input:
+        raise InvalidRequest("A session without an environment needs input.", param="input", code="invalid_value")
+    if isinstance(request.input, str):
+        return [{"content": [{"type": "input_text", "text": request.input}]}]
+    return messages_to_json(request.input)
+
+
+def messages_to_json(messages: Sequence[SessionMessage]) -> list[Json]:
+    """Return messages as items have them."""
+    return [{"content": [part.model_dump() for part in message.content]} for message in messages]

@@ -1,0 +1,134 @@
+"""SessionStore: loads sessions, and writes each change of one with its events and webhooks in one step."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import orjson
+
+from apis.agents.sessions import RequestKey
+from apis.errors import AgentNotFound, InvalidRequest, StorageCorrupt
+from apis.storage.kv_store import ABSENT, KVStore, Op
+from apis.storage.records import decode_record, delete_all
+from apis.webhooks import Webhooks
+from providers.agents.records import (
+    PART_KINDS,
+    ActiveTurn,
+    Json,
+    SessionRef,
+    SessionState,
+    StoredSession,
+    TurnRecord,
+    once_key,
+)
+from providers.agents.transition import Transition
+from providers.common.state.change import write_prepared
+from providers.common.state.event_logs import LogReader, LogWakeups
+
+Edit = Callable[[Transition], Awaitable[bool]]
+"""Changes a session, and returns False if nothing is to be written. It may run several times."""
+_ONCE_S: Final = 86_400.0
+"""Seconds for which a request with an Idempotency-Key is remembered."""
+
+
+class SessionStore:
+    """The sessions of one store. Events are deleted `event_ttl_s` after they were written."""
+
+    def __init__(self, kv: KVStore, webhooks: Webhooks, event_ttl_s: float) -> None:
+        self.kv = kv
+        self._webhooks = webhooks
+        self._event_ttl_s = event_ttl_s
+        self.logs = LogReader(kv, LogWakeups())
+
+    async def load(self, ref: SessionRef) -> Transition:
+        """Return the session as it is now. Raises AgentNotFound."""
+        session, state_entry = await self.kv.get_many([ref.session_key, ref.state_key])
+        if session is None or state_entry is None:
+            raise session_not_found()
+        record, state = decode_record(session, StoredSession), decode_record(state_entry, SessionState)
+        turn_record, actions = None, dict[int, Json]()
+        if state.turn is not None:
+            turn_record, actions = await self._load_turn(ref, state.turn)
+        return Transition(ref, record, state, state_entry.version, turn_record, actions)
+
+    async def _load_turn(self, ref: SessionRef, turn: ActiveTurn) -> tuple[TurnRecord, dict[int, Json]]:
+        numbers = [action.number for action in turn.actions]
+        entries = await self.kv.get_many([ref.turn_key(turn.id), *map(ref.action_key, numbers)])
+        if None in entries:
+            raise StorageCorrupt
+        turn_entry, *action_entries = [entry for entry in entries if entry is not None]
+        actions = {number: decode_record(entry, Json) for number, entry in zip(numbers, action_entries, strict=True)}
+        return decode_record(turn_entry, TurnRecord), actions
+
+    async def find_keyed(self, tenant: str, key: RequestKey | None) -> str:
+        """Return the id of the session that a request with this key has reached before, empty where none has. Raises
+        InvalidRequest for a key of another body."""
+        entry = None if key is None else await self.kv.get(once_key(tenant, key.name))
+        if key is None or entry is None:
+            return ""
+        session_id, _, digest = entry.value.decode().partition(" ")
+        if digest != key.digest:
+            raise InvalidRequest(
+                "This Idempotency-Key was sent before with another body: use a new one.",
+                param="Idempotency-Key",
+                code="idempotency_key_reused",
+            )
+        return session_id
+
+    async def change(self, ref: SessionRef, edit: Edit, *, key: RequestKey | None = None) -> Transition | None:
+        """Change a session and return it as it was written; None where nothing was: by `edit`, or because the request
+        with the key has reached the session before. Raises AgentNotFound, InvalidRequest for a key of another body,
+        Overloaded, and what `edit` raises."""
+        changed: Transition | None = None
+
+        async def prepare() -> Sequence[Op] | None:
+            nonlocal changed
+            if await self.find_keyed(ref.tenant, key):
+                return None
+            changed = await self.load(ref)
+            if not await edit(changed):
+                return None
+            return await self.build_ops(changed, key)
+
+        if not await write_prepared(self.kv, prepare) or changed is None:
+            return None
+        self.announce(changed)
+        return changed
+
+    async def build_ops(self, transition: Transition, key: RequestKey | None = None) -> list[Op]:
+        """Return the operations that write a change, with those of its webhooks and of the key of its request."""
+        if key is not None:
+            reached = f"{transition.ref.id} {key.digest}".encode()
+            transition.put(once_key(transition.ref.tenant, key.name), reached, _ONCE_S, ABSENT)
+        ops = transition.build_ops(self._event_ttl_s)
+        for event, data in transition.webhooks:
+            ops += await self._webhooks.event_ops(event, transition.ref.id, transition.ref.tenant, data)
+        return ops
+
+    def announce(self, transition: Transition) -> None:
+        """Wake the readers of a change that was written, and its webhooks."""
+        number, batch = transition.event_batch()
+        if batch:
+            self.logs.wakeups.wake(transition.ref.id, number, batch)
+        if transition.webhooks:
+            self._webhooks.wake()
+
+    async def read_inputs(self, session: Transition) -> list[Json]:
+        """Return the items that the present response of the turn reads."""
+        ref, state = session.ref, session.state
+        keys = [ref.kept_key(number) for number in range(state.kept_inputs)]
+        keys += [ref.input_key(number) for number in range(state.input_first, session.turn.input_end)]
+        entries = await self.kv.get_many(keys) if keys else []
+        if None in entries:
+            raise StorageCorrupt
+        return [orjson.loads(entry.value) for entry in entries if entry is not None]
+
+    async def delete_parts(self, ref: SessionRef) -> None:
+        """Delete all that a deleted session has left."""
+        for kind in PART_KINDS:
+            await delete_all(self.kv, ref.prefix(kind))
+        self.logs.wakeups.wake(ref.id)
+
+
+def session_not_found(param: str = "session_id") -> AgentNotFound:
+    """Return the error of an id that no session of the tenant has."""
+    return AgentNotFound("No session has this id.", param=param)

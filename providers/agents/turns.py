@@ -1,0 +1,315 @@
+"""TurnQueue: drives the turns of sessions. Any worker can go on where another one ended.
+
+A turn's worker begins a response, follows its events, and writes each of them to the session's log in the step that
+notes how far it has read. So after a worker's end the next one goes on after the last event that was written.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, Final
+
+import orjson
+from openai.types.responses import Response
+
+from apis.agents.sessions import TurnExecutor
+from apis.batches.batches import BatchOwner
+from apis.errors import AgentNotFound, InvalidRequest, NotFound, RateLimited, StackError, StorageCorrupt
+from apis.events import LoggedEvent, ResponseEvent
+from apis.fair_share import FairShare
+from apis.responses import Responses
+from apis.storage.keys import new_response_id
+from apis.storage.kv_store import Delete, KVStore
+from apis.storage.records import scan_all
+from apis.wire.base import sdk_model_to_python
+from providers.agents.descriptions import build_request_fields
+from providers.agents.output import apply_event, complete_items
+from providers.agents.records import JOB_PREFIX, Json, SessionRef, TokenSums
+from providers.agents.store import SessionStore
+from providers.agents.transition import Transition
+from providers.common.jobs import Claim, Job, JobQueue, JobRecord
+from providers.common.state.scan import report_damaged
+
+_log = logging.getLogger(__name__)
+_ENDPOINT: Final = "/v1/responses"
+_MAX_FAILURES: Final = 2
+"""Responses of a turn in a row that may be lost with their server or its upstream until the turn fails."""
+_MAX_WAIT_S: Final = 3600
+"""Seconds that a turn may wait for room under the limits of its key."""
+_POISON_CODES: Final = frozenset({"invalid_prompt", "context_length_exceeded"})
+_TURN_CODES: Final = {
+    "context_length_exceeded": "context_length_exceeded",
+    "rate_limit_exceeded": "rate_limit_exceeded",
+    "insufficient_quota": "project_spend_limit_exceeded",
+    "api_key_revoked": "authentication_error",
+    "invalid_api_key": "authentication_error",
+    "model_not_found": "resource_not_found",
+    "overloaded": "server_overloaded",
+    "server_error": "server_error",
+    "storage_unavailable": "server_error",
+}
+"""Codes of a turn's error by those of responses and requests."""
+_BAD_REQUEST: Final = 400
+_LOST_OUTPUT: Final = "The output was lost: the turn that read it failed."
+
+_Claim = Claim[SessionRef, JobRecord]
+
+
+class TurnQueue(JobQueue[SessionRef, JobRecord]):
+    """The turns of all sessions that a worker has to drive."""
+
+    title = "turns of sessions"
+
+    def __init__(
+        self,
+        kv: KVStore,
+        store: SessionStore,
+        responses: Responses,
+        executor: TurnExecutor,
+        places: FairShare,
+        lease_s: float,
+        retry_s: float,
+    ) -> None:
+        super().__init__(kv, JobRecord, places, retry_s)
+        self._store = store
+        self._responses = responses
+        self._executor = executor
+        self._lease_s = lease_s
+
+    async def list_waiting(self) -> AsyncGenerator[Job[SessionRef]]:
+        async with aclosing(scan_all(self.kv, JOB_PREFIX)) as rows:
+            async for key, entry in rows:
+                tenant, _, session_id = key.removeprefix(JOB_PREFIX).partition("/")
+                ref = SessionRef(tenant, session_id)
+                yield Job(tenant, ref, ref.lease_key, self._lease_s, key, entry)
+
+    async def run(self, claim: _Claim) -> None:
+        """Drive the turn until it ends, or waits for the client."""
+        ref = claim.subject
+        try:
+            while await self._drive(ref, claim):
+                claim.lease.check()
+        except AgentNotFound:
+            await self.kv.write([Delete(ref.job_key)])
+        except StorageCorrupt as exc:
+            report_damaged(self.kv, ref.state_key, "SessionState, or a part of its turn", exc)
+            raise
+
+    async def fail(self, claim: _Claim, lost_workers: int) -> None:
+        why = f"{lost_workers} processes ended while they drove it" if lost_workers else "no process could end it"
+        await self._store.change(claim.subject, _Failure("internal_error", f"The turn failed: {why}."))
+
+    async def _drive(self, ref: SessionRef, claim: _Claim) -> bool:
+        """Begin or follow the present response of the turn; return False if nothing is left to do."""
+        session = await self._store.load(ref)
+        turn = session.state.turn
+        if turn is None or turn.status != "in_progress":
+            await self.kv.write([Delete(ref.job_key)])
+            return False
+        if not turn.response_id:
+            changed = await self._store.change(ref, _choose_response)
+            return changed is not None and _is_working(changed)
+        if not turn.is_started and not await self._exists(turn.response_id, ref):
+            claim.lease.check()
+            if not await self._begin_response(session):
+                return False
+        await self._follow(ref, turn.response_id, turn.last_event)
+        final = await self._load_final(ref, turn.response_id)
+        changed = await self._store.change(ref, _End(self._store, turn.response_id, final))
+        return changed is not None and _is_working(changed)
+
+    async def _exists(self, response_id: str, ref: SessionRef) -> bool:
+        try:
+            await self._responses.get(response_id, tenant=ref.tenant)
+        except NotFound:
+            return False
+        return True
+
+    async def _begin_response(self, session: Transition) -> bool:
+        """Begin the response that the turn has chosen; return False if the turn fails instead. Raises RateLimited where
+        it can begin later."""
+        ref, turn = session.ref, session.turn
+        inputs = await self._store.read_inputs(session)
+        fields = {
+            **build_request_fields(session.record.agent),
+            "input": inputs,
+            "conversation": session.record.conversation_id,
+            "background": True,
+            "prompt_cache_key": ref.id,
+            "metadata": {"agent_session_id": ref.id, "agent_turn_id": turn.id},
+        }
+        owner = BatchOwner(ref.tenant, turn.key_id)
+        answer = await self._executor.execute(
+            _ENDPOINT, orjson.dumps(fields), owner=owner, response_id=turn.response_id
+        )
+        if answer.status < 400:
+            return True
+        error: Json = orjson.loads(answer.body)["error"]
+        assert session.turn_record is not None
+        if answer.is_transient and session.now - session.turn_record.created_at < _MAX_WAIT_S:
+            raise RateLimited(str(error["message"]), retry_after_s=answer.retry_after_s)
+        code = _TURN_CODES.get(error.get("code") or "", "invalid_request")
+        failure = _Failure(code, error["message"], turn.response_id)
+        failure.inputs = _answers_only(inputs) if answer.status == _BAD_REQUEST else None
+        changed = await self._store.change(ref, failure)
+        return changed is not None and _is_working(changed)
+
+    async def _follow(self, ref: SessionRef, response_id: str, last_event: int) -> None:
+        """Show the events of the response from the one after `last_event` on, until it ends."""
+        is_cancelled = False
+        with suppress(InvalidRequest, NotFound):  # its log is too old, or it was deleted: its end is in the store
+            async with aclosing(self._responses.follow(response_id, last_event, tenant=ref.tenant)) as batches:
+                async for batch in batches:
+                    changed = await self._store.change(ref, _Shown(response_id, batch)) if batch else None
+                    turn = changed.state.turn if changed is not None else None
+                    if turn is not None and turn.is_cancelling and not is_cancelled:
+                        is_cancelled = True
+                        await self._responses.cancel(response_id, tenant=ref.tenant)
+
+    async def _load_final(self, ref: SessionRef, response_id: str) -> Response | None:
+        """Return the response at its end; None if it was deleted. Raises StackError while it has not ended."""
+        try:
+            final = await self._responses.get(response_id, tenant=ref.tenant)
+        except NotFound:
+            return None
+        if final.status in ("queued", "in_progress"):
+            raise StackError(f"The stream of response {response_id} ended before the response.")
+        return final
+
+
+def _is_working(session: Transition) -> bool:
+    turn = session.state.turn
+    return turn is not None and turn.status == "in_progress"
+
+
+async def _choose_response(session: Transition) -> bool:
+    """Choose the id of the next response of the turn, and the inputs that it reads."""
+    turn, state = session.state.turn, session.state
+    if turn is None or turn.status != "in_progress" or turn.response_id:
+        return False
+    if turn.is_cancelling:
+        session.end_turn("cancelled")
+        return True
+    turn.response_id, turn.is_started, turn.input_end = new_response_id(), False, state.input_next
+    turn.last_event, turn.next_output, turn.open = -1, 0, {}
+    return True
+
+
+class _Shown:
+    """Shows a batch of the response's events, unless they have been shown."""
+
+    def __init__(self, response_id: str, batch: Sequence[ResponseEvent]) -> None:
+        self._response_id = response_id
+        self._batch = [event for event in batch if isinstance(event, LoggedEvent)]
+
+    async def __call__(self, session: Transition) -> bool:
+        turn = session.state.turn
+        if turn is None or turn.response_id != self._response_id:
+            return False
+        number = turn.last_event
+        for event in self._batch:
+            number = int(orjson.loads(event.data)["sequence_number"])
+            if number > turn.last_event:
+                apply_event(session, event)
+        turn.last_event, turn.is_started = max(turn.last_event, number), True
+        return True
+
+
+class _Failure:
+    """Ends the turn with an error, unless another response of it has begun. Its next one reads `inputs` instead of what
+    this one was to read, where they are set."""
+
+    def __init__(self, code: str, message: str, response_id: str | None = None) -> None:
+        self._error = {"code": code, "message": message}
+        self._response_id = response_id
+        self.inputs: list[Json] | None = None
+
+    async def __call__(self, session: Transition) -> bool:
+        turn = session.state.turn
+        if turn is None or self._response_id not in (None, turn.response_id):
+            return False
+        if self.inputs is not None:
+            session.keep_inputs(self.inputs)
+        session.end_turn("failed", self._error)
+        return True
+
+
+class _End:
+    """Ends the present response of the turn, and decides how the turn goes on."""
+
+    def __init__(self, store: SessionStore, response_id: str, final: Response | None) -> None:
+        self._store = store
+        self._response_id = response_id
+        self._final = final
+        self._items: list[Json] = [] if final is None else [sdk_model_to_python(item) for item in final.output]
+
+    async def __call__(self, session: Transition) -> bool:
+        turn, final = session.state.turn, self._final
+        if turn is None or turn.response_id != self._response_id:
+            return False
+        complete_items(session, self._items)
+        if final is not None and final.usage is not None:
+            session.add_usage(_sum_usage(final))
+        if final is not None and final.status in ("completed", "incomplete"):
+            session.keep_inputs(())
+        else:
+            await self._keep_inputs(session)
+        turn.response_id = ""
+        self._go_on(session)
+        return True
+
+    def _go_on(self, session: Transition) -> None:
+        turn, final = session.turn, self._final
+        if turn.is_cancelling or final is None or final.status == "cancelled":
+            session.end_turn("cancelled")
+        elif final.status == "failed" and (self._error_code() != "server_error" or turn.failures >= _MAX_FAILURES):
+            message = final.error.message if final.error is not None else "The response failed."
+            session.end_turn(
+                "failed", {"code": _TURN_CODES.get(self._error_code(), "invalid_request"), "message": message}
+            )
+        elif final.status == "incomplete":
+            reason = final.incomplete_details.reason if final.incomplete_details is not None else None
+            code = "max_output_tokens" if reason == "max_output_tokens" else "invalid_request"
+            session.end_turn("failed", {"code": code, "message": f"The response is incomplete: {reason}."})
+        else:
+            turn.failures = turn.failures + 1 if final.status == "failed" else 0
+            if turn.actions:
+                session.wait()
+            elif final.status == "completed" and session.state.input_first == session.state.input_next:
+                session.end_turn("completed")
+
+    def _error_code(self) -> str:
+        error = self._final.error if self._final is not None else None
+        return error.code if error is not None else "server_error"
+
+    async def _keep_inputs(self, session: Transition) -> None:
+        """Let the next response read what this one has read, and what it has said until its end, because neither is in
+        the conversation. What no model can read is left out."""
+        read = await self._store.read_inputs(session)
+        if self._error_code() in _POISON_CODES and self._final is not None and self._final.status == "failed":
+            inputs = _answers_only(read)
+        else:
+            inputs = [*read, *(item for item in self._items if item.get("status") in (None, "completed"))]
+        session.keep_inputs(inputs)
+
+
+def _answers_only(items: Sequence[Json]) -> list[Json]:
+    """Return the answers to calls of the conversation, each with a short output."""
+    own_calls = {item.get("call_id") for item in items if item["type"] == "function_call"}
+    answers: list[Json] = []
+    for item in items:
+        if item["type"] == "function_call_output" and item["call_id"] not in own_calls:
+            answers.append({**item, "output": _LOST_OUTPUT})
+        elif item["type"] == "mcp_approval_response":
+            answers.append(item)
+    return answers
+
+
+def _sum_usage(response: Response) -> TokenSums:
+    usage: Any = response.usage
+    return TokenSums(
+        usage.input_tokens,
+        usage.input_tokens_details.cached_tokens,
+        usage.output_tokens,
+        usage.output_tokens_details.reasoning_tokens,
+    )
