@@ -17,5 +17,5 @@ lock() {
 
 lock gpt-oss "gpt-oss otel" "$@"
 lock local "local otel" "$@"
-lock vllm "harmony otel postgres redis" "$@"
+lock vllm "harmony objects otel postgres redis" "$@"
 echo hatchling | compile - --output-file build-requirements.txt "$@"

@@ -20,6 +20,7 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     },
     "files": {
         "kv": "providers.files.kv:StoredFiles",
+        "object_store": "providers.files.object_store:ObjectStoreFiles",
     },
     "image_generator": {
         "openai_images": "providers.image_generator.openai_images:OpenAIImages",

@@ -72,6 +72,7 @@ LibraryNameArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A lis
 RequestsArgument = Annotated[str, typer.Argument(metavar="IN.jsonl", help="One request per line, as in /v1/batches.")]
 OutputOption = Annotated[str | None, typer.Option(help="File of the results; IN.output.jsonl unless it is set.")]
 ConfigOption = Annotated[str | None, typer.Option(metavar="FILE", help="Run config of a stack with the section files.")]
+TargetOption = Annotated[str, typer.Option(metavar="FILE", help="Run config with the new section files.")]
 WindowOption = Annotated[str, typer.Option(help="Time after which what is left expires: 30m, 24h, 7d.")]
 AdminOption = Annotated[bool, typer.Option("--admin", help="A key that manages projects and keys, and nothing else.")]
 ProjectOption = Annotated[str | None, typer.Option(help="Id of its project, which is created if it is absent.")]
@@ -213,6 +214,31 @@ def run_batch(
         with serve(config) if config else nullcontext(url) as base_url:
             summary = run(requests, output, base_url, window, show)
         typer.echo(summary)
+
+
+files_app = typer.Typer(help="Move files between providers.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(files_app, name="files")
+
+
+@files_app.callback()
+def files() -> None:
+    """Move files between providers."""
+
+
+@files_app.command(name="move")
+def move_files(file: FileArgument, *, to: TargetOption) -> None:
+    """Move the bytes of all files of FILE to where another run config keeps files.
+
+    Both name the same kv_store. A move that broke off goes on where it was. From `kv` to `object_store` it runs while
+    servers with the new run config do; otherwise they must be stopped.
+    """
+
+    def show(line: str) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"\r{line:<79}\r", nl=False, err=True)
+
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        typer.echo(import_from_string("stack.files:move")(file, to, show))
 
 
 keys_app = typer.Typer(help="Create, list and revoke API keys in the store of a run config.", rich_markup_mode=None)

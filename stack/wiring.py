@@ -27,6 +27,7 @@ PACKAGE_EXTRAS: Final = {
     "lxml": "browser",
     "mcp": "mcp",
     "mcp_types": "mcp",
+    "obstore": "objects",
     "openai_harmony": "harmony",
     "redis": "redis",
     "safetensors": "gpt-oss",

@@ -59,7 +59,6 @@ LONE_INTERFACES: Final = {
     "Containers": "responses use the containers of a tool runtime",
     "Conversations": "Responses hands it out",
     "Fetcher": "responses, tools, readers, accounts and webhooks fetch by it",
-    "Files": "responses, batches, uploads, vector stores and tools use it",
     "ImageGenerator": "responses make images by it",
     "Meter": "responses, batches and vector stores end charges by it",
     "Moderation": "operators have classifiers of their own",

@@ -1,10 +1,8 @@
-"""Files: the uploads of clients, stored and returned unchanged.
-
-Files has one provider. It is an API because an API is also the only way to share code across provider folders.
-"""
+"""Files: the uploads of clients, stored and returned unchanged."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from openai.types.file_object import FileObject
@@ -23,6 +21,20 @@ counted for the tenant but never refused."""
 FileCommit = Callable[[str], Awaitable[Sequence[Op]]]
 """Returns the operations that are written in the same step as the file with this id appears. It is called again where a
 condition of the write does not hold, and raises the error of a file that may not appear any more."""
+
+
+PartCommit = Callable[[int], Awaitable[Sequence[Op]]]
+"""Returns the operations that are written in the same step as a part of this many bytes appears."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileParts:
+    """The parts of one upload that make a file: their sizes in bytes by their ids, in their order in the file. With
+    `md5`, in hexadecimal, the file must have that digest."""
+
+    upload_id: str
+    sizes: Mapping[str, int]
+    md5: str | None = None
 
 
 async def commit_nothing(_file_id: str) -> Sequence[Op]:
@@ -86,6 +98,31 @@ class Files(Provider, ABC):
         """
 
     @abstractmethod
+    async def add_part(
+        self,
+        upload_id: str,
+        part_id: str,
+        data: AsyncIterable[bytes],
+        *,
+        tenant: str,
+        life_s: float,
+        commit: PartCommit,
+    ) -> int:
+        """Store bytes that `join_parts` may make a part of a file until `life_s` have passed, and return their number.
+        A part exists whole or not at all. Raises what `data` and `commit` raise."""
+
+    @abstractmethod
+    async def join_parts(
+        self, request: CreateFile, parts: FileParts, *, tenant: str, commit: FileCommit = commit_nothing
+    ) -> FileObject:
+        """Create a file of the parts, with the promises and errors of `create`. Raises InvalidRequest for another MD5,
+        and StorageCorrupt where a part is missing or damaged."""
+
+    @abstractmethod
+    async def delete_parts(self, upload_id: str, part_ids: Sequence[str], *, tenant: str) -> None:
+        """Delete these parts of an upload that has ended; those that are part of a file stay."""
+
+    @abstractmethod
     async def require_room(self, size_bytes: int, *, tenant: str) -> None:
         """Raise InvalidRequest (`storage_quota_exceeded`) if one more file of this size would exceed the quota."""
 
@@ -105,6 +142,9 @@ class Files(Provider, ABC):
     @abstractmethod
     async def delete(self, file_id: str, *, tenant: str) -> None:
         """Delete the file and its bytes. Raises NotFound."""
+
+    async def delete_outside_of_store(self, *, tenant: str) -> None:
+        """Delete all bytes of the tenant that are not in the KVStore, before its records are deleted there."""
 
     async def read(self, file_id: str, *, tenant: str) -> bytes:
         """Return all bytes of the file. Raises NotFound."""

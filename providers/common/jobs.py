@@ -180,7 +180,7 @@ class LeaderQueue(JobQueue[None, JobRecord]):
 
     def __init__(self, kv: KVStore, lease_key: str, lease_s: float, interval_s: float) -> None:
         super().__init__(kv, JobRecord, FairShare(self.title, 1), retry_s=lease_s)
-        self._lease_key = lease_key
+        self.lease_key = lease_key
         self._interval_s = interval_s
 
     @abstractmethod
@@ -193,7 +193,7 @@ class LeaderQueue(JobQueue[None, JobRecord]):
 
     async def list_waiting(self) -> AsyncGenerator[Job[None]]:
         if await self.is_needed():
-            yield Job("", None, self._lease_key, self.retry_s)
+            yield Job("", None, self.lease_key, self.retry_s)
 
     async def read_record(self, job: Job[None]) -> JobRecord:
         return JobRecord()

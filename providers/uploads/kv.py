@@ -1,9 +1,7 @@
-"""StoredUploads: parts of uploads in the stack's own KVStore, joined to files of its Files.
+"""StoredUploads: uploads in parts, whose bytes the stack's Files keep and join to files.
 
     TENANT/upload/UPLOAD                 the upload; expires some time after it can no longer be completed
     TENANT/upload_part/UPLOAD/PART       the size of a part that is whole
-    TENANT/upload_piece/UPLOAD/PART/N    the chunks of a part
-    TENANT/upload_guard/UPLOAD/PART      a part that is being written
     TENANT/upload_usage                  the bytes that the tenant's pending uploads have announced
 
 Every key of an upload has the expiry of its upload, so that nothing remains of one that its client has abandoned or
@@ -14,7 +12,7 @@ import hashlib
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import Final, Literal
 
 import msgspec
@@ -23,14 +21,13 @@ from openai.types.upload import Upload
 from openai.types.uploads import UploadPart
 from pydantic import Field
 
-from apis.documents.files import CreateFile, FileExpiry, Files, Purpose
+from apis.documents.files import CreateFile, FileExpiry, FileParts, Files, Purpose
 from apis.errors import InvalidRequest, NotFound, PayloadTooLarge, RateLimited, StackError, StorageCorrupt
 from apis.provider import Provider
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
-from apis.storage.records import decode_record, delete_all, encode_record
+from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 from apis.uploads import MAX_PARTS, CompleteUpload, CreateUpload
-from providers.common.state.blobs import new_blob, read_chunks
 from providers.common.state.change import change, write_prepared
 from providers.common.state.scan import skipping_damaged
 
@@ -41,7 +38,6 @@ _REMAINS_S: Final = 2 * LIFETIME_S
 """Seconds for which the keys of an upload are in the store: completing one may begin in its last second."""
 _MAX_SENT_FACTOR: Final = 2
 """A client may send each byte this often: a part whose answer it did not get is sent again."""
-_DELETE_BATCH: Final = 16
 _UPLOAD_ID: Final = re.compile(r"upload_[0-9a-f]{44}")
 _PART_ID: Final = re.compile(r"part_[0-9a-f]{44}")
 
@@ -73,8 +69,8 @@ class UploadReservations(msgspec.Struct):
 
 
 class StoredUploads(Provider):
-    """Uploads whose parts are stored in chunks, shared by all workers that share the store, and joined to a file of the
-    stack's Files. A tenant's id is unknown to every other tenant.
+    """Uploads whose records are shared by all workers that share the store, and whose parts are joined to a file of
+    the stack's Files. A tenant's id is unknown to every other tenant.
 
     Promises:
     - Parts may be added at the same time, on any worker, and sent again; only those that `complete` names count.
@@ -132,19 +128,17 @@ class StoredUploads(Provider):
         """Store a part. Raises NotFound; PayloadTooLarge; InvalidRequest if the upload is not pending."""
         upload, _ = await self._load_pending(upload_id, tenant)
         part_id, now = f"part_{new_id_key()}", self.now()
-        ttl_s = max(1.0, upload.created_at + _REMAINS_S - now)
-        guard_key = f"{tenant}/upload_guard/{upload_id}/{part_id}"
-        async with new_blob(self._kv, _chunk_prefix(tenant, upload_id, part_id), guard_key, ttl_s=ttl_s) as blob:
-            size = await blob.write(self._bound_part(data, _remaining_bytes(upload)))
+        life_s = max(1.0, upload.created_at + _REMAINS_S - now)
+
+        async def commit(size: int) -> Sequence[Op]:
+            """Return the operations that count the part and store its size."""
             if not size:
                 raise InvalidRequest("The part is empty.", param="data", code="invalid_value")
+            put = await self._count_part(upload_id, size, tenant)
+            return [put, Put(_part_key(tenant, upload_id, part_id), encode_record(size), life_s, ABSENT)]
 
-            async def prepare() -> Sequence[Op]:
-                """Return the operations that count the part and store its size."""
-                put = await self._count_part(upload_id, size, tenant)
-                return [put, Put(_part_key(tenant, upload_id, part_id), encode_record(size), ttl_s, ABSENT)]
-
-            await blob.publish(prepare)
+        bounded = self._bound_part(data, _remaining_bytes(upload))
+        await self._files.add_part(upload_id, part_id, bounded, tenant=tenant, life_s=life_s, commit=commit)
         return UploadPart(id=part_id, created_at=int(now), object="upload.part", upload_id=upload_id)
 
     async def complete(self, upload_id: str, request: CompleteUpload, *, tenant: str) -> Upload:
@@ -174,8 +168,12 @@ class StoredUploads(Provider):
         life_s = upload.file_life_s
         expiry = None if life_s is None else FileExpiry(anchor="created_at", seconds=life_s)
         new_file = CreateFile(filename=upload.filename, purpose=upload.purpose, expires_after=expiry)
-        data = self._join_parts(upload_id, request, sizes, tenant)
-        file = await self._files.create(new_file, data, tenant=tenant, source="parts", commit=commit)
+        parts = FileParts(upload_id, dict(zip(request.part_ids, sizes, strict=True)), request.md5)
+        try:
+            file = await self._files.join_parts(new_file, parts, tenant=tenant, commit=commit)
+        except StorageCorrupt:
+            await self._load_pending(upload_id, tenant)  # an error of its own if the upload has ended meanwhile
+            raise
         await self._forget_parts(upload_id, tenant)
         upload.status = "completed"
         return _upload_to_wire(upload_id, upload, file)
@@ -235,24 +233,6 @@ class StoredUploads(Provider):
             raise InvalidRequest("A part is named twice.", param="part_ids", code="invalid_value")
         return [sizes[part_id] for part_id in part_ids]
 
-    async def _join_parts(
-        self, upload_id: str, request: CompleteUpload, sizes: Sequence[int], tenant: str
-    ) -> AsyncGenerator[bytes]:
-        """Yield the chunks of the parts. Raises InvalidRequest at their end if they have another MD5."""
-        md5 = hashlib.md5(usedforsecurity=False)
-        for part_id, size in zip(request.part_ids, sizes, strict=True):
-            try:
-                async with aclosing(read_chunks(self._kv, _chunk_prefix(tenant, upload_id, part_id), size)) as chunks:
-                    async for chunk in chunks:
-                        md5.update(chunk)
-                        yield chunk
-            except StorageCorrupt:
-                await self._load_pending(upload_id, tenant)  # an error of its own if the upload has ended meanwhile
-                raise
-        if request.md5 is not None and md5.hexdigest() != request.md5.lower():
-            message = f"The MD5 of the parts is {md5.hexdigest()}. Send again the parts that differ."
-            raise InvalidRequest(message, param="md5", code="invalid_value")
-
     async def _forget_parts(self, upload_id: str, tenant: str) -> None:
         """Delete the parts and the reservation of an upload that has ended. Both expire where this fails."""
 
@@ -262,8 +242,10 @@ class StoredUploads(Provider):
             return [_put_reservations(tenant, reserved, version)]
 
         with suppress(StackError):
-            await delete_all(self._kv, f"{tenant}/upload_part/{upload_id}/")
-            await delete_all(self._kv, f"{tenant}/upload_piece/{upload_id}/", page_size=_DELETE_BATCH)
+            prefix = _part_key(tenant, upload_id, "")
+            part_ids = [key.removeprefix(prefix) async for key, _ in scan_all(self._kv, prefix)]
+            await self._files.delete_parts(upload_id, part_ids, tenant=tenant)
+            await delete_all(self._kv, prefix)
             await write_prepared(self._kv, prepare)
 
     async def _load_reservations(self, tenant: str) -> tuple[UploadReservations, int]:
@@ -337,10 +319,6 @@ def _upload_key(tenant: str, upload_id: str) -> str:
 
 def _part_key(tenant: str, upload_id: str, part_id: str) -> str:
     return f"{tenant}/upload_part/{upload_id}/{part_id}"
-
-
-def _chunk_prefix(tenant: str, upload_id: str, part_id: str) -> str:
-    return f"{tenant}/upload_piece/{upload_id}/{part_id}/"
 
 
 def _usage_key(tenant: str) -> str:

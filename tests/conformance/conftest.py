@@ -21,6 +21,7 @@ from tests.conformance.kv_store import Backend
 from tests.support.servers.postgres_server import PostgresServer
 from tests.support.servers.redis_group import RedisGroup, redis_cluster
 from tests.support.servers.redis_server import RedisServer
+from tests.support.servers.s3_server import CREDENTIALS, S3Server
 
 
 class Clock:
@@ -156,6 +157,20 @@ async def postgres_backend(postgres_server: PostgresServer) -> AsyncIterator[Bac
             await client.execute(f"UPDATE {entries} SET value = $1 WHERE key = $2", change(stored), key.encode())
 
         yield Backend(open_store, elapse, overwrite)
+
+
+@pytest.fixture(scope="session")
+def s3_process() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_server(s3_process: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """A server that speaks the protocol of S3, with credentials for it in the environment."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return s3_process
 
 
 PATIENT: Final = {"timeout_s": 10, "connect_timeout_s": 10}

@@ -8,7 +8,9 @@ import pytest
 from apis.documents.files import CreateFile, FileExpiry, FileListParams, Files
 from apis.errors import InvalidRequest, NotFound, StorageCorrupt, StoreUnavailable
 from apis.storage.kv_store import KVStore
-from providers.files.kv import MAX_UPLOAD_S, PENDING_PREFIX, StoredFiles
+from providers.files.kv import StoredFiles
+from providers.files.recorded import MAX_UPLOAD_S
+from providers.files.records import PENDING_PREFIX
 from tests.conformance.files import MAX_BYTES, NEW, FilesPromises, pieces
 from tests.conformance.kv_store import Backend
 from tests.support.unsure_store import OUTCOMES, UnsureStore

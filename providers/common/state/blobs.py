@@ -1,15 +1,15 @@
-"""Blobs: bytes of any length in chunks that every store can hold, which appear in one step or not at all.
+"""Blobs: bytes of any length that appear in one step or not at all, in chunks that every store can hold or elsewhere.
 
-A guard key exists from before the first chunk until the blob is published. The write that publishes removes the guard,
+A guard key exists from before the first byte until the blob is published. The write that publishes removes the guard,
 and giving up replaces it, each on the condition that the guard has not changed. So only one of both can happen, also
-where the outcome of a write is unknown, or where it happens after its caller has stopped waiting. Chunks are deleted
+where the outcome of a write is unknown, or where it happens after its caller has stopped waiting. Bytes are deleted
 only after giving up. What a dead process has left is found by its guard.
 """
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Final, Protocol
 
 from apis.errors import StackError, StorageCorrupt, StoreUnavailable
 from apis.storage.kv_store import Delete, KVStore, Op, Put
@@ -22,12 +22,41 @@ ABANDONED: Final = 0.0
 """The time of a guard whose blob will never be published."""
 
 
+class BlobBytes(Protocol):
+    """The bytes of one blob, wherever they are."""
+
+    async def write(self, data: AsyncIterable[bytes]) -> int:
+        """Write the bytes; returns their number."""
+        ...
+
+    async def delete(self) -> None:
+        """Delete what was written of them."""
+        ...
+
+
+class StoredChunks:
+    """The bytes of a blob in chunks of a KVStore, whose keys are `prefix` and a number."""
+
+    def __init__(self, kv: KVStore, prefix: str, ttl_s: float | None = None) -> None:
+        self.kv = kv
+        self.prefix = prefix
+        self.ttl_s = ttl_s
+
+    async def write(self, data: AsyncIterable[bytes]) -> int:
+        """Write the chunks; returns the sum of their sizes in bytes."""
+        return await write_chunks(self.kv, self.prefix, data, ttl_s=self.ttl_s)
+
+    async def delete(self) -> None:
+        """Delete all chunks."""
+        await delete_all(self.kv, self.prefix, page_size=_DELETE_BATCH)
+
+
 class NewBlob:
     """A blob that is being written; `new_blob` makes one."""
 
-    def __init__(self, kv: KVStore, prefix: str, guard_key: str, ttl_s: float | None) -> None:
+    def __init__(self, kv: KVStore, content: BlobBytes, guard_key: str, ttl_s: float | None) -> None:
         self._kv = kv
-        self._prefix = prefix
+        self._content = content
         self._guard_key = guard_key
         self._ttl_s = ttl_s
         self._guard_version = 0
@@ -38,8 +67,8 @@ class NewBlob:
         self._guard_version = await self._kv.put(self._guard_key, encode_record(started_at), ttl_s=self._ttl_s)
 
     async def write(self, data: AsyncIterable[bytes]) -> int:
-        """Write the chunks; returns the sum of their sizes in bytes."""
-        return await write_chunks(self._kv, self._prefix, data, ttl_s=self._ttl_s)
+        """Write the bytes; returns their number."""
+        return await self._content.write(data)
 
     async def publish(self, prepare: Callable[[], Awaitable[Sequence[Op]]]) -> None:
         """Write the operations of `prepare`, which let the blob appear; they are prepared again if a condition of
@@ -56,7 +85,7 @@ class NewBlob:
         self._is_published = True
 
     async def discard(self) -> bool:
-        """Give up and delete the chunks; returns False, and deletes nothing, if the blob is published. A failure leaves
+        """Give up and delete the bytes; returns False, and deletes nothing, if the blob is published. A failure leaves
         the guard for a later sweep, and so does a cancellation."""
         if self._is_published:
             return False
@@ -66,15 +95,17 @@ class NewBlob:
             self._is_published = True
             return False
         self._guard_version = versions[0]
-        await delete_blob(self._kv, self._prefix, self._guard_key)
+        await delete_blob(self._kv, self._content, self._guard_key)
         return True
 
 
 @asynccontextmanager
-async def new_blob(kv: KVStore, prefix: str, guard_key: str, *, ttl_s: float | None = None) -> AsyncGenerator[NewBlob]:
-    """Write a blob whose chunks have the keys `prefix` and a number. It is discarded where the context ends with an
-    exception before it was published, also a cancellation."""
-    blob = NewBlob(kv, prefix, guard_key, ttl_s)
+async def new_blob(
+    kv: KVStore, content: BlobBytes, guard_key: str, *, ttl_s: float | None = None
+) -> AsyncGenerator[NewBlob]:
+    """Write a blob, whose guard expires after `ttl_s`: from then on it cannot be published. It is discarded where the
+    context ends with an exception before it was published, also a cancellation."""
+    blob = NewBlob(kv, content, guard_key, ttl_s)
     await blob.begin(time.time())
     try:
         yield blob
@@ -111,9 +142,9 @@ async def read_chunks(kv: KVStore, prefix: str, size: int) -> AsyncGenerator[byt
         yield entry.value
 
 
-async def delete_blob(kv: KVStore, prefix: str, guard_key: str) -> None:
-    """Delete the chunks of a blob that is not published any more, and then its guard."""
-    await delete_all(kv, prefix, page_size=_DELETE_BATCH)
+async def delete_blob(kv: KVStore, content: BlobBytes, guard_key: str) -> None:
+    """Delete the bytes of a blob that is not published any more, and then its guard."""
+    await content.delete()
     await kv.write([Delete(guard_key)])
 
 
