@@ -91,8 +91,12 @@ export async function* stream(method, path, options) {
 /** Save what a path returns as a file: only a request can carry the key, so no link could. */
 export async function download(path, name) {
   const response = await send("GET", path);
+  saveBlob(await response.blob(), name);
+}
+
+export function saveBlob(blob, name) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(await response.blob());
+  link.href = URL.createObjectURL(blob);
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);

@@ -1,7 +1,7 @@
 // Keyboard: `g` and a letter goes to a view, `/` to the search box, `?` shows the list, Escape closes or stops.
 
 export const SHORTCUTS = [
-  ["⌘/Ctrl + Enter", "send"],
+  ["Enter", "send; Shift + Enter begins a line (Settings: only ⌘/Ctrl + Enter sends)"],
   ["Esc", "stop the answer, close a panel"],
   ["/", "search"],
   ["g p", "Playground"],

@@ -22,6 +22,8 @@ import { Team } from "./views/team.js";
 import { Traces } from "./views/traces.js";
 import { Usage } from "./views/usage.js";
 
+/** Views that a narrow window shows at once; the others come with More. */
+const FIRST = new Set(["playground", "responses", "runs", "files"]);
 /** Views that show another tab, and nothing else, for another id. */
 const KEEPS = new Set(["team"]);
 const VIEWS = [
@@ -37,23 +39,23 @@ const VIEWS = [
 ];
 
 function Rail({ views, current, onKey, onTheme, needsKey }) {
-  const rail = useRef(null);
-  // a narrow rail scrolls
-  useEffect(() => rail.current.querySelector(".on")?.scrollIntoView({ block: "nearest", inline: "nearest" }), [current, views.length]);
-  return html`<nav class="rail" aria-label="Views" ref=${rail}>
+  const [open, setOpen] = useState(false);
+  useEffect(() => setOpen(false), [current]);
+  return html`<nav class="rail ${open ? "open" : ""}" aria-label="Views">
     ${views.map(
       ([view, label, title]) => html`<a
         key=${view}
         href=${hashOf({ view })}
         title=${title}
-        class=${view === current ? "on" : ""}
+        class="${view === current ? "on" : ""} ${FIRST.has(view) || view === current ? "" : "rare"}"
         aria-current=${view === current ? "page" : undefined}
         ><${Icon} name=${view} /><span>${label}</span></a
       >`,
     )}
     <span class="grow"></span>
-    <button class="plain" title=${readSession() ? "Your sign-in" : "API key"} onClick=${onKey}><${Icon} name="key" /><span>${needsKey ? "Key!" : readSession() ? "Account" : "Key"}</span></button>
-    <button class="plain" title="Light or dark" onClick=${onTheme}><${Icon} name="theme" /><span>Theme</span></button>
+    <button class="plain narrow-rail" aria-expanded=${open} onClick=${() => setOpen(!open)}><${Icon} name="more" /><span>More</span></button>
+    <button class="plain rare" title=${readSession() ? "Your sign-in" : "API key"} onClick=${onKey}><${Icon} name="key" /><span>${needsKey ? "Key!" : readSession() ? "Account" : "Key"}</span></button>
+    <button class="plain rare" title="Light or dark" onClick=${onTheme}><${Icon} name="theme" /><span>Theme</span></button>
   </nav>`;
 }
 
@@ -140,7 +142,7 @@ function App({ problem }) {
       ${error && html`<${Failure} error=${error} onRetry=${loadModels} />`}
       ${broken
         ? html`<${Failure} error=${broken} onRetry=${retry} />`
-        : html`<${Current} key=${view === "playground" ? `${view} ${route.id} ${route.params.from || ""}` : `${reloads} ${view} ${KEEPS.has(view) ? "" : route.id}`} route=${route} models=${models} access=${access || UNKNOWN} />`}
+        : html`<${Current} key=${view === "playground" ? `${reloads} ${view} ${route.id}` : `${reloads} ${view} ${KEEPS.has(view) ? "" : route.id}`} route=${route} models=${models} access=${access || UNKNOWN} />`}
     </main>
     ${dialog?.kind === "key" &&
     html`<${KeyDialog}

@@ -25,12 +25,13 @@ export class Run {
     this.waits = null;
     this.stops = new AbortController();
     this.isClosed = false;
+    this.wasStopped = false;
     this.frame = 0;
   }
 
   /** A stop that the reader asked for: the response ends as `cancelled`. */
   get isStopped() {
-    return this.stops.signal.aborted && this.state.response?.status === "cancelled";
+    return this.wasStopped && this.state.response?.status === "cancelled";
   }
 
   get running() {
@@ -60,6 +61,7 @@ export class Run {
         error = failure;
       }
       if (this.isOver(error)) break;
+      if (!error && this.isStored && (await this.takeStored())) break; // a stream of a cancelled response has no last event
       if (!this.canResume(error) || tries >= RETRIES) {
         const wasRefused = error instanceof ApiError && error.status >= 400;
         this.failure = this.rows.length && !wasRefused ? new ApiError(0, { error: { message: this.isStored ? AWAY : LOST, code: "connection_lost" } }) : error;
@@ -83,15 +85,19 @@ export class Run {
     const { response } = this.state;
     if (!response || this.isClosed || TERMINAL.has(response.status)) return;
     for (let tries = 0; response.store && tries < END_TRIES; tries += 1) {
-      const stored = await getShown(response.id).catch(() => null);
-      if (stored && TERMINAL.has(stored.status)) {
-        this.state = { ...stateOf(stored), meta: this.state.meta, lastNumber: this.state.lastNumber };
-        return;
-      }
+      if (await this.takeStored()) return;
       await new Promise((resolve) => setTimeout(resolve, 100 * 2 ** tries));
     }
     const items = this.state.items.map((item) => (item?.status === "in_progress" ? { ...item, status: "incomplete" } : item));
     this.state = { ...this.state, items, response: { ...response, status: "cancelled" } };
+  }
+
+  /** Take the response from the store; false where it has not ended yet. */
+  async takeStored() {
+    const stored = await getShown(this.state.response.id).catch(() => null);
+    if (!stored || !TERMINAL.has(stored.status)) return false;
+    this.state = { ...stateOf(stored), meta: this.state.meta, lastNumber: this.state.lastNumber };
+    return true;
   }
 
   /** True after the last event, after an error that ended the stream, and after `close` or `stop`. */
@@ -139,6 +145,7 @@ export class Run {
   /** Stop reading; a background response is cancelled on the server, any other ends as its client leaves. */
   async stop() {
     const { response } = this.state;
+    this.wasStopped = true;
     if (response?.background && !TERMINAL.has(response.status)) await cancelResponse(response.id).catch(() => this.stops.abort());
     else this.stops.abort();
   }

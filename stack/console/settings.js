@@ -14,9 +14,8 @@ export const DEFAULTS = {
   functions: "",
   mcpServers: "",
   schema: "",
-  background: false,
+  background: true,
   store: true,
-  chain: "previous_response_id",
 };
 
 export const HOSTED_TOOLS = [
@@ -36,6 +35,16 @@ export function loadSettings() {
 }
 
 export const saveSettings = (settings) => localStorage.setItem(STORAGE, JSON.stringify(settings));
+
+/** How the page looks and sends in this browser. */
+export function readPreference(name, otherwise) {
+  try {
+    return JSON.parse(localStorage.getItem(`stack.${name}`)) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+}
+export const savePreference = (name, value) => localStorage.setItem(`stack.${name}`, JSON.stringify(value));
 
 /** The boxes of JSON by their labels; the panel shows these, and errors name them. */
 export const BOXES = { functions: "Functions that you answer", mcpServers: "MCP servers", schema: "Answer as JSON of this schema" };
@@ -71,7 +80,7 @@ export function bodyOf(settings, input, previous) {
     model: settings.model,
     input,
     stream: true,
-    store: settings.store || settings.background,
+    store: settings.store,
     instructions: settings.instructions || undefined,
     reasoning: settings.effort ? { effort: settings.effort } : undefined,
     temperature: number(settings.temperature),
@@ -80,7 +89,7 @@ export function bodyOf(settings, input, previous) {
     tools: tools.length ? tools : undefined,
     include: includeOf(settings),
     text: schema && { format: { type: "json_schema", name: nameOf(schema), schema, strict: true } },
-    background: settings.background || undefined,
+    background: (settings.background && settings.store) || undefined,
     previous_response_id: previous?.id,
   };
   return Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined));

@@ -136,4 +136,5 @@ async def test_an_answer_of_a_schema_is_asked_for_with_its_title_as_name(open_pa
         await page.get_by_label("Answer as JSON of this schema").fill(json.dumps(schema))
         await ask(page, "Hi")
         await expect(page.get_by_text("Loire")).to_be_visible()
+        await page.get_by_role("button", name="Inspect").click()
         await expect(page.get_by_role("tab", name="Schema ✓")).to_be_visible()

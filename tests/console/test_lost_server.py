@@ -38,10 +38,9 @@ async def started(config: str, port: int, folder: Path) -> AsyncGenerator[int]:
         yield process
 
 
-async def ask_in_background(page: Page, text: str) -> None:
-    await page.get_by_role("button", name="Settings").click()
-    await page.get_by_label("in the background").check()
-    await page.get_by_role("button", name="Settings").click()
+async def watch(page: Page, text: str) -> None:
+    """Ask, with the events in sight; what is stored runs in the background."""
+    await page.get_by_role("button", name="Inspect").click()
     await ask(page, text)
 
 
@@ -52,7 +51,7 @@ async def test_a_background_response_goes_on_at_the_last_event_after_a_kill(
     async with started(config, port, tmp_path) as process:
         opened = open_page(f"http://127.0.0.1:{port}/", viewport={"width": 1360, "height": 1200})
         page = await opened.__aenter__()
-        await ask_in_background(page, "Go")
+        await watch(page, "Go")
         await expect(page.locator(".event").last).to_contain_text("in_progress")
         os.kill(process, signal.SIGKILL)
         await expect(page.get_by_role("status")).to_contain_text("The connection broke off")
@@ -71,6 +70,8 @@ async def test_what_a_kill_has_lost_is_said_and_can_be_asked_again(open_page: Op
     async with started(config, port, tmp_path) as process:
         opened = open_page(f"http://127.0.0.1:{port}/")
         page = await opened.__aenter__()
+        await page.get_by_role("button", name="Settings").click()
+        await page.get_by_label("in the background").uncheck()
         await ask(page, "Go")
         await expect(page.get_by_text("Half")).to_be_visible()
         os.kill(process, signal.SIGKILL)
@@ -85,12 +86,12 @@ async def test_what_a_kill_has_lost_is_said_and_can_be_asked_again(open_page: Op
 async def test_a_reload_in_mid_stream_goes_on_with_a_background_response(open_page: OpenPage) -> None:
     script = scripted([{"text": ["First part. "]}, {"wait_s": 2}, {"text": "Second part."}])
     async with serving(script) as served, open_page(f"{served.url}/") as page:
-        await ask_in_background(page, "Go")
+        await watch(page, "Go")
         await expect(page.get_by_text("First part.")).to_be_visible()
         await page.reload()
         await expect(page.get_by_text("First part.")).to_be_visible()
         await expect(page.get_by_text("First part. Second part.")).to_be_visible()
         await expect(page.locator(".event").last).to_contain_text("completed")
-        await page.get_by_role("button", name="New").click()
+        await page.get_by_role("button", name="New chat").click()
         await page.reload()
         await expect(page.get_by_text("Ask the model something")).to_be_visible()

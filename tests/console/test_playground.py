@@ -39,6 +39,7 @@ async def ask(page: Page, text: str) -> None:
 async def test_an_answer_streams_in_with_its_reasoning_events_usage_and_code(open_page: OpenPage) -> None:
     script = scripted([{"reasoning": "I know them."}, {"text": ["Loire, ", "**Seine**"]}])
     async with serving(script) as served, open_page(f"{served.url}/") as page:
+        await page.get_by_role("button", name="Inspect").click()
         await ask(page, "Name two rivers.")
         await expect(page.locator(".markdown strong")).to_have_text("Seine")
         await expect(page.locator(".usage")).to_contain_text("to the first token")

@@ -1,7 +1,8 @@
-// The box to write in: text, pictures and files by drop, paste or choice; Ctrl+Enter sends, Escape stops.
+// The box to write in: text, pictures and files by drop, paste or choice; Enter or Ctrl+Enter sends, Escape stops.
 
 import { bytes } from "../format.js";
-import { html, useRef, useState } from "../vendor/preact.js";
+import { readPreference } from "../settings.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { Icon } from "./icons.js";
 
 const MOST_BYTES = 20 * 1024 ** 2;
@@ -21,23 +22,34 @@ async function partOf(file) {
   return { type: "input_file", filename: file.name, file_data: data };
 }
 
-export function Composer({ draft, onDraft, running, onStop, onSend }) {
+/** Enter sends, unless its user wants Ctrl+Enter; on a screen without a keyboard it begins a line. */
+export const enterSends = () => readPreference("enter", !matchMedia("(pointer: coarse)").matches);
+
+function isSend(event) {
+  if (event.key !== "Enter" || event.isComposing) return false;
+  return event.ctrlKey || event.metaKey || (enterSends() && !event.shiftKey);
+}
+
+export function Composer({ draft, onDraft, running, onStop, onSend, onCancelEdit }) {
   const [over, setOver] = useState(false);
   const [problem, setProblem] = useState("");
   const chooser = useRef(null);
+  const box = useRef(null);
   const { text, parts } = draft;
+  const isEdit = draft.editing !== undefined;
+  useEffect(() => void (isEdit && box.current.focus()), [isEdit, draft.editing]);
 
   const add = async (files) => {
     const chosen = [...files];
     const large = chosen.find((file) => file.size > MOST_BYTES);
     setProblem(large ? `${large.name} has ${bytes(large.size)}: upload it in Files and search in it instead.` : "");
     const added = await Promise.all(chosen.filter((file) => file.size <= MOST_BYTES).map(partOf));
-    onDraft({ text, parts: [...parts, ...added] });
+    onDraft({ ...draft, parts: [...parts, ...added] });
   };
   const submit = (event) => {
     event?.preventDefault();
     if (running || !(text.trim() || parts.length)) return;
-    if (onSend(text, parts) !== false) onDraft({ text: "", parts: [] });
+    onSend(text, parts);
   };
   const dropped = (event) => {
     event.preventDefault();
@@ -57,11 +69,14 @@ export function Composer({ draft, onDraft, running, onStop, onSend }) {
     onDragLeave=${() => setOver(false)}
     onDrop=${dropped}
   >
+    ${isEdit &&
+    html`<div class="row small"><span class="quiet">You edit an earlier question. The turns after it stay, as another branch.</span><span class="grow"></span>
+      <button type="button" class="plain" onClick=${onCancelEdit}>Cancel</button></div>`}
     ${parts.length > 0 &&
     html`<div class="row wrap">
       ${parts.map(
         (part, index) => html`<span class="chip" key=${index}
-          >${part.filename || "picture"}<button type="button" class="plain" aria-label="Remove" onClick=${() => onDraft({ text, parts: parts.filter((_, other) => other !== index) })}><${Icon} name="close" /></button
+          >${part.filename || "picture"}<button type="button" class="plain" aria-label="Remove" onClick=${() => onDraft({ ...draft, parts: parts.filter((_, other) => other !== index) })}><${Icon} name="close" /></button
         ></span>`,
       )}
     </div>`}
@@ -70,16 +85,17 @@ export function Composer({ draft, onDraft, running, onStop, onSend }) {
       aria-label="Message"
       placeholder="Ask…"
       rows="2"
+      ref=${box}
       value=${text}
-      onInput=${(event) => onDraft({ text: event.target.value, parts })}
+      onInput=${(event) => onDraft({ ...draft, text: event.target.value })}
       onPaste=${pasted}
-      onKeyDown=${(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && submit(event)}
+      onKeyDown=${(event) => isSend(event) && submit(event)}
     ></textarea>
     <div class="row">
       <input ref=${chooser} type="file" multiple hidden aria-hidden="true" tabindex="-1" onChange=${(event) => add(event.target.files)} />
       <button type="button" class="plain" onClick=${() => chooser.current.click()}><${Icon} name="attach" /> Attach</button>
       <span class="grow"></span>
-      <span class="quiet small">Ctrl + Enter</span>
+      <span class="quiet small keyboard-only">${enterSends() ? "Enter" : "Ctrl + Enter"}</span>
       ${running ? html`<button type="button" onClick=${onStop}>Stop</button>` : html`<button class="primary" disabled=${!text.trim() && !parts.length}>Send</button>`}
     </div>
   </form>`;

@@ -21,6 +21,11 @@ const PATHS = {
   tool: "M10 3a3 3 0 0 0-3 4L3 11l2 2 4-4a3 3 0 0 0 4-4l-2 2-2-2z",
   attach: "M11 5l-5 5a1.5 1.5 0 0 0 2 2l5-5a3 3 0 0 0-4-4L4 8a4 4 0 0 0 6 6",
   plus: "M8 3v10M3 8h10",
+  compare: "M2 3h5v10H2zM9 3h5v10H9z",
+  left: "M10 3L5 8l5 5",
+  right: "M6 3l5 5-5 5",
+  more: "M3 8h.01M8 8h.01M13 8h.01",
+  pin: "M6 2h4v4l2 3H4l2-3zM8 9v5",
   settings: "M2 5h7M12 5h2M9 3v4M2 11h2M7 11h7M4 9v4",
 };
 

@@ -3,12 +3,16 @@
 import { html, useState } from "../vendor/preact.js";
 import { CodeSamples } from "./code_samples.js";
 import { EventList } from "./event_list.js";
+import { Icon } from "./icons.js";
 import { JsonTree } from "./json_tree.js";
 import { SchemaReport, schemaLabel, useConformance } from "./schema_report.js";
 import { Empty, Tabs } from "./states.js";
 
+/** The button that closes a panel at the side. */
+export const CloseSide = ({ onClose }) => html`<button class="plain close-side" aria-label="Close the panel" onClick=${onClose}><${Icon} name="close" /></button>`;
+
 /** `replay` is {after, start(number), clear()} where the events of a stored response can be sent again, else null. */
-export function Inspector({ rows, startedAt, request, response, selected, onSelect, replay = null, waits }) {
+export function Inspector({ rows, startedAt, request, response, selected, onSelect, replay = null, waits, onClose }) {
   const names = request ? ["Events", "Schema", "Request", "Response", "Code"] : ["Events", "Schema", "Response"];
   const [tab, setTab] = useState("Events");
   const [event, setEvent] = useState(null);
@@ -26,6 +30,7 @@ export function Inspector({ rows, startedAt, request, response, selected, onSele
     setTab("Events");
   };
   return html`<aside class="inspector" aria-label="Inspector">
+    ${onClose && html`<${CloseSide} onClose=${onClose} />`}
     <${Tabs} names=${names} labels=${{ Schema: schemaLabel(check) }} current=${current} onChange=${setTab} label="Inspector">
       ${current === "Events" &&
       (rows.length || replay

@@ -11,7 +11,7 @@ import { Status } from "./states.js";
 import { ToolCard } from "./tool_card.js";
 
 /** The output items of a response. `meta[i]` has the times of item i; `actions` answers calls, see tool_card.js. */
-export function Items({ items, meta = [], running, selected, onSelect, actions, tools }) {
+export function Items({ items, meta = [], running, selected, onSelect, actions, tools, model }) {
   return html`${items.map(
     (item, index) =>
       item &&
@@ -24,15 +24,16 @@ export function Items({ items, meta = [], running, selected, onSelect, actions, 
         onSelect=${onSelect}
         actions=${actions}
         tools=${tools}
+        model=${model}
       />`,
   )}`;
 }
 
-export function Item({ item, meta = {}, running, selected, onSelect, actions, tools }) {
+export function Item({ item, meta = {}, running, selected, onSelect, actions, tools, model }) {
   const [broken] = useErrorBoundary((bug) => console.error(bug));
   if (broken) return html`<section class="item failure">This item cannot be shown: ${broken.message}</section>`;
   const elapsed = Number.isFinite(meta.endedAt) && Number.isFinite(meta.startedAt) ? meta.endedAt - meta.startedAt : undefined;
-  const common = { item, meta, running, elapsed, actions, tools, picks: Boolean(onSelect && item.id) };
+  const common = { item, meta, running, elapsed, actions, tools, model, picks: Boolean(onSelect && item.id) };
   return html`<section class="item ${item.type} ${selected ? "selected" : ""}" data-item=${item.id} onClick=${(event) => !event.target.closest("form, input, a") && onSelect?.(item.id)}>
     ${item.type === "message"
       ? html`<${Message} ...${common} />`
@@ -44,9 +45,9 @@ export function Item({ item, meta = {}, running, selected, onSelect, actions, to
   </section>`;
 }
 
-function Message({ item, running, picks }) {
+function Message({ item, running, picks, model }) {
   const parts = item.content || [];
-  const label = item.role === "assistant" ? "assistant" : item.role || "message";
+  const label = { assistant: model || "assistant", user: "You" }[item.role] || item.role || "message";
   if (typeof parts === "string") return html`<${Lane} label=${label} icon="message"><${Markdown} text=${parts} /><//>`;
   return html`<${Lane} label=${item.phase ? `${label} · ${item.phase}` : label} icon="message" status=${item.status} picks=${picks}>
     ${parts.map(

@@ -1,15 +1,17 @@
 // The settings of the Playground as a form. Empty fields leave the choice to the server.
 
 import { problemOf } from "../schema/metaschema.js";
-import { BOXES, HOSTED_TOOLS } from "../settings.js";
+import { BOXES, HOSTED_TOOLS, savePreference } from "../settings.js";
 import { html } from "../vendor/preact.js";
+import { enterSends } from "./composer.js";
+import { CloseSide } from "./inspector.js";
 import { useUniqueId } from "./states.js";
 
 const FUNCTION = '[{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]';
 const SERVER = '[{"server_label": "docs", "server_url": "https://example.com/mcp", "require_approval": "always"}]';
 const SCHEMA = '{"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"], "additionalProperties": false}';
 
-export function Settings({ settings, onChange }) {
+export function Settings({ settings, onChange, onClose }) {
   const set = (name) => (event) => onChange({ ...settings, [name]: event.target.type === "checkbox" ? event.target.checked : event.target.value });
   const toggle = (tool) => (event) =>
     onChange({ ...settings, tools: event.target.checked ? [...settings.tools, tool] : settings.tools.filter((other) => other !== tool) });
@@ -18,7 +20,9 @@ export function Settings({ settings, onChange }) {
   const box = (name, placeholder) => html`<${JsonBox} key=${name} name=${name} placeholder=${placeholder} value=${settings[name]} onInput=${set(name)} />`;
   const numeric = (name, label, step, max) =>
     html`<label>${label}<input type="number" min="0" max=${max} step=${step} placeholder="default" value=${settings[name]} onInput=${set(name)} /></label>`;
-  return html`<div class="settings">
+  return html`<aside class="inspector settings" aria-label="Settings">
+    <${CloseSide} onClose=${onClose} /><h2>Settings</h2>
+    <div class="fields">
     ${area("instructions", "Instructions", "You are …")}
     <label>Effort
       <select value=${settings.effort} onChange=${set("effort")}>
@@ -36,10 +40,12 @@ export function Settings({ settings, onChange }) {
     </fieldset>
     ${box("functions", FUNCTION)} ${box("mcpServers", SERVER)} ${box("schema", SCHEMA)}
     <fieldset class="wide"><legend>Run</legend>
-      <label class="check"><input type="checkbox" checked=${settings.background} onChange=${set("background")} /> in the background</label>
       <label class="check"><input type="checkbox" checked=${settings.store} onChange=${set("store")} /> stored</label>
+      <label class="check" title="The answer goes on when this page is closed"><input type="checkbox" disabled=${!settings.store} checked=${settings.background && settings.store} onChange=${set("background")} /> in the background</label>
+      <label class="check"><input type="checkbox" checked=${enterSends()} onChange=${(event) => (savePreference("enter", event.target.checked), onChange({ ...settings }))} /> Enter sends</label>
     </fieldset>
-  </div>`;
+    </div>
+  </aside>`;
 }
 
 /** A box of JSON that says what is wrong with its text as it is typed. */

@@ -17,6 +17,7 @@ function List({ params }) {
   const [error, setError] = useState(null);
   const create = () => post("conversations", {}).then(({ id }) => (location.hash = hashOf({ view: "conversations", id })), setError);
   const columns = [
+    ["Title", (row) => row.metadata?.last_response_id && html`<a class="clip" href=${hashOf({ view: "playground", params: { from: row.metadata.last_response_id } })}>${row.metadata.title}</a>`],
     ["Conversation", (row) => html`<${Id} id=${row.id} href=${hashOf({ view: "conversations", id: row.id })} />`],
     ["Metadata", (row) => html`<span class="clip mono small quiet">${Object.keys(row.metadata || {}).length ? JSON.stringify(row.metadata) : ""}</span>`],
     ["Created", (row) => html`<${Time} at=${row.created_at} />`],

@@ -1,226 +1,226 @@
-// The Playground: a conversation of turns, one or two panes, each with its own settings.
+// The Playground: chats beside one thread, or beside two that answer the same question; settings and events at their side.
 
-import { storedTurns } from "../chain.js";
+import { ChatRecord, readDraft, saveDraft } from "../chats.js";
+import { ChatList, useChats } from "../parts/chat_list.js";
 import { Composer } from "../parts/composer.js";
 import { useFollowEnd } from "../parts/follow_end.js";
+import { Icon } from "../parts/icons.js";
 import { Inspector } from "../parts/inspector.js";
-import { Item, Items } from "../parts/items.js";
 import { Modes } from "../parts/modes.js";
 import { Settings } from "../parts/settings_panel.js";
-import { Empty, Failure, Reconnecting, Status } from "../parts/states.js";
-import { UsageBar } from "../parts/usage_bar.js";
-import { openCalls } from "../reducer.js";
-import { hashOf, parseHash } from "../route.js";
-import { Run } from "../run.js";
-import { bodyOf, loadSettings, saveSettings } from "../settings.js";
+import { Failure, Skeleton } from "../parts/states.js";
+import { Turn } from "../parts/turn.js";
+import { Welcome } from "../parts/welcome.js";
+import { hashOf, parseHash, setParams } from "../route.js";
+import { loadSettings, readPreference, savePreference, saveSettings } from "../settings.js";
+import { Thread, attachmentsOf, questionOf, userMessage } from "../thread.js";
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact.js";
 
 const NO_ROWS = [];
-const EXAMPLES = ["Name three rivers of France.", "Explain a mutex to a child.", "Write a haiku about caches."];
+/** The params of the URL that name the last response of each thread. */
+const PARAMS = ["from", "with"];
+const EMPTY = { text: "", parts: [] };
+const isNarrow = () => matchMedia("(max-width: 1023px)").matches;
+
+/** The URL names the latest stored response, so that a reload shows it, or goes on with it; the view stays as it is. */
+function rememberInUrl(param, id) {
+  const route = parseHash();
+  if (route.view !== "playground" || (route.params[param] || "") === id) return;
+  history.replaceState(null, "", hashOf({ ...route, params: { ...route.params, [param]: id } }));
+}
+
+/** Both threads, made once, whose turns are branches of one chat. */
+function useThreads(onChange, onChat) {
+  const threads = useRef(null);
+  if (!threads.current) {
+    const record = new ChatRecord(onChat);
+    threads.current = PARAMS.map((param) => new Thread({ onChange, record, onShown: (id) => rememberInUrl(param, id) }));
+  }
+  useEffect(() => () => threads.current.forEach((thread) => thread.close()), []);
+  return threads.current;
+}
 
 export function Playground({ route, models }) {
-  const [compare, setCompare] = useState(false);
+  const [, redraw] = useReducer((count) => count + 1, 0);
+  const list = useChats();
+  const threads = useThreads(redraw, (chat) => (list.put(chat), redraw()));
+  const [first, second] = threads;
+  const { compare } = route.params;
+  const shown = compare ? threads : [first];
   const [settings, setSettings] = useState(loadSettings);
-  const [other, setOther] = useState(null);
-  const [shared, setShared] = useState(null);
+  const [draft, setDraft] = useState(EMPTY);
+  const [waiting, setWaiting] = useState(null); // a question that was sent before the models were known
+  const place = useRef(null);
+  const [side, setSide] = useState(() => (isNarrow() ? "" : readPreference("side", "")));
+  const [showsChats, setShowsChats] = useState(() => !isNarrow() && readPreference("chats", true));
+  const [active, setActive] = useState(0);
+  const [selected, setSelected] = useState(null);
+  const others = { ...settings, model: compare || settings.model };
+  const settingsOf = (thread) => (thread === second ? others : settings);
+  const { record } = first;
+  const chats = models.filter((model) => !/embed|minilm/i.test(model.id));
+
   const change = (next) => {
     setSettings(next);
     saveSettings(next);
   };
+  const toggleSide = (name) => {
+    const next = side === name ? "" : name;
+    setSide(next);
+    if (!isNarrow()) savePreference("side", next);
+  };
+  const toggleChats = () => {
+    if (!isNarrow()) savePreference("chats", !showsChats);
+    setShowsChats(!showsChats);
+  };
+  const write = (next) => {
+    setDraft(next);
+    if (next.editing === undefined) saveDraft(first.shown, next.text);
+  };
+
   useEffect(() => {
-    const chats = models.filter((model) => !/embed|minilm/i.test(model.id));
     if (chats.length && !models.some((model) => model.id === settings.model)) change({ ...settings, model: chats[0].id });
   }, [models]);
-  const toggle = () => {
-    setOther({ ...settings });
-    setCompare(!compare);
-  };
-  const pane = (name, own, set, more) =>
-    html`<${Pane} key=${name} models=${models} settings=${own} onSettings=${set} from=${route.params.from} onCompare=${toggle} compare=${compare} ...${more} />`;
-  if (!compare) return pane("one", settings, change, {});
-  return html`<div class="panes">
-    ${pane("one", settings, change, { onSent: setShared, shared: shared?.from === "two" ? shared : null, name: "one" })}
-    ${pane("two", other, setOther, { onSent: setShared, shared: shared?.from === "one" ? shared : null, name: "two" })}
-  </div>`;
-}
-
-/** The URL names the latest stored response, so that a reload shows it, or goes on with it; the view stays as it is. */
-function rememberInUrl(id) {
-  const route = parseHash();
-  if (route.view !== "playground" || (route.params.from || "") === id) return;
-  history.replaceState(null, "", hashOf({ ...route, params: { ...route.params, from: id } }));
-}
-
-function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, shared, name }) {
-  const [, redraw] = useReducer((count) => count + 1, 0);
-  const turns = useRef([]);
-  const [failure, setFailure] = useState(null);
-  const [open, setOpen] = useState(false);
-  const [selected, setSelected] = useState(null);
-  const [draft, setDraft] = useState({ text: "", parts: [] });
-  const [inspects, setInspects] = useState(!matchMedia("(max-width: 1023px)").matches);
-  const { box, content, follows, scrolled } = useFollowEnd(60);
-  const last = turns.current.at(-1);
-
   useEffect(() => {
-    if (!from) return undefined;
-    let isWanted = true;
-    storedTurns(from, redraw).then(
-      (stored) => {
-        if (!isWanted) return stored.forEach((turn) => turn.run.close());
-        turns.current.forEach((turn) => turn.run.close());
-        turns.current = stored;
-        return redraw();
-      },
-      (error) => isWanted && setFailure(error),
-    );
-    return () => (isWanted = false);
-  }, [from]);
-  useEffect(() => () => turns.current.forEach((turn) => turn.run.close()), []);
+    PARAMS.forEach((param, index) => {
+      const thread = threads[index];
+      const id = (index === 0 || compare) && route.params[param];
+      if (id && id !== thread.shown) thread.load(id);
+      else if (!id && (thread.shown || (index === 1 && !compare))) thread.reset();
+    });
+    if (!first.shown && !first.turns.length) record.take(null);
+    const from = route.params.from || "";
+    if (place.current !== from) setDraft({ ...EMPTY, text: readDraft(from) });
+    place.current = from;
+    setSelected(null);
+    if (isNarrow()) setShowsChats(false);
+  }, [route]);
   useEffect(() => {
-    if (shared) send(shared.input, false);
-  }, [shared]);
+    if (!waiting || !settings.model) return;
+    setWaiting(null);
+    submit(waiting.text, waiting.parts);
+  }, [waiting, settings.model]);
   useEffect(() => {
-    const stop = (event) => event.key === "Escape" && turns.current.at(-1)?.run.running && turns.current.at(-1).run.stop();
+    const stop = (event) => event.key === "Escape" && threads.forEach((thread) => thread.isRunning && thread.last.run.stop());
     addEventListener("keydown", stop);
     return () => removeEventListener("keydown", stop);
   }, []);
 
-  function send(input, tells = true) {
-    setFailure(null);
-    const previous = turns.current.findLast((turn) => turn.run.state.response?.store)?.run.state.response;
-    let body;
+  const attempt = (thread, work) => {
     try {
-      body = bodyOf(settings, input, previous);
+      work();
+      return true;
     } catch (error) {
-      setFailure(error);
+      thread.failure = error;
+      redraw();
       return false;
     }
-    if (!previous && turns.current.length) body.input = [...turns.current.flatMap((turn) => [...turn.input, ...turn.run.state.items]), ...input];
-    let isRemembered = compare;
-    const run = new Run(body, ({ state }) => {
-      if (!isRemembered && state.response?.store) {
-        isRemembered = true;
-        rememberInUrl(state.response.id);
-      }
-      redraw();
-    });
-    turns.current = [...turns.current, { input, run, answers: {} }];
-    run.start();
-    redraw();
-    if (tells) onSent?.({ input, from: name, at: Date.now() });
+  };
+  const send = (input, at) => shown.map((thread) => attempt(thread, () => thread.send(settingsOf(thread), input, at))).every(Boolean);
+  const submit = (text, parts) => {
+    if (!settings.model && !models.length) return setWaiting({ text, parts });
+    if (!send([userMessage(text, parts)], draft.editing)) return;
+    saveDraft(first.shown, "");
+    setDraft(EMPTY);
     setSelected(null);
-    follows.current = true;
-    return true;
-  }
+  };
+  const startNew = () => {
+    threads.forEach((thread) => thread.reset());
+    record.take(null);
+    setParams({ from: "", with: "" });
+  };
+  const edit = (thread, index) => {
+    const { input } = thread.turns[index];
+    setDraft({ text: questionOf(input), parts: attachmentsOf(input), editing: index });
+  };
+  const toggleCompare = () => {
+    setActive(0);
+    setParams(compare ? { compare: "", with: "" } : { compare: settings.model || "1", with: first.shown });
+  };
+  const column = (thread, index) => html`<${Column}
+    key=${index}
+    thread=${thread}
+    name=${compare ? ["Left", "Right"][index] : "Chat"}
+    selected=${selected}
+    onSelect=${(item) => (setActive(index), setSelected(item))}
+    onAnswer=${(item, given) => attempt(thread, () => thread.answer(settingsOf(thread), item, given))}
+    onRetry=${(turn) => attempt(thread, () => thread.send(settingsOf(thread), turn.input, thread.turns.indexOf(turn)))}
+    onEdit=${(turn) => edit(thread, thread.turns.indexOf(turn))}
+    empty=${html`<${Welcome} onAsk=${(text) => submit(text, [])} />`}
+    >${compare &&
+    html`<div class="row column-head"><${ModelMenu} label="Model ${["left", "right"][index]}" models=${chats} value=${settingsOf(thread).model} onChange=${(model) => (index ? setParams({ compare: model }) : change({ ...settings, model }))} /></div>`}<//>`;
 
-  function retry(index, input) {
-    turns.current.slice(index).forEach((turn) => turn.run.close());
-    turns.current = turns.current.slice(0, index);
-    if (input) send(input);
-    else {
-      rememberInUrl("");
-      redraw();
-    }
-  }
-
-  function edit(index) {
-    const { input } = turns.current[index];
-    retry(index, null);
-    setDraft({ text: textOf(input), parts: [] });
-  }
-
-  /** Collect answers until all open calls of the last turn have one, then send them together. */
-  function answer(item, given) {
-    const turn = turns.current.at(-1);
-    turn.answers[item.id] = answerItem(item, given);
-    const calls = openCalls(turn.run.state.items);
-    if (calls.every((call) => turn.answers[call.id])) send(calls.map((call) => turn.answers[call.id]), false);
-    else redraw();
-  }
-  const isOpen = (item) => last && !last.run.running && openCalls(last.run.state.items).includes(item) && !last.answers?.[item.id];
-
-  const owner = selected && turns.current.find((turn) => turn.run.state.items.some((item) => item?.id === selected));
-  const shown = (owner || last)?.run;
-
-  return html`<div class="playground ${inspects ? "inspects" : ""}">
-    <section class="main" aria-label="Playground ${name || ""}">
+  return html`<div class="playground ${showsChats ? "lists" : ""} ${side ? "inspects" : ""}">
+    ${showsChats && html`<${ChatList} list=${list} current=${record.chat?.id} onNew=${startNew} onDeleted=${(id) => id === record.chat?.id && startNew()} onClose=${toggleChats} />`}
+    <section class="main" aria-label="Playground">
       <header class="bar">
-        <h1>Playground</h1>
-        <${Modes} current="responses" />
-        <select aria-label="Model" value=${settings.model} onChange=${(event) => onSettings({ ...settings, model: event.target.value })}>
-          ${models.map((model) => html`<option key=${model.id} value=${model.id}>${model.id}</option>`)}
-        </select>
-        <button aria-expanded=${open} onClick=${() => setOpen(!open)}>Settings</button>
+        <${Tool} name="Chats" icon="conversations" isOn=${showsChats} onClick=${toggleChats} />
+        <h1 class="clip">${record.chat?.title || "Playground"}</h1>
         <span class="grow"></span>
-        ${turns.current.length > 0 && html`<button onClick=${() => retry(0, null)}>New</button>`}
-        <button aria-pressed=${compare} onClick=${onCompare}>${compare ? "One pane" : "Compare"}</button>
-        <button aria-pressed=${inspects} onClick=${() => setInspects(!inspects)}>Inspect</button>
+        <${Modes} current="responses" />
+        ${!compare && html`<${ModelMenu} label="Model" models=${chats} value=${settings.model} onChange=${(model) => change({ ...settings, model })} />`}
+        ${!showsChats && html`<${Tool} name="New chat" icon="plus" onClick=${startNew} />`}
+        <${Tool} name="Compare" icon="compare" isOn=${Boolean(compare)} onClick=${toggleCompare} />
+        <${Tool} name="Settings" icon="settings" isOn=${side === "settings"} onClick=${() => toggleSide("settings")} />
+        <${Tool} name="Inspect" icon="traces" isOn=${side === "inspector"} onClick=${() => toggleSide("inspector")} />
       </header>
-      ${open && html`<${Settings} settings=${settings} onChange=${onSettings} />`}
-      <div class="turns" ref=${box} onScroll=${scrolled}><div ref=${content}>
-        ${!turns.current.length &&
-        !failure &&
-        html`<${Empty} title="Ask the model something, or start with one of these.">
-          <div class="row wrap">${EXAMPLES.map((text) => html`<button key=${text} onClick=${() => send([userMessage(text, [])])}>${text}</button>`)}</div>
-        <//>`}
-        ${turns.current.map(
-          (turn, index) => html`<${Turn}
-            key=${index}
-            turn=${turn}
-            selected=${selected}
-            onSelect=${setSelected}
-            actions=${turn === last ? { answer, isOpen } : null}
-            onRetry=${() => retry(index, turn.input)}
-            onEdit=${() => edit(index)}
-          />`,
-        )}
-        ${failure && html`<${Failure} error=${failure} />`}
-      </div></div>
+      <div class="columns">${shown.map(column)}</div>
       <${Composer}
         draft=${draft}
-        onDraft=${setDraft}
-        running=${last?.run.running}
-        onStop=${() => last.run.stop()}
-        onSend=${(text, parts) => send([userMessage(text, parts)])}
+        onDraft=${write}
+        running=${shown.some((thread) => thread.isRunning)}
+        onStop=${() => shown.forEach((thread) => thread.isRunning && thread.last.run.stop())}
+        onSend=${submit}
+        onCancelEdit=${() => setDraft({ ...EMPTY, text: readDraft(first.shown) })}
       />
     </section>
-    ${inspects &&
-    html`<${Inspector} rows=${shown?.rows || NO_ROWS} startedAt=${shown?.startedAt} request=${shown?.request} response=${shown?.state.response} selected=${selected} onSelect=${setSelected} />`}
+    ${side === "settings" && html`<${Settings} settings=${settings} onChange=${change} onClose=${() => toggleSide("settings")} />`}
+    ${side === "inspector" && html`<${Watched} thread=${threads[compare ? active : 0]} selected=${selected} onSelect=${setSelected} onClose=${() => toggleSide("inspector")} />`}
   </div>`;
 }
 
-function Turn({ turn, selected, onSelect, actions, onRetry, onEdit }) {
-  const { run, input } = turn;
-  const { response } = run.state;
-  const status = run.running ? "running" : response?.status;
-  const isUser = input.every((item) => !item.type || item.type === "message");
-  return html`<article class="turn">
-    ${turn.followsDeleted && html`<p class="quiet small">An earlier turn was deleted.</p>`}
-    ${input.map((item, index) => html`<${Item} key=${index} item=${{ type: "message", ...item }} />`)}
-    <${Items} items=${run.state.items} meta=${run.state.meta} running=${run.running} selected=${selected} onSelect=${onSelect} actions=${actions} tools=${response?.tools} />
-    ${run.running && !run.state.items.length && html`<div class="item"><${Waiting} run=${run} /></div>`}
-    <${Reconnecting} run=${run} />
-    ${(run.failure || run.state.error) && html`<${Failure} error=${run.failure || run.state.error} onRetry=${onRetry} />`}
-    ${!run.running &&
-    html`<footer class="row">
-      ${status && status !== "completed" && html`<${Status} status=${status} word=${run.isStopped ? "stopped" : status} />`}
-      ${response?.incomplete_details?.reason && html`<span class="quiet">${response.incomplete_details.reason}</span>`}
-      <${UsageBar} usage=${response?.usage} firstMs=${run.firstAt && run.firstAt - run.startedAt} totalMs=${run.endedAt - run.startedAt || undefined} />
-      <span class="grow"></span>
-      ${isUser && html`<button class="plain" onClick=${onEdit}>Edit</button>`}<button class="plain" onClick=${onRetry}>Retry</button>
-    </footer>`}
-  </article>`;
+/** A button of the bar: its word shows where there is room for it. */
+const Tool = ({ name, icon, isOn, onClick }) =>
+  html`<button class="tool" aria-label=${name} title=${name} aria-pressed=${isOn} onClick=${onClick}><${Icon} name=${icon} /><span class="roomy-only">${name}</span></button>`;
+
+const ModelMenu = ({ label, models, value, onChange }) =>
+  html`<select class="model" aria-label=${label} value=${value} onChange=${(event) => onChange(event.target.value)}>
+    ${models.map((model) => html`<option key=${model.id} value=${model.id}>${model.id}</option>`)}
+  </select>`;
+
+/** The events of the turn whose item is selected, else of the last one. */
+function Watched({ thread, selected, onSelect, onClose }) {
+  const owner = selected && thread.turns.find((turn) => turn.run.state.items.some((item) => item?.id === selected));
+  const run = (owner || thread.last)?.run;
+  return html`<${Inspector} rows=${run?.rows || NO_ROWS} startedAt=${run?.isReplay ? undefined : run?.startedAt} request=${run?.request} response=${run?.state.response} selected=${selected} onSelect=${onSelect} onClose=${onClose} />`;
 }
 
-const Waiting = ({ run }) => html`<${Status} status=${run.state.response?.status === "queued" ? "queued" : "running"} />`;
-
-const userMessage = (text, parts) => ({ role: "user", content: [...(text ? [{ type: "input_text", text }] : []), ...parts] });
-
-const textOf = (input) =>
-  input.flatMap((item) => (typeof item.content === "string" ? [{ text: item.content }] : item.content || [])).map((part) => part.text || "").join("\n");
-
-function answerItem(item, given) {
-  if (item.type === "mcp_approval_request") return { type: "mcp_approval_response", approval_request_id: item.id, approve: given.approve, ...(given.reason && { reason: given.reason }) };
-  return { type: item.type.replace(/_call$/, "_call_output"), call_id: item.call_id, output: given };
+function Column({ thread, name, selected, onSelect, onAnswer, onRetry, onEdit, empty, children }) {
+  const { box, content, follows, scrolled } = useFollowEnd(60);
+  const { turns, last } = thread;
+  useEffect(() => void (follows.current = true), [last]);
+  const later = thread.isRunning ? 0 : thread.laterTurns;
+  return html`<div class="column" role="group" aria-label=${name}>
+    ${children}
+    <div class="turns" ref=${box} onScroll=${scrolled} tabindex="-1"><div ref=${content}>
+      ${thread.isLoading && html`<${Skeleton} />`}
+      ${!turns.length && !thread.failure && !thread.isLoading && empty}
+      ${thread.earlier.length > 0 && html`<button class="more" onClick=${() => thread.loadEarlier()}>${thread.earlier.length} earlier ${thread.earlier.length === 1 ? "turn" : "turns"}</button>`}
+      ${turns.map(
+        (turn, index) => html`<${Turn}
+          key=${turn.run.state.response?.id || index}
+          turn=${turn}
+          index=${index}
+          thread=${thread}
+          selected=${selected}
+          onSelect=${onSelect}
+          actions=${turn === last ? { answer: onAnswer, isOpen: (item) => thread.isOpen(item) } : null}
+          onRetry=${() => onRetry(turn)}
+          onEdit=${() => onEdit(turn)}
+        />`,
+      )}
+      ${thread.failure && html`<${Failure} error=${thread.failure} />`}
+      ${later > 0 && html`<button class="more" onClick=${() => thread.showLater()}>${later} later ${later === 1 ? "turn" : "turns"}</button>`}
+    </div></div>
+  </div>`;
 }

@@ -49,7 +49,7 @@ export const responseColumns = [
   ["Response", (row) => html`<${Id} id=${row.id} href=${hashOf({ view: "responses", id: row.id })} />`],
   ["Status", (row) => html`<${Status} status=${row.status} />`],
   ["Model", (row) => row.model],
-  ["First words", (row) => html`<span class="clip quiet" title=${row.preview || ""}>${row.preview || ""}</span>`],
+  ["First words", (row) => html`<span class="clip quiet" title=${row.preview || ""}>${row.question && html`<b>${row.question}</b> `}${row.preview || ""}</span>`],
   ["Tokens", (row) => html`<span class="tabular">${row.usage ? count(row.usage.total_tokens) : ""}</span>`],
   ["Created", (row) => html`<${Time} at=${row.created_at} />`],
 ];
@@ -64,7 +64,7 @@ export function Responses({ route, models }) {
   const filtered = status || model || search || conversation;
   return html`<div class="page">
     <header class="bar"><h1>Responses</h1><span class="grow"></span>
-      <${SearchBox} params=${route.params} label="Search ids, words, metadata" />
+      <${SearchBox} params=${route.params} label="Search questions, answers, metadata" />
       <button onClick=${pages.reload}>Refresh</button>
     </header>
     <${Filters} params=${route.params} models=${models}>
