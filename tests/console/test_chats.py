@@ -158,7 +158,7 @@ async def test_a_draft_survives_a_reload_and_an_answer_goes_on(open_page: OpenPa
         await expect(page.get_by_label("Message")).to_have_value("")
 
 
-async def exported(page: Page, name: str) -> str:
+async def export_chat(page: Page, name: str) -> str:
     await page.locator(".chats li").get_by_role("button", name="Actions").click()
     async with page.expect_download() as download:
         await page.get_by_role("button", name=name).click()
@@ -174,15 +174,15 @@ async def test_a_chat_is_saved_as_markdown_and_as_json_with_all_branches(open_pa
         await page.get_by_role("button", name="Retry").click()
         await expect(page.get_by_text("Another.")).to_be_visible()
         await turn(page, 1)
-        markdown = await exported(page, "Markdown")
-        saved = json.loads(await exported(page, "JSON"))
+        markdown = await export_chat(page, "Markdown")
+        saved = json.loads(await export_chat(page, "JSON"))
     assert markdown.startswith("# What is it?\n")
     assert "## You\n\nWhat is it?\n\n## scripted\n\nAnother.\n" in markdown
     texts = {each["response"]["output"][-1]["content"][0]["text"] for each in saved["turns"]}
     assert texts == {"One **strong** answer.", "Another."}
 
 
-async def chain_of(served: Served, length: int) -> str:
+async def create_chain(served: Served, length: int) -> str:
     previous: str | None = None
     for number in range(length):
         made = await served.client.responses.create(
@@ -196,7 +196,7 @@ async def chain_of(served: Served, length: int) -> str:
 async def test_a_chain_of_many_turns_opens_at_its_end_and_shows_the_earlier_ones_when_asked(open_page: OpenPage) -> None:
     script = scripted(*[[{"text": f"Answer {number}."}] for number in range(100)])
     async with serving(script) as served:
-        last = await chain_of(served, 100)
+        last = await create_chain(served, 100)
         async with open_page(f"{served.url}/#/playground?from={last}") as page:
             await expect(page.get_by_text("Answer 99.")).to_be_in_viewport()
             await turn(page, 30)

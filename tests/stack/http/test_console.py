@@ -13,10 +13,10 @@ from tests.support.sdk.client import TLS
 from tests.support.servers.serving import serving
 
 MOST_BYTES = 180_000
-"""Of all files but those that are loaded when an answer needs them, each compressed by itself."""
+"""The largest sum over the files that every page loads, each compressed by itself."""
 MOST_LATE_BYTES = 100_000
 LATE = ("highlight", "temml.js")
-"""Vendored libraries that are loaded with the first formula, and with the first code of each language."""
+"""Vendored libraries, loaded with the first formula, and with the first code of each language."""
 MOST_LINES = 300
 KEYED = {"api_keys": ["sk-1"]}
 
