@@ -40,22 +40,22 @@ async () => {
 
 async def test_titles_days_branches_and_exports_are_made_by_pure_functions(open_page: OpenPage) -> None:
     async with serving() as served, open_page(f"{served.url}/") as page:
-        made = await page.evaluate(UNITS)
-    assert made["titles"][:2] == ["What is this ?", "New chat"]
-    assert all(len(title) <= 81 and title.endswith("…") for title in made["titles"][2:])
-    assert made["groups"] == [
+        results = await page.evaluate(UNITS)
+    assert results["titles"][:2] == ["What is this ?", "New chat"]
+    assert all(len(title) <= 81 and title.endswith("…") for title in results["titles"][2:])
+    assert results["groups"] == [
         ["Pinned", ["p"]],
         ["Today", ["a"]],
         ["Yesterday", ["b"]],
         ["Tuesday", ["c"]],
         ["August 2026", ["old"]],
     ]
-    assert made["siblings"] == ["2a", "2b", "2c"]
-    assert (made["path"], made["leaf"], made["left"]) == (["1", "2a", "3"], "2c", "3")
-    assert made["loop"] == [2, 1]
-    assert "## You\n\nQ?" in made["markdown"]
-    assert "## m\n\nA." in made["markdown"]
-    assert "````json" in made["markdown"]
+    assert results["siblings"] == ["2a", "2b", "2c"]
+    assert (results["path"], results["leaf"], results["left"]) == (["1", "2a", "3"], "2c", "3")
+    assert results["loop"] == [2, 1]
+    assert "## You\n\nQ?" in results["markdown"]
+    assert "## m\n\nA." in results["markdown"]
+    assert "````json" in results["markdown"]
 
 
 async def turn(page: Page, number: int) -> None:
@@ -185,7 +185,7 @@ async def test_a_chat_is_saved_as_markdown_and_as_json_with_all_branches(open_pa
 async def create_chain(served: Served, length: int) -> str:
     previous: str | None = None
     for number in range(length):
-        made = await served.client.responses.create(
+        response = await served.client.responses.create(
             model="scripted", input=f"Question {number}", previous_response_id=previous
         )
         previous = made.id
@@ -193,7 +193,9 @@ async def create_chain(served: Served, length: int) -> str:
     return previous
 
 
-async def test_a_chain_of_many_turns_opens_at_its_end_and_shows_the_earlier_ones_when_asked(open_page: OpenPage) -> None:
+async def test_a_chain_of_many_turns_opens_at_its_end_and_shows_the_earlier_ones_when_asked(
+    open_page: OpenPage,
+) -> None:
     script = scripted(*[[{"text": f"Answer {number}."}] for number in range(100)])
     async with serving(script) as served:
         last = await create_chain(served, 100)
