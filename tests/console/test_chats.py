@@ -19,7 +19,8 @@ async () => {
   const { toMarkdown } = await import("/console/exports.js");
   const noon = new Date(2026, 10, 27, 12).getTime() / 1000;
   const chat = (id, days, more) => chatOf({ id, created_at: noon - days * 86400, metadata: { title: id, ...more } });
-  const groups = groupByDay([chat("old", 90), chat("a", 0), chat("p", 50, { pinned: "true" }), chat("b", 1), chat("c", 3)], noon);
+  const chats = [chat("old", 90), chat("a", 0), chat("p", 50, { pinned: "true" }), chat("b", 1), chat("c", 3)];
+  const groups = groupByDay(chats, noon);
   const row = (id, previous_response_id) => ({ id, previous_response_id });
   const branches = new Branches([row("1"), row("2a", "1"), row("2b", "1"), row("3", "2a"), row("4", "lost")]);
   branches.add(row("2c", "1"));
@@ -27,12 +28,14 @@ async () => {
   const loop = new Branches([row("x", "y"), row("y", "x")]);
   const message = (role, text) => ({ type: "message", role, content: [{ type: "output_text", text }] });
   const call = { type: "function_call", name: "look", arguments: "```" };
+  const response = { model: "m", created_at: 1, output: [call, message("assistant", "A.")] };
   return {
     titles: [titleOf("## What is\\n*this*?"), titleOf(""), titleOf("word ".repeat(100)), titleOf("x".repeat(200))],
     groups: groups.map(({ name, chats }) => [name, chats.map(({ id }) => id)]),
-    siblings: branches.siblings("2b"), path: branches.pathTo("3"), leaf: branches.leafOf("1"), left: branches.leafOf("2a"),
+    siblings: branches.siblings("2b"), path: branches.pathTo("3"),
+    leaf: branches.leafOf("1"), left: branches.leafOf("2a"),
     loop: [loop.pathTo("x").length, loop.leafOf("x").length],
-    markdown: toMarkdown("T", [{ response: { model: "m", created_at: 1, output: [call, message("assistant", "A.")] }, input: [message("user", "Q?")] }]),
+    markdown: toMarkdown("T", [{ response, input: [message("user", "Q?")] }]),
   };
 }
 """
@@ -107,7 +110,7 @@ async def test_a_chat_is_listed_renamed_pinned_searched_and_deleted_in_every_bro
 
 
 async def test_edits_and_new_tries_are_branches_that_stay(open_page: OpenPage) -> None:
-    """U24: a turn that was tried again or edited has arrows to its other branches, the first one too, after a reload."""
+    """U24: a turn that was tried again or edited has arrows to its branches, the first one too, after a reload."""
     script = scripted(*([{"text": text}] for text in ("One.", "Two.", "Two again.", "Three.", "Another one.")))
     async with serving(script) as served, open_page(f"{served.url}/") as page:
         await ask(page, "First question")
@@ -188,12 +191,12 @@ async def create_chain(served: Served, length: int) -> str:
         response = await served.client.responses.create(
             model="scripted", input=f"Question {number}", previous_response_id=previous
         )
-        previous = made.id
+        previous = response.id
     assert previous
     return previous
 
 
-async def test_a_chain_of_many_turns_opens_at_its_end_and_shows_the_earlier_ones_when_asked(
+async def test_a_long_chain_opens_at_its_end_and_shows_earlier_turns_when_asked(
     open_page: OpenPage,
 ) -> None:
     script = scripted(*[[{"text": f"Answer {number}."}] for number in range(100)])
