@@ -74,6 +74,7 @@ LONE_INTERFACES: Final = {
 """Interfaces with one class, and why they are there: providers of different APIs do not import each other."""
 OPENS_SOCKETS: Final = {
     # to where requests, models, tools and pages point
+    "providers/common/net/checked_hosts.py",
     "providers/fetcher/connections.py",
     "providers/fetcher/safe.py",
     # to hosts that the run config names

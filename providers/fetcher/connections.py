@@ -1,9 +1,7 @@
 """HTTP/1.1 for the fetcher: httpcore2 over a network backend that connects to checked addresses only.
 
-The backend resolves a name once per connection, checks every address, and connects to one of exactly those; TLS is
-verified against the name. httpcore2 is used without httpx2 around it: a URL is parsed once, in `targets.py`, and sent
-as parsed. No proxy is configured here and none may be: a proxy resolves names itself, so that no address could be
-checked.
+The backend's connections come from `CheckedHosts`; TLS is verified against the name. httpcore2 is used without httpx2
+around it: a URL is parsed once, in `targets.py`, and sent as parsed.
 
 Imported at the first fetch, because httpcore2 costs about 20 ms of start-up.
 """
@@ -11,20 +9,18 @@ Imported at the first fetch, because httpcore2 costs about 20 ms of start-up.
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, contextmanager
-from functools import partial
 from typing import Any, Final
 
 import httpcore2
-from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - socket addresses vary
 
 from apis.errors import FetchFailed
-from providers.fetcher.addresses import AddressPolicy, HostResolver
 from providers.fetcher.body import ACCEPTED_ENCODINGS, FetchLimits, Inflater, too_large_error
 from providers.fetcher.targets import Target
 
-_HAPPY_EYEBALLS_DELAY_S: Final = 0.25
+HostConnect = Callable[[str, int], Awaitable[socket.socket]]
+"""Takes a host and a port; returns a connection to it."""
 _MAX_HEADERS_BYTES: Final = 64 * 1024
 """Response headers above this size fail the fetch. httpcore2 itself stops buffering headers at 100 KiB."""
 _HEADERS_STARTED: Final = "http11.send_request_headers.started"
@@ -33,15 +29,14 @@ _BODY_METHODS: Final = frozenset({"PATCH", "POST", "PUT"})
 
 
 class Connections:
-    """Connections to the addresses that `policy` permits, each for one request; at most `limit` at a time.
+    """Connections that `connect` opens, each for one request; at most `limit` at a time.
 
     `connect_timeout_s` bounds waiting for a free connection, resolving, connecting and the TLS handshake together.
     """
 
     def __init__(
         self,
-        policy: AddressPolicy,
-        resolve: HostResolver,
+        connect: HostConnect,
         context: ssl.SSLContext,
         *,
         limit: int,
@@ -52,7 +47,7 @@ class Connections:
             ssl_context=context,
             max_connections=limit,
             max_keepalive_connections=0,
-            network_backend=_CheckedBackend(policy, resolve),
+            network_backend=_CheckedBackend(connect),
         )
 
     async def request(
@@ -163,11 +158,10 @@ def _protocol_error() -> FetchFailed:
 
 
 class _CheckedBackend(httpcore2.AsyncNetworkBackend):
-    """Network backend that connects to the addresses `resolve` returns, which are checked, and to no other."""
+    """Network backend whose connections `connect` opens, at checked addresses."""
 
-    def __init__(self, policy: AddressPolicy, resolve: HostResolver) -> None:
-        self._resolve = resolve
-        self._open_socket = partial(_open_checked_socket, policy)
+    def __init__(self, connect: HostConnect) -> None:
+        self._connect = connect
 
     async def connect_tcp(
         self,
@@ -177,27 +171,7 @@ class _CheckedBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> "_SocketStream":
-        addresses = [
-            (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port, 0, 0))
-            if ":" in address
-            else (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port))
-            for address in await self._resolve(host, port)
-        ]
-        connected = await start_connection(
-            addresses,
-            happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY_S,
-            interleave=1,
-            socket_factory=self._open_socket,
-        )
-        return _SocketStream(*await asyncio.open_connection(sock=connected))
-
-
-def _open_checked_socket(policy: AddressPolicy, info: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
-    """Open the socket of every connection. The address was checked before; this holds even if it was not."""
-    family, kind, protocol, _, address = info
-    if policy.is_refused(str(address[0])):
-        raise PermissionError("refused")
-    return socket.socket(family, kind, protocol)
+        return _SocketStream(*await asyncio.open_connection(sock=await self._connect(host, port)))
 
 
 class _SocketStream(httpcore2.AsyncNetworkStream):

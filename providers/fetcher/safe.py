@@ -5,7 +5,6 @@ import logging
 import re
 import socket
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,9 +18,10 @@ from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse, FetchSt
 from apis.errors import FetchFailed, FetchRefused
 from apis.imports import import_from_string
 from apis.provider import Provider
-from providers.fetcher.addresses import AddressPolicy, HostResolver, IPNetwork
+from providers.common.net.addresses import AddressPolicy, IPNetwork
+from providers.common.net.checked_hosts import AddressRefused, CheckedHosts, HostResolver, HostUnknown, SystemResolver
 from providers.fetcher.body import FetchLimits
-from providers.fetcher.targets import Target, is_address, resolve_redirect, text_to_host, url_to_target
+from providers.fetcher.targets import Target, resolve_redirect, text_to_host, url_to_target
 
 if TYPE_CHECKING:
     from providers.fetcher.connections import Connections, HopResponse
@@ -37,7 +37,6 @@ _CROSS_ORIGIN_HEADERS: Final = frozenset({"accept", "accept-language", "content-
 """Headers that follow a redirect to another origin. Any other may hold a credential of the first origin."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\ud7ff\ue000-\U0010ffff]*")
-_RESOLVER_THREADS: Final = 16
 _ALL_NETWORKS: Final = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 
 _log = logging.getLogger(__name__)
@@ -112,18 +111,17 @@ class GuardedFetcher(Fetcher):
         self._resolve = resolve or self._resolve_by_system
         self._public_policy = AddressPolicy(config.allowed_private_networks, config.denied_networks)
         self._private_policy = AddressPolicy(_ALL_NETWORKS, config.denied_networks)
-        self._threads: ThreadPoolExecutor | None = None
+        self._resolver: SystemResolver | None = None
         self._connections: dict[AddressPolicy, Connections] = {}
 
     async def start(self) -> None:
-        # Separate threads, so that name servers that never answer do not block other work.
-        self._threads = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="resolve")
+        self._resolver = SystemResolver()
 
     async def close(self) -> None:
         for connections in self._connections.values():
             await connections.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._resolver is not None:
+            self._resolver.close()
 
     async def fetch(self, request: FetchRequest) -> FetchResponse:
         body = bytearray()
@@ -200,8 +198,7 @@ class GuardedFetcher(Fetcher):
         return self._connections.setdefault(
             policy,
             connections_type(
-                policy,
-                partial(self._resolve_host, policy),
+                partial(self._connect, CheckedHosts(policy, self._resolve)),
                 certificates,
                 limit=self._config.max_connections,
                 connect_timeout_s=self._config.connect_timeout_s,
@@ -222,23 +219,18 @@ class GuardedFetcher(Fetcher):
                 "They are the `allowed_hosts` of the run config's `fetcher`.",
             )
 
-    async def _resolve_host(self, policy: AddressPolicy, host: str, port: int) -> Sequence[str]:
-        """Return the addresses of a host, all of which `policy` permits. Raises FetchFailed."""
+    async def _connect(self, hosts: CheckedHosts, host: str, port: int) -> socket.socket:
+        """Return a connection to a host, all of whose addresses the policy of `hosts` permits. Raises FetchFailed."""
         try:
-            addresses = [host] if is_address(host) else await self._resolve(host, port)
-        except (OSError, UnicodeError):
-            addresses = ()
-        if not addresses:
-            raise FetchFailed(f"The host {host} is not known.")
-        if any(policy.is_refused(address) for address in addresses):
+            return await hosts.connect(host, port)
+        except HostUnknown:
+            raise FetchFailed(f"The host {host} is not known.") from None
+        except AddressRefused:
             raise FetchRefused(
                 f"The host {host} has an address that is not of the public internet, which is refused.",
                 "To permit it, add its network to `allowed_private_networks` of the run config's `fetcher`.",
-            )
-        return addresses
+            ) from None
 
     async def _resolve_by_system(self, host: str, port: int) -> Sequence[str]:
-        infos = await asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        )
-        return [str(info[4][0]) for info in infos]
+        assert self._resolver is not None, "started before it fetches"
+        return await self._resolver.resolve(host, port)

@@ -1,15 +1,12 @@
 """The one parser of URLs from outside. A URL that two parsers could read differently is refused."""
 
 import re
-import unicodedata
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 from urllib.parse import quote, urljoin
 
-import idna
-
 from apis.errors import FetchFailed
+from providers.common.net import host_names
 
 MAX_URL_CHARS: Final = 8192
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -20,10 +17,6 @@ _URL: Final = re.compile(
     r"(?P<path>/[^?#]*)?(?P<query>\?[^#]*)?(?:#.*)?",
     re.IGNORECASE,
 )
-_NAME: Final = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
-_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_OTHER_DOTS: Final = re.compile(r"[\u3002\uff0e\uff61]")
-_LOOKALIKE_SCRIPTS: Final = frozenset({"LATIN", "GREEK", "CYRILLIC", "ARMENIAN", "COPTIC", "CHEROKEE"})
 _ASCII: Final = "".join(map(chr, range(0x21, 0x7F)))
 
 
@@ -86,38 +79,7 @@ def resolve_redirect(target: Target, location: str) -> Target:
 def text_to_host(text: str) -> str:
     """Return the canonical form of a host. Raises FetchFailed for text that is no host, and for an address in another
     than its usual spelling."""
-    host = text.lower()
     try:
-        if host.startswith("["):
-            address = IPv6Address(host[1:-1])
-            if address.ipv4_mapped is not None:
-                raise ValueError(host)
-            return address.compressed
-        if not host.isascii():
-            host = _name_to_ascii(host)
-        if len(host) > 253 or not _NAME.fullmatch(host):
-            raise ValueError(host)
-        # Resolvers read 127.1, 2130706433 and 0x7f.1 as addresses; only four decimal numbers are accepted here.
-        return str(IPv4Address(host)) if _is_number(host) else host
+        return host_names.text_to_host(text)
     except ValueError:
         raise FetchFailed("The URL's host is not a name, nor an address in its usual spelling.") from None
-
-
-def is_address(host: str) -> bool:
-    """Return True for a host in canonical form that is an address, not a name."""
-    return ":" in host or _is_number(host)
-
-
-def _is_number(host: str) -> bool:
-    return _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
-
-
-def _name_to_ascii(name: str) -> str:
-    """Encode a name by strict IDNA 2008. The look-alike mapping of UTS 46 would turn circled digits into 127.0.0.1."""
-    if len(name) > 253 or _OTHER_DOTS.search(name):
-        raise ValueError(name)
-    for label in name.split("."):
-        scripts = {unicodedata.name(char, "").partition(" ")[0] for char in label if char.isalpha()}
-        if len(scripts & _LOOKALIKE_SCRIPTS) > 1:
-            raise ValueError(name)
-    return idna.encode(name).decode("ascii")

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from apis.errors import FetchFailed
-from providers.fetcher.addresses import DENIED_NETWORKS, AddressPolicy
+from providers.common.net.addresses import DENIED_NETWORKS, AddressPolicy
 from providers.fetcher.targets import resolve_redirect, url_to_target
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from apis.documents.fetcher import FetchRequest
 from apis.errors import FetchFailed
-from providers.fetcher.addresses import AddressPolicy
+from providers.common.net.addresses import AddressPolicy
 from providers.fetcher.safe import GuardedFetcher
 from tests.support.servers.fetcher_hosts import SITE, Canary, Site, answers, failure_of, fetch, fetching, raw_server
 from tests.support.servers.forbidden_urls import forbidden

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from apis.documents.fetcher import FetchRequest, FetchResponse
 from apis.errors import FetchFailed
-from providers.fetcher.addresses import HostResolver
+from providers.common.net.checked_hosts import HostResolver
 from providers.fetcher.safe import GuardedFetcher
 
 SITE: Final = "127.0.0.2"

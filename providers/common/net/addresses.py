@@ -1,6 +1,6 @@
-"""Address policy of the fetcher: which IP addresses a URL from outside may lead to."""
+"""Address policy: the IP addresses that a URL, or a program in a sandbox, may lead to."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
@@ -8,8 +8,6 @@ import psutil
 
 IPNetwork = IPv4Network | IPv6Network
 IPAddress = IPv4Address | IPv6Address
-HostResolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Takes a host and a port; returns the addresses of the host."""
 
 # `ipaddress.is_global` calls several of these global, and differs between versions of Python.
 DENIED_NETWORKS: Final[tuple[IPNetwork, ...]] = tuple(
