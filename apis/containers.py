@@ -96,6 +96,11 @@ class Containers(ABC):
         """Return the state of the container, without waiting. Raise NotFound."""
 
     @abstractmethod
+    async def update_secrets(self, container_id: str, policy: NetworkPolicy, *, tenant: str) -> None:
+        """Take the values of the policy's `domain_secrets` in place of those that the container was created with. Raise
+        NotFound."""
+
+    @abstractmethod
     async def list(self, params: ContainerListParams, *, tenant: str) -> Page[Container]:
         """Return the tenant's containers on this machine by their creation time. Raise InvalidRequest for an `after`
         that does not exist."""

@@ -1,4 +1,4 @@
-"""Connections to hosts that somebody outside has named: each address is checked after its name was resolved, and again
+"""Connections to hosts that requests and programs name: each address is checked after its name was resolved, and again
 when its socket is opened.
 
 No proxy is used for them and none may be: a proxy resolves names itself, so that no address could be checked.

@@ -45,11 +45,11 @@ from providers.responses.store.response_record import summarize_response
 
 _NO_WORKER_MESSAGE: Final = (
     "No worker is free for this response now, and it cannot wait for one: it holds what is not for storing "
-    "(an MCP server's URL, `authorization` or `headers`)."
+    "(an MCP server's URL, `authorization` or `headers`, or `domain_secrets` of a container)."
 )
 _NO_WINDOW_MESSAGE: Final = (
     "A response with a completion window is stored until it begins, and this one holds what is not for storing (an MCP "
-    "server's URL, `authorization` or `headers`)."
+    "server's URL, `authorization` or `headers`, or `domain_secrets` of a container)."
 )
 
 _MAX_LISTED_RUNS: Final = 1000

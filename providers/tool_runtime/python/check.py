@@ -1,7 +1,7 @@
 """Check that a sandbox isolates, by the kernel's own account and by attempts from inside, before any program runs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -60,10 +60,13 @@ written = open("written", "w").write("x")
 """
 
 
-async def find_isolation_faults(session: PythonSession, *, allow_loopback: bool = False) -> list[str]:
-    """Return the isolation faults of a new session in a sandbox; none when it is isolated."""
+async def find_isolation_faults(
+    session: PythonSession, variables: Iterable[str] = (), *, allow_loopback: bool = False
+) -> list[str]:
+    """Return the isolation faults of a new session in a sandbox, whose environment has further `variables`; none when
+    it is isolated."""
     faults = _find_outside_faults(process_tree(session.pid))
-    names = json.dumps(dict.fromkeys([*ENVIRONMENT, "PWD", "LC_CTYPE", "OLDPWD"]))
+    names = json.dumps(dict.fromkeys([*ENVIRONMENT, *variables, "PWD", "LC_CTYPE", "OLDPWD"]))
     facts = f"ENVIRONMENT = {names.replace('null', 'None')}\nALLOW_LOOPBACK = {allow_loopback}\n"
     outcome = await session.run(facts + _PROBE_PROGRAM)
     faults += outcome.output.splitlines()

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final, TypeVar
 
-from openai.types.container_retrieve_response import ExpiresAfter, NetworkPolicy
+from openai.types.container_retrieve_response import ExpiresAfter
+from openai.types.container_retrieve_response import NetworkPolicy as ShownNetworkPolicy
 from openai.types.file_object import FileObject
 
 from apis.confinement.commands import CommandEvent, CommandsResult, ShellCommand
@@ -26,12 +27,19 @@ from apis.documents.files import Files
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.skills.skills import Skills
 from apis.storage.pages import Page
-from apis.wire.tools import NetworkAllowlist, SkillSource
+from apis.wire.tools import NetworkAllowlist, NetworkPolicy, SkillSource
+from providers.tool_runtime.python.egress.rules import HostRules
+from providers.tool_runtime.python.egress.settings import NetworkSettings
 from providers.tool_runtime.python.files import MAX_FILES_BYTES, is_file_name
 from providers.tool_runtime.python.machine_sessions import MachineSessions
+from providers.tool_runtime.python.network_policies import (
+    build_network_settings,
+    check_network_policy,
+    list_secrets,
+)
 from providers.tool_runtime.python.operations import SessionFile, SessionInfo, SessionOperations
 from providers.tool_runtime.python.sandbox import WORK_FOLDER
-from providers.tool_runtime.python.sessions import SessionSettings
+from providers.tool_runtime.python.sessions import SessionContents, SessionSettings
 from providers.tool_runtime.python.skill_files import SKILLS_FOLDER
 
 ContainerItemT = TypeVar("ContainerItemT", Container, ContainerFile)
@@ -46,6 +54,8 @@ class ContainerPolicy:
     default_settings: SessionSettings
     max_memory_bytes: int
     is_isolated: bool
+    reachable_hosts: HostRules | None = None
+    """Hosts that the run config opens; None where it opens none."""
 
 
 class PythonContainers(Containers):
@@ -66,12 +76,11 @@ class PythonContainers(Containers):
                 param="memory_limit",
                 code="unsupported_value",
             )
-        if isinstance(request.network_policy, NetworkAllowlist):
-            message = "A container has no network here: use the policy 'disabled'."
-            raise Unsupported(message, param="network_policy", code="unsupported_value")
         if request.network_policy is not None and not self._policy.is_isolated:
             message = "The network of a container cannot be turned off here: its backend is not a sandbox."
             raise Unsupported(message, param="network_policy", code="unsupported_value")
+        if isinstance(request.network_policy, NetworkAllowlist):
+            check_network_policy(request.network_policy, self._policy.reachable_hosts)
         if request.skills and not self._policy.is_isolated:
             raise Unsupported("Skills cannot be read-only here: the backend is not a sandbox.", param="skills")
         await self._skills.load(request.skills or (), tenant=tenant)
@@ -95,11 +104,13 @@ class PythonContainers(Containers):
             request.expires_after.minutes * 60 if request.expires_after else default.idle_s,
             _MEMORY_LIMITS_BYTES[request.memory_limit] if request.memory_limit else default.memory_bytes,
             request.name,
+            build_network_settings(request.network_policy),
         )
         name = container_id or f"cntr_{secrets.token_hex(16)}"
         bundles = await self._skills.load(request.skills or (), tenant=tenant)
         skill_files = [replace(file, path=f"{each.name}/{file.path}") for each in bundles for file in each.files]
-        is_created = await self._sessions.create(tenant, name, settings, skill_files, is_new_name=container_id is None)
+        contents = SessionContents(skill_files, list_secrets(request.network_policy))
+        is_created = await self._sessions.create(tenant, name, settings, contents, is_new_name=container_id is None)
         try:
             for file_id in request.file_ids or ():
                 await self.copy_file(name, file_id, tenant=tenant)
@@ -118,6 +129,10 @@ class PythonContainers(Containers):
         return _paginate(
             [self._build_container(info) for info in infos if params.name in (None, info.settings.label)], params
         )
+
+    async def update_secrets(self, container_id: str, policy: NetworkPolicy, *, tenant: str) -> None:
+        secrets = list_secrets(policy)
+        await self._sessions.call(SessionOperations.update_secrets, tenant, container_id, secrets)
 
     async def delete(self, container_id: str, *, tenant: str) -> None:
         await self._sessions.end(tenant, container_id)
@@ -196,8 +211,13 @@ class PythonContainers(Containers):
             memory_limit=next(
                 (limit for limit, size in _MEMORY_LIMITS_BYTES.items() if size == settings.memory_bytes), None
             ),
-            network_policy=NetworkPolicy(type="disabled") if self._policy.is_isolated else None,
+            network_policy=self._build_network_policy(settings.network),
         )
+
+    def _build_network_policy(self, network: NetworkSettings | None) -> ShownNetworkPolicy | None:
+        if network is not None:
+            return ShownNetworkPolicy(type="allowlist", allowed_domains=[*network.allowed_domains])
+        return ShownNetworkPolicy(type="disabled") if self._policy.is_isolated else None
 
 
 def name_to_file_id(container_id: str, name: str) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import platform
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, Final, Literal
@@ -21,8 +21,8 @@ import msgspec
 
 from apis.confinement.commands import CommandEvent, ShellCommand
 from apis.errors import StackError, StoreUnavailable, Unsupported
-from apis.skills.bundle import SkillFile
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Put
+from providers.tool_runtime.python.egress.settings import EgressCounts
 from providers.tool_runtime.python.operations import SessionInfo, SessionOperations, ended_message
 from providers.tool_runtime.python.outcomes import CommandsOutcome, RunOutcome
 from providers.tool_runtime.python.session_client import (
@@ -33,9 +33,10 @@ from providers.tool_runtime.python.session_client import (
     SessionExpired,
     SessionNotFound,
 )
-from providers.tool_runtime.python.sessions import SessionSettings
+from providers.tool_runtime.python.sessions import SessionContents, SessionSettings
 
 _DEPLOYMENT_KEY: Final = "/python-deployment"
+_NOTHING: Final = SessionContents()
 _SERVER_ENDED: Final = "the server process that kept it has ended"
 
 
@@ -56,6 +57,7 @@ class MachineSessions:
         self._client = client
         self._kv = kv
         self._max_use_s = max_use_s
+        self.egress_counts = EgressCounts()
 
     async def start(self) -> None:
         """Join the session server of this store's deployment. Raise ConfigError and StoreUnavailable."""
@@ -75,7 +77,7 @@ class MachineSessions:
         tenant: str,
         name: str,
         settings: SessionSettings,
-        skill_files: Sequence[SkillFile] = (),
+        contents: SessionContents = _NOTHING,
         *,
         is_new_name: bool = False,
     ) -> bool:
@@ -88,7 +90,7 @@ class MachineSessions:
         if machine == "other":
             raise _elsewhere(name)
         loss_reason = _SERVER_ENDED if machine == "this" else ""
-        if not await self._client.call(SessionOperations.create, tenant, name, settings, loss_reason, [*skill_files]):
+        if not await self._client.call(SessionOperations.create, tenant, name, settings, loss_reason, contents):
             return False
         try:
             await self._write_record(tenant, name, settings.idle_s)
@@ -106,6 +108,7 @@ class MachineSessions:
             await self.create(tenant, name, settings)
             outcome = await self.call(SessionOperations.run, tenant, name, code)
         await self._renew_record(tenant, name, outcome.due_record_idle_s)
+        self.egress_counts += outcome.egress
         return outcome
 
     async def run_commands(
@@ -121,6 +124,7 @@ class MachineSessions:
         except SessionNotFound as exc:
             raise (await self._explain_missing(tenant, name) or exc) from None
         await self._renew_record(tenant, name, outcome.due_record_idle_s)
+        self.egress_counts += outcome.egress
         return outcome
 
     async def run_once(self, tenant: str, code: str, settings: SessionSettings) -> RunOutcome:

@@ -2,17 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from apis.confinement.commands import CommandEvent, ShellCommand
 from apis.fair_share import FairShare
-from apis.skills.bundle import SkillFile
 from providers.tool_runtime.python.cgroup import prepare_groups
 from providers.tool_runtime.python.check import find_isolation_faults
 from providers.tool_runtime.python.commands import bind_command
+from providers.tool_runtime.python.egress.proxy import ContainerProxy, Egress
+from providers.tool_runtime.python.egress.settings import EgressCounts, EgressSettings, NetworkSettings, SecretValue
 from providers.tool_runtime.python.messages import SessionFailure
 from providers.tool_runtime.python.outcomes import CommandsOutcome, FileRefused, RunOutcome, SessionEnded
 from providers.tool_runtime.python.sandbox import (
@@ -24,9 +26,17 @@ from providers.tool_runtime.python.sandbox import (
     SandboxUnavailable,
 )
 from providers.tool_runtime.python.session import PythonSession
-from providers.tool_runtime.python.sessions import PythonSessionPool, SessionEntry, SessionKey, SessionSettings
+from providers.tool_runtime.python.sessions import (
+    PythonSessionPool,
+    SessionContents,
+    SessionEntry,
+    SessionKey,
+    SessionSettings,
+)
 
 _log = logging.getLogger(__name__)
+
+_CHECK_OWNER: Final = ("", "check")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,7 @@ class SessionServerConfig:
     allow_loopback: bool = False
     max_tenant_sessions: int | None = None
     several_tenants: bool = False
+    egress: EgressSettings = EgressSettings()  # noqa: RUF009 - it is frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +94,15 @@ class SessionOperations:
             several_tenants=config.several_tenants,
         )
         self._pool = PythonSessionPool(self._start_session, places, 2 * config.limits.wall_s)
-        self._sandbox: asyncio.Task[_CheckedSandbox] = asyncio.ensure_future(_start_sandbox(config))
+        self._egress = Egress(config.egress, several_tenants=config.several_tenants)
+        self._sandbox: asyncio.Task[_CheckedSandbox] = asyncio.ensure_future(_start_sandbox(config, self._egress))
 
     async def close(self) -> None:
         """End all sessions and wait until they have ended."""
         self._sandbox.cancel()
         await asyncio.gather(self._sandbox, return_exceptions=True)
         await self._pool.close()
+        self._egress.close()
 
     async def wait_until_ready(self) -> bool:
         """Return, when the sandbox has passed its check, whether sessions have a control group. Raise SessionFailure
@@ -100,14 +113,21 @@ class SessionOperations:
             raise SessionFailure("config", str(exc)) from exc
 
     async def create(
-        self, tenant: str, name: str, settings: SessionSettings, loss_reason: str, skill_files: list[SkillFile]
+        self, tenant: str, name: str, settings: SessionSettings, loss_reason: str, contents: SessionContents
     ) -> bool:
         """Reserve a place for a session; return False when there is one already. `loss_reason` says why an earlier
         one is gone, where the server itself does not know better."""
         if self._pool.get_entry(tenant, name) is not None:
             return False
-        self._pool.create_session(tenant, name, settings, loss_reason, skill_files)
+        self._pool.create_session(tenant, name, settings, loss_reason, contents)
         return True
+
+    async def update_secrets(self, tenant: str, name: str, secrets: list[SecretValue]) -> None:
+        """Take other values for the secrets of a session."""
+        entry = self._get_entry(tenant, name)
+        entry.contents = replace(entry.contents, secrets=secrets)
+        if entry.session is not None and entry.session.proxy is not None:
+            entry.session.proxy.update_secrets(secrets)
 
     async def run(self, tenant: str, name: str, code: str) -> RunOutcome:
         """Run code in a session."""
@@ -124,7 +144,8 @@ class SessionOperations:
         async with self._pool.use_session((tenant, name, 0)) as (session, loss_reason):
             _log.debug("a command begins to run")
             outcome = await session.run_commands(bound_commands, on_event)
-            return replace(outcome, loss_reason=loss_reason, due_record_idle_s=due_record_idle_s)
+            counts = _take_counts(session)
+            return replace(outcome, loss_reason=loss_reason, due_record_idle_s=due_record_idle_s, egress=counts)
 
     async def run_once(self, tenant: str, settings: SessionSettings, code: str) -> RunOutcome:
         """Run code in a session of its own, which ends with it."""
@@ -198,43 +219,66 @@ class SessionOperations:
         async with self._pool.use_session(key) as (session, loss_reason):
             _log.debug("a program begins to run")
             outcome = await session.run(code)
-            return replace(outcome, loss_reason=loss_reason or outcome.loss_reason)
+            counts = _take_counts(session)
+            return replace(outcome, loss_reason=loss_reason or outcome.loss_reason, egress=counts)
 
-    async def _start_session(self, settings: SessionSettings, skill_files: Sequence[SkillFile]) -> PythonSession:
-        limits = replace(self._config.limits, memory_bytes=settings.memory_bytes)
+    async def _start_session(self, key: SessionKey, entry: SessionEntry) -> PythonSession:
+        limits = replace(self._config.limits, memory_bytes=entry.settings.memory_bytes)
+        tenant, name, _ = key
         try:
-            return await PythonSession.start((await asyncio.shield(self._sandbox)).sandbox, limits, skill_files)
+            sandbox, proxy = (await asyncio.shield(self._sandbox)).sandbox, None
+            if entry.settings.network is not None:
+                owner, secrets = (tenant, name or ""), entry.contents.secrets
+                proxy = await self._egress.open_proxy(owner, entry.settings.network, secrets)
+            return await PythonSession.start(sandbox, limits, entry.contents.skill_files, proxy)
         except (SessionEnded, OSError) as exc:
             _log.warning("a Python session could not start: %s", exc)
             message = "The Python sandbox could not be started; try again later."
             raise SessionFailure("unavailable", message) from exc
 
 
-async def _start_sandbox(config: SessionServerConfig) -> _CheckedSandbox:
+async def _start_sandbox(config: SessionServerConfig, egress: Egress) -> _CheckedSandbox:
     """Return a sandbox that was proven to hold. Raise SandboxUnavailable, with the remedy, when it does not."""
     python = Path(config.python) if config.python else None
     if not config.isolated:
         return _CheckedSandbox(DangerouslyUnsandboxed(python), has_cgroup=False)
     sandbox = await asyncio.to_thread(Bubblewrap, python, allow_loopback=config.allow_loopback)
     await asyncio.to_thread(prepare_groups)
+    checks = [_find_faults(sandbox, config, None)]
+    if config.egress.allowed_hosts:
+        checks.append(_find_faults(sandbox, config, await egress.open_proxy(_CHECK_OWNER, NetworkSettings(()), ())))
     try:
-        session = await PythonSession.start(sandbox, config.limits)
+        results = await asyncio.gather(*checks)
     except SessionEnded as exc:
         raise SandboxUnavailable(
             f"tool_runtime: bubblewrap does not work here: {exc}. It needs unprivileged user namespaces "
             f"(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns) and a current "
             f"version: {REMEDY}"
         ) from exc
-    try:
-        faults = await find_isolation_faults(session, allow_loopback=config.allow_loopback)
-    finally:
-        await session.kill()
-    if faults:
+    if faults := [fault for session_faults, _ in results for fault in session_faults]:
         raise SandboxUnavailable(
             f"tool_runtime: the Python sandbox does not hold here; these are possible in it: "
             f"{'; '.join(faults)}. Use a current bubblewrap: {REMEDY}"
         )
-    return _CheckedSandbox(sandbox, has_cgroup=session.has_cgroup)
+    return _CheckedSandbox(sandbox, has_cgroup=all(has_cgroup for _, has_cgroup in results))
+
+
+async def _find_faults(
+    sandbox: Bubblewrap, config: SessionServerConfig, proxy: ContainerProxy | None
+) -> tuple[list[str], bool]:
+    """Return the isolation faults of a new session, and whether it has a control group. Raise SessionEnded."""
+    session = await PythonSession.start(sandbox, config.limits, (), proxy)
+    try:
+        names = () if proxy is None else proxy.environment
+        allow_loopback = config.allow_loopback or proxy is not None
+        return await find_isolation_faults(session, names, allow_loopback=allow_loopback), session.has_cgroup
+    finally:
+        await session.kill()
+
+
+def _take_counts(session: PythonSession) -> EgressCounts:
+    """Return the work of a session's proxy since the last call."""
+    return session.proxy.take_counts() if session.proxy is not None else EgressCounts()
 
 
 def ended_message(name: str, reason: str) -> str:

@@ -4,8 +4,11 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+from providers.tool_runtime.python.egress.settings import EgressCounts
+
+_NO_EGRESS: Final = EgressCounts()
 ExitStatus = Literal["ok", "exception", "timed_out", "cpu_limit", "memory_limit", "files_limit", "crashed"]
 
 
@@ -15,7 +18,7 @@ class RunOutcome:
     `reason` says why; if `are_files_lost` the session has, and its files are gone too.
 
     The server adds why an earlier session of this name is gone, or "", and the time that this one may be idle when its
-    record in the KVStore is due to be written again, else 0.
+    record in the KVStore is due to be written again, else 0. `egress` counts what the session's proxy did meanwhile.
     """
 
     output: str
@@ -26,6 +29,7 @@ class RunOutcome:
     are_files_lost: bool = False
     loss_reason: str = ""
     due_record_idle_s: float = 0.0
+    egress: EgressCounts = _NO_EGRESS
 
 
 class SessionEnded(Exception):
@@ -55,6 +59,7 @@ class CommandsOutcome:
     are_files_lost: bool = False
     loss_reason: str = ""
     due_record_idle_s: float = 0.0
+    egress: EgressCounts = _NO_EGRESS
 
 
 def describe_exit(status: int) -> str:

@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from apis.containers import Containers
 from apis.documents.files import Files
@@ -14,12 +15,15 @@ from apis.provider import Provider, UserPath
 from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolCall, ToolFile, ToolResult, ToolRuntime, ToolSpec
+from providers.common.net.addresses import IPNetwork
 from providers.tool_runtime.python.containers import (
     ContainerPolicy,
     PythonContainers,
     name_to_file_id,
     name_to_path,
 )
+from providers.tool_runtime.python.egress.rules import HostRule
+from providers.tool_runtime.python.egress.settings import EgressSettings
 from providers.tool_runtime.python.files import guess_media_type
 from providers.tool_runtime.python.machine_sessions import MachineSessions
 from providers.tool_runtime.python.operations import SessionServerConfig
@@ -30,6 +34,59 @@ from providers.tool_runtime.python.sessions import SessionSettings
 
 _log = logging.getLogger(__name__)
 
+
+def _check_host(text: str) -> str:
+    try:
+        HostRule.parse_with_port(text)
+    except ValueError:
+        raise ValueError("expected a host such as example.com, *.example.com or example.com:8443") from None
+    return text
+
+
+class EgressConfig(BaseModel):
+    """Hosts that containers may reach where their request names them, by HTTP and TLS. `*.example.com` is each name
+    below example.com, and not example.com itself. A host has the ports 80 and 443, or the one that stands after it.
+    `allowed_private_networks` permits networks outside the public internet; `denied_networks` forbids more, and wins.
+    `max_connections` counts those of all containers of the machine. `max_container_mib` bounds all that passes for one
+    container, for as long as it lives, `idle_timeout_s` the silence of a connection, `timeout_s` all of its time."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    allowed_hosts: list[Annotated[str, AfterValidator(_check_host)]] = Field(default_factory=list[str])
+    allowed_private_networks: list[IPNetwork] = Field(default_factory=list[IPNetwork])
+    denied_networks: list[IPNetwork] = Field(default_factory=list[IPNetwork])
+    max_connections: int = Field(default=256, ge=1, le=16384)
+    max_container_connections: int = Field(default=32, ge=1, le=1024)
+    max_container_mib: int = Field(default=1024, ge=1)
+    connect_timeout_s: float = Field(default=10.0, gt=0)
+    idle_timeout_s: float = Field(default=60.0, gt=0)
+    timeout_s: float = Field(default=600.0, gt=0)
+
+    def settings(self) -> EgressSettings:
+        """Return the settings as a session server takes them."""
+        return EgressSettings(
+            allowed_hosts=self.allowed_hosts,
+            allowed_private_networks=[str(each) for each in self.allowed_private_networks],
+            denied_networks=[str(each) for each in self.denied_networks],
+            max_connections=self.max_connections,
+            max_container_connections=self.max_container_connections,
+            container_bytes=self.max_container_mib * MIB,
+            connect_timeout_s=self.connect_timeout_s,
+            idle_timeout_s=self.idle_timeout_s,
+            connection_timeout_s=self.timeout_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EgressMetrics:
+    """Work of the proxies of containers, counted with the calls of this process."""
+
+    egress_connections: int
+    egress_refusals: int
+    egress_sent_bytes: int
+    egress_received_bytes: int
+
+
 _OVERHEAD_S: Final = 60.0
 """Seconds that a use of a session may take in addition to its program and the wait for other users: starting it,
 stopping its processes, reading its files."""
@@ -38,7 +95,7 @@ _PYTHON_TOOL: Final = ToolSpec(
     name="python",
     description=(
         "Run Python code in a notebook: variables live from call to call, and the value of the last expression is "
-        "shown. There is no network. Files written into the current folder are given to the user: link to them like "
+        "shown. Files written into the current folder are given to the user: link to them like "
         "[plot.png](sandbox:/mnt/data/plot.png)."
     ),
     parameters={
@@ -80,8 +137,8 @@ class Python(ToolRuntime):
         `max_tenant_sessions` of one tenant where there are several, by default half) or per session (the others). A
         container may ask for as much as `max_memory_mib`. `python` names an interpreter other than the system's, such
         as one of a virtual environment with packages for programs. With `allow_loopback` programs may open TCP and UDP
-        sockets, which reach nothing but themselves. Several tenants need a control group for each session, or
-        `dangerously_share_without_bounds`."""
+        sockets, which reach nothing but themselves. `egress` names the hosts that containers may reach. Several tenants
+        need a control group for each session, or `dangerously_share_without_bounds`."""
 
         backend: Literal["bubblewrap", "dangerously_unsandboxed"] = "bubblewrap"
         python: UserPath | None = None
@@ -96,6 +153,7 @@ class Python(ToolRuntime):
         max_tenant_sessions: int | None = Field(None, ge=1, le=1024)
         idle_timeout_s: float = Field(1200.0, gt=0, le=86400)
         allow_loopback: bool = False
+        egress: EgressConfig = Field(default_factory=EgressConfig)
         dangerously_share_without_bounds: bool = False
 
     def __init__(
@@ -123,11 +181,14 @@ class Python(ToolRuntime):
             allow_loopback=config.allow_loopback,
             max_tenant_sessions=config.max_tenant_sessions,
             several_tenants=tenants.are_several,
+            egress=config.egress.settings(),
         )
+        self._has_egress = bool(config.egress.allowed_hosts)
         self._may_share_without_bounds = config.dangerously_share_without_bounds
         self._sessions = MachineSessions(SessionClient(server, max_use_s), kv_store, max_use_s)
         max_memory_bytes = max(config.memory_mib, config.max_memory_mib) * MIB
-        policy = ContainerPolicy(self._default_settings, max_memory_bytes, self._is_isolated)
+        hosts = config.egress.settings().rules() if self._has_egress else None
+        policy = ContainerPolicy(self._default_settings, max_memory_bytes, self._is_isolated, hosts)
         self._containers = PythonContainers(self._sessions, policy, files, skills)
 
     async def start(self) -> None:
@@ -153,6 +214,12 @@ class Python(ToolRuntime):
             "programs run in bubblewrap with seccomp; memory is measured and bounded for each process, without a "
             f"control group ({_CGROUP_REMEDY})"
         )
+
+    def metrics(self) -> EgressMetrics | None:
+        if not self._has_egress:
+            return None
+        counts = self._sessions.egress_counts
+        return EgressMetrics(counts.connections, counts.refusals, counts.sent_bytes, counts.received_bytes)
 
     def shared_use_risk(self) -> str | None:
         if self._may_share_without_bounds or (self._is_isolated and self._sessions.has_cgroup):

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ from apis.confinement.bubblewrap import (
 )
 from apis.confinement.seccomp import sandbox_filter
 from apis.skills.bundle import SkillFile
-from providers.tool_runtime.python.skill_files import open_skill_files
+from providers.tool_runtime.python.egress.environment import CERTIFICATES_FILE
+from providers.tool_runtime.python.skill_files import Mount, open_memory_file, open_skill_files
 
 REMEDY: Final = f"{INSTALL_HINT}, or choose another tool runtime"
 MIB: Final = 1024 * 1024
@@ -85,6 +86,16 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkAccess:
+    """Needs of a guest that may reach a proxy: a `descriptor` by which it hands its listening socket out, the
+    certificates that its programs trust, in PEM, and their further environment."""
+
+    descriptor: int
+    certificates: bytes
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class GuestLaunch:
     """Command to start one guest, and its first message: its work folder, and the limits that it sets on itself."""
 
@@ -100,7 +111,11 @@ class Sandbox(Protocol):
     is_isolated: bool
 
     def launch(
-        self, channel_fd: int, limits: SandboxLimits, skill_files: Sequence[SkillFile] = ()
+        self,
+        channel_fd: int,
+        limits: SandboxLimits,
+        skill_files: Sequence[SkillFile] = (),
+        network: NetworkAccess | None = None,
     ) -> AbstractContextManager[GuestLaunch]:
         """Open what a guest needs that communicates on the descriptor `channel_fd`, and close it on exit. The skills'
         files are below SKILLS_FOLDER where the guest is isolated."""
@@ -112,8 +127,8 @@ class Bubblewrap:
 
     The interpreter is `python`, or else one below /usr: bound are only /usr, the linker's cache and, for a `python`
     elsewhere, its prefixes. A server that runs as root starts the sandbox as uid 65534, since root is exempt from
-    the limit on processes. With `allow_loopback` programs may connect to servers of their own. Construction raises
-    SandboxUnavailable when something it needs is missing.
+    the limit on processes. With `allow_loopback` programs may connect to servers of their own, as they may where they
+    have access to a proxy. Construction raises SandboxUnavailable when something it needs is missing.
     """
 
     is_isolated = True
@@ -122,6 +137,7 @@ class Bubblewrap:
         self.allow_loopback = allow_loopback
         try:
             self._seccomp_filter = sandbox_filter(allow_loopback=allow_loopback)
+            self._network_filter = sandbox_filter(allow_loopback=True)
             self._python = str(python or _find_system_python())
             self._command_prefix = build_isolation_command(ENVIRONMENT, _find_prefixes(python) if python else [])
         except LookupError:
@@ -133,24 +149,31 @@ class Bubblewrap:
 
     @contextmanager
     def launch(
-        self, channel_fd: int, limits: SandboxLimits, skill_files: Sequence[SkillFile] = ()
+        self,
+        channel_fd: int,
+        limits: SandboxLimits,
+        skill_files: Sequence[SkillFile] = (),
+        network: NetworkAccess | None = None,
     ) -> Generator[GuestLaunch]:
         """See Sandbox."""
         with (
-            open_data_pipe(self._seccomp_filter) as seccomp,
+            open_data_pipe(self._seccomp_filter if network is None else self._network_filter) as seccomp,
             open_data_pipe(_GUEST_PROGRAM) as guest,
             open_skill_files(skill_files) as skills,
+            _open_certificates(network) as certificates,
         ):
             argv = [
                 *self._command_prefix,
                 "--as-pid-1",
                 *_build_scratch_options(limits),
                 *skills.options,
+                *certificates.options,
                 *("--seccomp", str(seccomp), "--ro-bind-data", str(guest), "/guest.py"),
                 *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK_FOLDER),
                 *("--", self._python, "-I", "/guest.py", str(channel_fd)),
             ]
-            yield GuestLaunch(argv, (channel_fd, seccomp, guest, *skills.descriptors), WORK_FOLDER, limits.rlimits())
+            descriptors = (channel_fd, seccomp, guest, *skills.descriptors, *certificates.descriptors)
+            yield GuestLaunch(argv, descriptors, WORK_FOLDER, limits.rlimits())
 
 
 class DangerouslyUnsandboxed:
@@ -163,16 +186,31 @@ class DangerouslyUnsandboxed:
 
     @contextmanager
     def launch(
-        self, channel_fd: int, limits: SandboxLimits, skill_files: Sequence[SkillFile] = ()
+        self,
+        channel_fd: int,
+        limits: SandboxLimits,
+        skill_files: Sequence[SkillFile] = (),
+        network: NetworkAccess | None = None,
     ) -> Generator[GuestLaunch]:
         """See Sandbox."""
         assert not skill_files, "refused when the container is created"
+        assert network is None, "refused when the container is created"
         # NPROC counts all processes of the user, the server's own threads among them.
         rlimits = {name: value for name, value in limits.rlimits().items() if name != "RLIMIT_NPROC"}
         folder = tempfile.mkdtemp(prefix="python-tool-")
         yield GuestLaunch(
             [self._python, "-I", "-c", _GUEST_PROGRAM.decode(), str(channel_fd)], (channel_fd,), folder, rlimits
         )
+
+
+@contextmanager
+def _open_certificates(network: NetworkAccess | None) -> Generator[Mount]:
+    """Open the file of the certificates, and the descriptor by which the guest hands its socket out."""
+    if network is None:
+        yield Mount()
+        return
+    with open_memory_file("certificates", network.certificates) as file:
+        yield Mount(["--ro-bind-data", str(file), CERTIFICATES_FILE], [file, network.descriptor])
 
 
 def _build_scratch_options(limits: SandboxLimits) -> list[str]:

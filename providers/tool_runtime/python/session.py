@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -23,6 +21,8 @@ from providers.tool_runtime.python.commands import (
     GuestMessage,
     parse_written_files,
 )
+from providers.tool_runtime.python.egress.hand_over import HandOver
+from providers.tool_runtime.python.egress.proxy import ContainerProxy
 from providers.tool_runtime.python.files import (
     MAX_FILES,
     MAX_FILES_BYTES,
@@ -30,6 +30,7 @@ from providers.tool_runtime.python.files import (
     parse_file_list,
     parse_returned_files,
 )
+from providers.tool_runtime.python.guest_channel import GuestChannel, PartHandler
 from providers.tool_runtime.python.outcomes import (
     CommandsOutcome,
     FileRefused,
@@ -61,7 +62,6 @@ _WATCH_INTERVAL_S: Final = 0.1
 _CLOSE_WATCH_INTERVAL_S: Final = 0.02
 """Seconds between measurements where no control group holds the memory and half of it is used."""
 _KILL_TIMEOUT_S: Final = 5.0
-_MAX_HEADER_BYTES: Final = MIB
 _PIPE_BYTES: Final = 64 * 1024
 _MAX_DRAIN_READS: Final = 64
 _END_TIMEOUT_S: Final = 5.0
@@ -80,7 +80,7 @@ class _UsageBefore:
     inodes: int
 
 
-_Message = tuple[GuestMessage, bytes, Callable[[GuestMessage, bytes], None] | None]
+_Message = tuple[GuestMessage, bytes, PartHandler | None]
 """A request, its payload, and the function that takes the parts before its reply."""
 _Exchanged = tuple[dict[str, Any], bytes, SessionEnded | None]
 """A reply, its payload, and the limit that was exceeded: the programs have been ended then."""
@@ -92,14 +92,17 @@ class PythonSession:
     Its first process keeps the files. Programs that end, by themselves or at a limit, leave it running.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, sandbox: Sandbox, limits: SandboxLimits) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, channel: GuestChannel, sandbox: Sandbox, limits: SandboxLimits
+    ) -> None:
         self._process = process
+        self._channel = channel
         self._is_isolated = sandbox.is_isolated
         self._limits = limits
         self._folder = ""
         self._cgroup: Cgroup | None = None
         self._output = ProgramOutput(limits.output_bytes)
-        self._channel: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._proxy: ContainerProxy | None = None
         self._output_pipe = -1
         self._was_killed = False
         self._inner_pid = 0
@@ -110,13 +113,44 @@ class PythonSession:
 
     @classmethod
     async def start(
-        cls, sandbox: Sandbox, limits: SandboxLimits, skill_files: Sequence[SkillFile] = ()
+        cls,
+        sandbox: Sandbox,
+        limits: SandboxLimits,
+        skill_files: Sequence[SkillFile] = (),
+        proxy: ContainerProxy | None = None,
     ) -> "PythonSession":
-        """Start a guest. Raise SessionEnded, with the sandbox's output, when none answers within 10 s."""
+        """Start a guest, whose only way out is the `proxy`, which ends with it. Raise SessionEnded, with the sandbox's
+        output, when none answers within 10 s."""
+        with contextlib.ExitStack() as opened:
+            handover = HandOver(opened, proxy) if proxy is not None else None
+            session, hello = await cls._launch(sandbox, limits, skill_files, handover)
+            try:
+                await session._channel.connect()
+                await session._exchange_messages(hello, b"", _START_TIMEOUT_S)
+                await asyncio.to_thread(session._move_into_cgroup)
+                if handover is not None:
+                    handover.serve()
+                    session._proxy = proxy
+            except SessionEnded as exc:
+                raise SessionEnded(f"{exc}: {session._output.text().strip()[:500]}") from exc
+            except BaseException:
+                await session.kill()
+                raise
+        return session
+
+    @classmethod
+    async def _launch(
+        cls,
+        sandbox: Sandbox,
+        limits: SandboxLimits,
+        skill_files: Sequence[SkillFile],
+        handover: HandOver | None,
+    ) -> "tuple[PythonSession, GuestMessage]":
+        """Return the session of a new process, and the first message that it waits for."""
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
         try:
-            with sandbox.launch(theirs.fileno(), limits, skill_files) as launch:
+            with sandbox.launch(theirs.fileno(), limits, skill_files, handover and handover.access) as launch:
                 process = await asyncio.create_subprocess_exec(
                     *launch.argv,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -133,21 +167,11 @@ class PythonSession:
         finally:
             theirs.close()
             os.close(writing)
-        session = cls(process, sandbox, limits)
+        session = cls(process, GuestChannel(ours), sandbox, limits)
         session._folder = launch.folder
         session._start_reading(reading)
-        try:
-            session._channel = await asyncio.open_unix_connection(sock=ours)
-            await session._exchange_messages(
-                {"folder": launch.folder, "rlimits": launch.rlimits}, b"", _START_TIMEOUT_S
-            )
-            await asyncio.to_thread(session._move_into_cgroup)
-        except SessionEnded as exc:
-            raise SessionEnded(f"{exc}: {session._output.text().strip()[:500]}") from exc
-        except BaseException:
-            await session.kill()
-            raise
-        return session
+        hello: GuestMessage = {"folder": launch.folder, "rlimits": launch.rlimits}
+        return session, hello if handover is None else {**hello, "network": handover.message}
 
     @property
     def pid(self) -> int:
@@ -158,6 +182,11 @@ class PythonSession:
     def has_cgroup(self) -> bool:
         """True when a control group bounds the memory and the processes exactly, not only when they are measured."""
         return self._cgroup is not None
+
+    @property
+    def proxy(self) -> ContainerProxy | None:
+        """The session's way out; None where it has none."""
+        return self._proxy
 
     @property
     def has_ended(self) -> bool:
@@ -237,7 +266,7 @@ class PythonSession:
         request: GuestMessage,
         payload: bytes,
         wall_s: float,
-        on_part: Callable[[GuestMessage, bytes], None] | None = None,
+        on_part: PartHandler | None = None,
     ) -> _Exchanged:
         """Send one request and return its reply. `on_part` is called with the parts before it, and raises ValueError
         for a wrong one. Where there is no reply, all processes of the session are ended. A caller that is cancelled has
@@ -264,7 +293,7 @@ class PythonSession:
                 self._resume_processes, with_programs=message[0].get("do") in _PROGRAM_REQUESTS
             )
             self._memory_kills = before.memory_kills
-            exchange = asyncio.ensure_future(self._send_and_receive(*message))
+            exchange = asyncio.ensure_future(self._channel.exchange(*message))
             watch = asyncio.ensure_future(self._watch_limits(before, wall_s, cancelled))
             end: SessionEnded | None = None
             try:
@@ -292,8 +321,8 @@ class PythonSession:
 
     async def _end_programs(self, exchange: "asyncio.Future[tuple[dict[str, Any], bytes]]") -> None:
         """End all programs, and wait for the reply to their request."""
-        if not self.has_ended and self._channel is not None:
-            self._channel[1].write(_encode_message({"do": "kill", "size": 0}))
+        if not self.has_ended:
+            self._channel.send({"do": "kill"})
             await asyncio.wait([exchange], timeout=_END_TIMEOUT_S)
 
     async def _stop_processes(self) -> SessionEnded | None:
@@ -304,33 +333,10 @@ class PythonSession:
         await asyncio.to_thread(resume_descendants, self.pid)
         try:
             async with asyncio.timeout(_END_TIMEOUT_S):
-                await self._send_and_receive({"do": "end"}, b"", None)
+                await self._channel.exchange({"do": "end"}, b"", None)
         except TimeoutError:
             raise end from None
         return end
-
-    async def _send_and_receive(
-        self, request: GuestMessage, payload: bytes, on_part: Callable[[GuestMessage, bytes], None] | None
-    ) -> tuple[dict[str, Any], bytes]:
-        # A reply that a program wrote ahead of time does not have this call's token.
-        assert self._channel is not None, "connected before it is used"
-        reader, writer = self._channel
-        token = secrets.token_hex(8)
-        writer.write(_encode_message({**request, "token": token, "size": len(payload)}) + payload)
-        await writer.drain()
-        with contextlib.suppress(ValueError, RecursionError):
-            while (size := int.from_bytes(await reader.readexactly(4), "big")) <= _MAX_HEADER_BYTES:
-                match json.loads(await reader.readexactly(size)):
-                    case {"token": str(reply_token), "size": int(length)} as reply if (
-                        reply_token == token and 0 <= length <= MAX_FILES_BYTES
-                    ):
-                        data = await reader.readexactly(length)
-                        if on_part is None or "part" not in reply:
-                            return reply, data
-                        on_part(reply, data)
-                    case _:
-                        break
-        raise SessionEnded("it answered something else than was asked")
 
     async def _watch_limits(
         self, before: _UsageBefore, wall_s: float, cancelled: "asyncio.Future[None]"
@@ -469,8 +475,7 @@ class PythonSession:
             asyncio.get_running_loop().remove_reader(self._output_pipe)
             os.close(self._output_pipe)
             self._output_pipe = -1
-        if self._channel is not None:
-            self._channel[1].close()
+        self._channel.close()
         if self._inner_pidfd is not None:
             # It outlives the outermost process for a moment when that one was killed.
             with contextlib.suppress(ProcessLookupError):
@@ -481,6 +486,8 @@ class PythonSession:
                 os.waitid(os.P_PIDFD, self._inner_pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not wait
             os.close(self._inner_pidfd)
             self._inner_pidfd = None
+        if self._proxy is not None:
+            await self._proxy.close()
         await asyncio.to_thread(self._remove_resources)
 
     def _remove_resources(self) -> None:
@@ -489,8 +496,3 @@ class PythonSession:
             self._cgroup.remove()
         if not self._is_isolated:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _encode_message(header: GuestMessage) -> bytes:
-    head = json.dumps(header).encode()
-    return len(head).to_bytes(4, "big") + head

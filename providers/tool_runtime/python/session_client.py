@@ -47,7 +47,7 @@ _CLOSE_TIMEOUT_S: Final = 15.0
 """Seconds to wait for a server to end all sessions when its last worker leaves."""
 _MAX_STARTS: Final = 3
 """Attempts to join a server, which may end just then because its last worker has left."""
-_SERVER_VARIABLES: Final = ("PATH", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+_SERVER_VARIABLES: Final = ("PATH", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """Environment variables that a session server gets: no secret of the deployment is in its memory."""
 
 

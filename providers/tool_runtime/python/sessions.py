@@ -13,6 +13,7 @@ from typing import Final
 
 from apis.fair_share import FairShare, Place
 from apis.skills.bundle import SkillFile
+from providers.tool_runtime.python.egress.settings import NetworkSettings, SecretValue
 from providers.tool_runtime.python.messages import SessionFailure
 from providers.tool_runtime.python.session import PythonSession
 
@@ -28,11 +29,24 @@ SessionKey = tuple[str, str | None, int]
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """Settings of one session, which is ended `idle_s` after its last use. `label` is its name in listings."""
+    """Settings of one session, which is ended `idle_s` after its last use. `label` is its name in listings; without a
+    `network` nothing can be reached."""
 
     idle_s: float
     memory_bytes: int
     label: str = "auto"
+    network: NetworkSettings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContents:
+    """Contents of a new session: files of skills, and the values of secrets, which are kept outside of it."""
+
+    skill_files: Sequence[SkillFile] = ()
+    secrets: Sequence[SecretValue] = ()
+
+
+_NOTHING: Final = SessionContents()
 
 
 @dataclass(slots=True)
@@ -41,7 +55,7 @@ class SessionEntry:
 
     settings: SessionSettings
     place: Place
-    skill_files: Sequence[SkillFile] = ()
+    contents: SessionContents = field(default_factory=SessionContents)
     session: PythonSession | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     user_count: int = 0
@@ -76,7 +90,7 @@ class PythonSessionPool:
 
     def __init__(
         self,
-        start_session: Callable[[SessionSettings, Sequence[SkillFile]], Awaitable[PythonSession]],
+        start_session: Callable[[SessionKey, SessionEntry], Awaitable[PythonSession]],
         places: FairShare,
         lock_timeout_s: float,
     ) -> None:
@@ -108,7 +122,7 @@ class PythonSessionPool:
         name: str | None,
         settings: SessionSettings,
         loss_reason: str = "",
-        skill_files: Sequence[SkillFile] = (),
+        contents: SessionContents = _NOTHING,
     ) -> SessionKey:
         """Reserve a place for a session, whose process starts with its first use.
 
@@ -117,7 +131,7 @@ class PythonSessionPool:
         """
         key = (tenant, name, next(self._numbers) if name is None else 0)
         if key not in self._entries:
-            self._entries[key] = SessionEntry(settings, self._take_place(tenant), skill_files)
+            self._entries[key] = SessionEntry(settings, self._take_place(tenant), contents)
             if loss_reason and key not in self._loss_reasons:
                 self._record_loss(key, loss_reason)
             self._schedule_expiry(key)
@@ -191,7 +205,7 @@ class PythonSessionPool:
 
     async def _ensure_started(self, key: SessionKey, entry: SessionEntry) -> PythonSession:
         if entry.session is None and self._entries.get(key) is entry:
-            entry.session = await self._start_session(entry.settings, entry.skill_files)
+            entry.session = await self._start_session(key, entry)
         if entry.session is None or self._entries.get(key) is not entry:
             if entry.session is not None:
                 await entry.session.kill()

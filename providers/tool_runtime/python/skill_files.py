@@ -15,7 +15,7 @@ _MAX_OVERHEAD_BYTES: Final = 4096 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class SkillMount:
+class Mount:
     """Options of bubblewrap, and the descriptors that they read from."""
 
     options: Sequence[str] = ()
@@ -23,21 +23,30 @@ class SkillMount:
 
 
 @contextmanager
-def open_skill_files(files: Sequence[SkillFile]) -> Generator[SkillMount]:
+def open_memory_file(name: str, data: bytes) -> Generator[int]:
+    """Open a file that is in memory only, at its beginning, and close it on exit."""
+    descriptor = os.memfd_create(name)
+    try:
+        with open(descriptor, "wb", closefd=False) as stream:
+            stream.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def open_skill_files(files: Sequence[SkillFile]) -> Generator[Mount]:
     """Open the files in memory, and close them on exit; no files need nothing."""
     if not files:
-        yield SkillMount()
+        yield Mount()
         return
     size_bytes = sum(len(file.data) for file in files) + _MAX_OVERHEAD_BYTES
     options, descriptors = ["--size", str(size_bytes), "--tmpfs", SKILLS_FOLDER], list[int]()
     with ExitStack() as opened:
         for file in files:
-            descriptor = os.memfd_create("skill")
-            opened.callback(os.close, descriptor)
-            with open(descriptor, "wb", closefd=False) as stream:
-                stream.write(file.data)
-            os.lseek(descriptor, 0, os.SEEK_SET)
+            descriptor = opened.enter_context(open_memory_file("skill", file.data))
             mode = "0555" if file.is_executable else "0444"
             options += ["--perms", mode, "--file", str(descriptor), f"{SKILLS_FOLDER}/{file.path}"]
             descriptors.append(descriptor)
-        yield SkillMount([*options, "--remount-ro", SKILLS_FOLDER], descriptors)
+        yield Mount([*options, "--remount-ro", SKILLS_FOLDER], descriptors)

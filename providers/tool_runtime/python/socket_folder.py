@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from apis import confinement
+from providers.common import net
 
 _MAX_FOLDERS: Final = 16
 """Names of which the first one is used that no other user has taken."""
@@ -28,8 +29,8 @@ def socket_path(deployment_id: str, config: bytes) -> Path:
     first. Where one has seen it, and creates it after a restart of the machine, the next name is the folder's.
     """
     identity = hashlib.sha256(f"{deployment_id}\n".encode() + config)
-    for folder in (Path(__file__).parent, Path(confinement.__file__).parent):
-        for file in sorted(folder.glob("*.py")):
+    for folder in (Path(__file__).parent, Path(confinement.__file__).parent, Path(net.__file__).parent):
+        for file in sorted(folder.rglob("*.py")):
             identity.update(file.read_bytes())
     names = (hashlib.sha256(f"{deployment_id}\n{number}".encode()).hexdigest()[:16] for number in range(_MAX_FOLDERS))
     folders = [Path(tempfile.gettempdir(), f"python-sessions-{name}") for name in names]

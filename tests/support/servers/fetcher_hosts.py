@@ -178,13 +178,14 @@ def raw_deflate(data: bytes) -> bytes:
     return packer.compress(data) + packer.flush()
 
 
-async def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A self-signed certificate for `name`, and its key."""
+async def certificate(folder: Path, name: str, *addresses: str) -> tuple[Path, Path]:
+    """A self-signed certificate for `name` and the addresses, and its key."""
+    names = ",".join([f"DNS:{name}", *(f"IP:{address}" for address in addresses)])
     cert, key = folder / "cert.pem", folder / "key.pem"
     openssl = await asyncio.create_subprocess_exec(
         *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
         *("-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", f"/CN={name}"),
-        *("-addext", f"subjectAltName=DNS:{name}"),
+        *("-addext", f"subjectAltName={names}"),
         stderr=asyncio.subprocess.DEVNULL,
     )
     async with asyncio.timeout(20):

@@ -14,6 +14,7 @@ from apis.containers import Container, Containers, CreateContainer
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.wire.items import Item
 from apis.wire.tool_items import CodeInterpreterCallItem, ShellCallItem
+from apis.wire.tools import DomainSecret, NetworkAllowlist
 from providers.responses.tools.container.message_files import (
     MessageFile,
     copy_message_files,
@@ -72,7 +73,8 @@ class RequestContainer:
         self._field = field
         self._tenant = context.tenant
         self._copied_keys: set[str] = set()
-        self._skills_digest = "" if isinstance(declared, str) else _digest_skills(declared)
+        self._setup_digest = "" if isinstance(declared, str) else _digest_setup(declared)
+        self._network_notice = describe_network(())
         self._creation_lock = asyncio.Lock()
         self._idle_minutes: int | None = None
         """Minutes without a call after which the container ends, once it is there."""
@@ -85,14 +87,14 @@ class RequestContainer:
 
     @property
     def description(self) -> str:
-        """Text for the tool's description that says where the files of messages are; "" where there are none."""
-        return _MESSAGE_FILES_NOTICE if has_message_files(self._context.items) else ""
+        """Text for the tool's description: what programs may reach, and where the files of messages are."""
+        return self._network_notice + (_MESSAGE_FILES_NOTICE if has_message_files(self._context.items) else "")
 
     @property
     def state(self) -> dict[str, Any]:
         """The JSON value to record with a call's result: which files have been copied into the container."""
         state: dict[str, Any] = {"container_id": self.id, "file_ids": sorted(self._copied_keys)}
-        return {**state, "skills": self._skills_digest} if self._skills_digest else state
+        return {**state, "setup": self._setup_digest} if self._setup_digest else state
 
     async def check(self) -> None:
         """Choose the container. Raises NotFound, Unsupported or InvalidRequest, with the field's name, for one that
@@ -130,16 +132,21 @@ class RequestContainer:
         declared = self._declared
         if isinstance(declared, str):
             try:
-                await self._containers.get(declared, tenant=self._tenant)
+                container = await self._containers.get(declared, tenant=self._tenant)
             except (NotFound, Unsupported) as exc:
                 exc.param = self._field
                 raise
+            policy = container.network_policy
+            self._network_notice = describe_network((policy.allowed_domains if policy else None) or ())
             return _ContainerChoice(declared)
+        policy = declared.network_policy
+        if isinstance(policy, NetworkAllowlist):
+            self._network_notice = describe_network(policy.allowed_domains, policy.domain_secrets or ())
         items = self._context.items
         positions = reversed(items.positions(CodeInterpreterCallItem, ShellCallItem))
         earlier = [call for at in positions if (call := self._read_call(items.items[at])) is not None]
         container_ids = dict.fromkeys(call.container_id for call in earlier if call.container_id)
-        fitting_ids = (container_id for container_id in container_ids if self._has_same_skills(container_id))
+        fitting_ids = (container_id for container_id in container_ids if self._has_same_setup(container_id))
         for container_id in islice(fitting_ids, _MAX_CONTAINER_LOOKUPS):
             # an unreachable container counts as deleted
             with suppress(NotFound, Unsupported):
@@ -152,10 +159,10 @@ class RequestContainer:
             is_state_lost=any(call.has_run for call in earlier),
         )
 
-    def _has_same_skills(self, container_id: str) -> bool:
-        """Return whether a container was created with the skills of this request: none can be added later."""
-        digests = (state.get("skills", "") for state in self._recorded_states(container_id))
-        return next(digests, "") == self._skills_digest
+    def _has_same_setup(self, container_id: str) -> bool:
+        """Return whether a container was created with the skills and the network of this request: neither changes."""
+        digests = (state.get("setup", "") for state in self._recorded_states(container_id))
+        return next(digests, "") == self._setup_digest
 
     def _recorded_states(self, container_id: str) -> Iterator[dict[str, Any]]:
         """Yield the `state` that earlier calls in a container recorded."""
@@ -169,6 +176,9 @@ class RequestContainer:
         chosen, tenant = self._choice, self._tenant
         file_ids = (chosen.new_container.file_ids if chosen.new_container else None) or []
         if not chosen.was_never_created and await self._exists():
+            policy = chosen.new_container.network_policy if chosen.new_container else None
+            if isinstance(policy, NetworkAllowlist) and policy.domain_secrets:
+                await self._containers.update_secrets(chosen.id, policy, tenant=tenant)
             for file_id in file_ids:
                 if file_id not in self._copied_keys:
                     await self._containers.copy_file(chosen.id, file_id, tenant=tenant)
@@ -205,9 +215,26 @@ class RequestContainer:
         self._idle_minutes = container.expires_after.minutes if container.expires_after else None
 
 
-def _digest_skills(request: CreateContainer) -> str:
-    """Return a text that is equal for equal skills; "" for none."""
-    if not request.skills:
-        return ""
-    declared = [skill.model_dump_json() for skill in request.skills]
-    return hashlib.sha256("\n".join(declared).encode(errors="surrogatepass")).hexdigest()[:32]
+def describe_network(domains: Sequence[str], secrets: Sequence[DomainSecret] = ()) -> str:
+    """Return the part of a tool's description about what programs in a container may reach."""
+    if not domains:
+        return " There is no network."
+    hosts = " By HTTP and HTTPS, through the proxy of their environment, programs reach these hosts alone: "
+    hosts += f"{', '.join(domains)}."
+    if not secrets:
+        return hosts
+    names = ", ".join(f"{secret.name} ({secret.domain})" for secret in secrets)
+    return (
+        f"{hosts} These environment variables hold placeholders of secrets, to be sent in headers of HTTPS requests to "
+        f"their hosts, such as `Authorization: Bearer ${secrets[0].name}`: {names}."
+    )
+
+
+def _digest_setup(request: CreateContainer) -> str:
+    """Return a text that is equal for equal skills and networks; "" for none. It does not depend on secret values."""
+    declared = [skill.model_dump_json() for skill in request.skills or ()]
+    policy = request.network_policy
+    if isinstance(policy, NetworkAllowlist):
+        declared.append(policy.model_dump_json())
+        declared += sorted(f"{secret.domain} {secret.name}" for secret in policy.domain_secrets or ())
+    return hashlib.sha256("\n".join(declared).encode(errors="surrogatepass")).hexdigest()[:32] if declared else ""

@@ -40,7 +40,7 @@ from providers.responses.tools.tool_context import ToolContext
 _DESCRIPTION: Final = (
     "Runs shell commands in a Linux container and returns what each wrote to stdout and stderr, and its exit code. "
     "Commands of one call run at the same time: put those that depend on each other into one, joined by `&&`. Files "
-    "stay from call to call; there is no network. Files written into the current folder, /mnt/data, are given to the "
+    "stay from call to call. Files written into the current folder, /mnt/data, are given to the "
     "user: link to them like [plot.png](sandbox:/mnt/data/plot.png)."
 )
 _FAILURE_EXIT_CODE: Final = 126
