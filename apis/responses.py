@@ -22,8 +22,8 @@ from apis.accounts.charges import Charge
 from apis.batches.spare_capacity import SpareCapacity
 from apis.chat import Sampling
 from apis.conversations import Conversations, ItemInclude, contains_text
-from apis.errors import Unsupported
-from apis.events import ResponseEvent, ResponseEventBatch
+from apis.errors import StackError, Unsupported
+from apis.events import EventBatch, ResponseEvent, ResponseEventBatch
 from apis.observation.background import Observation
 from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
@@ -274,6 +274,18 @@ class ItemList(Wire):
     has_more: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A response that is to follow a steered one by itself, on its stream: its id and request. `posted` is the input
+    that it reads, each with its id; an event of its failure has the number `next_number`."""
+
+    response_id: str
+    previous_response_id: str
+    request: CreateResponse
+    posted: Sequence[tuple[str, Any]]
+    next_number: int
+
+
 class Session(ABC):
     """The responses of one connection. Unlike `Responses.respond`, it lets a request continue an unstored response, in
     this session only and as long as the session's memory lasts. A response that continues another on the same stream
@@ -289,10 +301,25 @@ class Session(ABC):
         generate: bool = True,
         charge: Charge | None = None,
         caller: Caller | None = None,
+        successor_id: str | None = None,
     ) -> None:
         """Create a response as `Responses.respond` does, never in the background; several may run at a time. Without
-        `generate` no model is called: the response holds its input for later responses to continue. Raises
-        InvalidRequest also for a stored response that continues an unstored one."""
+        `generate` no model is called: the response holds its input for later responses to continue. With
+        `successor_id` it is a Successor. Raises InvalidRequest also for a stored response that continues an unstored
+        one."""
+
+    @abstractmethod
+    async def steer(self, request: SteerResponse) -> bool:
+        """Steer a response that runs in this session: the events of the response say whether the input is accepted.
+        Return False, and do nothing, for any other response. Raises SteeringRefused for one that has ended here."""
+
+    @abstractmethod
+    def take_successor(self, *, stream_id: str = "") -> Successor | None:
+        """Return the response that is to follow the one that has just ended on that stream, once."""
+
+    @abstractmethod
+    async def fail_successor(self, successor: Successor, error: StackError) -> EventBatch:
+        """Drop the input of a successor that could not be created; return the events that give it back."""
 
     @abstractmethod
     def forget(self, response_id: str, *, stream_id: str = "") -> None:

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from openai.types.responses import Response
@@ -53,7 +54,7 @@ from providers.responses.context.request_inference import RequestInferences
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import ResponsePreparer
 from providers.responses.run.response_runner import ResponseRunner
-from providers.responses.session import LoopSession
+from providers.responses.session import LoopSession, SessionHistory
 from providers.responses.settings import LoopSettings
 from providers.responses.store.history_cache import HistoryCache
 from providers.responses.store.history_keys import EVICTABLE_KINDS, LINE_KIND
@@ -158,7 +159,7 @@ class ResponsesLoop(Responses):
         caller: Caller | None = None,
     ) -> None:
         pending = await self._preparer.prepare(request, tenant, ResponseIds(response_id), caller=caller)
-        lasting_key = await self._accounts.find_lasting_key(caller) if request.background and caller is not None else ""
+        lasting_key = await self._find_key(caller) if request.background else ""
         pending = pending.charged_to(charge, lasting_key)
         view = self._views.of_create(request)
         request = pending.request
@@ -167,14 +168,26 @@ class ResponsesLoop(Responses):
                 async for logged_events in logged_batches:
                     await sink.put(view.show_events(logged_events))
             return
-        run = self._runner.run_input_only if request.is_prewarm else self._runner.run
-        await run(pending, sink, view)
+        if request.is_prewarm:
+            await self._runner.run_input_only(pending, sink, view)
+        elif request.store is False:
+            await self._runner.run(pending, sink, view)
+        else:
+            find_key = partial(self._find_key, caller)
+            with self._background.steering.opened(pending, find_key) as open_pending:
+                await self._runner.run(open_pending, sink, view)
+
+    async def _find_key(self, caller: Caller | None) -> str:
+        """Return the id of the key for work that goes on without its request."""
+        return "" if caller is None else await self._accounts.find_lasting_key(caller)
 
     async def find_window(self, model: str) -> int | None:
         return await self._model_catalog.find_window(model)
 
     def open_session(self, *, tenant: str) -> Session:
-        return LoopSession(tenant, self._history, self._session_cache, self._preparer, self._runner, self._views)
+        mailboxes = self._background.steering.mailboxes
+        session_history = SessionHistory(self._history, self._session_cache, tenant)
+        return LoopSession(tenant, session_history, self._preparer, self._runner, self._views, mailboxes)
 
     async def get(self, response_id: str, *, include: Sequence[str] = (), tenant: str) -> Response:
         response = await self._load(response_id, tenant)

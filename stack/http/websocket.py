@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,18 +14,21 @@ import orjson
 from openai.types.responses import ResponseStreamEvent
 from starlette.types import Receive, Scope, Send
 
+from apis.accounts.charges import Charge
 from apis.errors import (
     InvalidRequest,
     Overloaded,
     RateLimited,
     StackError,
+    SteeringRefused,
     Unauthorized,
     Unsupported,
     error_to_body,
 )
+from apis.events import TERMINAL_EVENTS
 from apis.fair_share import Place
-from apis.responses import CreateResponse, Session
-from apis.sink import Stream
+from apis.responses import CreateResponse, Session, Successor
+from apis.sink import Sink, Stream
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
 from providers.common.fair_turns import REQUEST_WORK, calculate, current_turn
 from providers.common.held_bytes import HELD_PLACES
@@ -36,6 +39,7 @@ from stack.http.parsing import is_large, read_object, validate_request
 from stack.http.peer import Peer, get_peer
 from stack.http.request_record import WEBSOCKET, RequestRecord
 from stack.http.sse import ApiDialect, encode_message, read_dialect, select_events
+from stack.http.steering import accepted_message, failed_message, measure_posted, parse_steer
 from stack.http.streams import SHUTTING_DOWN_MESSAGE
 from stack.serving.socket_connection import DRAIN_MESSAGE_TYPE
 
@@ -89,6 +93,8 @@ class _CreateMessage:
     is_large: bool
     places: list[Place]
     """Places that the message holds among the bodies in progress."""
+    successor: Successor | None = None
+    """The response that no message asks for: it follows a steered one by itself."""
 
 
 class _SocketHandler:
@@ -188,6 +194,11 @@ class _SocketHandler:
             self._shares.cover_body(places, size_bytes, self._tenant)
             fields = await read_object(body)
             del body
+            if fields.get("type") == "response.steer":
+                await self._require_key()
+                await self._steer(fields, is_large=is_large_message)
+                _release(places)
+                return
             stream_id = self._parse_stream_id(fields.pop("stream_id", None))
             await self._require_key()
             _check_type(fields.pop("type", None))
@@ -214,6 +225,17 @@ class _SocketHandler:
         except Unauthorized as exc:
             self._begin_close(exc, _CLOSE_POLICY)
             raise
+
+    async def _steer(self, fields: dict[str, Any], *, is_large: bool) -> None:
+        """Send input to a running response. If it runs on this connection, its events say whether that is accepted."""
+        try:
+            if self._close_reason is not None:
+                raise SteeringRefused(self._close_reason.message, code="response_not_active")
+            request = await parse_steer(fields, is_large=is_large)
+            if not await self._session.steer(request):
+                await self._send(accepted_message(await self._stack.responses.steer(request, tenant=self._tenant)))
+        except StackError as exc:
+            await self._send(failed_message(exc, fields))
 
     def _queued_bytes(self) -> int:
         return sum(create_message.size_bytes for create_message in self._queue)
@@ -252,24 +274,23 @@ class _SocketHandler:
         record.status = 200
         context = HttpContext(record, self._finish_response, {}, self._tenant, self._caller)
         context.places = create_message.places
-        events: Sequence[ResponseStreamEvent] = ()
+        last: ResponseStreamEvent | None = None
         HELD_PLACES.set(context.places)
         previous_id = create_message.fields.get("previous_response_id")
         try:
             granted, generate = await self._parse_granted(create_message)
             create_message.fields.clear()  # the request has them now
-            request = granted.sent
+            request, stream_id = granted.sent, create_message.stream_id
             charge = await open_charge(self._stack.accounts, self._caller, granted, create_message.size_bytes)
             context.charge = charge
             context.places.append(await self._admission.enter(self._tenant, request))
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
-            salted, stream_id = self._add_salt(request, self._tenant), create_message.stream_id
-            options = {"generate": generate, "charge": charge, "caller": self._caller}
-            respond = partial(self._session.respond, salted, stream_id=stream_id, **options)
+            respond = self._bind_respond(create_message, request, generate=generate, charge=charge)
             record.expect_response()
             encode = partial(encode_message, dialect=self._dialect, stream_id=stream_id, obfuscate=obfuscate)
             async with aclosing(Stream[ResponseStreamEvent](respond)) as batches:
                 async for events in batches:
+                    last = events[-1] if events[-1].type in TERMINAL_EVENTS else last
                     if not started:
                         started = True
                         record.observe(events[0])
@@ -277,6 +298,7 @@ class _SocketHandler:
                         await self._send(encode(event))
                     if self._write_text is not None:
                         batches.push_to(partial(self._push, self._write_text, encode))
+            await self._queue_successor(stream_id)
         except _ConnectionClosed:
             _log.info("a client left its WebSocket early")
         except Exception as exc:  # noqa: BLE001 - the stream's outer edge
@@ -289,13 +311,44 @@ class _SocketHandler:
                 _log.info("a stream failed: %s", error.message)
             else:
                 record.status = error.status
-                await self._send_error(error, create_message.stream_id)
+                await self._send_refusal(error, create_message)
         finally:
-            if events:
-                record.observe(events[-1])
+            if last is not None:
+                record.observe(last)
             del self._running_tasks[create_message.stream_id]
             context.end()
             self._start_queued()
+
+    def _bind_respond(
+        self, create_message: _CreateMessage, request: CreateResponse, *, generate: bool, charge: Charge | None
+    ) -> Callable[[Sink[ResponseStreamEvent]], Coroutine[Any, Any, None]]:
+        """Return the call that puts the events of a response into its argument."""
+        successor, successor_id = create_message.successor, None
+        if successor is None:
+            request = self._add_salt(request, self._tenant)
+        else:  # its request has the salt of the one before
+            successor_id = successor.response_id
+        options = {"generate": generate, "charge": charge, "caller": self._caller, "successor_id": successor_id}
+        return partial(self._session.respond, request, stream_id=create_message.stream_id, **options)
+
+    async def _queue_successor(self, stream_id: str) -> None:
+        """Put the response that is to follow the one which has just ended before all others of its stream."""
+        successor = self._session.take_successor(stream_id=stream_id)
+        if successor is not None:
+            create_message = _CreateMessage(stream_id, {}, measure_posted(successor), False, [], successor)
+            if self._close_reason is None:
+                self._queue.insert(0, create_message)
+            else:
+                await self._send_refusal(self._close_reason, create_message)
+
+    async def _send_refusal(self, error: StackError, create_message: _CreateMessage) -> None:
+        """Send the error of a response that has not begun, or give the input back that it would have read."""
+        if create_message.successor is None:
+            await self._send_error(error, create_message.stream_id)
+            return
+        with suppress(_ConnectionClosed):
+            for event in await self._session.fail_successor(create_message.successor, error):
+                await self._send(encode_message(event, self._dialect, create_message.stream_id))
 
     def _push(
         self,
@@ -310,6 +363,8 @@ class _SocketHandler:
         return is_ready
 
     async def _parse_granted(self, create_message: _CreateMessage) -> tuple[GrantedRequest[CreateResponse], bool]:
+        if create_message.successor is not None:
+            return await grant_request(self._stack, self._caller, create_message.successor.request), True
         request, generate = await _parse_create(create_message)
         return await grant_request(self._stack, self._caller, request), generate
 
@@ -360,7 +415,7 @@ def _release(places: Sequence[Place]) -> None:
 def _check_type(kind: Any) -> None:
     if kind == "response.create":
         return
-    if kind in ("response.steer", "response.inject"):
+    if kind == "response.inject":
         raise Unsupported(f"'{kind}' is not offered by this server: let a response end, and follow it.", param="type")
     if kind is None:
         raise InvalidRequest("Missing required parameter: 'type'.", param="type", code="missing_required_parameter")

@@ -189,7 +189,14 @@ def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, An
     return {"provider": "postgres", "url": postgres.url, "namespace": f"shared{next(numbers)}", **PATIENT}
 
 
-KILLS: Final = ("test_kills", "test_batch_kills", "test_poison_work", "test_promises_kept", "test_steps")
+KILLS: Final = (
+    "test_kills",
+    "test_batch_kills",
+    "test_poison_work",
+    "test_promises_kept",
+    "test_steering_kills",
+    "test_steps",
+)
 """Modules that kill whole deployments, which takes ten seconds a trial."""
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from openai import NotFoundError
 
+from apis.errors import SteeringRefused
 from apis.responses import SteerResponse
 from apis.steering import Steer
 from tests.support.sdk.requests import responses
@@ -91,3 +92,52 @@ async def test_input_waits_for_the_outputs_that_the_client_owes(shared_store: di
             if background:
                 assert (await ended(served, following.id)).status == "completed"
         assert await served.stack.kv_store.scan("default/mailbox/") == []
+
+
+@pytest.mark.parametrize("damage", [b"junk", b'[{"a":1}]', b'{"successor_id":"x","posted":[{"id":"y","input":[5]}]}'])
+async def test_a_damaged_mailbox_is_skipped(damage: bytes) -> None:
+    model = scripted([{"text": "a"}, {"wait_s": 0.5}, SEARCH], [{"text": "b"}], [{"text": "c"}])
+    async with serving(model, responses=FAST, tool_runtime=SLOW) as served:
+        first = await responses(served).create(model="scripted", input="hi", background=True, tools=TOOLS)
+        await begun(served, first.id)
+        lost = await steer(served, first.id, "dogs")
+        await served.stack.kv_store.put(f"default/mailbox/{first.id}", damage)
+        assert (await ended(served, first.id)).incomplete_details.reason == "steered"
+        with pytest.raises(NotFoundError):
+            await responses(served).retrieve(lost.successor_id)
+        assert await served.stack.kv_store.scan("default/mailbox/") == []
+        following = await responses(served).create(model="scripted", input="hi", previous_response_id=first.id)
+        assert following.output_text == "b"
+
+
+async def test_a_waiting_response_can_be_steered_and_one_that_has_ended_cannot() -> None:
+    limits = {"background": {"max_running": 1, "poll_s": 0.05}}
+    model = scripted([{"text": "a"}, {"wait_s": 0.5}], [SEARCH], [{"text": "b"}])
+    async with serving(model, responses=limits, tool_runtime=SLOW) as served:
+        running = await responses(served).create(model="scripted", input="hi", background=True)
+        await begun(served, running.id)
+        waiting = await responses(served).create(model="scripted", input="one", background=True, tools=TOOLS)
+        assert waiting.status == "queued"
+        accepted = await steer(served, waiting.id, "two")
+        assert (await ended(served, waiting.id)).incomplete_details.reason == "steered"
+        assert (await ended(served, accepted.successor_id)).output_text == "b"
+        for response_id, code in ((running.id, "response_already_completed"), (waiting.id, "response_not_active")):
+            with pytest.raises(SteeringRefused) as refused:
+                await steer(served, response_id, "three")
+            assert refused.value.code == code
+        for response_id, tenant in ((running.id, "another"), ("resp_1", "default")):
+            with pytest.raises(SteeringRefused) as refused:
+                await steer(served, response_id, "three", tenant=tenant)
+            assert refused.value.code == "response_not_found"
+
+
+async def test_a_cancelled_response_takes_its_input_along() -> None:
+    model = scripted([{"text": "a"}, {"wait_s": 30}])
+    async with serving(model, responses=FAST) as served:
+        first = await responses(served).create(model="scripted", input="hi", background=True)
+        await begun(served, first.id)
+        accepted = await steer(served, first.id, "dogs")
+        assert (await responses(served).cancel(first.id)).status == "cancelled"
+        assert await served.stack.kv_store.scan("default/mailbox/") == []
+        with pytest.raises(NotFoundError):
+            await responses(served).retrieve(accepted.successor_id)

@@ -56,6 +56,8 @@ class Journal(Sink[ResponseStreamEvent]):
         """Hosted calls, which must not be interrupted, have started at the newest checkpoint."""
         self._is_write_due = asyncio.Event()
         """There is something to write, or the lease is to be renewed."""
+        if next_number > INITIAL_EVENT_COUNT:  # input may have come before this worker
+            self._is_write_due.set()
         self._is_pause_over = asyncio.Event()
         """The batch is full, or its tick has come."""
         self._has_space = asyncio.Event()

@@ -2,7 +2,9 @@
 write that stores the end of the one before."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
@@ -32,9 +34,11 @@ from providers.responses.run.mailbox import (
     not_active_error,
     read_mailbox,
 )
+from providers.responses.run.open_mailbox import OpenMailboxes
+from providers.responses.run.pending_response import PendingResponse
 from providers.responses.store.history import FinishedResponse, History
 from providers.responses.store.history_cache import TurnPosition
-from providers.responses.store.turn_writer import Successor
+from providers.responses.store.turn_writer import QueuedSuccessor
 
 
 class Steering:
@@ -48,9 +52,13 @@ class Steering:
         self._runs = runs
         self._event_log = event_log
         self._wake = wake
+        self.mailboxes = OpenMailboxes(kv, history.retention_s)
 
     async def post(self, request: SteerResponse, *, tenant: str) -> Steer:
         """Store input for a response that has not ended, whichever process executes it. Raises SteeringRefused."""
+        open_mailbox = self.mailboxes.find(tenant, request.previous_response_id)
+        if open_mailbox is not None:
+            return await open_mailbox.post(request)
         check_input(request)
         ref = ResponseRef(tenant, request.previous_response_id)
         key, steer = mailbox_key(tenant, ref.id), None
@@ -124,6 +132,36 @@ class Steering:
                 self._wake()
             return
 
+    @contextmanager
+    def opened(self, pending: PendingResponse, find_key: Callable[[], Awaitable[str]]) -> Generator[PendingResponse]:
+        """Yield a response that its request runs, and that takes input while the context is entered. `find_key` returns
+        the id of the key that sent the request."""
+        mailbox = self.mailboxes.create(
+            pending.request,
+            (pending.tenant, pending.ids.response_id),
+            pending.agent_loop.end_after_turn,
+            partial(self._follow_request, pending, find_key),
+        )
+        with self.mailboxes.opened(mailbox):
+            yield msgspec.structs.replace(pending, mailbox=mailbox)
+        if mailbox.mailbox is not None:
+            self._wake()
+
+    async def _follow_request(
+        self,
+        pending: PendingResponse,
+        find_key: Callable[[], Awaitable[str]],
+        finished: FinishedResponse,
+        mailbox: Mailbox,
+    ) -> FinishedResponse:
+        """Return the end of a response that its request has run, with the one that follows it by itself, or with a
+        mailbox that stays."""
+        ref, items = ResponseRef(pending.tenant, pending.ids.response_id), mailbox.read_items()
+        successor = None
+        if not list_required_input(finished.response, answered_calls(items)):
+            successor = self._build_successor(pending.request, ref, mailbox.successor_id, items, await find_key())
+        return msgspec.structs.replace(finished, successor=successor, has_mailbox=successor is None)
+
     def _follow(
         self,
         finished: FinishedResponse,
@@ -131,7 +169,7 @@ class Steering:
         ref: ResponseRef,
         key_id: str,
         entry: Entry | None,
-    ) -> tuple[Successor | None, bool]:
+    ) -> tuple[QueuedSuccessor | None, bool]:
         """Return the response that reads the mailbox, if it can be queued; and True if the mailbox is to stay."""
         response = finished.response
         mailbox = None if entry is None else read_mailbox(self._kv, mailbox_key(ref.tenant, ref.id), entry)
@@ -145,7 +183,7 @@ class Steering:
 
     def _build_successor(
         self, request: CreateResponse, ref: ResponseRef, successor_id: str, items: Sequence[Item], key_id: str
-    ) -> Successor | None:
+    ) -> QueuedSuccessor | None:
         """Return the response that follows the one of `ref` with its settings and these items; None where its request
         holds what is not stored."""
         update = {"previous_response_id": ref.id, "input": [*items], "background": True}
@@ -167,4 +205,4 @@ class Steering:
             stored_request.previous = position
             return [*self._runs.queue_ops(successor, rank, stored_request), log_op]
 
-        return Successor(successor_id, self._runs.retention_s + rank.window_s, build_ops)
+        return QueuedSuccessor(successor_id, self._runs.retention_s + rank.window_s, build_ops)

@@ -42,6 +42,11 @@ class LiveEvents(Sink[ResponseStreamEvent]):
         self._next_number = 0
         self._opening: _Opening | None = None
 
+    @property
+    def next_number(self) -> int:
+        """The number of the event that comes next."""
+        return self._next_number
+
     def open(
         self,
         build_first_events: Callable[[], EventBatch],

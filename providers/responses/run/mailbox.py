@@ -63,6 +63,10 @@ class Mailbox(msgspec.Struct):
     def size_bytes(self) -> int:
         return sum(len(posted.input) for posted in self.posted)
 
+    def list_posted(self) -> list[tuple[str, Any]]:
+        """Return the id of each input, and the input as it came."""
+        return [(posted.id, orjson.loads(bytes(posted.input))) for posted in self.posted]
+
     def read_items(self) -> list[Item]:
         """Return all that was sent as items. Raises ValueError where it is damaged."""
         values = [orjson.loads(bytes(posted.input)) for posted in self.posted]

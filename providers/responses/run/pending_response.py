@@ -30,6 +30,7 @@ from providers.responses.events.response_object import (
 )
 from providers.responses.events.unvalidated import add_extra
 from providers.responses.run.agent_loop import AgentLoop
+from providers.responses.run.open_mailbox import OpenMailbox
 from providers.responses.run.response_span import store_span
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import FinishedResponse, History
@@ -45,7 +46,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
     one of an earlier response, where the request names one; `prefill` lets the model's engine cache the prompt of a
     chat, and returns its tokens; `charge` is what its request has reserved, and `key_id` the key that sent it, where
     that can be looked at again later. `moderation` is what the request asks for; `mailbox_ops` delete the mailbox whose
-    input is in that of the response."""
+    input is in that of the response, and `mailbox` is its own, if it can be steered in this process."""
 
     request: CreateResponse
     tenant: str
@@ -62,6 +63,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
     key_id: str = ""
     moderation: ResponseModeration | None = None
     mailbox_ops: Sequence[Op] = ()
+    mailbox: OpenMailbox | None = None
 
     def charged_to(self, charge: Charge | None, key_id: str = "") -> "PendingResponse":
         """Return the response with the charge that its end is counted under, and the key of its request."""
@@ -119,6 +121,8 @@ class PendingResponse(msgspec.Struct, frozen=True):
         """Store the final response unless the request forbids it; return whether it was stored. Raises the lock's
         error where the conversation's lock was lost."""
         if self.request.store is False:
+            if self.mailbox is not None:
+                await self.mailbox.close()
             await history.write(self.mailbox_ops)
             return False
         input_json = await self.conversation.store_input_items(self.ids)
@@ -132,6 +136,8 @@ class PendingResponse(msgspec.Struct, frozen=True):
             [*conversation_ops, *charge_ops, *self.mailbox_ops],
             self.conversation.root,
         )
+        if self.mailbox is not None:
+            finished = await self.mailbox.complete(finished)
         try:
             with store_span():
                 versions = await history.save(finished, tenant=self.tenant, history=self.previous_history)

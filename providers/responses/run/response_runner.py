@@ -61,8 +61,11 @@ class ResponseRunner:
         """Generate a response and put its events into `sink`, as `view` shows them. Before the last one `keep` is
         called with the final object. A failure after the first event puts `response.failed` and is then raised; a run
         that is cancelled stores the response as cancelled."""
+        live = LiveEvents(sink, view, is_streamed=pending.request.stream is True)
+        if pending.mailbox is not None:
+            pending.mailbox.events = live
         async with pending.lock or nullcontext():
-            await self._run(pending, LiveEvents(sink, view, is_streamed=pending.request.stream is True), keep)
+            await self._run(pending, live, keep)
 
     async def run_input_only(
         self, pending: PendingResponse, sink: Sink[ResponseStreamEvent], view: ItemView, keep: Keep = _keep_nothing

@@ -48,7 +48,7 @@ from providers.responses.store.history_keys import branch_key, record_key, run_k
 from providers.responses.store.item_lookup import FoundItem, ItemLookup
 from providers.responses.store.listing import Listing
 from providers.responses.store.response_record import ResponseRecord, first_words, question_of, summarize_response
-from providers.responses.store.turn_writer import NewTurn, Successor, TurnWriter, client_item_ids
+from providers.responses.store.turn_writer import NewTurn, QueuedSuccessor, TurnWriter, client_item_ids
 
 _BYTES_PER_WORK: Final = 16
 """Bytes of a turn whose storing is one unit of work, as `fair_turns` counts it."""
@@ -66,7 +66,7 @@ class FinishedResponse(msgspec.Struct, frozen=True):
     tool_results: dict[str, ToolResultRecord]
     extra_ops: Sequence[Op] = ()
     root: str = ""
-    successor: Successor | None = None
+    successor: QueuedSuccessor | None = None
     has_mailbox: bool = False
 
 

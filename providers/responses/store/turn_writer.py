@@ -38,7 +38,7 @@ class LineRecord(msgspec.Struct, omit_defaults=True):
         return self.end is None or depth < self.end
 
 
-class Successor(msgspec.Struct, frozen=True):
+class QueuedSuccessor(msgspec.Struct, frozen=True):
     """A background response that is queued in the write of the turn that it follows: its id, how long it keeps that
     turn in seconds, and the writes that queue it, by the position of the turn."""
 
@@ -59,7 +59,7 @@ class NewTurn(msgspec.Struct, frozen=True):
     previous_id: str
     is_background: bool
     question: str = ""
-    successor: Successor | None = None
+    successor: QueuedSuccessor | None = None
     has_mailbox: bool = False
 
     @property

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from openai import BadRequestError, RateLimitError
+from openai import BadRequestError, NotFoundError, RateLimitError
 from openai.types.admin.organization import UsageCompletionsResponse
 
 from apis.storage.records import decode_record
@@ -90,6 +91,50 @@ async def test_background_responses_are_counted_by_what_they_used_when_they_end(
         (entry,) = [entry for _, entry in await served.stack.kv_store.scan(f"/accounts/counters/{project_id}/")]
         counter = decode_record(entry, UseCounter)
         assert (counter.month_tokens, counter.background_responses) == (total, 0)
+
+
+async def test_steered_responses_and_those_that_follow_are_counted_one_by_one() -> None:
+    model = scripted(*([{"text": "a"}, {"wait_s": 0.2}], [{"text": "b"}]) * 3)
+    async with serving(model, more=CHAINED, server={"api_keys": [ROOT]}) as served:
+        organization = organization_of(served.client)
+        limits = {"max_tokens_per_1_month": 100_000, "max_background_responses": 3}
+        project_id, key = await new_project(organization, limits)
+        total = 0
+        kinds: tuple[dict[str, Any], ...] = ({"background": True}, {"stream": True}, {})
+        async with sdk_client(served.url, key) as client, talking(served, client) as talk:
+            for fields in kinds:
+                if fields:
+                    first_id, _connection = await begin(client, **fields)
+                else:
+                    await talk.send()
+                    first_id = (await talk.until("response.created")).response.id
+                await talk.connection.response.steer(previous_response_id=first_id, input="more")
+                successor_id = f"resp_{(await talk.until('response.steer.accepted')).steer.id[6:50]}"
+                for response_id in (first_id, successor_id):
+                    total += (await ended_of(client, response_id)).usage.total_tokens
+        page = await organization.usage.completions(start_time=int(time.time()) - 86_400, project_ids=[project_id])
+        (result,) = usage_results(page)
+        assert (result.num_model_requests, result.input_tokens + result.output_tokens) == (6, total)
+        (entry,) = [entry for _, entry in await served.stack.kv_store.scan(f"/accounts/counters/{project_id}/")]
+        counter = decode_record(entry, UseCounter)
+        assert (counter.month_tokens, counter.background_responses) == (total, 0)
+
+
+async def begin(client: Any, **fields: Any) -> tuple[str, Any]:
+    """Return the id of a response, as soon as there is one, and the connection that it may need."""
+    created = await client.responses.create(model="scripted", input="hi", **fields)
+    return (created.id if fields.get("background") else (await anext(aiter(created))).response.id), created
+
+
+async def ended_of(client: Any, response_id: str) -> Any:
+    """Return a response at its end, once there is one."""
+    async with asyncio.timeout(10):
+        while True:
+            with suppress(NotFoundError):
+                response = await client.responses.retrieve(response_id)
+                if response.status not in ("queued", "in_progress"):
+                    return response
+            await asyncio.sleep(0.02)
 
 
 async def test_a_background_response_that_is_cancelled_while_it_waits_uses_nothing() -> None:

@@ -88,7 +88,6 @@ WRONG: dict[str, tuple[str | bytes, str | None, str | None]] = {
     "no type": ('{"model":"scripted"}', "type", "missing_required_parameter"),
     "an unknown type": ('{"type":"session.update"}', "type", "invalid_value"),
     "a type that is no text": ('{"type":["response.create"]}', "type", "invalid_value"),
-    "steering": ('{"type":"response.steer","input":"x"}', "type", "unsupported_parameter"),
     "injecting": ('{"type":"response.inject","input":[]}', "type", "unsupported_parameter"),
     "no model": ('{"type":"response.create"}', "model", "missing_required_parameter"),
     "a wrong type": (json.dumps({**CREATE, "temperature": "hot"}), "temperature", "invalid_type"),

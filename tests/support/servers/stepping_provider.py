@@ -26,7 +26,8 @@ PLAYS: dict[str, list[list[dict[str, Any]]]] = {
 PLAYS["meet"] = PLAYS["search"][1:]
 PLAYS["wait"] = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"wait_s": 2}, {"text": ["found "] * 20}]]
 PLAYS["tell"] = [*PLAYS["wait"][:1], [{"text": ["found "] * 20}, {"wait_s": 2}, {"text": "it"}]]
-"""By the first word of the input, whichever process plays it: the turn that follows on as many answers of its own."""
+"""By the first word of the input, whichever process plays it: the turn that follows on as many answers of its own, and
+the last one after more of them."""
 
 
 class Stepping(Scripted):
@@ -35,7 +36,7 @@ class Stepping(Scripted):
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         model: Scripted = super()
         if play := PLAYS.get(str(request.messages[0].content).partition(" ")[0]):
-            turn = play[sum(message.role == "assistant" for message in request.messages)]
+            turn = play[min(sum(message.role == "assistant" for message in request.messages), len(play) - 1)]
             model = Scripted(Scripted.Config(turns=[TypeAdapter(list[AnyScriptLine]).validate_python(turn)]))
         async with aclosing(model.chat(request)) as steps:
             async for step in steps:
