@@ -298,7 +298,7 @@ UNSUPPORTED_TYPES: Final[Mapping[str, str]] = {
     "self_hosted": _NO_ENVIRONMENT,
     "stdio": _NO_ENVIRONMENT,
     "computer_use": "Agents here have no browser.",
-    "automations": "Start sessions by a scheduler of your own.",
+    "automations": "An agent cannot schedule work itself: create an automation.",
     "agent.session.input.computer_use_approval_request_result": "Agents here have no browser.",
     "input_audio": "Audio is a part of messages only.",
 }

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pydantic import Field
 
 from apis.agents.agents import MODEL_PREFIX
+from apis.agents.automations import AutomationTarget, ExistingSessionTarget, ResponseTarget
 from apis.agents.sessions import TurnExecutor
 from apis.chat import ChatRequest
 from apis.errors import AgentNotFound, InvalidRequest, ModelNotFound, NotFound
@@ -14,11 +15,15 @@ from apis.responses import CreateResponse, Responses
 from apis.storage.kv_store import KVStore
 from apis.webhooks import Webhooks
 from providers.agents.activity import SessionActivity
+from providers.agents.automations import StoredAutomations
 from providers.agents.definitions import StoredDefinitions
+from providers.agents.deliveries import TargetDeliverer
 from providers.agents.descriptions import Json, apply_to_chat, apply_to_response
+from providers.agents.invocations import AutomationQueue
 from providers.agents.records import SessionRef
 from providers.agents.sessions import StoredSessions
 from providers.agents.store import SessionStore
+from providers.agents.targets import build_session_request
 from providers.agents.turns import TurnQueue
 from providers.common.jobs import JobRecord, LeasedJobs
 from providers.common.state.worker_signs import WorkerSign
@@ -37,9 +42,12 @@ class StoredAgents(Provider):
 
     class Config(Provider.Config):
         """`max_agents` bounds the agents of one tenant. A process drives up to `max_turns` turns at a time; another one
-        goes on with a turn `lease_s` after its process has ended. Events are stored for `event_days`."""
+        goes on with a turn `lease_s` after its process has ended. Events are stored for `event_days`, and the
+        invocations of automations, of which a tenant may have `max_automations`, for `invocation_days`."""
 
         max_agents: int = Field(default=1000, ge=1, le=100_000)
+        max_automations: int = Field(default=1000, ge=1, le=100_000)
+        invocation_days: float = Field(default=30, gt=0, le=3650)
         max_turns: int = Field(default=256, ge=1, le=100_000)
         lease_s: float = Field(default=10, ge=0.5, le=600)
         poll_s: float = Field(default=1, gt=0, le=60)
@@ -64,6 +72,10 @@ class StoredAgents(Provider):
         self.definitions = StoredDefinitions(kv_store, config.max_agents)
         self.sessions = StoredSessions(kv_store, self._store, self.definitions, responses, self._wake)
         self.activity = SessionActivity(self._store, self._cancel_response, self._wake)
+        self.automations = StoredAutomations(
+            kv_store, max_automations=config.max_automations, retention_s=config.invocation_days * 86_400
+        )
+        self._automation_queue: AutomationQueue | None = None
 
     def drive_with(self, executor: TurnExecutor) -> None:
         """Drive turns in this process from now on, until it drains or closes."""
@@ -75,23 +87,43 @@ class StoredAgents(Provider):
         self._jobs = LeasedJobs(queue, self._sign, config.poll_s)
         self._sign.start()
         self._jobs.start()
+        deliverer = TargetDeliverer(self.sessions, self.activity, self._responses, executor)
+        self._automation_queue = AutomationQueue(
+            *(self.automations, deliverer, self._sign, self._tenants), lease_s=config.lease_s, poll_s=config.poll_s
+        )
+        self._automation_queue.start()
 
     async def drain(self) -> None:
         """Drive no more turns, and end the streams of readers: another process goes on with both."""
         self._store.logs.is_closing = True
         self._store.logs.wakeups.wake_all()
-        if self._jobs is not None:
-            await self._jobs.close(_CLOSE_TIMEOUT_S)
+        await self._stop_jobs()
 
     async def close(self) -> None:
+        await self._stop_jobs()
+        await self._sign.close()
+
+    async def _stop_jobs(self) -> None:
+        if self._automation_queue is not None:
+            await self._automation_queue.close()
         if self._jobs is not None:
             await self._jobs.close(_CLOSE_TIMEOUT_S)
-        await self._sign.close()
 
     def build_request(self, agent: Json) -> CreateResponse:
         """Return a request that a session of the agent makes, for permissions. Raises InvalidRequest for tools that no
         response has."""
         return apply_to_response(agent, CreateResponse.model_validate({"model": agent["model"]}))
+
+    async def resolve_target(self, target: AutomationTarget, *, tenant: str) -> CreateResponse | None:
+        """Return a request that an invocation of the target makes, for permissions; None for a target whose session
+        exists. Raises AgentNotFound and InvalidRequest."""
+        if isinstance(target, ExistingSessionTarget):
+            await self.sessions.get(target.session_id, tenant=tenant)
+            return None
+        if isinstance(target, ResponseTarget):
+            return target.request
+        agent = await self.sessions.resolve_agent(build_session_request(target), tenant=tenant)
+        return self.build_request(agent[1])
 
     async def resolve_response(self, request: CreateResponse, *, tenant: str) -> CreateResponse:
         """Return a request whose model is `agent/ID` with the fields of that agent put under its own. Raises

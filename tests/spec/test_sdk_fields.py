@@ -26,7 +26,7 @@ from openai.types.admin import organization
 from openai.types.admin.organization import projects
 from openai.types.admin.organization.projects import service_accounts
 from openai.types.beta import agents as beta_agents
-from openai.types.beta.agents import sessions
+from openai.types.beta.agents import automations, sessions
 from openai.types.beta.agents.sessions import turns
 from pydantic import BaseModel
 
@@ -61,6 +61,12 @@ from apis.accounts.usage import (
     WebSearchUsageQuery,
 )
 from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
+from apis.agents.automations import (
+    AutomationListParams,
+    CreateAutomation,
+    InvocationListParams,
+    UpdateAutomation,
+)
 from apis.agents.sessions import (
     CreateSession,
     EventStreamParams,
@@ -129,6 +135,16 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "GET /conversations/{conversation_id}/items/{item_id}": (
         conversations.item_retrieve_params.ItemRetrieveParams,
         (ItemInclude,),
+    ),
+    "POST /agents/automations": (beta_agents.automation_create_params.AutomationCreateParams, (CreateAutomation,)),
+    "GET /agents/automations": (beta_agents.automation_list_params.AutomationListParams, (AutomationListParams,)),
+    "POST /agents/automations/{automation_id}": (
+        beta_agents.automation_update_params.AutomationUpdateParams,
+        (UpdateAutomation,),
+    ),
+    "GET /agents/automations/{automation_id}/invocations": (
+        automations.invocation_list_params.InvocationListParams,
+        (InvocationListParams,),
     ),
     "POST /agents": (beta.agent_create_params.AgentCreateParams, (CreateAgent,)),
     "GET /agents": (beta.agent_list_params.AgentListParams, (AgentListParams,)),

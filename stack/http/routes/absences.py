@@ -90,7 +90,6 @@ _VOICES: Final = "A voice is", f". {_TEXT_ONLY}"
 _MESSAGE_BATCHES: Final = "A batch of messages is", ": use /v1/batches with lines of responses."
 _BATCH_PATH: Final = "/messages/batches/{batch_id}"
 _ENVIRONMENTS: Final = "An environment of an agent is", ": sessions have the environment 'none'."
-_AUTOMATIONS: Final = "An automation is", ": start sessions by a scheduler of your own."
 _SUBAGENTS: Final = "A subagent is", ": a session has one agent."
 _SESSION_TRACES: Final = "A trace of a session is", ": read its events and items, or set up OpenTelemetry."
 ABSENT_ROUTES: Final = (
@@ -123,10 +122,6 @@ ABSENT_ROUTES: Final = (
     *(
         AbsentRoute(("GET", "POST", "DELETE"), f"/agents/{path}", *_ENVIRONMENTS, AGENTS)
         for path in ("environments", "environments/{rest:path}")
-    ),
-    *(
-        AbsentRoute(("GET", "POST", "DELETE"), f"/agents/{path}", *_AUTOMATIONS, AGENTS)
-        for path in ("automations", "automations/{rest:path}")
     ),
     *(
         AbsentRoute(("GET", "DELETE"), f"/agents/sessions/{{session_id}}/{name}{rest}", *why, AGENTS)

@@ -1,0 +1,449 @@
+"""StoredAutomations: the automations of tenants in the KVStore, and the records of their invocations.
+
+    TENANT/automation/ID                        the automation
+    TENANT/automation_invocation/AUTOMATION/ID  one of its invocations
+    /automation_due/TIME/AUTOMATION             the automation has something to do from TIME on, in ms of Unix time
+
+Each change of an automation moves its due row in the same write, so that one row stands for all that it waits for: its
+next time, or the delivery of its first invocation that is queued.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from openai.types.beta.agents import AutomationDeleted
+from openai.types.beta.agents.automations import AutomationInvocation
+from openai.types.beta.agents.one_time_automation import OneTimeAutomation
+from openai.types.beta.agents.periodic_automation import PeriodicAutomation
+
+from apis.agents.automations import (
+    AutomationListParams,
+    CreateAutomation,
+    InvocationListParams,
+    UpdateAutomation,
+)
+from apis.batches.batches import BatchOwner
+from apis.errors import AgentNotFound, Conflict, InvalidRequest
+from apis.storage.keys import new_id_key, record_id
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.pages import Page, first_page
+from apis.storage.records import decode_record, delete_all, encode_record
+from providers.agents.schedules import check_schedule, find_last, list_next, load_zone
+from providers.agents.targets import Json, complete_target, show_target
+from providers.common.jobs import JobRecord
+from providers.common.state.change import write_prepared
+from providers.common.state.scan import list_records
+
+Automation = PeriodicAutomation | OneTimeAutomation
+DUE_PREFIX: Final = "/automation_due/"
+_MAX_TARGET_BYTES: Final = 1024 * 1024
+_FIELDS: Final[Mapping[str, Sequence[str]]] = {"periodic": ("expression", "timezone"), "once": ("run_at",)}
+"""The fields of a schedule by its kind."""
+_MAX_QUEUED: Final = 10
+"""Invocations of one automation that may wait for their delivery."""
+
+
+class DueRecord(JobRecord, kw_only=True):
+    """The attempts at what an automation has to do."""
+
+    tenant: str
+    automation_id: str
+
+
+class AutomationRecord(msgspec.Struct, kw_only=True):
+    """An automation. `next_at` is its next time, None where there is none; `queued` are the ids of the invocations that
+    wait for their delivery, oldest first, and `retry_at` the time of the next attempt at the first of them."""
+
+    name: str
+    type: Literal["periodic", "once"]
+    target: Json
+    metadata: dict[str, str]
+    created_at: int
+    key_id: str
+    expression: str = ""
+    timezone: str = ""
+    run_at: int = 0
+    status: Literal["active", "paused", "completed"] = "active"
+    pause_reason: str | None = None
+    next_at: int | None = None
+    queued: list[str] = []
+    retry_at: float = 0.0
+    due_key: str = ""
+
+    @property
+    def due_at(self) -> float | None:
+        """The time from which the automation has something to do."""
+        times = [*((self.next_at,) if self.next_at is not None else ()), *((self.retry_at,) if self.queued else ())]
+        return min(times, default=None)
+
+
+class InvocationRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One invocation. `automation` is a copy of what a schedule has invoked, empty for one by hand; `target` is what is
+    delivered, and empty once it was."""
+
+    status: Literal["queued", "completed", "failed", "skipped"]
+    created_at: int
+    scheduled_at: int | None = None
+    automation: Json = {}
+    target: Json = {}
+    session_id: str | None = None
+    response_id: str | None = None
+    skip_reason: str | None = None
+    error: dict[str, str] | None = None
+
+
+Edit = Callable[[AutomationRecord, float], Sequence[Op]]
+"""Changes an automation at a time, and returns what is written with it. It raises the error of a change that the
+automation does not allow, and may run several times, each on a record of its own."""
+
+
+class StoredAutomations:
+    """The automations of one store, of which a tenant may have `max_automations`. Invocations are kept for
+    `retention_s`. `now` returns the time in seconds of Unix time."""
+
+    def __init__(
+        self, kv: KVStore, *, max_automations: int, retention_s: float, now: Callable[[], float] = time.time
+    ) -> None:
+        self.kv = kv
+        self.retention_s = retention_s
+        self.now = now
+        self._max_automations = max_automations
+        self.on_due: Callable[[], None] = lambda: None
+        """Called when something has become due at once."""
+
+    async def create(self, request: CreateAutomation, *, owner: BatchOwner) -> Automation:
+        """Create an automation, whose invocations have the rights of the owner's key. Raises InvalidRequest."""
+        tenant = owner.tenant
+        await self.kv.require_room(tenant)
+        rows = await self.kv.scan(_automation_key(tenant, ""), limit=self._max_automations)
+        if len(rows) >= self._max_automations:
+            raise InvalidRequest(f"A project has at most {self._max_automations} automations.")
+        now = self.now()
+        record = AutomationRecord(
+            name=request.name,
+            type=request.type,
+            target=_complete_bounded(request.target),
+            metadata=dict(request.metadata or {}),
+            created_at=int(now),
+            key_id=owner.key_id,
+        )
+        for name in _FIELDS[request.type]:
+            if getattr(request, name) is None:
+                raise InvalidRequest(
+                    f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
+                )
+            setattr(record, name, getattr(request, name))
+        _refuse_fields(request, record.type)
+        await _load_zone(record)
+        _plan(record, now)
+        automation_id = f"automation_{new_id_key()}"
+        key = _automation_key(tenant, automation_id)
+        ops = move_due(record, tenant, automation_id)
+        await self.kv.write([Put(key, encode_record(record), None, ABSENT), *ops])
+        return _show(automation_id, record)
+
+    async def get(self, automation_id: str, *, tenant: str) -> Automation:
+        """Return the automation. Raises AgentNotFound."""
+        return _show(automation_id, (await self.load(automation_id, tenant))[0])
+
+    async def load(self, automation_id: str, tenant: str) -> tuple[AutomationRecord, int]:
+        """Return the record of an automation, and its version. Raises AgentNotFound."""
+        entry = await self.kv.get(_automation_key(tenant, record_id(automation_id)))
+        if entry is None:
+            raise _not_found("automation_id")
+        return decode_record(entry, AutomationRecord), entry.version
+
+    async def list(self, params: AutomationListParams, *, tenant: str) -> Page[Automation]:
+        """Return a page of automations. Raises AgentNotFound for an unknown cursor."""
+        prefix, at_once = _automation_key(tenant, ""), params.limit + 1
+        cursor = "" if params.after is None else prefix + record_id(params.after)
+        if cursor and await self.kv.get(cursor) is None:
+            raise _not_found("after")
+        listed: list[Automation] = []
+        while len(listed) < at_once:
+            after, before = ("", cursor) if params.order == "desc" else (cursor, "")
+            rows = await list_records(
+                *(self.kv, prefix, AutomationRecord),
+                limit=at_once,
+                after=after,
+                before=before,
+                reverse=params.order == "desc",
+            )
+            listed += [
+                _show(row.key.removeprefix(prefix), row.record)
+                for row in rows
+                if params.session_id in (None, row.record.target.get("session_id"))
+            ]
+            if len(rows) < at_once:
+                break
+            cursor = rows[-1].key
+        return first_page(listed[:at_once], params.limit)
+
+    async def update(self, automation_id: str, request: UpdateAutomation, *, tenant: str) -> Automation:
+        """Change the fields that the request has, and return the automation. Raises AgentNotFound and
+        InvalidRequest."""
+        target = None if request.target is None else _complete_bounded(request.target)
+        if request.timezone is not None:
+            await load_zone(request.timezone)
+
+        def edit(record: AutomationRecord, now: float) -> Sequence[Op]:
+            _refuse_fields(request, record.type)
+            if request.run_at is not None and record.next_at is None and record.status != "paused":
+                raise InvalidRequest("The one time of this automation has come already.", param="run_at")
+            if target is not None and target["type"] != record.target["type"]:
+                raise InvalidRequest("The target of an automation keeps its type.", param="target.type")
+            record.name = request.name or record.name
+            record.target = target or record.target
+            record.metadata = record.metadata if request.metadata is None else dict(request.metadata)
+            if request.expression or request.timezone or request.run_at is not None:
+                record.expression = request.expression or record.expression
+                record.timezone = request.timezone or record.timezone
+                record.run_at = record.run_at if request.run_at is None else request.run_at
+                _plan(record, now)
+            return ()
+
+        return _show(automation_id, await self.edit(automation_id, tenant, edit))
+
+    async def pause(self, automation_id: str, *, tenant: str) -> Automation:
+        """Have the schedule rest: its times pass without an invocation. Raises AgentNotFound and Conflict."""
+
+        def edit(record: AutomationRecord, _now: float) -> Sequence[Op]:
+            _require_unfinished(record)
+            record.status, record.next_at = "paused", None
+            return ()
+
+        return _show(automation_id, await self.edit(automation_id, tenant, edit))
+
+    async def resume(self, automation_id: str, *, tenant: str) -> Automation:
+        """Have the schedule go on with its next time; the one time of an automation that has passed comes at once.
+        Raises AgentNotFound and Conflict."""
+
+        def edit(record: AutomationRecord, now: float) -> Sequence[Op]:
+            _require_unfinished(record)
+            if record.status == "paused":
+                record.status, record.pause_reason = "active", None
+                record.next_at = record.run_at if record.type == "once" else _next_time(record, now)
+            return ()
+
+        return _show(automation_id, await self.edit(automation_id, tenant, edit))
+
+    async def delete(self, automation_id: str, *, tenant: str) -> AutomationDeleted:
+        """Delete an automation with the records of its invocations; those that are queued are not delivered. Raises
+        AgentNotFound."""
+
+        async def prepare() -> Sequence[Op]:
+            record, version = await self.load(automation_id, tenant)
+            due = [Delete(record.due_key)] if record.due_key else []
+            return [Delete(_automation_key(tenant, automation_id), version), *due]
+
+        await write_prepared(self.kv, prepare)
+        await delete_all(self.kv, invocation_key(tenant, automation_id, ""))
+        return AutomationDeleted(id=automation_id, deleted=True, object="agent.automation.deleted")
+
+    async def invoke(self, automation_id: str, *, tenant: str) -> AutomationInvocation:
+        """Invoke an automation now, also one that rests, and return the invocation. Raises AgentNotFound, and
+        Conflict while too many wait."""
+        invocation_id, invocation = new_invocation_id(), InvocationRecord(status="queued", created_at=int(self.now()))
+
+        def edit(record: AutomationRecord, now: float) -> Sequence[Op]:
+            if len(record.queued) >= _MAX_QUEUED:
+                raise Conflict(f"{_MAX_QUEUED} invocations of this automation wait for their delivery already.")
+            invocation.target = record.target
+            if not record.queued:
+                record.retry_at = now
+            record.queued = [*record.queued, invocation_id]
+            return [self.put_invocation(tenant, automation_id, invocation_id, invocation)]
+
+        await self.edit(automation_id, tenant, edit)
+        self.on_due()
+        return _show_invocation(automation_id, invocation_id, invocation)
+
+    async def get_invocation(self, automation_id: str, invocation_id: str, *, tenant: str) -> AutomationInvocation:
+        """Return an invocation. Raises AgentNotFound."""
+        record = await self.load_invocation(automation_id, invocation_id, tenant)
+        if record is None:
+            raise _not_found("invocation_id")
+        return _show_invocation(automation_id, invocation_id, record)
+
+    async def load_invocation(self, automation_id: str, invocation_id: str, tenant: str) -> InvocationRecord | None:
+        """Return the record of an invocation; None where there is none."""
+        entry = await self.kv.get(invocation_key(tenant, record_id(automation_id), record_id(invocation_id)))
+        return None if entry is None else decode_record(entry, InvocationRecord)
+
+    async def list_invocations(
+        self, automation_id: str, params: InvocationListParams, *, tenant: str
+    ) -> Page[AutomationInvocation]:
+        """Return a page of the invocations of an automation. Raises AgentNotFound, also for an unknown cursor."""
+        await self.load(automation_id, tenant)
+        prefix = invocation_key(tenant, automation_id, "")
+        cursor = "" if params.after is None else prefix + record_id(params.after)
+        if cursor and await self.kv.get(cursor) is None:
+            raise _not_found("after")
+        is_reversed = params.order == "desc"
+        rows = await list_records(
+            *(self.kv, prefix, InvocationRecord),
+            limit=params.limit + 1,
+            after="" if is_reversed else cursor,
+            before=cursor if is_reversed else "",
+            reverse=is_reversed,
+        )
+        invocations = [_show_invocation(automation_id, row.key.removeprefix(prefix), row.record) for row in rows]
+        return first_page(invocations, params.limit)
+
+    def list_next_times(self, record: AutomationRecord, count: int) -> Sequence[int]:
+        """Return the next times of an automation, at most `count`."""
+        if record.next_at is None:
+            return ()
+        if record.type == "once":
+            return (record.next_at,)
+        return list_next(record.expression, record.timezone, record.next_at - 1, count)
+
+    async def edit(self, automation_id: str, tenant: str, edit: Edit) -> AutomationRecord:
+        """Change an automation, move its due row, and write what `edit` returns, all in one write. Raises
+        AgentNotFound, and the errors of `edit`."""
+        record: AutomationRecord | None = None
+
+        async def prepare() -> Sequence[Op]:
+            nonlocal record
+            record, version = await self.load(automation_id, tenant)
+            await _load_zone(record)
+            also = edit(record, self.now())
+            moved = move_due(record, tenant, automation_id)
+            return [Put(_automation_key(tenant, automation_id), encode_record(record), None, version), *moved, *also]
+
+        await write_prepared(self.kv, prepare)
+        assert record is not None  # it was prepared at least once
+        return record
+
+    def put_invocation(self, tenant: str, automation_id: str, invocation_id: str, invocation: InvocationRecord) -> Put:
+        """Return the operation that stores an invocation."""
+        key = invocation_key(tenant, automation_id, invocation_id)
+        return Put(key, encode_record(invocation), self.retention_s)
+
+
+def begin_occurrence(record: AutomationRecord, automation_id: str, now: float) -> tuple[str, InvocationRecord] | None:
+    """Take the time that has come from an automation, plan the next one, and return the id and the record of its
+    invocation; None if no time has come. Of several that have passed, as after a stop of all servers, only the last one
+    is invoked. One is skipped while an earlier invocation waits for its delivery."""
+    if record.next_at is None or record.next_at > now or record.status != "active":
+        return None
+    if record.type == "once":
+        moment, record.next_at, record.status = record.next_at, None, "completed"
+    else:
+        moment = max(record.next_at, find_last(record.expression, record.timezone, now) or 0)
+        record.next_at = _next_time(record, max(now, moment))
+    snapshot = _show(automation_id, record).model_dump(mode="json", by_alias=True, warnings=False)
+    invocation = InvocationRecord(status="queued", created_at=int(now), scheduled_at=moment, automation=snapshot)
+    if record.queued:
+        invocation.status, invocation.skip_reason = "skipped", "pending_delivery"
+    else:
+        invocation.target = record.target
+    return new_invocation_id(), invocation
+
+
+def move_due(record: AutomationRecord, tenant: str, automation_id: str) -> list[Op]:
+    """Return the operations that move the due row of an automation to its time."""
+    before, due_at = record.due_key, record.due_at
+    record.due_key = "" if due_at is None else f"{DUE_PREFIX}{int(due_at * 1000):015d}/{automation_id}"
+    if before == record.due_key:
+        return []
+    ops: list[Op] = [Delete(before)] if before else []
+    if record.due_key:
+        ops.append(Put(record.due_key, encode_record(DueRecord(tenant=tenant, automation_id=automation_id))))
+    return ops
+
+
+def invocation_key(tenant: str, automation_id: str, invocation_id: str) -> str:
+    """Return the key of an invocation; with an empty id, the beginning of those of all."""
+    return f"{tenant}/automation_invocation/{automation_id}/{invocation_id}"
+
+
+def new_invocation_id() -> str:
+    """Return the id of a new invocation; ids sort in the order of their times."""
+    return f"invocation_{new_id_key()}"
+
+
+def _automation_key(tenant: str, automation_id: str) -> str:
+    return f"{tenant}/automation/{automation_id}"
+
+
+async def _load_zone(record: AutomationRecord) -> None:
+    if record.type == "periodic":
+        await load_zone(record.timezone)
+
+
+def _refuse_fields(request: CreateAutomation | UpdateAutomation, kind: str) -> None:
+    """Raise InvalidRequest for a field of a schedule of another kind."""
+    for name in (name for other, names in _FIELDS.items() if other != kind for name in names):
+        if getattr(request, name) is not None:
+            raise InvalidRequest(f"An automation of the type '{kind}' has no '{name}'.", param=name)
+
+
+def _plan(record: AutomationRecord, now: float) -> None:
+    """Check the schedule of a record, and set its next time. Raises InvalidRequest."""
+    if record.type == "once":
+        if record.run_at <= now:
+            raise InvalidRequest("'run_at' is in the past.", param="run_at")
+    else:
+        check_schedule(record.expression, record.timezone, now)
+    if record.status != "paused":
+        record.next_at = record.run_at if record.type == "once" else _next_time(record, now)
+
+
+def _next_time(record: AutomationRecord, now: float) -> int | None:
+    return next(iter(list_next(record.expression, record.timezone, now, 1)), None)
+
+
+def _require_unfinished(record: AutomationRecord) -> None:
+    if record.status == "completed":
+        raise Conflict("This automation is completed: its one time has come.")
+
+
+def _complete_bounded(target: Any) -> Json:
+    completed = complete_target(target)
+    if len(encode_record(completed)) > _MAX_TARGET_BYTES:
+        raise InvalidRequest(f"The target is larger than {_MAX_TARGET_BYTES} bytes.", param="target")
+    return completed
+
+
+def _not_found(param: str) -> AgentNotFound:
+    return AgentNotFound("There is no such automation or invocation.", param=param)
+
+
+def _show(automation_id: str, record: AutomationRecord) -> Automation:
+    fields: Json = {
+        "id": automation_id,
+        "object": "agent.automation",
+        "type": record.type,
+        "name": record.name,
+        "status": record.status,
+        "pause_reason": record.pause_reason,
+        "target": show_target(record.target),
+        "created_by": {"type": "developer"},
+        "metadata": record.metadata,
+        "created_at": record.created_at,
+    }
+    if record.type == "once":
+        return OneTimeAutomation.construct(**fields, run_at=record.run_at)
+    return PeriodicAutomation.construct(**fields, expression=record.expression, timezone=record.timezone)
+
+
+def _show_invocation(automation_id: str, invocation_id: str, record: InvocationRecord) -> AutomationInvocation:
+    by_schedule = {"type": "automation", "automation": record.automation}
+    fields: Json = {
+        "id": invocation_id,
+        "object": "agent.automation.invocation",
+        "automation_id": automation_id,
+        "status": record.status,
+        "skip_reason": record.skip_reason,
+        "source": by_schedule if record.automation else {"type": "manual"},
+        "session_id": record.session_id,
+        "scheduled_at": record.scheduled_at,
+        "error": record.error,
+        "created_at": record.created_at,
+    }
+    if record.response_id is not None:
+        fields["response_id"] = record.response_id
+    return AutomationInvocation.construct(**fields)

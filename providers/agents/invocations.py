@@ -1,0 +1,158 @@
+"""AutomationQueue: begins the invocations of automations whose time has come, and delivers them, on any worker.
+
+An invocation is stored, with the ids of what it will create, in the write that takes its time from the automation. So
+each time is invoked once, and a worker that ends in a delivery leaves nothing that another one would create again.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+import msgspec
+
+from apis.batches.batches import BatchOwner
+from apis.errors import AgentNotFound
+from apis.fair_share import ONE_TENANT, FairShare, Tenants
+from apis.storage.kv_store import Delete, Op
+from providers.agents.automations import (
+    DUE_PREFIX,
+    AutomationRecord,
+    DueRecord,
+    StoredAutomations,
+    begin_occurrence,
+)
+from providers.agents.deliveries import Delivery, TargetDeliverer
+from providers.common.jobs import Claim, Job, JobQueue, LeasedJobs
+from providers.common.state.scan import decode_or_skip
+from providers.common.state.worker_signs import WorkerSign
+
+_MAX_DELIVERIES: Final = 8
+_SCAN_LIMIT: Final = 256
+_RETRY_S: Final = 10.0
+_CLOSE_TIMEOUT_S: Final = 0.4
+
+
+class AutomationQueue(JobQueue[str, DueRecord]):
+    """The automations of a store that have something to do now."""
+
+    title = "automations"
+
+    def __init__(
+        self,
+        automations: StoredAutomations,
+        deliverer: TargetDeliverer,
+        sign: WorkerSign,
+        tenants: Tenants = ONE_TENANT,
+        *,
+        lease_s: float,
+        poll_s: float,
+    ) -> None:
+        """An automation that waits for a worker that has ended goes on after `lease_s`."""
+        places = FairShare(self.title, _MAX_DELIVERIES, several_tenants=tenants.are_several)
+        super().__init__(automations.kv, DueRecord, places, retry_s=_RETRY_S)
+        self._automations = automations
+        self._deliverer = deliverer
+        self._lease_s = lease_s
+        self._jobs = LeasedJobs(self, sign, poll_s)
+        automations.on_due = self._jobs.wake
+
+    def start(self) -> None:
+        """Begin to invoke automations."""
+        self._jobs.start()
+
+    async def close(self) -> None:
+        """Stop; unfinished deliveries are released to other workers."""
+        await self._jobs.close(_CLOSE_TIMEOUT_S)
+
+    async def list_waiting(self) -> AsyncGenerator[Job[str]]:
+        """Yield the automations that are due, the longest first."""
+        after, end = "", f"{DUE_PREFIX}{int(self._automations.now() * 1000):015d}~"
+        while True:
+            rows = await self.kv.scan(DUE_PREFIX, after=after, before=end, limit=_SCAN_LIMIT)
+            for key, entry in rows:
+                due = decode_or_skip(self.kv, key, entry, DueRecord)
+                if due is not None:
+                    lease_key = f"/automation_lease/{due.automation_id}"
+                    yield Job(due.tenant, due.automation_id, lease_key, self._lease_s, key, entry)
+            if len(rows) < _SCAN_LIMIT:
+                return
+            after = rows[-1][0]
+
+    async def run(self, claim: Claim[str, DueRecord]) -> None:
+        """Begin the invocation whose time has come, and deliver those that wait. Raises StoreUnavailable."""
+        tenant, automation_id = claim.job.tenant, claim.subject
+        try:
+            record, _ = await self._automations.load(automation_id, tenant)
+            if record.due_key != claim.job.key:
+                await claim.lease.release([Delete(claim.job.key)])
+                return
+            record = await self._begin(tenant, automation_id)
+            while record.queued and record.retry_at <= self._automations.now():
+                claim.lease.check()
+                record = await self._deliver(tenant, automation_id, record)
+        except AgentNotFound:  # it was deleted meanwhile
+            await claim.lease.release([Delete(claim.job.key)])
+
+    async def fail(self, claim: Claim[str, DueRecord], lost_workers: int) -> None:
+        """End the first invocation that waits: its delivery has cost workers."""
+        tenant, automation_id = claim.job.tenant, claim.subject
+        failure = Delivery("failed", code="internal_error", message="The workers that delivered it have ended.")
+        try:
+            record = await self._begin(tenant, automation_id)
+            if record.queued:
+                await self._end(tenant, automation_id, record.queued[0], failure)
+        except AgentNotFound:
+            await claim.lease.release([Delete(claim.job.key)])
+
+    async def _begin(self, tenant: str, automation_id: str) -> AutomationRecord:
+        """Store the invocation of the time that has come, if one has, and return the automation."""
+
+        def edit(record: AutomationRecord, now: float) -> Sequence[Op]:
+            due_at = record.next_at
+            begun = begin_occurrence(record, automation_id, now)
+            if begun is None or due_at is None:
+                return ()
+            invocation_id, invocation = begun
+            if invocation.status == "queued":
+                # the due row stays where it is, with its attempts, until the delivery has ended
+                record.queued, record.retry_at = [invocation_id], due_at
+            return [self._automations.put_invocation(tenant, automation_id, invocation_id, invocation)]
+
+        return await self._automations.edit(automation_id, tenant, edit)
+
+    async def _deliver(self, tenant: str, automation_id: str, record: AutomationRecord) -> AutomationRecord:
+        """Deliver the first invocation that waits, and return the automation."""
+        invocation_id = record.queued[0]
+        invocation = await self._automations.load_invocation(automation_id, invocation_id, tenant)
+        if invocation is None:
+            delivery = Delivery("failed")
+        else:
+            owner = BatchOwner(tenant, record.key_id)
+            delivery = await self._deliverer.deliver(invocation_id, invocation, owner)
+        return await self._end(tenant, automation_id, invocation_id, delivery)
+
+    async def _end(self, tenant: str, automation_id: str, invocation_id: str, delivery: Delivery) -> AutomationRecord:
+        """Store the end of an attempt, and return the automation."""
+        invocation = await self._automations.load_invocation(automation_id, invocation_id, tenant)
+
+        def edit(record: AutomationRecord, now: float) -> Sequence[Op]:
+            if record.queued[:1] != [invocation_id]:
+                return ()
+            if delivery.status == "waiting":
+                record.retry_at = now + delivery.retry_s
+                return ()
+            record.queued, record.retry_at = record.queued[1:], now
+            if delivery.pauses and record.status == "active":
+                record.status, record.pause_reason, record.next_at = "paused", "target_session_failed", None
+            if invocation is None:
+                return ()
+            ended = msgspec.structs.replace(
+                invocation,
+                status=delivery.status,
+                target={},
+                session_id=delivery.session_id,
+                response_id=delivery.response_id,
+                error={"code": delivery.code, "message": delivery.message} if delivery.code else None,
+            )
+            return [self._automations.put_invocation(tenant, automation_id, invocation_id, ended)]
+
+        return await self._automations.edit(automation_id, tenant, edit)

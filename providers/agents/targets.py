@@ -1,0 +1,58 @@
+"""Targets of automations, as they are stored and shown."""
+
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from apis.agents.automations import ExistingSessionTarget, NewSessionTarget, ResponseTarget
+from apis.agents.sessions import CreateSession
+from providers.agents.descriptions import Json, complete_agent, describe_options, show_tools
+
+Target = NewSessionTarget | ExistingSessionTarget | ResponseTarget
+_SECRETS: Final = ("authorization", "headers")
+
+
+def complete_target(target: Target) -> Json:
+    """Return the fields of a target to be stored, secrets included."""
+    return target.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def show_target(target: Json) -> Json:
+    """Return a target as the API shows it: with all its fields, and without secrets."""
+    if target["type"] == "existing_session":
+        return target
+    if target["type"] == "response":
+        request = target["request"]
+        tools = [_without(tool, _SECRETS) for tool in request.get("tools", ())]
+        return {**target, "request": {**request, **({"tools": tools} if tools else {})}}
+    parsed = NewSessionTarget.model_validate(target)
+    agent: Json | None = None
+    if parsed.agent is not None and parsed.agent_id is None:
+        agent = complete_agent({"model": parsed.agent.model, **describe_options(parsed.agent)})
+        agent["tools"] = show_tools(agent["tools"], in_session=True)
+    messages = [{"type": "message", **message} for message in target["input"]]
+    fields: Json = {
+        "agent": agent,
+        "agent_id": parsed.agent_id,
+        "environment": target["environment"],
+        "input": messages,
+    }
+    return {"type": "new_session", **fields, "metadata": parsed.metadata or {}, "vault_ids": []}
+
+
+def build_session_request(target: NewSessionTarget) -> CreateSession:
+    """Return the request for the session of an invocation."""
+    sent = {name: getattr(target, name) for name in ("agent", "agent_id", "environment", "input", "metadata")}
+    return CreateSession(**{name: value for name, value in sent.items() if value is not None})
+
+
+def parse_target(target: Json) -> Target:
+    """Return the target of stored fields."""
+    return _ADAPTER.validate_python(target)
+
+
+def _without(fields: Any, names: tuple[str, ...]) -> Any:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+_ADAPTER: Final[TypeAdapter[Any]] = TypeAdapter(Target)

@@ -1,0 +1,62 @@
+"""The form of the routes of the Agents API, which is a beta."""
+
+from functools import wraps
+from typing import Any, Final
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.errors import InvalidBeta
+from providers.agents.kv import StoredAgents
+from stack.http.answers import value_response
+from stack.http.context import HttpContext, Services, require_section
+from stack.http.parsing import find_header
+from stack.http.route import AGENTS, Handler, Route
+
+BETA: Final = "agents=v1"
+_BETA_HEADER: Final = b"openai-beta"
+CREATED: Final = 201
+
+
+def require_agents(services: Services) -> StoredAgents:
+    """Return the agents of the server. Raises Unsupported where it keeps none."""
+    return require_section(services.stack.agents, "keeps no agents", "agents")
+
+
+def to_fields(model: BaseModel) -> dict[str, Any]:
+    """Return an object of the SDK as JSON."""
+    return model.model_dump(mode="json", by_alias=True, warnings=False)
+
+
+def object_response(model: BaseModel, status: int = 200) -> Response:
+    """Return the answer that is one object."""
+    return value_response(to_fields(model), status)
+
+
+def _with_beta(handler: Handler) -> Handler:
+    """Return the handler for requests that name the beta; it raises InvalidBeta for any other."""
+
+    @wraps(handler)
+    async def handle(http: Request, context: HttpContext, services: Services) -> Response:
+        betas = (find_header(http.scope["headers"], _BETA_HEADER) or "").split(",")
+        if BETA not in [beta.strip() for beta in betas]:
+            raise InvalidBeta(f"The Agents API is a beta: send the header 'OpenAI-Beta: {BETA}'.")
+        return await handler(http, context, services)
+
+    return handle
+
+
+def read_route(path: str, handler: Handler, query: type[BaseModel] | None = None) -> Route:
+    """Return the row of a route that reads."""
+    return Route("GET", path, AGENTS, _with_beta(handler), query=query)
+
+
+def write_route(path: str, handler: Handler, body: type[BaseModel] | None = None) -> Route:
+    """Return the row of a route that stores."""
+    return Route("POST", path, AGENTS, _with_beta(handler), body=body, stores=True)
+
+
+def delete_route(path: str, handler: Handler) -> Route:
+    """Return the row of a route that deletes."""
+    return Route("DELETE", path, AGENTS, _with_beta(handler))
