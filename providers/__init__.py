@@ -41,6 +41,7 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "sqlite": "providers.kv_store.sqlite:SQLite",
     },
     "moderation": {
+        "guard": "providers.moderation.guard:GuardModeration",
         "predicates": "providers.moderation.predicates:PredicateModeration",
     },
     "reader": {

@@ -61,7 +61,6 @@ LONE_INTERFACES: Final = {
     "Fetcher": "responses, tools, readers, accounts and webhooks fetch by it",
     "ImageGenerator": "responses make images by it",
     "Meter": "responses, batches and vector stores end charges by it",
-    "Moderation": "operators have classifiers of their own",
     "Observation": "Responses hands it out",
     "Reader": "responses and vector stores read files by it",
     "Responses": "the API of the product",

@@ -18,6 +18,7 @@ import msgspec
 
 from apis.accounts.limits import RateLimit
 from apis.accounts.usage import UsageCounts, UsageSubject
+from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Op, Put
 from apis.storage.records import encode_record
 
@@ -197,6 +198,10 @@ class Charge:
         if self._late_use is not None and not self._claimed:
             self.end(self._late_use)
 
+    def count_aside(self, use: Use) -> None:
+        """Count what was used for the request besides its own end, at once."""
+        count_aside(self._meter, self.record, use)
+
     def claim(self) -> None:
         """Let what follows decide how the charge ends, also where the request is over before: `end_claimed` has to
         follow."""
@@ -254,3 +259,9 @@ class Meter(ABC):
     @abstractmethod
     def count_stored(self, end: ChargeEnd, open_version: int | None, end_version: int) -> None:
         """Count an end that has been stored with a response in this version of its key, soon after."""
+
+
+def count_aside(meter: Meter, record: ChargeRecord, use: Use) -> None:
+    """Count what was used for the request of a charge besides its own end, such as the tokens of a moderation."""
+    aside = ChargeRecord(new_id_key(), record.project_id, record.key_id, is_batch=record.is_batch)
+    meter.count_end(build_end(aside, use), None, may_be_stored=False)

@@ -72,7 +72,6 @@ FIELD_ROWS: Final = (
     FieldRow("modalities", _RESPONSE, "refused", "The models here write text.", (["text"],)),
     FieldRow("audio", _RESPONSE, "refused", "The models here write text."),
     FieldRow("web_search_options", _RESPONSE, "refused", "Declare the tool 'web_search' in 'tools'."),
-    FieldRow("moderation", _CHAT, "refused", "Use responses, which have that field."),
     FieldRow("multi_agent", _RESPONSE, "refused", _ONE_AGENT, ({"enabled": False},)),
     FieldRow("personality", ("CountInputTokens",), "ignored", "It belongs to OpenAI's own models."),
     FieldRow("safety_identifier", _RESPONSE, "echoed", "No request is checked by user."),

@@ -158,7 +158,10 @@ class ResponsesLoop(Responses):
         charge: Charge | None = None,
         caller: Caller | None = None,
     ) -> None:
-        pending = await self._preparer.prepare(request, tenant, ResponseIds(response_id), caller=caller)
+        count_use = None if charge is None else charge.count_aside
+        pending = await self._preparer.prepare(
+            request, tenant, ResponseIds(response_id), caller=caller, count_use=count_use
+        )
         lasting_key = await self._find_key(caller) if request.background else ""
         pending = pending.charged_to(charge, lasting_key)
         view = self._views.of_create(request)

@@ -17,6 +17,7 @@ from apis.accounts.accounts import Caller
 from apis.documents.reader import Reader
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Delete, KVStore, Op
+from providers.common.moderated_inference import CountUse, RequestModeration
 from providers.common.permissions import require_prepared
 from providers.responses.context.attachments import Attachments
 from providers.responses.context.chat_request import (
@@ -43,7 +44,7 @@ from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.prompts.library import PromptLibrary
 from providers.responses.run.agent_loop import AgentLoop
-from providers.responses.run.checkpoint import ResumePoint
+from providers.responses.run.checkpoint import AcceptedResponse, ResumePoint
 from providers.responses.run.mailbox import mailbox_key, read_input, read_mailbox
 from providers.responses.run.pending_response import PendingResponse
 from providers.responses.settings import LoopSettings
@@ -99,11 +100,15 @@ class ResponsePreparer:
         *,
         history_source: HistorySource | None = None,
         caller: Caller | None = None,
+        count_use: CountUse | None = None,
     ) -> PendingResponse:
-        """Return the response, which holds the lock of its conversation, if it adds to one. Raises StackError for a
-        request that cannot be served, also for a model or tool that the `caller` may not use."""
+        """Return the response, which holds the lock of its conversation, if it adds to one. What it uses besides its
+        own turns is counted by `count_use`. Raises StackError for a request that cannot be served, also for a model or
+        tool that the `caller` may not use."""
         with self._rendering(request) as rendered:
-            return await self.prepare_again(rendered, tenant, ids, history_source=history_source, caller=caller)
+            return await self.prepare_again(
+                rendered, tenant, ids, history_source=history_source, caller=caller, count_use=count_use
+            )
 
     async def prepare_again(
         self,
@@ -112,21 +117,21 @@ class ResponsePreparer:
         ids: ResponseIds,
         *,
         history_source: HistorySource | None = None,
-        resume_point: ResumePoint | None = None,
-        created_at: int | None = None,
+        accepted: AcceptedResponse | None = None,
         caller: Caller | None = None,
+        count_use: CountUse | None = None,
     ) -> PendingResponse:
-        """Return what `prepare` returns for a request that has no prompt, or whose prompt was rendered before.
-        `resume_point` and `created_at` are those of a response that another worker began."""
+        """Return what `prepare` returns for a request that has no prompt, or whose prompt was rendered before: that of
+        a response which was `accepted` before, also by another worker."""
         request = accept_request(request)
-        if request.store is not False and created_at is None:
+        if request.store is not False and accepted is None:
             await self._kv.require_room(tenant)
         lock = await self._conversations.acquire_lock(request, ids.response_id, tenant=tenant)
-        created_at = int(time.time()) if created_at is None else created_at
+        accepted = accepted or AcceptedResponse(int(time.time()))
         source = history_source or self._conversations.history
         try:
             pending = await self._prepare(
-                request, tenant, ids, source, created_at=created_at, resume_point=resume_point, caller=caller
+                request, tenant, ids, source, accepted=accepted, caller=caller, count_use=count_use
             )
             return pending if lock is None else msgspec.structs.replace(pending, lock=lock)
         except BaseException:
@@ -139,8 +144,8 @@ class ResponsePreparer:
         moderated."""
         with self._rendering(request) as rendered:
             request = accept_request(rendered.model_copy(update={"moderation": None}))
-            source, created_at = self._conversations.history, int(time.time())
-            return await self._prepare(request, tenant, ResponseIds(), source, created_at=created_at, caller=caller)
+            source, accepted = self._conversations.history, AcceptedResponse(int(time.time()))
+            return await self._prepare(request, tenant, ResponseIds(), source, accepted=accepted, caller=caller)
 
     def _rendering(self, request: CreateResponse) -> AbstractContextManager[CreateResponse]:
         return nullcontext(request) if request.prompt is None else self._prompts.rendering(request)
@@ -152,10 +157,11 @@ class ResponsePreparer:
         ids: ResponseIds,
         source: HistorySource,
         *,
-        created_at: int,
-        resume_point: ResumePoint | None = None,
+        accepted: AcceptedResponse,
         caller: Caller | None,
+        count_use: CountUse | None = None,
     ) -> PendingResponse:
+        resume_point = accepted.resume_point
         before = await self._read_context(request, tenant, ids, source, resume_point)
         request, conversation, index = before.request, before.conversation, before.items
         output_results = resume_point.checkpoint.tool_results if resume_point is not None else {}
@@ -169,7 +175,7 @@ class ResponsePreparer:
         await check_large_format(request)
         chat = build_chat(request, messages, toolbox, conversation.root)
         output = await self._build_output(request, tenant, ids, resume_point, is_json=chat.response_format is not None)
-        moderation = await self._inferences.moderate(request, index.input_items)
+        moderation = await self._moderate(request, index, accepted, count_use)
         agent_loop = AgentLoop(
             *(self._config, await self._inferences.build(request, toolbox, moderation), chat),
             *(conversation, toolbox, output, None if resume_point is None else resume_point.checkpoint),
@@ -186,12 +192,24 @@ class ResponsePreparer:
             ids,
             output,
             agent_loop,
-            created_at,
+            accepted.created_at,
             before.transformations,
             comparison=await self._comparer.compare(request, chat, conversation, tenant=tenant),
             prefill=self._prefill,
             moderation=moderation,
             mailbox_ops=before.mailbox_ops,
+        )
+
+    async def _moderate(
+        self, request: CreateResponse, index: ItemIndex, accepted: AcceptedResponse, count_use: CountUse | None
+    ) -> RequestModeration | None:
+        resume_point = accepted.resume_point
+        return await self._inferences.moderate(
+            request,
+            index.input_items,
+            judged_input=accepted.judged_input,
+            judged_output=None if resume_point is None else resume_point.checkpoint.judged_output,
+            count_use=count_use,
         )
 
     async def _build_output(

@@ -86,14 +86,19 @@ class LoopSession(Session):
             )
             raise InvalidRequest(message, param="store", code="invalid_value")
         prepare = self._preparer.prepare if successor_id is None else self._preparer.prepare_again
-        source = self._session_history
-        ids = ResponseIds(successor_id)
-        pending = await prepare(request, self._tenant, ids, history_source=source, caller=caller)
+        pending = await prepare(
+            request,
+            self._tenant,
+            ResponseIds(successor_id),
+            history_source=self._session_history,
+            caller=caller,
+            count_use=None if charge is None else charge.count_aside,
+        )
         pending, view = pending.charged_to(charge), self._views.of_create(request)
 
         def keep(response: Response) -> None:
             if request.store is False:
-                source.put(pending, response, stream_id)
+                self._session_history.put(pending, response, stream_id)
 
         if not generate or request.is_prewarm:
             await self._runner.run_input_only(pending, sink, view, keep)

@@ -30,8 +30,7 @@ async def check_machine(model: str | None, server: HttpServerConfig) -> AsyncGen
     try:
         listing = await GgufLibrary().list_models()
     except (ConfigError, StackError) as exc:
-        yield Finding("disk", "skipped", "the local engine is not installed")
-        yield Finding("memory", "warning", f"without it only servers elsewhere have models: {exc}")
+        yield Finding("engine", "warning", f"only models on other servers can be used, as in `stack run vllm`: {exc}")
         return
     yield _check_disk(listing)
     yield _check_memory(listing, model)

@@ -48,6 +48,7 @@ from providers.responses.events.response_events import assign_sequence_numbers, 
 from providers.responses.events.response_object import ResponseStatus, error_to_failure
 from providers.responses.prepare import ResponsePreparer
 from providers.responses.run.checkpoint import (
+    AcceptedResponse,
     Checkpoint,
     ResumePoint,
     checkpoint_key,
@@ -314,7 +315,7 @@ class RunExecutor:
             if self.is_draining:
                 raise asyncio.CancelledError  # it was claimed as the drain began: another worker goes on with it
             self._journals[claimed_run.ref] = journal
-            on_checkpoint = partial(self._add_checkpoint, journal)
+            on_checkpoint = partial(self._add_checkpoint, journal, pending)
         writing = asyncio.create_task(journal.run())
         writing.add_done_callback(_retrieve_exception)
         working = asyncio.create_task(self._write_events(pending, journal, on_checkpoint))
@@ -347,9 +348,9 @@ class RunExecutor:
             ref.tenant,
             ResponseIds(ref.id, item_id_count),
             history_source=None if previous is None else self._history.kept_at(previous),
-            resume_point=resume_point,
-            created_at=stored_request.created_at,
+            accepted=AcceptedResponse(stored_request.created_at, stored_request.judged_input, resume_point),
             caller=caller,
+            count_use=self._owners.find_counter(claimed_run),
         )
 
     async def _end(
@@ -406,8 +407,8 @@ class RunExecutor:
             return failure_to_error(exc, pending.ids.response_id)
         return None
 
-    def _add_checkpoint(self, journal: Journal, checkpoint: Checkpoint) -> None:
-        journal.add_checkpoint(checkpoint)
+    def _add_checkpoint(self, journal: Journal, pending: PendingResponse, checkpoint: Checkpoint) -> None:
+        journal.add_checkpoint(pending.add_scores(checkpoint))
         if self.is_draining and not checkpoint.running_indexes:
             raise asyncio.CancelledError  # another worker resumes from here
 

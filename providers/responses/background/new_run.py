@@ -42,6 +42,7 @@ def build_new_run(pending: PendingResponse, event_log: EventLog) -> NewRun:
         charge=None if pending.charge is None else pending.charge.record,
         previous=pending.previous_history.position,
         key_id=pending.key_id,
+        judged_input=None if pending.moderation is None else pending.moderation.input_scores,
     )
     queued, log_op = _build_first_events(pending.build_initial_response("queued"), ref, request, event_log)
     return NewRun(

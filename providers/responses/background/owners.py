@@ -1,14 +1,16 @@
 """RunOwners: the callers for whom background responses are executed, and charges that no request has opened."""
 
+from functools import partial
 from typing import Final
 
 from apis.accounts.accounts import Accounts, Caller
-from apis.accounts.charges import RELEASED_USE
+from apis.accounts.charges import RELEASED_USE, count_aside
 from apis.errors import KeyRevoked
 from apis.inference import Inference
 from apis.storage.kv_store import Put
 from apis.storage.records import encode_record
 from providers.common.demand import build_demand
+from providers.common.moderated_inference import CountUse
 from providers.common.permissions import find_model
 from providers.responses.background.runs import ClaimedRun
 from providers.responses.background.stored_run import parse_stored_request
@@ -34,6 +36,13 @@ class RunOwners:
         if caller is None:
             raise KeyRevoked(_KEY_REVOKED_MESSAGE)
         return caller
+
+    def find_counter(self, claimed_run: ClaimedRun) -> CountUse | None:
+        """Return the function that counts what a response uses besides its own turns; None where nothing is counted."""
+        charge, organization = claimed_run.stored_request.charge, self._accounts.organization()
+        if organization is None or charge is None:
+            return None
+        return partial(count_aside, organization.meter, charge)
 
     async def open_charge(self, claimed_run: ClaimedRun) -> None:
         """Count a response that was queued by itself, and reserve what it may use, unless that has been done. Raises

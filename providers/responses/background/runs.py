@@ -27,6 +27,7 @@ import msgspec
 
 from apis.accounts.charges import ChargeRecord
 from apis.errors import RateLimited, StorageCorrupt
+from apis.moderation import ModerationScores
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record, scan_groups
@@ -80,7 +81,8 @@ class StoredRequest(msgspec.Struct):
     """The request, its input items as they are listed, and the number of item ids that those use. `trace` holds the
     trace headers of the request that created it, with which each worker goes on, and `charge` what it has reserved;
     `previous` is the position of the turn before it, if it continues one, and `key_id` the key that created it. The
-    worker that begins one that `is_uncharged` reserves what it may use."""
+    worker that begins one that `is_uncharged` reserves what it may use. `judged_input` are the scores of its input, if
+    that was moderated."""
 
     request: msgspec.Raw
     input_items: msgspec.Raw
@@ -91,6 +93,7 @@ class StoredRequest(msgspec.Struct):
     previous: TurnPosition | None = None
     key_id: str = ""
     is_uncharged: bool = False
+    judged_input: ModerationScores | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ from apis.responses import CompactedConversation, CreateResponse
 from apis.sink import Sink
 from apis.wire.item_types import id_prefix
 from apis.wire.items import CompactionItem, InputMessage, output_to_input
+from providers.common.chat_tokens import measure_chat
 from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.conversation import ITEM_WORK, Conversation, ResponseProgress, stored_item
 from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.sealing import UnsealError
-from providers.responses.context.token_estimate import TokenCounter, TokenCounters, measure_chat
+from providers.responses.context.token_estimate import TokenCounter, TokenCounters
 from providers.responses.context.truncation import with_truncation
 from providers.responses.context.url_files import public_item
 from providers.responses.context.window import CompactionContent, messages_without

@@ -10,14 +10,15 @@ import msgspec
 
 from apis.chat import ChatRequest
 from apis.deltas import Finish, Usage
-from apis.errors import StackError, Unsupported
+from apis.errors import StackError
 from apis.inference import Inference
-from apis.moderation import Moderation
+from apis.moderation import Moderation, ModerationScores
 from apis.responses import CreateResponse, ReasoningOptions
-from apis.wire.items import Item
+from apis.wire.item_parts import InputText
+from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
+from providers.common.moderated_inference import CountUse, ModeratedInference, RequestModeration
 from providers.responses.context.answer_check import CheckedInference, CheckRules
-from providers.responses.context.moderated_answers import ModeratedInference, ResponseModeration
 from providers.responses.context.reasoning_summary import SummarizingInference
 from providers.responses.context.token_estimate import TokenCounters
 from providers.responses.context.truncation import with_truncation
@@ -72,19 +73,24 @@ class RequestInferences:
             update={name: value for name, value in values.items() if getattr(request, name) is None}
         )
 
-    async def moderate(self, request: CreateResponse, items: Sequence[Item]) -> ResponseModeration | None:
-        """Return the moderation that a request asks for, after it has judged these items of its input. Raises
-        InvalidRequest for input that is blocked, and Unsupported where nothing is moderated."""
+    async def moderate(
+        self,
+        request: CreateResponse,
+        items: Sequence[Item],
+        *,
+        judged_input: ModerationScores | None,
+        judged_output: ModerationScores | None,
+        count_use: CountUse | None,
+    ) -> RequestModeration | None:
+        """Return the moderation that a request asks for, after it has judged these items of its input, unless another
+        worker has: `judged_input` and `judged_output` are the scores that it has found. Raises InvalidRequest for input
+        that is blocked, and Unsupported where nothing is moderated."""
         if request.moderation is None:
             return None
-        if self._moderation is None:
-            raise Unsupported(
-                "This server moderates nothing: its config has no section `moderation`.",
-                param="moderation",
-                code="not_configured",
-            )
-        moderation = ResponseModeration(self._moderation, request.moderation, request.cache_salt)
-        await moderation.judge_input(items)
+        moderation = RequestModeration(self._moderation, request.moderation, request.cache_salt, count_use)
+        moderation.restore(judged_input, judged_output)
+        if judged_input is None:
+            await moderation.judge_input(_list_texts(items), "input")
         return moderation
 
     async def prefill(self, chat: ChatRequest) -> Usage:
@@ -104,7 +110,7 @@ class RequestInferences:
         return Usage()
 
     async def build(
-        self, request: CreateResponse, toolbox: OfferedTools, moderation: ResponseModeration | None = None
+        self, request: CreateResponse, toolbox: OfferedTools, moderation: RequestModeration | None = None
     ) -> Inference:
         """Return the Inference for the chats of the request: it moderates answers, shortens prompts and summarizes
         reasoning where the request asks for that, and checks answers whose form the engine does not promise to
@@ -127,3 +133,21 @@ class RequestInferences:
         if style is None or (self._hides_reasoning and self._summary_model is None):
             return inference
         return SummarizingInference(inference, style, self._summary_model, repeats_reasoning=not self._hides_reasoning)
+
+
+def _list_texts(items: Sequence[Item]) -> Sequence[str]:
+    """Return the texts of the user, and the outputs of the client's tools."""
+    texts: list[str] = []
+    for item in items:
+        match item:
+            case InputMessage(role="user", content=content):
+                pass
+            case FunctionCallOutput(output=content) | CustomToolCallOutput(output=content):
+                pass
+            case _:
+                continue
+        if isinstance(content, str):
+            texts.append(content)
+        else:
+            texts += [part.text for part in content if isinstance(part, InputText)]
+    return texts

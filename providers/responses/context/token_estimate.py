@@ -4,19 +4,15 @@ import logging
 from collections import OrderedDict
 from typing import Final
 
-from apis.chat import ChatRequest, Message, RefusalPart, TextPart
+from apis.chat import ChatRequest
 from apis.deltas import Usage
 from apis.errors import CountingUnsupported, UpstreamError
 from apis.inference import Inference
 from apis.responses import InputTokenCount
+from providers.common.chat_tokens import measure_chat
 
 _log = logging.getLogger(__name__)
 
-_BYTES_PER_TOKEN: Final = 4
-"""Bytes of UTF-8 for each token, before any usage of a model is known: about right for English and for code."""
-_TOKENS_PER_MESSAGE: Final = 4
-_TOKENS_PER_FILE: Final = 1000
-"""Tokens of a picture or a file, whose bytes say little about them."""
 _RATIO_BOUNDS: Final = (0.25, 4.0)
 """Least and greatest correction by a usage; beyond them an upstream counts something else."""
 _MAX_MODELS: Final = 256
@@ -78,44 +74,3 @@ class TokenCounter:
     def estimate(self, chat: ChatRequest) -> int:
         """Return the measure of the prompt, corrected by the last usage of its model."""
         return max(1, round(measure_chat(chat) * self._ratios.get(chat.model, 1.0)))
-
-
-def measure_chat(chat: ChatRequest) -> int:
-    """Return about how many tokens the chat's messages and tools have, by their bytes; at least 1."""
-    size_bytes = sum(len(tool.model_dump_json(exclude_none=True)) for tool in chat.tools or ())
-    tokens = _TOKENS_PER_MESSAGE * len(chat.messages)
-    for message in chat.messages:
-        content = message.content
-        if isinstance(content, str) and not (message.tool_calls or message.reasoning or message.refusal):
-            size_bytes += len(content) if content.isascii() else _size_bytes(content)  # nearly every message
-            continue
-        text_bytes, file_count = _measure_message(message)
-        size_bytes += text_bytes
-        tokens += _TOKENS_PER_FILE * file_count
-    return max(1, tokens + size_bytes // _BYTES_PER_TOKEN)
-
-
-def _measure_message(message: Message) -> tuple[int, int]:
-    """Return the bytes of the message's texts and the number of its pictures and files."""
-    content = message.content
-    texts, file_count = [message.reasoning, message.refusal], 0
-    if isinstance(content, str):
-        texts.append(content)
-    else:
-        for part in content or ():
-            match part:
-                case TextPart(text=text) | RefusalPart(refusal=text):
-                    texts.append(text)
-                case _:
-                    file_count += 1
-    for call in message.tool_calls or ():
-        texts += (
-            (call.function.name, call.function.arguments)
-            if call.type == "function"
-            else (call.custom.name, call.custom.input)
-        )
-    return sum(_size_bytes(text) for text in texts if text), file_count
-
-
-def _size_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

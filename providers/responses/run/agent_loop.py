@@ -19,9 +19,9 @@ from apis.inference import Inference
 from apis.sink import ReceivingSink, Sink
 from apis.wire.item_types import LISTING_TYPES
 from apis.wire.items import Item, output_to_input
+from providers.common.chat_tokens import measure_chat
 from providers.responses.context.compaction import ResponseCompaction
 from providers.responses.context.conversation import Conversation, ResponseProgress
-from providers.responses.context.token_estimate import measure_chat
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import IncompleteReason, add_usage
 from providers.responses.events.tool_result import ToolResultRecord

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from apis.deltas import Usage
 from apis.events import LoggedEvent
+from apis.moderation import ModerationScores
 from apis.storage.kv_store import KVStore
 from apis.storage.records import scan_all
 from apis.wire.items import Item, output_to_input
@@ -46,7 +47,8 @@ class Checkpoint(
     indexes of calls that were running. `calls_left` and `token_budget` are what hosted calls and the model may still
     use in all; `requested_calls` are the newest hosted calls, as name and arguments; `rejected_calls` were not run,
     each with the length of the output at that time. `unmet_demands` counts turns in a row without a call that
-    `tool_choice` requires. `event_count` is how many events came before it.
+    `tool_choice` requires. `event_count` is how many events came before it. `judged_output` are the scores of the
+    output so far, of a response whose output is moderated.
     """
 
     turn: int
@@ -60,6 +62,7 @@ class Checkpoint(
     rejected_turn_count: int
     unmet_demands: int = 0
     event_count: int = 0
+    judged_output: ModerationScores | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,16 @@ class ResumePoint:
     closing_events: Sequence[dict[str, Any]]
     next_sequence_number: int
     item_id_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedResponse:
+    """A response that was accepted at `created_at`, as a worker finds it: with the scores of its input, if that was
+    moderated, and the point to resume from, if another worker has begun it."""
+
+    created_at: int
+    judged_input: ModerationScores | None = None
+    resume_point: ResumePoint | None = None
 
 
 _encode = msgspec.json.Encoder().encode

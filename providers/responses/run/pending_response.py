@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 from openai.types.responses import Response, ResponseError
 from openai.types.responses.response import InputTransformation
+from openai.types.responses.response import Moderation as ModerationResults
 
 from apis.accounts.charges import Charge, Use
 from apis.accounts.usage import count_response
@@ -15,9 +16,9 @@ from apis.errors import Overloaded, StackError, internal_error
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from apis.wire.items import items_to_json
+from providers.common.moderated_inference import RequestModeration
 from providers.common.tracebacks import without_traceback
 from providers.responses.context.conversation import Conversation
-from providers.responses.context.moderated_answers import ResponseModeration
 from providers.responses.context.prompt_cache.comparison import PromptComparison
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
@@ -30,6 +31,7 @@ from providers.responses.events.response_object import (
 )
 from providers.responses.events.unvalidated import add_extra
 from providers.responses.run.agent_loop import AgentLoop
+from providers.responses.run.checkpoint import Checkpoint
 from providers.responses.run.open_mailbox import OpenMailbox
 from providers.responses.run.response_span import store_span
 from providers.responses.store.conversation_lock import ConversationLock
@@ -61,7 +63,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
     prefill: Callable[[ChatRequest], Awaitable[Usage]] | None = None
     charge: Charge | None = None
     key_id: str = ""
-    moderation: ResponseModeration | None = None
+    moderation: RequestModeration | None = None
     mailbox_ops: Sequence[Op] = ()
     mailbox: OpenMailbox | None = None
 
@@ -76,6 +78,12 @@ class PendingResponse(msgspec.Struct, frozen=True):
         """History that the response is stored after: none for a turn of a conversation, which stores its items
         itself."""
         return LoadedHistory() if self.request.conversation_id is not None else self.conversation.history
+
+    def add_scores(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Return the checkpoint with the scores of the output so far, where that is moderated."""
+        if self.moderation is None:
+            return checkpoint
+        return msgspec.structs.replace(checkpoint, judged_output=self.moderation.output_scores)
 
     def build_initial_response(self, status: ResponseStatus = "in_progress") -> Response:
         """Return the response as it began. It is built for each use: stored here, it would be most of the memory of an
@@ -112,7 +120,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
         if self.comparison is not None:
             initial.prompt_cache_diagnostics = self.comparison.with_usage(state.usage)
         if self.moderation is not None:
-            initial.moderation = self.moderation.build_results()
+            initial.moderation = ModerationResults.model_validate(self.moderation.build_results())
         items = self.output.finished_items()
         tool_usage = sum_tool_usage(items, state.tool_results)
         return end_response(initial, status, items, state.usage, reason=reason, error=error, tool_usage=tool_usage)

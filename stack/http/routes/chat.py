@@ -33,7 +33,9 @@ from apis.deltas import (
 from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
 from apis.sink import LastBatch, ReceivingSink, Sink, Stream
 from apis.wire.base import Wire, sdk_model_to_json
+from apis.wire.request_options import ModerationOptions
 from providers.common.grammars.chat import check_chat
+from providers.common.moderated_inference import ModeratedInference, RequestModeration
 from stack.http.answers import json_response
 from stack.http.chat_files import read_files
 from stack.http.context import HttpContext, Services
@@ -55,6 +57,7 @@ class CreateChatCompletion(ChatRequest):
     stream_options: ChatStreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     n: Literal[1] | None = None
+    moderation: ModerationOptions | None = None
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -82,11 +85,16 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
     chat = await inline_images(ChatRequest.model_validate(fields), services.stack.fetcher)
     await check_chat(chat, context.tenant)
+    inference, moderation = services.stack.inference, _find_moderation(request, context, services)
+    if moderation is not None:
+        judging = moderation.judge_input(_list_texts(chat), "messages")
+        await run_while_connected(http.scope, http.receive, judging)
+        inference = ModeratedInference(inference, moderation)
     chat = await read_files(chat, services.stack.inference, services.stack.reader, context.tenant)
     builder = _CompletionBuilder(
-        request.model, context.request_record, hides_reasoning=services.stack.responses.hides_reasoning
+        request.model, context.request_record, moderation, hides_reasoning=services.stack.responses.hides_reasoning
     )
-    stream = partial(services.stack.inference.stream, services.cache_salts.add_salt(chat, context.tenant))
+    stream = partial(inference.stream, services.cache_salts.add_salt(chat, context.tenant))
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
         build = partial(builder.build_chunks, wants_usage=wants_usage)
@@ -120,6 +128,28 @@ def encode_chunks(chunks: Sequence[BaseModel | dict[str, Any]]) -> bytes:
 def encode_stream_error(error: StackError) -> bytes:
     """Return the frame of an error that ends a stream of chunks."""
     return encode_chunks([error_to_body(error)])
+
+
+def _find_moderation(
+    request: CreateChatCompletion, context: HttpContext, services: Services
+) -> RequestModeration | None:
+    """Return the moderation that a request asks for. Raises Unsupported and InvalidRequest."""
+    if request.moderation is None:
+        return None
+    salt = services.cache_salts.salt_of(context.tenant)
+    count_use = None if context.charge is None else context.charge.count_aside
+    return RequestModeration(services.stack.moderation, request.moderation, salt, count_use)
+
+
+def _list_texts(chat: ChatRequest) -> Sequence[str]:
+    """Return the texts of the user and of tools, which are the input that is moderated."""
+    texts: list[str] = []
+    for message in chat.messages:
+        if message.role in ("user", "tool"):
+            content = message.content
+            parts = [content] if isinstance(content, str) else [getattr(part, "text", "") for part in content or ()]
+            texts += [text for text in parts if text]
+    return texts
 
 
 @dataclass(slots=True)
@@ -175,7 +205,15 @@ class _DrainedChat:
 class _CompletionBuilder:
     """Builds one completion, as chunks or whole, and records its usage."""
 
-    def __init__(self, model: str, request_record: RequestRecord, *, hides_reasoning: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        request_record: RequestRecord,
+        moderation: RequestModeration | None = None,
+        *,
+        hides_reasoning: bool,
+    ) -> None:
+        self._moderation = moderation
         self._hides_reasoning = hides_reasoning
         self._model = model
         self._request_record = request_record
@@ -201,6 +239,8 @@ class _CompletionBuilder:
             chunks.append(self._delta_to_chunk(delta))
             if isinstance(delta, Finish):
                 self._request_record.record_usage(self._model, delta.usage)
+                if self._moderation is not None:
+                    chunks.append(self._build_chunk(None, moderation=_build_moderation(self._moderation)))
                 if wants_usage:
                     chunks.append(self._build_chunk(None, usage=_build_completion_usage(delta.usage)))
         return chunks
@@ -232,6 +272,7 @@ class _CompletionBuilder:
                 "object": "chat.completion",
                 "choices": [choice],
                 "usage": _build_completion_usage(drained.finish.usage),
+                **({"moderation": _build_moderation(self._moderation)} if self._moderation is not None else {}),
             }
         )
 
@@ -278,6 +319,7 @@ class _CompletionBuilder:
         finish_reason: str | None = None,
         logprobs: dict[str, Any] | None = None,
         usage: CompletionUsage | None = None,
+        moderation: dict[str, Any] | None = None,
     ) -> ChatCompletionChunk:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
         return ChatCompletionChunk.model_validate(
@@ -286,6 +328,7 @@ class _CompletionBuilder:
                 "object": "chat.completion.chunk",
                 "choices": [] if delta is None else [choice],
                 "usage": usage,
+                **({} if moderation is None else {"moderation": moderation}),
             }
         )
 
@@ -334,6 +377,16 @@ def _build_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         for token in tokens
     ]
     return {"content": content, "refusal": None}
+
+
+def _build_moderation(moderation: RequestModeration) -> dict[str, Any]:
+    """Return the results of a moderation in the form of completions, which have lists of them."""
+    return {
+        name: result
+        if result["type"] == "error"
+        else {"type": "moderation_results", "model": result["model"], "results": [result]}
+        for name, result in moderation.build_results().items()
+    }
 
 
 def _build_completion_usage(usage: Usage) -> CompletionUsage:

@@ -116,9 +116,9 @@ async def test_shell_commands_are_calls_of_the_server_and_the_model_reads_their_
     assert [use.input["command"] for use in uses] == [*commands, "cat x"]
     assert [result.tool_use_id for result in results] == [use.id for use in uses]
     assert len({use.id for use in uses}) == len(uses)
-    one, written, late, read = (result.content for result in results)
+    one, two, late, last = (result.content for result in results)
     assert (one.stdout, one.stderr, one.return_code) == ("one\n", "two\n", 3)
-    assert (written.return_code, late.error_code, read.stdout) == (0, "execution_time_exceeded", "5\n")
+    assert (two.return_code, late.error_code, last.stdout) == (0, "execution_time_exceeded", "5\n")
     assert (answer.content[-1].text, answer.stop_reason) == ("Done.", "end_turn")
     assert timedelta(minutes=19) < answer.container.expires_at - datetime.now(UTC) <= timedelta(minutes=20)
     assert again[: len(before)] == before
@@ -169,10 +169,10 @@ async def test_what_a_message_alone_shows_is_in_no_response() -> None:
     async with interpreting(*turns) as served:
         response = await served.client.responses.create(model="scripted", input="hi", tools=tools)
         retrieved = await served.client.responses.retrieve(response.id)
-    for shown in (response, retrieved):
-        assert [item.type for item in shown.output][:3] == ["code_interpreter_call", "shell_call", "shell_call_output"]
-        assert "container_expires_at" not in shown.to_json()
-        assert '"outcome"' not in shown.output[0].to_json()
+    for each in (response, retrieved):
+        assert [item.type for item in each.output][:3] == ["code_interpreter_call", "shell_call", "shell_call_output"]
+        assert "container_expires_at" not in each.to_json()
+        assert '"outcome"' not in each.output[0].to_json()
 
 
 @needs_sandbox

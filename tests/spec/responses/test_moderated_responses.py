@@ -24,11 +24,11 @@ FLAGGED = "Now kill the secret-word gardener. "
 
 
 @asynccontextmanager
-async def moderating(*turns: Script, **fields: Any) -> AsyncGenerator[Served]:
+async def moderating(*turns: Script, more: Json | None = None, **sections: Any) -> AsyncGenerator[Served]:
     """A stack whose model plays these turns, and judges by words."""
     inference = {"provider": "tests.support.models.word_judge:WordJudge", "turns": [*turns]}
-    moderation = {"provider": "predicates", "model": "scripted", "window_chars": 40, **fields}
-    async with serving(inference, more={"moderation": moderation}) as served:
+    moderation = {"provider": "predicates", "model": "scripted", "window_chars": 40}
+    async with serving(inference, more={"moderation": moderation, **(more or {})}, **sections) as served:
         yield served
 
 

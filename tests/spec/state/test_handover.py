@@ -23,14 +23,20 @@ BACKGROUND: Json = {"background": {"poll_s": 0.05, "lease_s": 5}}
 
 
 @asynccontextmanager
-async def two(path: Path, one: list[Script], other: list[Script]) -> AsyncGenerator[tuple[Served, Served]]:
-    """Two stacks on one store, whose models play these turns; what waits, the first one takes."""
+async def two(
+    path: Path, one: list[Script], other: list[Script], *, is_moderated: bool = False
+) -> AsyncGenerator[tuple[Served, Served]]:
+    """Two stacks on one store, whose models play these turns; what waits, the first one takes. They may be moderated by
+    words."""
+    moderation = {"provider": "predicates", "model": "scripted"}
+    model = {"provider": "tests.support.models.word_judge:WordJudge"} if is_moderated else {}
     real = RealServer()
     async with real.serving(), AsyncExitStack() as stacks:
         served = [
             await stacks.enter_async_context(
                 serving(
-                    playing(*turns),
+                    {**playing(*turns), **model},
+                    more={"moderation": moderation} if is_moderated else None,
                     tool_servers=with_mcp(real.url, servers={"real": {"url": real.url}}),
                     kv_store={"provider": "sqlite", "path": str(path / "store.db")},
                     responses=BACKGROUND,
@@ -90,6 +96,26 @@ async def test_what_was_called_is_not_called_again_and_the_model_is_told_of_it(t
         following = await responses(other).create(model="scripted", input="and", previous_response_id=queued.id)
         assert following.output_text == "Done."
         assert [each["role"] for each in messages(other)] == ["user", "assistant", "tool", "assistant", "user"]
+
+
+async def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
+    killing: Script = [{"text": "I kill it."}, call("real__echo", '{"text": "hello"}', id="c1")]
+    async with two(tmp_path, [killing, STUCK], [DONE], is_moderated=True) as (one, other):
+        queued = await responses(one).create(
+            model="scripted",
+            input="You scum",
+            background=True,
+            tools=[MCP],
+            moderation={"model": "omni-moderation-latest"},
+        )
+        await leave(one, queued.id, "response.mcp_call.completed")
+        events = await whole(other, queued.id)
+        judge: Any = other.stack.inference
+        judged = [request.input[0].text for request in judge.judged]
+    report = events[-1].response.moderation
+    assert judged == ["Done."]
+    assert report.input.categories["hate"]
+    assert report.output.categories["violence"]
 
 
 async def test_handing_over_is_no_failed_attempt(tmp_path: Path) -> None:

@@ -1,44 +1,75 @@
-"""Moderation of one response: its input before a model is asked, and what the model writes before it leaves."""
+"""Moderation of one request: its input before a model is asked, and what the model writes before it leaves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from openai.types.responses.response import Moderation as ModerationResults
-
+from apis.accounts.charges import Use
+from apis.accounts.usage import count_one_request
 from apis.chat import ChatRequest, TextPart
 from apis.deltas import Delta, DeltaBatch, Finish, Usage, count_delayed, estimate_tokens, measure_deltas
-from apis.errors import InvalidRequest, StackError, UpstreamError
+from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError
 from apis.inference import Inference, Model
 from apis.moderation import Moderation, ModerationScores, OutputBlocked
 from apis.sink import Sink
-from apis.wire.item_parts import InputText
-from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
 from apis.wire.request_options import ModerationOptions
-from providers.responses.context.token_estimate import measure_chat
+from providers.common.chat_tokens import measure_chat
 
 _OVERLAP_PART: Final = 2
 """A window is judged together with this part of its length of the text before it."""
 
 
-class ResponseModeration:
+CountUse = Callable[[Use], None]
+"""Counts what was used for a request besides the answer of its model."""
+
+
+class RequestModeration:
     """The moderation that one request asks for, and what it has found."""
 
-    def __init__(self, moderation: Moderation, options: ModerationOptions, cache_salt: str | None) -> None:
-        """Raises InvalidRequest for a model that does not moderate here."""
+    def __init__(
+        self,
+        moderation: Moderation | None,
+        options: ModerationOptions,
+        cache_salt: str | None,
+        count_use: CountUse | None = None,
+    ) -> None:
+        """Raises Unsupported without a `moderation`, and InvalidRequest for a model that does not moderate here. What
+        each judgement has used is counted by `count_use`."""
+        if moderation is None:
+            raise Unsupported(
+                "This server moderates nothing: its config has no section `moderation`.",
+                param="moderation",
+                code="not_configured",
+            )
         moderation.require_name(options.model, "moderation.model")
         self._moderation = moderation
         self._cache_salt = cache_salt
+        self._count_use = count_use
         self._blocks_input = options.blocks_input
         self.blocks_output = options.blocks_output
         self.window_chars = moderation.window_chars
         self._input: ModerationScores | StackError | None = None
         self._output: ModerationScores | StackError | None = None
 
-    async def judge_input(self, items: Sequence[Item]) -> None:
-        """Judge the texts of the user and the outputs of the client's tools. Raises InvalidRequest for flagged ones
-        that are to be blocked, and the error of the moderation that is to block them."""
+    @property
+    def input_scores(self) -> ModerationScores | None:
+        """The scores of the input; None before it was judged, and where that failed."""
+        return self._input if isinstance(self._input, ModerationScores) else None
+
+    @property
+    def output_scores(self) -> ModerationScores | None:
+        """The scores of the output so far; None where nothing was judged, or that failed."""
+        return self._output if isinstance(self._output, ModerationScores) else None
+
+    def restore(self, input_scores: ModerationScores | None, output_scores: ModerationScores | None) -> None:
+        """Go on with what another worker has found."""
+        self._input, self._output = input_scores, output_scores
+
+    async def judge_input(self, texts: Sequence[str], param: str) -> None:
+        """Judge the texts of the user and the outputs of the client's tools, which are in the field `param`. Raises
+        InvalidRequest for flagged ones that are to be blocked, and the error of the moderation that is to block
+        them."""
         try:
-            self._input = await self._judge("\n\n".join(_texts(items)), "input")
+            self._input = await self._judge("\n\n".join(texts), param)
         except StackError as exc:
             if self._blocks_input:
                 raise
@@ -47,7 +78,7 @@ class ResponseModeration:
         if self._blocks_input and self._input.flagged:
             listed = ", ".join(sorted(self._input.flagged))
             raise InvalidRequest(
-                f"The input was blocked by moderation: {listed}.", param="input", code="moderation_blocked"
+                f"The input was blocked by moderation: {listed}.", param=param, code="moderation_blocked"
             )
 
     async def judge_output(self, text: str) -> None:
@@ -68,12 +99,17 @@ class ResponseModeration:
             raise OutputBlocked
 
     async def _judge(self, text: str, param: str) -> ModerationScores:
-        return await self._moderation.judge([TextPart(text=text)], param=param, cache_salt=self._cache_salt)
+        scores = await self._moderation.judge([TextPart(text=text)], param=param, cache_salt=self._cache_salt)
+        if self._count_use is not None:
+            usage = scores.usage
+            counts = count_one_request((usage.input_tokens, usage.cached_tokens, usage.output_tokens, 0), {})
+            self._count_use(Use(scores.model, counts, category="moderations"))
+        return scores
 
-    def build_results(self) -> ModerationResults:
-        """Return the field of the response. Output that was not judged, because there is none, is not flagged."""
-        results = {"input": self._to_json(self._input), "output": self._to_json(self._output)}
-        return ModerationResults.model_validate(results)
+    def build_results(self) -> dict[str, dict[str, Any]]:
+        """Return the results of input and output, or their errors, as responses show them. Output that was not judged,
+        because there is none, is not flagged."""
+        return {"input": self._to_json(self._input), "output": self._to_json(self._output)}
 
     def _to_json(self, result: ModerationScores | StackError | None) -> dict[str, Any]:
         if isinstance(result, StackError):
@@ -83,23 +119,6 @@ class ResponseModeration:
         return {"type": "moderation_result", "model": result.model, **result.to_json()}
 
 
-def _texts(items: Sequence[Item]) -> Sequence[str]:
-    texts: list[str] = []
-    for item in items:
-        match item:
-            case InputMessage(role="user", content=content):
-                pass
-            case FunctionCallOutput(output=content) | CustomToolCallOutput(output=content):
-                pass
-            case _:
-                continue
-        if isinstance(content, str):
-            texts.append(content)
-        else:
-            texts += [part.text for part in content if isinstance(part, InputText)]
-    return texts
-
-
 class ModeratedInference(Inference):
     """Wraps an Inference whose answers are moderated: text, reasoning and arguments of calls.
 
@@ -107,7 +126,7 @@ class ModeratedInference(Inference):
     not leave, and the answer ends as one that a content filter has cut. Else the whole answer is judged at its end.
     """
 
-    def __init__(self, inference: Inference, moderation: ResponseModeration) -> None:
+    def __init__(self, inference: Inference, moderation: RequestModeration) -> None:
         self._inference = inference
         self._moderation = moderation
 
@@ -129,7 +148,7 @@ class ModeratedInference(Inference):
 class _JudgedAnswer(Sink[Delta]):
     """Takes the deltas of one answer and passes on those that may leave."""
 
-    def __init__(self, sink: Sink[Delta], moderation: ResponseModeration) -> None:
+    def __init__(self, sink: Sink[Delta], moderation: RequestModeration) -> None:
         self._sink = sink
         self._moderation = moderation
         self._waiting: list[Delta] = []
