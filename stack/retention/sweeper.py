@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Final
 from apis.accounts.accounts import ADMIN_TENANT
 from apis.accounts.audit import CURRENT_ACTOR, SERVER_ACTOR
 from apis.accounts.directory import ProjectPage
+from apis.agents.sessions import CancelEvent, SendEvents, SessionListParams
 from apis.conversations import ConversationListParams
 from apis.documents.files import FileListParams
 from apis.documents.vector_stores import VectorStoreListParams
-from apis.errors import NotFound, StackError
+from apis.errors import Conflict, NotFound, StackError
 from apis.responses import ResponseListParams
 from apis.storage.lease import Lease
+from providers.agents.kv import StoredAgents
 from stack.build import Stack
 from stack.retention.erasure import ProjectEraser
 
@@ -106,6 +108,9 @@ class RetentionSweeper:
             (list_responses, lambda name: responses.delete(name, tenant=tenant)),
             (list_conversations, lambda name: conversations.delete(name, tenant=tenant)),
         ]
+        if (agents := self._stack.agents) is not None:
+            # before conversations, of which each session has one
+            kinds.insert(0, _session_kind(agents, tenant))
         if stores is not None:
 
             async def list_stores() -> Sequence[tuple[str, float]]:
@@ -126,6 +131,24 @@ class RetentionSweeper:
 
             kinds.append((list_files, delete_file))
         return kinds
+
+
+def _session_kind(agents: StoredAgents, tenant: str) -> tuple[_ListPage, _DeleteObject]:
+    """Return the functions that list the oldest sessions and delete one. The turn of a session that has one is
+    cancelled, and the session deleted when that has ended."""
+
+    async def list_sessions() -> Sequence[tuple[str, float]]:
+        params = SessionListParams(order="asc", limit=_PAGE_OBJECTS)
+        return [(row.id, row.created_at) for row in (await agents.sessions.list(params, tenant=tenant)).data]
+
+    async def delete_session(session_id: str) -> None:
+        try:
+            await agents.sessions.delete(session_id, tenant=tenant)
+        except Conflict:
+            cancel = SendEvents(events=[CancelEvent(type="agent.session.input.cancel")])
+            await agents.activity.send(session_id, cancel, tenant=tenant, key_id="")
+
+    return list_sessions, delete_session
 
 
 async def _list_project_ids(directory: "StoredDirectory") -> list[str]:

@@ -1,0 +1,134 @@
+"""Sessions of agents whose workers are killed at any moment, and those of two workers, over each shared store.
+
+STACK_KILL_TRIALS says how many times (once by default), STACK_KILL_SEED the seed, which is printed.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.sdk.client import TLS
+from tests.support.servers.worker_processes import Workers, worker_processes
+
+TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "1"))
+SEED = int(os.environ.get("STACK_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)
+BOUND_S = 60.0
+SESSIONS, TURNS, KILLS = 5, 2, 3
+BETA = {"OpenAI-Beta": "agents=v1"}
+AGENTS: dict[str, Any] = {"provider": "kv", "lease_s": 1.5, "poll_s": 0.1, "retry_s": 0.1}
+FUNCTIONS = [
+    {"type": "function", "name": name, "description": "d", "parameters": {"type": "object", "properties": {}}}
+    for name in "fg"
+]
+numbers = itertools.count()
+pytestmark = pytest.mark.timeout(120 + 80 * TRIALS)
+
+
+async def ask(workers: Workers, method: str, path: str, key: str = "", **fields: Any) -> Any:
+    """A request about sessions; one with a key is sent again until a worker answers."""
+    headers = {**BETA, **({"Idempotency-Key": key} if key else {})}
+    answer = await workers.ask(method, f"/agents/sessions{path}", headers=headers, **fields)
+    assert answer.status_code < 300, answer.text
+    return answer.json() if answer.content else None
+
+
+async def live(workers: Workers, name: str) -> str:
+    """Drive a session through its turns, with results for all its calls; return its id."""
+    body = {"agent": {"model": "scripted", "tools": FUNCTIONS}, "environment": {"type": "none"}, "input": f"{name} 0"}
+    session_id: str = (await ask(workers, "POST", "", f"{name} create", json=body))["id"]
+    for number in range(1, TURNS + 1):
+        await rest(workers, session_id)
+        if number == TURNS:
+            break
+        content = [{"type": "input_text", "text": f"{name} {number}"}]
+        event = {"type": "agent.session.input.message", "input": [{"role": "user", "content": content}]}
+        await ask(workers, "POST", f"/{session_id}/events", f"{name} {number}", json={"events": [event]})
+    return session_id
+
+
+async def rest(workers: Workers, session_id: str) -> None:
+    """Answer the calls of a session until it is idle."""
+    async with asyncio.timeout(BOUND_S):
+        while (session := await ask(workers, "GET", f"/{session_id}"))["status"] != "idle":
+            assert session["status"] != "failed", session["error"]
+            for action in session["required_actions"]:
+                result = {
+                    "type": "agent.session.input.tool_result",
+                    "turn_id": action["turn_id"],
+                    "call_id": action["call_id"],
+                    "success": True,
+                    "output": f"of {action['call_id']}",
+                }
+                path = f"/{session_id}/events"
+                # the script names all its calls alike, so that a key of the call would stand for several
+                await ask(workers, "POST", path, f"result {next(numbers)}", json={"events": [result]})
+            await asyncio.sleep(0.05)
+
+
+async def read_events(workers: Workers, session_id: str) -> list[dict[str, Any]]:
+    """The log of a session that rests, from the second event on."""
+    path = f"{workers.url}/v1/agents/sessions/{session_id}/events?starting_after=0"
+    lines: list[str] = []
+    async with httpx.AsyncClient(trust_env=False, verify=TLS) as client:
+        with suppress(httpx.ReadTimeout):
+            async with client.stream("GET", path, headers=BETA, timeout=1.5) as answer:
+                async for line in answer.aiter_lines():
+                    lines.append(line)  # noqa: PERF401 - those before the time-out count
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+async def check_session(workers: Workers, name: str, session_id: str) -> None:
+    """Each message, item and turn is there once, and the numbers of the events have no gap."""
+    events = await read_events(workers, session_id)
+    assert [event["sequence_number"] for event in events] == [*range(1, len(events) + 1)]
+    assert events[-1]["type"] == "agent.session.idle"
+    kinds = Counter(event["type"].removeprefix("agent.session.") for event in events)
+    assert kinds["turn.created"] == kinds["turn.completed"] == TURNS
+    added = [event["item"]["id"] for event in events if event["type"] == "agent.session.turn.item.added"]
+    ended = [event["item"]["id"] for event in events if event["type"] == "agent.session.turn.item.done"]
+    assert len(set(added)) == len(added)
+    assert len(set(ended)) == len(ended)
+    page = await ask(workers, "GET", f"/{session_id}/items?limit=100&order=asc")
+    assert not page["has_more"]
+    items: list[dict[str, Any]] = page["data"]
+    assert [item["id"] for item in items] == added
+    texts = [item["content"][0]["text"] for item in items if item.get("role") == "user"]
+    assert texts == [f"{name} {number}" for number in range(TURNS)]
+    assert {item["id"] for item in items if item.get("role") != "user" and item["type"] != "function_call_output"} == {
+        *ended
+    }
+    outputs = Counter(item["turn_id"] + item["call_id"] for item in items if item["type"] == "function_call_output")
+    calls = Counter(item["turn_id"] + item["call_id"] for item in items if item["type"] == "function_call")
+    assert outputs == calls
+    assert len((await ask(workers, "GET", f"/{session_id}/turns"))["data"]) == TURNS
+
+
+async def test_no_session_loses_or_repeats_anything_when_workers_are_killed(
+    shared_store: dict[str, Any], tmp_path: Path
+) -> None:
+    print(f"seed {SEED}")
+    dice = random.Random(SEED)
+    async with worker_processes(tmp_path, shared_store, workers=2, more={"agents": AGENTS}) as workers:
+        for trial in range(TRIALS):
+            names = [f"input {trial}-{number}" for number in range(SESSIONS)]
+            lives = [asyncio.create_task(live(workers, name)) for name in names]
+            for _ in range(KILLS):
+                await asyncio.sleep(dice.uniform(0.1, 1.3))
+                if targets := workers.processes():
+                    with suppress(psutil.NoSuchProcess):
+                        dice.choice(targets).kill()
+            began_at = time.monotonic()
+            ids = await asyncio.gather(*lives)
+            print(f"all rest {time.monotonic() - began_at:.1f} s after the last kill")
+            await asyncio.gather(*(check_session(workers, name, each) for name, each in zip(names, ids, strict=True)))
