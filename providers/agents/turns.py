@@ -93,7 +93,11 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             await self.kv.write([Delete(ref.job_key)])
         except StorageCorrupt as exc:
             report_damaged(self.kv, ref.state_key, "SessionState, or a part of its turn", exc)
-            raise
+            failure = _Failure("internal_error", exc.message)
+            failure.inputs = []
+            with suppress(StorageCorrupt):  # the session stays as it is until its record is restored or deleted
+                await self._store.change(ref, failure)
+            await self.kv.write([Delete(ref.job_key)])
 
     async def fail(self, claim: _Claim, lost_workers: int) -> None:
         why = f"{lost_workers} processes ended while they drove it" if lost_workers else "no process could end it"

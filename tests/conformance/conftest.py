@@ -194,6 +194,7 @@ KILLS: Final = (
     "test_batch_kills",
     "test_poison_work",
     "test_promises_kept",
+    "test_session_kills",
     "test_steering_kills",
     "test_steps",
 )

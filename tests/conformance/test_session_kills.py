@@ -27,7 +27,7 @@ BOUND_S = 60.0
 SESSIONS, TURNS, KILLS = 5, 2, 3
 BETA = {"OpenAI-Beta": "agents=v1"}
 AGENTS: dict[str, Any] = {"provider": "kv", "lease_s": 1.5, "poll_s": 0.1, "retry_s": 0.1}
-FUNCTIONS = [
+FUNCTIONS: list[dict[str, Any]] = [
     {"type": "function", "name": name, "description": "d", "parameters": {"type": "object", "properties": {}}}
     for name in "fg"
 ]
@@ -45,7 +45,11 @@ async def ask(workers: Workers, method: str, path: str, key: str = "", **fields:
 
 async def live(workers: Workers, name: str) -> str:
     """Drive a session through its turns, with results for all its calls; return its id."""
-    body = {"agent": {"model": "scripted", "tools": FUNCTIONS}, "environment": {"type": "none"}, "input": f"{name} 0"}
+    body: dict[str, Any] = {
+        "agent": {"model": "scripted", "tools": FUNCTIONS},
+        "environment": {"type": "none"},
+        "input": f"{name} 0",
+    }
     session_id: str = (await ask(workers, "POST", "", f"{name} create", json=body))["id"]
     for number in range(1, TURNS + 1):
         await rest(workers, session_id)

@@ -1,0 +1,200 @@
+"""Sessions in their stores: over two workers, with damaged records, and after many turns."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from apis.storage.kv_store import Entry
+from providers.kv_store.memory import Memory
+from tests.support.damage import DAMAGES, damage_record, stored_keys
+from tests.support.sdk.sessions import (
+    create_session,
+    kinds,
+    list_items,
+    list_turns,
+    message,
+    read_log,
+    rest,
+    run_session,
+    send,
+    tool_result,
+)
+from tests.support.servers.mcp_server import RealServer
+from tests.support.servers.mcp_stack import with_mcp
+from tests.support.servers.serving import Served, scripted, serving
+
+Json = dict[str, Any]
+FUNCTION: Any = {"type": "function", "name": "get", "description": "d", "parameters": {"type": "object"}}
+CALL: Json = {"call": "get", "arguments": "{}", "id": "call_1"}
+AGENTS: Json = {"agents": {"provider": "kv", "poll_s": 0.05, "retry_s": 0.05, "lease_s": 2}}
+
+
+@asynccontextmanager
+async def with_wiki(*turns: Any, store: Json, real: RealServer) -> AsyncGenerator[Served]:
+    """A stack whose run config has the MCP server as the connector `wiki`."""
+    servers = with_mcp(real.url, connectors={"wiki": real.url})
+    async with serving(scripted(*turns), tool_servers=servers, kv_store=store) as served:
+        yield served
+
+
+@pytest.mark.parametrize("decision", ["approve", "deny"])
+async def test_a_call_of_an_mcp_server_waits_for_its_approval_over_a_restart(decision: str, tmp_path: Path) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    real = RealServer()
+    tool: Any = {
+        "type": "mcp",
+        "server_label": "real",
+        "transport": {"type": "http", "server_url": "connector:wiki"},
+        "require_approval": "always",
+    }
+    call = {"call": "real__note", "arguments": '{"text": "a"}', "id": "c1"}
+    async with real.serving("streamable_http"):
+        async with with_wiki([call], store=store, real=real) as served:
+            session = await run_session(served.client, tools=[tool])
+            assert session.agent.tools[0].to_dict()["transport"] == {"type": "http", "server_url": "connector:wiki"}
+            [action] = session.required_actions
+            assert action.type == "mcp_approval_request"
+            assert (action.request.name, action.request.arguments) == ("note", {"text": "a"})
+            assert real.notes == []
+        async with with_wiki([{"text": "done"}], store=store, real=real) as served:
+            answer = {"type": "mcp_tool_call", "decision": decision}
+            event = {"type": "agent.session.input.mcp_approval_request_result", "response": answer}
+            await send(served.client, session.id, {**event, "request_id": action.request_id})
+            assert (await rest(served.client, session.id)).status == "idle"
+            items = await list_items(served.client, session.id)
+    assert real.notes == (["a"] if decision == "approve" else [])
+    assert items[-1].output_text == "done"
+    calls = [item for item in items if item.type == "mcp_call"]
+    assert [(each.name, each.arguments, each.status) for each in calls] == (
+        [("note", {"text": "a"}, "completed")] if decision == "approve" else []
+    )
+
+
+DAMAGED = {
+    "agent_session/": "all",
+    "agent_session_state/": "all",
+    "agent_turn/": "turn",
+    "agent_item/": "item",
+    "agent/": "agent",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", DAMAGED)
+async def test_a_damaged_record_stops_its_owner_alone(kind: str, damage: str, tmp_path: Path) -> None:
+    database = tmp_path / "store.db"
+    async with serving(scripted([{"text": "hi"}]), kv_store={"provider": "sqlite", "path": str(database)}) as served:
+        agents = served.client.beta.agents
+        agent = await agents.create(model="scripted")
+        spared = await agents.create(model="scripted")
+        session, other = [await run_session(served.client) for _ in range(2)]
+        owner = agent.id if kind == "agent/" else session.id
+        key = next(key for key in stored_keys(database) if key.startswith(f"default/{kind}{owner}"))
+        damage_record(database, key, damage)
+        sessions = agents.sessions
+        assert (await sessions.retrieve(other.id)).status == "idle"
+        assert len(await list_items(served.client, other.id)) == 2
+        await send(served.client, other.id, message("go on"))
+        await rest(served.client, other.id)
+        listed = [each.id async for each in sessions.list()]
+        assert other.id in listed
+        assert [each.id async for each in agents.list()] == [spared.id, *([] if kind == "agent/" else [agent.id])]
+        match DAMAGED[kind]:
+            case "all":
+                assert session.id not in listed
+                with pytest.raises(openai.InternalServerError):
+                    await sessions.retrieve(session.id)
+                assert (await sessions.delete(session.id)).deleted
+            case "turn":
+                assert await list_turns(served.client, session.id) == []
+                await send(served.client, session.id, message("go on"))
+                assert (await rest(served.client, session.id)).status == "idle"
+            case "item":
+                assert len(await list_items(served.client, session.id)) == 1
+            case _:
+                with pytest.raises(openai.InternalServerError):
+                    await agents.retrieve(agent.id)
+                assert (await agents.delete(agent.id)).deleted
+
+
+@pytest.mark.parametrize("kind", ["agent_session_state/", "agent_turn/", "agent_action/", "agent_input/"])
+async def test_a_damaged_record_of_a_turn_stops_no_other_turn(kind: str, tmp_path: Path) -> None:
+    database = tmp_path / "store.db"
+    store = {"provider": "sqlite", "path": str(database)}
+    calls = [CALL, {**CALL, "id": "call_2"}]
+    async with serving(scripted([{"calls": calls}]), kv_store=store, more=AGENTS) as served:
+        session = await run_session(served.client, tools=[FUNCTION])
+        first, second = session.required_actions
+        await send(served.client, session.id, tool_result(first))
+        key = next(key for key in stored_keys(database) if key.startswith(f"default/{kind}{session.id}"))
+        damage_record(database, key, "junk")
+        if kind == "agent_input/":
+            await send(served.client, session.id, tool_result(second))
+            assert (await rest(served.client, session.id)).status == "failed"
+        else:
+            with pytest.raises(openai.InternalServerError):
+                await send(served.client, session.id, tool_result(second))
+        other = await run_session(served.client, tools=[FUNCTION])
+        assert other.status == "requires_action"
+        assert await served.stack.kv_store.scan("/agent_turn/") == []
+
+
+async def test_two_workers_share_the_turns_and_events_of_a_session(tmp_path: Path) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    model = scripted([{"text": "one"}, {"wait_s": 0.2}, CALL], [{"text": "two"}])
+    async with (
+        serving(model, kv_store=store, more=AGENTS) as one,
+        serving(scripted([{"text": "two"}]), kv_store=store, more=AGENTS) as two,
+    ):
+        session = await create_session(one.client, tools=[FUNCTION])
+        events = await read_log(two.client, session.id, 7)
+        assert events[-1].type == "agent.session.turn.output_text.delta"
+        session = await rest(two.client, session.id)
+        await send(two.client, session.id, tool_result(session.required_actions[0]))
+        assert (await rest(one.client, session.id)).status == "idle"
+        assert (await list_items(one.client, session.id))[-1].output_text == "two"
+        assert kinds(await list_items(two.client, session.id)) == [
+            *("message", "message", "function_call", "function_call_output", "message"),
+        ]
+
+
+class CountingMemory(Memory):
+    """A store that counts the entries that its reads return."""
+
+    read_entries = 0
+
+    class Config(Memory.Config):
+        """The fields of the memory store."""
+
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        entries = await super().get_many(keys)
+        type(self).read_entries += sum("/agent_" in key for key in keys)
+        return entries
+
+    async def scan(self, prefix: str, **bounds: Any) -> list[tuple[str, Entry]]:
+        rows = await super().scan(prefix, **bounds)
+        type(self).read_entries += sum("/agent_" in key for key, _ in rows)
+        return rows
+
+
+async def test_a_session_of_many_turns_reads_no_more_of_itself() -> None:
+    store = {"provider": "tests.spec.agents.test_session_stores:CountingMemory"}
+    counts: list[int] = []
+    async with serving(scripted([{"text": "hi"}]), kv_store=store) as served:
+        session = await run_session(served.client)
+        for _ in range(16):
+            CountingMemory.read_entries = 0
+            await served.client.beta.agents.sessions.events.create(session.id, events=[message("go on")])
+            async with asyncio.timeout(10):
+                while len(await served.stack.kv_store.scan("/agent_turn")):  # noqa: ASYNC110 - no event is set
+                    await asyncio.sleep(0.005)
+            await served.client.beta.agents.sessions.items.list(session.id, limit=2)
+            await served.client.beta.agents.sessions.turns.list(session.id, limit=2)
+            counts.append(CountingMemory.read_entries)
+    # polls of the queue and of readers vary
+    assert max(counts[-5:]) < 2 * max(counts[:5])
