@@ -26,6 +26,11 @@ BARE_NAMES: Final = frozenset(
     ("told", "given", "made", "kept", "asked", "found", "left", "known", "shown", "seen", "held", "wanted", "some")
 )
 """Participles that name nothing without a noun: `tool_results`, not `found`."""
+AVOIDED_IN_NAMES: Final = re.compile(
+    r"(?:^|_)(?:told|tells?|telling|whoever|whatever|nobodys?|somebody|anybody|anew|beside|behind|retold)(?:_|$)",
+    re.IGNORECASE,
+)
+"""Parts of names that an international reader stumbles over."""
 FRAGMENT: Final = re.compile(r"(?:What|Whether|Of|The same|As)\b")
 """Beginnings of docstrings that need the line above them."""
 
@@ -87,6 +92,16 @@ def test_names_are_nouns_or_verbs_with_an_object() -> None:
         if name.strip("_") in BARE_NAMES
     ]
     assert len(hits) < MAX_BARE_NAMES, hits
+
+
+def test_names_avoid_the_words_of_the_list() -> None:
+    hits = [
+        where(file, line, name)
+        for file in python_files(*FOLDERS)
+        for line, name in names(file)
+        if AVOIDED_IN_NAMES.search(name)
+    ]
+    assert hits == []
 
 
 def test_docstrings_are_sentences_of_their_own() -> None:

@@ -47,9 +47,9 @@ class StoreClock:
             return
         if boot_id == self._read_boot_id():
             self._offset_s = offset_s
-        behind_s = time_s - self()
-        if behind_s > 0:
-            self._offset_s += behind_s
+        lag_s = time_s - self()
+        if lag_s > 0:
+            self._offset_s += lag_s
 
     def encode(self) -> bytes:
         """Return the record to store with each write."""

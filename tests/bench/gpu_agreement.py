@@ -91,10 +91,10 @@ def agreement(weights: Weights, kernels: Kernels, rows: Sequence[int], prompts: 
 def _one_by_one(weights: Weights, step: StepBuffers, kernels: Kernels) -> list[Row]:
     results: dict[str, Worst] = {}
 
-    def beside(name: str) -> Callable[[Any, StepBuffers], None]:
+    def comparison(name: str) -> Callable[[Any, StepBuffers], None]:
         return lambda inputs, step: _compare(results.setdefault(name, Worst()), name, kernels, (inputs, step))
 
-    both = Kernels(**{field.name: beside(field.name) for field in fields(Kernels)})
+    both = Kernels(**{field.name: comparison(field.name) for field in fields(Kernels)})
     launch_step(weights, step, both)
     for name in ENDS[1:]:
         getattr(both, name)(weights.ends, step)

@@ -144,7 +144,7 @@ async def test_cost_of_a_token_by_when_tokens_arrive(bench: Bench) -> None:
         await asking
 
 
-async def test_cost_of_a_background_token_beside_a_plain_one(bench: Bench) -> None:
+async def test_cost_of_a_background_token_against_a_plain_one(bench: Bench) -> None:
     for name, count, tokens, pause_us in (("flood", 64, 256, 0), ("paced, 50 tokens/s", 16, 256, 20_000)):
         for _ in range(2):
             costs: list[float] = []
@@ -156,7 +156,7 @@ async def test_cost_of_a_background_token_beside_a_plain_one(bench: Bench) -> No
             print(f"\n{name}: {plain:.1f} us plain, {logged:.1f} us in the background, {logged / plain:.2f}")
 
 
-async def test_cost_of_a_token_of_a_message_beside_one_of_a_response(bench: Bench) -> None:
+async def test_cost_of_a_token_of_a_message_against_one_of_a_response(bench: Bench) -> None:
     """In turns, so that what else the machine does is the same for both."""
     count, tokens = 16, 1000
     for name, pause_us in (("flood", 0), ("paced, 200 tokens/s", 5000)):

@@ -127,7 +127,7 @@ def test_a_kernel_that_fails_costs_its_own_figures_alone() -> None:
     assert len(table) == 8
 
 
-def test_a_part_that_fails_or_has_no_time_is_told_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_a_part_that_fails_or_has_no_time_is_reported_and_the_next_one_runs(tmp_path: Path) -> None:
     def fail() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 

@@ -25,7 +25,7 @@ def describe(name: str, taken_s: Sequence[float]) -> str:
     return f"{name}: median {middle * 1e3:.0f} ms, p99 {nearly * 1e3:.0f} ms, longest {ordered[-1] * 1e3:.0f} ms"
 
 
-async def until_told(served: Served, response_id: str) -> None:
+async def until_text(served: Served, response_id: str) -> None:
     async with await responses(served).retrieve(response_id, stream=True) as events:
         async for each in events:
             if each.type == "response.output_text.delta":
@@ -53,7 +53,7 @@ async def test_any_worker_cancels_and_the_model_is_left(shared_store: dict[str, 
                 async with asyncio.timeout(20):
                     queued = await responses(maker).create(model="fake-model", input="hi", background=True)
                     reading = asyncio.create_task(read_to_the_end(maker, queued.id))
-                    await until_told(other, queued.id)
+                    await until_text(other, queued.id)
                     upstream.left.clear()
                     began = time.monotonic()
                     response = await responses(other).cancel(queued.id)

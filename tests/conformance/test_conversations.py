@@ -108,7 +108,7 @@ class ConversationPromises:
         assert sum(isinstance(each, ConversationLock) for each in outcomes) == 1
         assert {type(each) for each in outcomes} == {ConversationLock, ConversationLocked}
 
-    async def test_nobody_else_changes_items_during_a_turn(
+    async def test_items_cannot_be_changed_by_others_during_a_turn(
         self, conversations: StoredConversations, elsewhere: StoredConversations, created_conversation: str
     ) -> None:
         (item,) = await conversations.add_items(created_conversation, items("a"), tenant=TENANT)

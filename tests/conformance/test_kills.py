@@ -134,7 +134,7 @@ def is_locked(store: dict[str, Any]) -> bool:
         return False
 
 
-async def test_whatever_worker_is_killed_or_stopped_nothing_is_lost_or_stuck(
+async def test_a_killed_or_stopped_worker_loses_no_response_and_blocks_none(
     shared_store: dict[str, Any], tmp_path: Path
 ) -> None:
     """A worker that was stopped for longer than its leases live can write nothing when it goes on."""

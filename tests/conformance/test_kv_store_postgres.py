@@ -92,7 +92,7 @@ async def fails_within(seconds: float, store: Postgres) -> None:
     assert not any(PASSWORD in f"{answer} {answer.__cause__!r}" for answer in answers if isinstance(answer, Exception))
 
 
-async def test_a_hung_server_is_unavailable_in_time_and_answers_nobody_else_later(
+async def test_a_hung_server_is_unavailable_in_time_and_its_late_answers_reach_no_call(
     server: PostgresServer, store: Postgres
 ) -> None:
     keys = [f"k{i}" for i in range(100)]

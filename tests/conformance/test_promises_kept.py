@@ -37,7 +37,7 @@ async def ask(workers: Workers, key: str, **fields: Any) -> httpx.Response:
             await asyncio.sleep(0.2)
 
 
-async def test_whatever_worker_is_killed_a_key_is_one_response_and_its_end_is_told(
+async def test_a_key_is_one_response_and_one_webhook_although_workers_are_killed(
     shared_store: dict[str, Any], tmp_path: Path
 ) -> None:
     print(f"seed {SEED}")

@@ -68,7 +68,7 @@ async def wait_in_queue(runs: Runs, tenant: str, rank: int) -> ResponseRef:
     return ref
 
 
-async def test_waiting_runs_are_served_in_turn_by_tenant_whatever_their_rank(backend: Backend) -> None:
+async def test_waiting_runs_are_served_in_turn_by_tenant_at_any_rank(backend: Backend) -> None:
     """S7: a rank orders the runs of its tenant, and a flood by one tenant delays another by one run."""
     fleet = Fleet()
     runs = await fleet.open(backend, BackgroundConfig(max_running=1, max_tenant_running=1, poll_s=0.05))

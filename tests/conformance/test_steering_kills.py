@@ -54,7 +54,7 @@ async def is_read_once(workers: Workers, response_id: str, successor_id: str, en
     assert [row["id"] for row in tree] == [response_id, successor_id]
 
 
-async def test_whatever_worker_is_killed_all_input_is_read_once(shared_store: dict[str, Any], tmp_path: Path) -> None:
+async def test_all_input_is_read_once_although_workers_are_killed(shared_store: dict[str, Any], tmp_path: Path) -> None:
     print(f"seed {SEED}")
     dice, endings = random.Random(SEED), Counter[str]()
     async with worker_processes(tmp_path, shared_store) as workers:

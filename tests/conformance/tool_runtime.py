@@ -28,7 +28,7 @@ class Subject:
     dropped: asyncio.Event
 
 
-async def its_tools_can_be_told_to_a_model(subject: Subject) -> None:
+async def its_tools_can_be_described_to_a_model(subject: Subject) -> None:
     tools = subject.runtime.tools()
     assert tools
     assert len({tool.name for tool in tools}) == len(tools)
@@ -137,7 +137,7 @@ async def it_can_be_closed_twice(subject: Subject) -> None:
 
 
 LAWS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
-    its_tools_can_be_told_to_a_model,
+    its_tools_can_be_described_to_a_model,
     its_tools_stay_the_same,
     a_result_is_bounded_text_that_can_be_stored,
     calls_may_run_at_once,

@@ -89,7 +89,7 @@ class VectorIndexPromises:
         (best,) = await index.search_vector(Search("s", 1), (1.0, 0.0))
         assert (best.file, best.number, best.attributes, best.score) == ("b", 0, {"n": 1}, pytest.approx(1, abs=1e-6))
 
-    async def test_search_is_exact_beside_a_plain_computation(self, index: VectorIndex) -> None:
+    async def test_search_agrees_with_a_plain_computation(self, index: VectorIndex) -> None:
         dice = random.Random(5)
         vectors = [array("f", [dice.gauss(0, 1) for _ in range(48)]) for _ in range(600)]
         await index.upsert("s", [Chunk(f"f{i % 7}", i, "", {"i": i}, vector) for i, vector in enumerate(vectors)])

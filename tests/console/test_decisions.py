@@ -121,7 +121,7 @@ async def test_the_questions_are_there_again_after_a_reload(open_page: OpenPage)
         await expect(page.locator(".foot [role=status]")).to_have_text("The input is empty.")
 
 
-async def test_a_model_without_decisions_and_a_stop_leave_the_form_as_it_is(open_page: OpenPage) -> None:
+async def test_a_model_without_decisions_and_a_stop_leave_the_form_unchanged(open_page: OpenPage) -> None:
     async with serving() as served, open_page(f"{served.url}/#/playground/decisions") as page:
         await fill_example(page)
         await page.get_by_role("button", name="Decide").click()

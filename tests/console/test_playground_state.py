@@ -38,7 +38,7 @@ async def test_an_mcp_call_is_approved_or_denied_and_the_answer_is_shown(open_pa
     assert real.notes == (["a"] if approves else [])
 
 
-async def test_an_item_that_cannot_be_drawn_leaves_the_page_as_it_is(open_page: OpenPage) -> None:
+async def test_an_item_that_cannot_be_drawn_leaves_the_page_unchanged(open_page: OpenPage) -> None:
     """U1: one item whose fields have another shape than expected does not replace the page by an error."""
     async with serving(scripted([{"text": "Kept."}])) as served, open_page(f"{served.url}/") as page:
         await ask(page, "Hello")

@@ -98,7 +98,7 @@ async def test_every_view_fits_its_window_and_names_its_controls(open_page: Open
             assert nameless == 0, f"{view} has {nameless} controls without a name"
 
 
-async def test_a_server_that_ends_is_told_and_tried_again(open_page: OpenPage) -> None:
+async def test_a_server_that_ends_is_reported_and_tried_again(open_page: OpenPage) -> None:
     async with serving(scripted([{"text": "Hello."}])) as served, open_page(f"{served.url}/") as page:
         await expect(page.locator("h1")).to_be_visible()
         await page.route("**/v1/responses", lambda route: asyncio.ensure_future(route.abort()))

@@ -59,7 +59,7 @@ def roles(served: Served) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("websockets", ["false", "true"])
-async def test_it_runs_commands_and_is_told_what_they_gave(websockets: str, tmp_path: Path) -> None:
+async def test_it_runs_commands_and_gets_their_output(websockets: str, tmp_path: Path) -> None:
     async with serving(scripted(MAKE, DONE)) as served:
         assert "All done." in await codex(served, tmp_path, websockets=websockets)
         assert (tmp_path / "made.txt").read_text() == "42\n"

@@ -127,7 +127,7 @@ async def test_a_killed_server_fails_the_response_and_serves_again_when_it_is_ba
     assert (await answer(endless, FRANCE, max_output_tokens=16)).output_text
 
 
-async def test_a_killed_engine_behind_a_living_server_fails_the_response(vllm: VLLMServer, endless: Served) -> None:
+async def test_a_killed_engine_of_a_living_server_fails_the_response(vllm: VLLMServer, endless: Served) -> None:
     async with brought_back(vllm):
         await break_stream(endless, lambda: asyncio.to_thread(vllm.kill_engine))
         with pytest.raises(APIStatusError) as caught:

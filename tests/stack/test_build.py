@@ -178,7 +178,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("section", "expected"), MISTAKES.values(), ids=MISTAKES.keys())
-async def test_a_section_that_cannot_be_is_told_with_its_place(section: dict[str, Any], expected: str) -> None:
+async def test_an_invalid_section_is_an_error_with_its_path(section: dict[str, Any], expected: str) -> None:
     assert await failure(config(inference=section)) == f"config: {expected}"
     assert tiny.journal == []
 
@@ -202,7 +202,9 @@ async def test_a_needed_api_that_is_missing_names_who_needs_it() -> None:
 @pytest.mark.parametrize(
     ("package", "remedy"), [("redis", install_command("redis")), ("somepackage", "pip install somepackage")]
 )
-def test_a_missing_package_is_told_with_what_to_install(package: str, remedy: str, tmp_path: Path) -> None:
+def test_a_missing_package_is_an_error_with_the_command_to_install_it(
+    package: str, remedy: str, tmp_path: Path
+) -> None:
     name = f"needs_{package}"
     (tmp_path / f"{name}.py").write_text(f"import {package}.asyncio\n")
     with pytest.MonkeyPatch.context() as patch:

@@ -187,11 +187,11 @@ MISTAKES: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize(("text", "expected"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_told_with_its_place_and_its_remedy(tmp_path: Path, text: str | bytes, expected: str) -> None:
+def test_a_mistake_is_an_error_with_its_path_and_its_remedy(tmp_path: Path, text: str | bytes, expected: str) -> None:
     assert message(tmp_path, text) == expected
 
 
-def test_an_empty_file_is_told_where_to_start_from(tmp_path: Path) -> None:
+def test_an_empty_file_is_an_error_that_names_a_config_to_start_from(tmp_path: Path) -> None:
     error_text = message(tmp_path, "# nothing\n")
     assert error_text.startswith("is empty. Start from one of the files in ")
     assert error_text.endswith("configs.")
@@ -209,7 +209,7 @@ def test_no_value_is_shown_with_an_error_for_it_may_be_a_secret(tmp_path: Path) 
     assert "sk-" not in error_text
 
 
-def test_a_file_that_is_not_there_is_told_with_the_packaged_names() -> None:
+def test_a_missing_file_is_an_error_with_the_packaged_names() -> None:
     with pytest.raises(ConfigError) as caught:
         find_config("nowhere.yaml")
     assert str(caught.value) == (
@@ -218,7 +218,7 @@ def test_a_file_that_is_not_there_is_told_with_the_packaged_names() -> None:
     )
 
 
-def test_a_file_that_cannot_be_read_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(BODY)
 

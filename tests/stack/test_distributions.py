@@ -117,7 +117,7 @@ def test_probes_ask_for_paths_that_the_server_answers_without_a_key(folder: Path
 
 
 @each_folder
-def test_whatever_stops_the_server_waits_for_its_grace_period(folder: Path) -> None:
+def test_every_deployment_waits_for_the_servers_grace_period(folder: Path) -> None:
     grace_s = run_config(folder).server.grace_period_s + 1
     assert int(services(folder)["stack"]["stop_grace_period"].removesuffix("s")) > grace_s
     pod, container = workload(folder)

@@ -81,7 +81,7 @@ def test_a_process_that_does_not_end_is_killed_together_with_its_pipes(run: Any)
     assert run(kill()) == (None, -signal.SIGKILL)
 
 
-def test_a_program_that_is_not_there_is_an_error(run: Any) -> None:
+def test_a_missing_program_is_an_error(run: Any) -> None:
     with pytest.raises(FileNotFoundError):
         run(start_process(("/no/such/program",)))
 

@@ -122,7 +122,7 @@ async def test_denied_networks_win_over_opened_ones(site: Site) -> None:
     assert not site.requests
 
 
-async def test_only_listed_hosts_are_fetched_from_where_there_is_a_list(site: Site) -> None:
+async def test_only_listed_hosts_are_fetched_from_if_the_config_has_a_list(site: Site) -> None:
     site.page("/", "x")
     site.redirect("/away", f"http://evil.test:{site.port}/")
     resolve, _ = answers([SITE])

@@ -195,7 +195,7 @@ async def test_a_reader_that_does_not_read_stops_its_sequence_and_no_other() -> 
         assert slow.read_count == 3 * MAX_UNREAD_TOKENS
 
 
-async def test_an_event_loop_that_stands_still_does_not_gather_news_without_end(
+async def test_a_blocked_event_loop_does_not_gather_news_without_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = count_calls(monkeypatch)

@@ -180,7 +180,7 @@ def test_memory_for_keys_and_values_bounds_the_context(folder: Path, threads: No
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense", "mps"])
-def test_a_device_that_is_not_there_is_named(folder: Path, threads: None, device: str) -> None:
+def test_a_missing_device_is_named(folder: Path, threads: None, device: str) -> None:
     with pytest.raises(ConfigError, match=f"device: '{device}'"):
         load_runner(folder, TorchSettings(device=device))
 

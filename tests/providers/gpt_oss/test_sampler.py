@@ -181,7 +181,7 @@ def test_log_probabilities_are_the_models_own() -> None:
     assert (bare.token, bare.logprob, list(bare.top_logprobs)) == (one.token, one.logprob, [])
 
 
-def test_tokens_that_a_row_names_are_scored_whatever_is_chosen() -> None:
+def test_tokens_that_a_row_names_are_scored_also_if_another_is_chosen() -> None:
     exact = [math.log(probability) for probability in expected(UNPENALISED)]
     way = RowSampling(temperature=0.0, logit_bias={1: 9.0}, logprobs=0, score_ids=[9, 0, len(exact), -1])
     others = [replace(way, score_ids=[3]), replace(way, score_ids=()), RowSampling(score_ids=[3])]

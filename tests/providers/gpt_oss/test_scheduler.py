@@ -54,7 +54,7 @@ class Story:
         )
         self.expected[self.driver.add(engine_request)] = alone(echo, engine_request, limit)
 
-    def tell(self, arrivals: int) -> None:
+    def run(self, arrivals: int) -> None:
         chance, driver = self.chance, self.driver
         while arrivals or driver.live:
             if arrivals and chance.random() < 0.4:
@@ -77,7 +77,7 @@ class Story:
 def test_in_any_story_all_get_what_they_would_alone_and_nothing_is_lost(first: int) -> None:
     for seed in range(first, first + STORIES_EACH):
         story = Story(seed)
-        story.tell(arrivals=story.chance.randint(1, 25))
+        story.run(arrivals=story.chance.randint(1, 25))
         for sequence, answer in story.expected.items():
             assert list(sequence.tokens[sequence.prompt_tokens :]) == answer, f"seed {seed}"
             assert sequence.finish_reason == ("stop" if answer[-1] == STOP else "length")

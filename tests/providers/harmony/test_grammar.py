@@ -22,7 +22,7 @@ STRICT = function("add", {"type": "object", "properties": {}, "additionalPropert
         {"tools": TOOLS, "response_format": {"type": "text"}},
     ],
 )
-def test_where_any_turn_is_right_there_is_no_grammar(fields: dict[str, Any]) -> None:
+def test_a_request_that_any_turn_satisfies_has_no_grammar(fields: dict[str, Any]) -> None:
     assert request_to_grammar(chat_request(**fields)) is None
 
 

@@ -159,7 +159,7 @@ LONG_REQUESTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("part", LONG_REQUESTS)
-async def test_a_long_request_is_rendered_beside_the_event_loop(part: str) -> None:
+async def test_a_long_request_is_rendered_in_a_thread(part: str) -> None:
     """S2: this holds for each part of a request that can be long."""
     harmony = Harmony(load_vocabulary(), HarmonyOptions())
     others = asyncio.create_task(asyncio.sleep(0))

@@ -48,7 +48,7 @@ def test_the_models_own_tools_are_called_in_thought():
     assert call_to_key("functions.f", "x", custom=True).content_type is None
 
 
-def test_a_name_tells_its_recipient():
+def test_a_name_becomes_its_recipient():
     assert name_to_recipient("f", frozenset()) == "functions.f"
     assert name_to_recipient("crm.f", frozenset()) == "crm.f"
     assert name_to_recipient("python", frozenset()) == "functions.python"

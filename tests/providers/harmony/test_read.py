@@ -263,7 +263,7 @@ def test_logprobs_are_those_of_the_answers_tokens_and_none_is_lost() -> None:
         assert delta_logprobs == logprobs[first:-1]
 
 
-def test_logprobs_of_what_a_stop_string_cut_off_are_not_told() -> None:
+def test_logprobs_of_text_that_a_stop_string_cut_off_are_not_sent() -> None:
     ids = encode("<|channel|>final<|message|>one two STOP")
     logprobs = [TokenLogprob(str(token), 0.0, b"") for token in ids]
     (delta,) = reader(chat_request(stop=" STOP")).feed(ids, logprobs)

@@ -56,7 +56,7 @@ def test_every_effort_is_one_that_the_model_knows(effort: str, expected: str):
     assert f"Reasoning: {expected}\n" in text_of(c.request(c.user("Hi"), reasoning_effort=effort))
 
 
-def test_how_long_an_answer_shall_be_is_told_in_the_instructions():
+def test_verbosity_becomes_a_line_of_the_instructions():
     for request in (c.request(c.user("Hi")), c.request({"role": "developer", "content": "Be kind."}, c.user("Hi"))):
         plain, medium, low, high = (
             text_of(request.model_copy(update={"verbosity": verbosity}))
@@ -75,7 +75,7 @@ def test_any_json_object_is_asked_for_in_words():
     assert "# Response Formats\n\n## json\n\n// One JSON object and nothing else.\n" in text
 
 
-def test_there_is_no_developer_message_without_anything_to_say():
+def test_an_empty_developer_message_is_left_out():
     for content in ("", None, [{"type": "text", "text": ""}]):
         assert "developer" not in text_of(c.request({"role": "system", "content": content}, c.user("Hi")))
 

@@ -168,7 +168,7 @@ async def test_unknown_models_do_not_query_the_providers_every_time(site: Site) 
     assert len(site.a.received) == 1
 
 
-def test_a_list_for_a_provider_that_is_not_there_is_refused() -> None:
+def test_a_list_for_a_missing_provider_is_refused() -> None:
     with pytest.raises(ValidationError, match="not there: c"):
         Router.Config.model_validate({"providers": {"a": {}}, "models": {"c": {}}})
 

@@ -81,7 +81,7 @@ async def test_a_draft_of_another_vocabulary_is_refused_at_the_start(model_is_th
             pass
 
 
-async def test_a_draft_that_is_not_there_is_refused_at_the_start(model_is_there: None, tmp_path: Path) -> None:
+async def test_a_missing_draft_is_refused_at_the_start(model_is_there: None, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no file"):
         async with started(draft_model=str(tmp_path / "none.gguf")):
             pass

@@ -94,7 +94,7 @@ async def test_images_are_counted_and_read_under_a_schema(model_is_there: None) 
         assert "blue" in text_of(await drain(llama, show(BLUE, response_format=form)))
 
 
-async def test_a_projector_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_missing_projector_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="projector_path"):
         async with started(small_config(projector_path=tmp_path / "none.gguf", model_path=__file__)):
             pass

@@ -174,7 +174,7 @@ async def test_a_bad_grammar_names_its_tool(llama: LlamaCpp) -> None:
     assert caught.value.param == "tools[1].format.definition"
 
 
-async def test_free_text_is_written_as_it_is(llama: LlamaCpp) -> None:
+async def test_free_text_is_written_unchanged(llama: LlamaCpp) -> None:
     call = call_of(await ask(llama, "Write: hello.", tools=[custom("writer")], tool_choice="required"))
     assert call is not None
     assert call[1]

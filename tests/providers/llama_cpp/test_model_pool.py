@@ -66,9 +66,7 @@ def unloaded(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.long
-async def test_models_take_turns_where_there_is_memory_for_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_models_take_turns_if_memory_holds_only_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     others = engines()
     async with pooled(tmp_path, "abc", memory_gb=TWO_GB) as inference:

@@ -76,7 +76,7 @@ def test_a_packaged_model_is_described_as_its_package_is() -> None:
             )
 
 
-def test_a_name_a_file_of_the_hub_and_a_path_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_a_file_of_the_hub_and_a_path_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     assert parse_reference("gpt-oss-20b").files == CATALOGUE["gpt-oss-20b"].files
     assert [file.file for file in parse_reference("qwen3.5-4b").files] == ["Qwen3.5-4B-Q4_K_M.gguf", "mmproj-F16.gguf"]

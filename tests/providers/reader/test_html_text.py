@@ -159,7 +159,7 @@ def test_pages_made_to_do_harm_are_read_in_time_that_grows_no_faster_than_they(h
         (b"", ""),
     ],
 )
-def test_text_stays_as_it_is(data: bytes, text: str) -> None:
+def test_text_stays_unchanged(data: bytes, text: str) -> None:
     assert text_to_page(data, None, 1000).text == text
 
 

@@ -273,7 +273,9 @@ async def test_the_key_is_in_no_repr(server: FakeExa, exa: Exa) -> None:
 
 
 @pytest.mark.parametrize("key", [None, "", "  "])
-async def test_without_a_key_there_is_no_tool_and_a_call_names_the_config_key(server: FakeExa, key: str | None) -> None:
+async def test_without_a_key_no_tool_is_offered_and_a_call_names_the_config_key(
+    server: FakeExa, key: str | None
+) -> None:
     async with started(server.url, api_key=key) as exa:
         assert list(exa.tools()) == []
         assert "tool_runtime.api_key" in (await failure_of(exa, search())).message

@@ -102,7 +102,7 @@ async def test_results_are_a_list_to_cite_from(server: FakeSearch, tavily: ToolR
 
 
 @pytest.mark.parametrize("key", [None, "", "  "])
-async def test_without_a_key_there_is_no_tool(server: FakeSearch, key: str | None) -> None:
+async def test_without_a_key_no_tool_is_offered(server: FakeSearch, key: str | None) -> None:
     async with started(Tavily(Tavily.Config.model_validate(settings(server, api_key=key)))) as tavily:
         assert list(tavily.tools()) == []
         assert "tool_runtime.api_key" in (await failure_of(tavily, search())).message

@@ -87,7 +87,7 @@ async def test_functions_are_called_over_several_turns(run: Run) -> None:
 
 
 @both
-async def test_a_functions_failure_is_told_to_the_model(run: Run) -> None:
+async def test_a_functions_failure_reaches_the_model(run: Run) -> None:
     async with serving(scripted([call("fail", id="c1")], DONE)) as served:
         result = await run(agent(served, tools=[fail]))
         assert "error" in tool_outputs(served)["c1"]

@@ -209,7 +209,7 @@ async def test_files_are_searched_and_cited(run: Run, tmp_path: Path) -> None:
 
 
 @both
-async def test_all_that_a_web_search_may_be_told_is_taken(run: Run) -> None:
+async def test_all_options_of_a_web_search_are_accepted(run: Run) -> None:
     tool = WebSearchTool(
         user_location={"type": "approximate", "city": "Rome", "country": "IT"},
         filters=Filters(allowed_domains=["example.com"]),

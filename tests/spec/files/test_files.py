@@ -76,7 +76,7 @@ async def test_lists_page_by_cursor_in_both_orders(served: Served) -> None:
         await served.client.files.list(limit=0)
 
 
-async def test_expiry_is_told_and_bounded(served: Served) -> None:
+async def test_expiry_is_shown_and_bounded(served: Served) -> None:
     new_file = await served.client.files.create(
         file=("a.txt", b"x"), purpose="user_data", expires_after={"anchor": "created_at", "seconds": 3600}
     )

@@ -69,7 +69,7 @@ async def test_a_wrong_request_is_a_bad_request_that_names_the_fault(fields: Any
         assert body["error"]["type"] == "invalid_request_error"
 
 
-async def test_what_there_is_in_openais_form_only_is_refused_by_name() -> None:
+async def test_features_of_openais_form_only_are_refused_by_name() -> None:
     files: Any = {"files": {"provider": "kv"}}
     async with serving(more=files) as served, messages_client(served) as client:
         with pytest.raises(anthropic.NotFoundError, match="'/v1/files' is not offered"):

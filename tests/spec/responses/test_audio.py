@@ -139,7 +139,7 @@ STREAMS: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-async def test_a_stream_is_in_openais_events_whatever_the_server_sends(kind: str) -> None:
+async def test_a_stream_is_in_openais_events_for_every_form_of_the_server(kind: str) -> None:
     async with served_by(STREAMS[kind]) as (served, upstream):
         events = [event async for event in await transcribe(served, stream=True)]
         assert form_of(upstream)[0]["stream"] == "true"

@@ -76,7 +76,7 @@ async def test_what_the_sdk_accumulates_is_the_whole_answer(shape: Script) -> No
         )
 
 
-async def test_the_thought_is_told_beside_the_answer() -> None:
+async def test_the_reasoning_is_sent_with_the_answer() -> None:
     """X1: under both names that servers give it."""
     async with serving(scripted([{"reasoning": ["th", "ink"]}, {"text": "Hello"}])) as served:
         whole = (await complete(served)).choices[0].message
@@ -105,7 +105,7 @@ async def test_what_a_completion_cannot_have_is_refused_by_name(fields: Json, wo
         await complete(served, store=False, modalities=["text"])
 
 
-async def test_calls_of_functions_are_told() -> None:
+async def test_calls_of_functions_are_returned() -> None:
     calls = [call("get", '{"a"', ":1}", id="c1"), call("get", '{"b"', ":2}", id="c2")]
     async with serving(scripted([{"calls": calls}])) as served:
         choice = (await complete(served, tools=[TOOL])).choices[0]
@@ -121,14 +121,14 @@ async def test_calls_of_functions_are_told() -> None:
     assert [each.index for each in pieces] == [0, 1, 0, 1, 0, 1]
 
 
-async def test_a_custom_call_is_told_whole() -> None:
+async def test_a_custom_call_is_sent_whole() -> None:
     async with serving(scripted([call("patch", "***", " End", custom=True)])) as served:
         tool = {"type": "custom", "custom": {"name": "patch"}}
         (called,) = (await complete(served, tools=[tool])).choices[0].message.tool_calls
     assert (called.type, called.custom.name, called.custom.input) == ("custom", "patch", "*** End")
 
 
-async def test_a_refusal_is_told_as_such() -> None:
+async def test_a_refusal_is_sent_as_a_refusal() -> None:
     async with serving(scripted([{"refusal": ["N", "o"]}])) as served:
         assert (await complete(served)).choices[0].message.refusal == "No"
         assert joined(await chunks(served), "refusal") == "No"
@@ -167,7 +167,7 @@ async def test_either_token_limit_holds(field: str) -> None:
     assert (choice.message.content, choice.finish_reason) == ("a a a ", "length")
 
 
-async def test_logprobs_are_told() -> None:
+async def test_logprobs_are_returned() -> None:
     token = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": []}
     end = [delta_chunk("stop", content=""), usage_chunk()]
     answer = played([delta_chunk(content="Hi", logprobs={"content": [token]}), *end])

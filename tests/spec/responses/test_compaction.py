@@ -89,7 +89,7 @@ async def test_what_was_compacted_is_a_beginning() -> None:
     assert count.input_tokens < sum(len(str(each.content).split()) for each in chat.messages) + 10
 
 
-async def test_a_chain_is_compacted_and_goes_on_behind_it() -> None:
+async def test_a_chain_is_compacted_and_goes_on_after_it() -> None:
     async with serving(scripted(ANSWER, SUMMED, ANSWER)) as served:
         first = await create(served, input="one")
         compacted = await compact(served, input=None, previous_response_id=first.id)
@@ -140,7 +140,7 @@ async def test_another_model_may_go_on_from_it() -> None:
 
 @pytest.mark.parametrize("token", ["gAAAAABfromElsewhere", "rs3.AAAA"])
 @pytest.mark.parametrize("position", [0, 1, len(TALK)])
-async def test_a_compaction_that_cannot_be_opened_is_refused_wherever_it_stands(position: int, token: str) -> None:
+async def test_a_compaction_that_cannot_be_opened_is_refused_at_any_position(position: int, token: str) -> None:
     """K24: the answer would be about a conversation of which a part is not known."""
     item = {"type": "compaction", "id": "cmp_theirs", "encrypted_content": token}
     async with serving(scripted([{"text": "Hi."}], SUMMED, ANSWER)) as served:
@@ -209,7 +209,7 @@ async def test_what_cannot_be_compacted_is_refused_by_name(case: tuple[Json, str
     assert error["code"] or error["param"] == "input"
 
 
-async def test_an_upstreams_failure_is_told() -> None:
+async def test_an_upstreams_failure_is_reported() -> None:
     async with serving(scripted([{"text": "a"}, {"fail": "It is gone."}], [{"reasoning": "hm"}])) as served:
         with pytest.raises(InternalServerError, match=r"It is gone\.") as caught:
             await compact(served)

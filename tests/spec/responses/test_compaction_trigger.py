@@ -41,7 +41,7 @@ async def test_a_trigger_at_the_end_compacts_instead_of_an_answer(streamed: bool
         assert kinds[2:] == ["output_item.added", "compaction.compacting", "output_item.done", "completed"]
 
 
-async def test_a_chain_and_a_conversation_go_on_behind_what_a_trigger_left() -> None:
+async def test_a_chain_and_a_conversation_go_on_after_a_triggered_compaction() -> None:
     async with serving(scripted(ANSWER, SUMMED, ANSWER, SUMMED, ANSWER)) as served:
         first = await create(served, input="one")
         second = await create(served, input=[TRIGGER], previous_response_id=first.id)

@@ -58,7 +58,7 @@ async def test_the_dialects_differ_in_names_alone() -> None:
     assert [event["sequence_number"] for event in other] == list(range(len(other)))
 
 
-async def test_a_dialect_nobody_speaks_is_refused() -> None:
+async def test_an_unknown_dialect_is_refused() -> None:
     async with serving(SCRIPT) as served:
         with pytest.raises(BadRequestError, match="'openai' or 'open-responses'"):
             await stream(served, extra_headers={HEADER: "klingon"})

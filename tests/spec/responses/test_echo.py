@@ -225,13 +225,13 @@ async def test_what_cannot_be_honoured_is_refused_by_name(served: Served, case: 
     assert error["code"]
 
 
-async def test_a_refused_request_leaves_nothing_behind(served: Served) -> None:
+async def test_a_refused_request_never_reaches_the_model(served: Served) -> None:
     before = len(chat_requests(served))
     await refusal(served, temperature=9)
     assert len(chat_requests(served)) == before
 
 
-async def test_a_client_of_chat_completions_is_told_the_names_of_this_api(served: Served) -> None:
+async def test_a_client_of_chat_completions_gets_the_names_of_this_api(served: Served) -> None:
     with pytest.raises(BadRequestError, match=r"'messages'.* has moved to 'input'"):
         await responses(served).create(model="scripted", extra_body={"messages": [{"role": "user", "content": "hi"}]})
 

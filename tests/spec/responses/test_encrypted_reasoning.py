@@ -51,7 +51,7 @@ async def test_a_client_that_keeps_its_history_gets_its_reasoning_sealed() -> No
         assert reasoning(await served.client.responses.retrieve(first_response.id)).encrypted_content is None
 
 
-async def test_it_is_sealed_unasked_where_nobody_else_keeps_it() -> None:
+async def test_reasoning_that_is_not_stored_is_sealed_without_being_asked_for() -> None:
     async with serving(scripted(*TURNS)) as served:
         assert reasoning(await first(served, store=False)).encrypted_content
     async with serving(scripted(*TURNS)) as served:
@@ -87,7 +87,7 @@ async def test_what_was_sealed_and_put_into_a_conversation_reaches_its_model_and
         assert not listed.content, "it is shown as it was given"
 
 
-async def test_what_cannot_be_opened_is_left_out_and_told_of() -> None:
+async def test_a_sealed_text_that_cannot_be_opened_is_left_out_and_reported() -> None:
     async with serving(scripted(*TURNS)) as served:
         item: Any = {"type": "reasoning", "id": "rs_theirs", "summary": [], "encrypted_content": "gAAAAABfromElsewhere"}
         response = await second(served, item)

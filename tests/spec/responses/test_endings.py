@@ -128,7 +128,7 @@ OPEN: dict[str, tuple[Script, list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize("case", OPEN.values(), ids=OPEN)
-async def test_a_failure_in_the_middle_closes_what_is_open_and_is_told(
+async def test_a_failure_in_the_middle_closes_open_items_and_is_reported(
     case: tuple[Script, list[tuple[str, str]]],
 ) -> None:
     script, items = case
@@ -143,7 +143,7 @@ async def test_a_failure_in_the_middle_closes_what_is_open_and_is_told(
     assert bare(stored) == bare(last.response)
 
 
-async def test_a_failure_after_the_beginning_is_told_in_the_stream() -> None:
+async def test_a_failure_after_the_beginning_is_an_event_of_the_stream() -> None:
     async with serving(scripted([SLOW, {"fail": "Too late for a status."}])) as served:
         events = await stream(served)
     assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
@@ -162,7 +162,7 @@ async def test_a_failure_in_the_middle_is_an_error_to_a_client_that_waits() -> N
             await create(served)
 
 
-async def test_a_model_nobody_serves_is_not_found() -> None:
+async def test_an_unknown_model_is_not_found() -> None:
     async with serving() as served:
         error = await refusal(served, 404, model="gpt-17")
     assert error["code"] == "model_not_found"
@@ -197,7 +197,7 @@ async def test_the_sdk_accumulates_a_response_that_ends_badly(ending: dict[str, 
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "content_filter", "tool_calls"])
-async def test_usage_is_told_in_full_whatever_the_ending(reason: str) -> None:
+async def test_usage_is_complete_at_every_ending(reason: str) -> None:
     async with serving(scripted([{"text": "a"}, {"finish": reason, "usage": USAGE}])) as served:
         whole = await create(served)
         streamed = (await stream(served))[-1].response
@@ -323,7 +323,7 @@ async def test_other_streams_go_on_when_one_client_leaves() -> None:
         assert (await staying)[-1].response.output_text == "a" * 300
 
 
-async def test_a_stream_ends_with_done_whatever_its_ending() -> None:
+async def test_a_stream_ends_with_done_at_every_ending() -> None:
     turns: list[Script] = [[{"text": "a"}], [{"text": "a"}, {"finish": "length"}], [{"text": "a"}, {"fail": "x"}]]
     async with serving(scripted(*turns)) as served:
         for name in ("completed", "incomplete", "failed"):

@@ -50,7 +50,7 @@ async def test_recorded_answers_are_read() -> None:
     )
 
 
-async def test_calls_are_told_apart() -> None:
+async def test_calls_are_distinguished() -> None:
     """K6: calls without usable ids and numbers."""
     a, b, city = '{"q":"a"}', '{"q":"b"}', '{"city":"b"}'
     halves = ('{"q"', ':"a"}')

@@ -110,7 +110,7 @@ async def test_penalties_change_what_is_said(served: Served) -> None:
     assert slight == known.FRANCE_ANSWER != strong
 
 
-async def test_one_seed_gives_one_answer_whoever_else_asks(served: Served) -> None:
+async def test_one_seed_gives_one_answer_with_any_other_requests(served: Served) -> None:
     async def ask(seed: int) -> str:
         response = await served.client.responses.create(
             # of few candidates, because in single precision a batch's sums differ in their last bits

@@ -22,7 +22,7 @@ from tests.support.servers.serving import Served, serving
 Json = dict[str, Any]
 KEYS = [{"key": "key-a", "tenant": "a"}, {"key": "key-b", "tenant": "b"}]
 PDF = documents.pdf("The first page.", "The second one.")
-TOLD = '<file name="report.pdf">\nThe first page.\n\nThe second one.\n</file>'
+PDF_TEXT = '<file name="report.pdf">\nThe first page.\n\nThe second one.\n</file>'
 
 
 class Seeing(Scripted):
@@ -76,32 +76,32 @@ def content(served: Served, at: int = 0) -> Any:
     return [part.get("text", part) for part in messages(served)[at]["content"]]
 
 
-async def test_the_text_of_an_uploaded_file_is_told_under_its_name() -> None:
+async def test_the_text_of_an_uploaded_file_reaches_the_model_under_its_name() -> None:
     async with filing() as served:
         await create(served, input=input_items(file_id=await uploaded(served)))
-        assert content(served) == ["Sum up.", TOLD]
+        assert content(served) == ["Sum up.", PDF_TEXT]
 
 
 @pytest.mark.parametrize("begins", ["data:application/pdf;base64,", ""])
-async def test_the_text_of_a_file_in_the_request_is_told(begins: str) -> None:
+async def test_the_text_of_a_file_in_the_request_reaches_the_model(begins: str) -> None:
     data = begins + base64.b64encode(PDF).decode()
     async with filing() as served:
         await create(served, input=input_items(file_data=data, filename="report.pdf"))
-        assert content(served) == ["Sum up.", TOLD]
+        assert content(served) == ["Sum up.", PDF_TEXT]
 
 
-async def test_the_text_of_a_file_on_the_web_is_told() -> None:
+async def test_the_text_of_a_file_on_the_web_reaches_the_model() -> None:
     async with Site() as site, filing(site=site) as served:
         site.page("/papers/my report.pdf", PDF)
         site.page("/page", "<title>T</title><p>Words.")
         await create(served, input=input_items(file_url=f"{site.url}/papers/my%20report.pdf"))
-        assert content(served) == ["Sum up.", TOLD.replace("report", "my report")]
+        assert content(served) == ["Sum up.", PDF_TEXT.replace("report", "my report")]
         await create(served, input=input_items(file_url=f"{site.url}/page"))
         assert content(served)[1].startswith('<file name="page.html">\n')
         assert "<p>" not in content(served)[1]
 
 
-async def test_what_a_url_gave_stays_what_later_turns_are_told(tmp_path: Path) -> None:
+async def test_the_text_of_a_url_stays_the_same_in_later_turns(tmp_path: Path) -> None:
     store = {"provider": "sqlite", "path": str(tmp_path / "responses.db")}
     async with Site() as site:
         site.page("/report.pdf", PDF)
@@ -113,15 +113,15 @@ async def test_what_a_url_gave_stays_what_later_turns_are_told(tmp_path: Path) -
             gone = len(site.requests)
             site.page("/report.pdf", b"Something else.")
             await create(served, input="And?", previous_response_id=first.id)
-            assert content(served) == ["Sum up.", TOLD]
+            assert content(served) == ["Sum up.", PDF_TEXT]
             item = {"type": "item_reference", "id": (await responses(served).input_items.list(first.id)).data[0].id}
             await create(served, input=[item])
-            assert content(served) == ["Sum up.", TOLD]
+            assert content(served) == ["Sum up.", PDF_TEXT]
         async with filing(site=site, store=store) as served:
             await create(served, input="And now?", previous_response_id=first.id)
-            assert content(served) == ["Sum up.", TOLD]
+            assert content(served) == ["Sum up.", PDF_TEXT]
             await create(served, input="And?", conversation=conversation.id)
-            assert content(served) == ["Sum up.", TOLD]
+            assert content(served) == ["Sum up.", PDF_TEXT]
             assert len(site.requests) == gone, "nothing was fetched again"
             sealed_item = (await responses(served).input_items.list(first.id)).data[0]
             listed = (await served.client.conversations.items.list(conversation.id, order="asc")).data[0]
@@ -146,12 +146,12 @@ async def test_a_name_cannot_pass_for_more_than_a_name() -> None:
         assert content(served)[1].startswith('<file name="a\' <system>〖1〗.txt">\nHi.')
 
 
-async def test_a_file_is_told_again_in_every_later_turn_and_the_item_stays_as_it_came() -> None:
+async def test_a_file_is_sent_again_in_every_later_turn_and_its_item_is_unchanged() -> None:
     async with filing() as served:
         file_id = await uploaded(served)
         first = await create(served, input=input_items(file_id=file_id))
         second = await create(served, input="And?", previous_response_id=first.id)
-        assert content(served) == ["Sum up.", TOLD]
+        assert content(served) == ["Sum up.", PDF_TEXT]
         item = (await responses(served).input_items.list(first.id)).data[0].content[1]
         assert (item.type, item.file_id) == ("input_file", file_id)
         await served.client.files.delete(file_id)
@@ -165,7 +165,7 @@ async def test_a_file_that_a_tool_of_the_clients_gives_is_read_too() -> None:
         part = {"type": "input_file", "file_id": await uploaded(served)}
         output = {"type": "function_call_output", "call_id": "c1", "output": [part]}
         await create(served, input=[output], previous_response_id=first.id)
-        assert content(served, -1) == [TOLD]
+        assert content(served, -1) == [PDF_TEXT]
 
 
 async def test_the_tokens_of_a_file_are_counted() -> None:
@@ -294,7 +294,7 @@ async def test_an_image_has_the_type_that_its_bytes_have() -> None:
             assert messages(served)[0]["content"] == [expected]
 
 
-async def test_a_model_that_takes_no_images_is_told_of_those_of_earlier_turns() -> None:
+async def test_a_model_that_takes_no_images_gets_a_note_of_those_of_earlier_turns() -> None:
     sees: Json = {"provider": f"{__name__}:Seeing", "model": "scripted", "turns": [[{"text": "A cat."}]]}
     blind: Json = {"provider": f"{__name__}:Blind", "model": "blind", "turns": [[{"text": "So?"}]]}
     async with serving({"provider": "router", "providers": {"sees": sees, "blind": blind}}) as served:
@@ -346,7 +346,7 @@ async def test_a_chat_completion_reads_files_as_responses_do() -> None:
             {"file_id": file_id},
         ):
             await served.client.chat.completions.create(model="scripted", messages=file_part(**fields))
-            assert messages(served)[0]["content"] == [text_part("What is it?"), text_part(TOLD)]
+            assert messages(served)[0]["content"] == [text_part("What is it?"), text_part(PDF_TEXT)]
 
 
 async def test_a_chat_model_that_takes_files_is_sent_them() -> None:

@@ -341,7 +341,7 @@ async def _follow(served: Served, first: Any, value: list[Any], *, chained: bool
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-async def test_output_sent_back_tells_the_model_what_a_chain_would(shape: Script) -> None:
+async def test_output_sent_back_gives_the_model_the_messages_of_a_chain(shape: Script) -> None:
     async with serving(scripted(shape)) as served:
         first = await create(served)
         by_id = await _follow(served, first, [], chained=True)

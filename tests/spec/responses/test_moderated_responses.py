@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-async def test_a_moderation_that_is_not_there_is_refused_by_its_field(case: tuple[Json, str]) -> None:
+async def test_a_missing_moderation_is_refused_by_its_field(case: tuple[Json, str]) -> None:
     moderation, param = case
     async with moderating() as served:
         assert (await refusal(served, moderation=moderation))["param"] == param

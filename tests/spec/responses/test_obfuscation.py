@@ -25,7 +25,7 @@ async def test_every_delta_is_padded_when_asked_and_nothing_else() -> None:
     assert padded(events) == [event for event in events if event.type.endswith(".delta")]
 
 
-async def test_padded_deltas_have_a_length_that_tells_little() -> None:
+async def test_padded_deltas_have_a_length_that_reveals_little() -> None:
     async with serving(SCRIPT) as served:
         events = await stream(served, stream_options={"include_obfuscation": True})
     lengths = {len(event.delta) + len(event.obfuscation) for event in padded(events)}

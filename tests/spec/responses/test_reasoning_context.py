@@ -38,7 +38,7 @@ async def test_earlier_turns_reasoning_can_be_left_out() -> None:
     assert response.input_transformations is None
 
 
-async def test_what_is_left_out_of_the_input_is_told() -> None:
+async def test_the_response_says_which_reasoning_was_left_out() -> None:
     said: list[Any] = [
         {"role": "user", "content": "one"},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "one"}]},

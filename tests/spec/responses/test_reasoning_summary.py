@@ -49,7 +49,7 @@ async def test_the_reasoning_itself_is_the_summary_that_a_request_asks_for(field
     assert stored.output[0].summary == item_done.item.summary == events[-1].response.output[0].summary
 
 
-async def test_there_is_no_summary_unless_it_is_asked_for() -> None:
+async def test_a_response_has_no_summary_unless_it_is_asked_for() -> None:
     """X3: off by default."""
     async with serving(scripted(TURN)) as served:
         events = await stream(served, reasoning={"effort": "low"})

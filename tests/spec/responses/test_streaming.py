@@ -46,7 +46,7 @@ async def test_a_response_is_the_same_streamed_or_not(shape: Script) -> None:
     assert nameless(whole) == nameless(streamed)
 
 
-async def test_a_message_is_told_from_added_to_done() -> None:
+async def test_a_message_is_streamed_from_added_to_done() -> None:
     assert await types_of({"text": ["Hel", "lo"]}) == [
         "output_item.added",
         "content_part.added",
@@ -156,7 +156,7 @@ async def test_ids_never_repeat() -> None:
     assert set(ids.values()) == {1}
 
 
-async def test_the_beginning_tells_the_whole_response_without_output() -> None:
+async def test_the_first_event_has_the_whole_response_without_output() -> None:
     async with serving() as served:
         events = await stream(served, instructions="Be brief.", metadata={"a": "b"})
     for event in events[:2]:
@@ -169,7 +169,7 @@ async def test_the_beginning_tells_the_whole_response_without_output() -> None:
         assert event.response.created_at == events[-1].response.created_at
 
 
-async def test_the_stream_helper_tells_texts_with_snapshots() -> None:
+async def test_the_stream_helper_gives_texts_with_snapshots() -> None:
     script = scripted([{"text": ["a", "b", "c"]}])
     async with serving(script) as served, responses(served).stream(model="scripted", input="hi") as events:
         snapshots = [event.snapshot async for event in events if event.type == "response.output_text.delta"]

@@ -70,7 +70,7 @@ async def test_the_sdk_parses_the_answer(phase: str | None) -> None:
     assert parsed.output_parsed == Weather(city="Rome", degrees=21)
 
 
-async def test_the_sdk_parses_the_answer_behind_reasoning_and_a_preamble() -> None:
+async def test_the_sdk_parses_the_answer_after_reasoning_and_a_preamble() -> None:
     script = [
         {"reasoning": "Rome?"},
         {"text": "Let me see.", "phase": "commentary"},

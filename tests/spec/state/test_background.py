@@ -31,7 +31,7 @@ async def replay(served: Served, response_id: str, **fields: Any) -> list[Any]:
         return [event async for event in await responses(served).retrieve(response_id, stream=True, **fields)]
 
 
-async def until_told(served: Served, response_id: str, word: str) -> list[Any]:
+async def until_text(served: Served, response_id: str, word: str) -> list[Any]:
     """The events up to the one whose delta is `word`."""
     events: list[Any] = []
     async with asyncio.timeout(10), await responses(served).retrieve(response_id, stream=True) as response:
@@ -104,7 +104,7 @@ async def test_the_sdks_own_accumulator_resumes_it() -> None:
 async def test_a_running_response_is_shown_as_in_progress_with_its_input() -> None:
     async with serving(SLOW) as served:
         queued = await begin(served, input="what")
-        await until_told(served, queued.id, "two ")
+        await until_text(served, queued.id, "two ")
         response = await responses(served).retrieve(queued.id)
         assert (response.status, response.output) == ("in_progress", [])
         [item] = (await responses(served).input_items.list(queued.id)).data
@@ -120,7 +120,7 @@ async def test_a_cancelled_response_stops_its_model_and_stays_cancelled() -> Non
         assert isinstance(model, Scripted)
         queued = await begin(served)
         reading = asyncio.create_task(replay(served, queued.id))
-        await until_told(served, queued.id, "two ")
+        await until_text(served, queued.id, "two ")
         response = await responses(served).cancel(queued.id)
         assert (response.status, response.output_text, response.output[0].status) == (
             "cancelled",
@@ -141,17 +141,17 @@ async def test_a_cancelled_response_stops_its_model_and_stays_cancelled() -> Non
 async def test_what_was_cancelled_can_be_built_on() -> None:
     async with serving(SLOW) as served:
         queued = await begin(served)
-        await until_told(served, queued.id, "two ")
+        await until_text(served, queued.id, "two ")
         await responses(served).cancel(queued.id)
         following = await begin(served, previous_response_id=queued.id)
-        await until_told(served, following.id, "two ")
+        await until_text(served, following.id, "two ")
         model = served.stack.inference
         assert isinstance(model, Scripted)
         assert [message.content for message in model.requests[-1].messages] == ["hi", "one two ", "hi"]
         await responses(served).cancel(following.id)
 
 
-async def test_one_at_its_end_is_returned_by_cancel_as_it_is() -> None:
+async def test_a_response_at_its_end_is_returned_by_cancel_unchanged() -> None:
     async with serving() as served:
         response = await ended(served, (await begin(served)).id)
         assert bare(await responses(served).cancel(response.id)) == bare(response)
@@ -161,7 +161,7 @@ async def test_a_running_response_can_be_deleted() -> None:
     async with serving(SLOW) as served:
         queued = await begin(served)
         reading = asyncio.create_task(replay(served, queued.id))
-        await until_told(served, queued.id, "two ")
+        await until_text(served, queued.id, "two ")
         await responses(served).delete(queued.id)
         check_stream(await reading, whole=False)
         for ask in (responses(served).retrieve, responses(served).delete, responses(served).cancel):
@@ -171,7 +171,7 @@ async def test_a_running_response_can_be_deleted() -> None:
         assert remaining_keys == [f"default/line/{queued.id[5:]}"]  # for a day, so that nothing is added after it
 
 
-async def test_a_failure_is_told_in_the_stream_and_kept() -> None:
+async def test_a_failure_is_sent_in_the_stream_and_stored() -> None:
     async with serving(scripted([{"text": "a"}, {"fail": "The model is gone."}])) as served:
         queued = await begin(served)
         events = await replay(served, queued.id)
@@ -205,7 +205,7 @@ async def test_starting_after_is_a_number(after: str) -> None:
     assert caught.value.param == "starting_after"
 
 
-async def test_after_the_last_event_there_is_nothing() -> None:
+async def test_a_stream_after_the_last_event_is_empty() -> None:
     async with serving() as served:
         events = await stream(served, background=True)
         assert await replay(served, events[0].response.id, starting_after=len(events) - 1) == []
@@ -215,7 +215,7 @@ async def test_too_many_that_wait_are_refused() -> None:
     limits = {"background": {"max_running": 1, "max_waiting": 2}}
     async with serving(SLOW, responses=limits) as served:
         first = await begin(served)
-        await until_told(served, first.id, "two ")
+        await until_text(served, first.id, "two ")
         waiting = [await begin(served) for _ in range(2)]
         with pytest.raises(RateLimitError) as caught:
             await begin(served)
@@ -253,7 +253,7 @@ async def test_who_pays_for_haste_is_served_first() -> None:
     turns = [*SLOW["turns"], [{"text": "a"}], [{"text": "a"}], [{"text": "a"}]]
     async with serving(scripted(*turns), responses={"background": {"max_running": 1}}) as served:
         first = await begin(served)
-        await until_told(served, first.id, "two ")
+        await until_text(served, first.id, "two ")
         queued = [await begin(served, service_tier=tier, input=tier) for tier in ("flex", "default", "priority")]
         assert [each.service_tier for each in queued] == ["flex", "default", "priority"]
         await responses(served).cancel(first.id)
@@ -268,7 +268,7 @@ async def test_one_that_waits_for_too_long_fails() -> None:
     limits = {"background": {"max_running": 1, "queue_timeout_s": 0.3, "lease_s": 0.5, "poll_s": 0.05}}
     async with serving(SLOW, responses=limits) as served:
         first = await begin(served)
-        await until_told(served, first.id, "two ")
+        await until_text(served, first.id, "two ")
         late = await begin(served)
         events = await replay(served, late.id)
         assert events[-1].type == "response.failed"
@@ -280,6 +280,6 @@ async def test_a_failed_one_that_never_began_has_no_lawless_stream() -> None:
     limits = {"background": {"max_running": 1, "queue_timeout_s": 0.3, "lease_s": 0.5, "poll_s": 0.05}}
     async with serving(SLOW, responses=limits) as served:
         first = await begin(served)
-        await until_told(served, first.id, "two ")
+        await until_text(served, first.id, "two ")
         check_stream(await replay(served, (await begin(served)).id))
         await responses(served).cancel(first.id)

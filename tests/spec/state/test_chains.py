@@ -63,7 +63,7 @@ async def test_instructions_are_not_inherited() -> None:
         assert second.instructions is None
 
 
-async def test_new_instructions_come_first_whatever_came_before() -> None:
+async def test_new_instructions_come_before_all_earlier_turns() -> None:
     async with serving() as served:
         first = await create(served, instructions="Be brief.")
         await create(served, previous_response_id=first.id, instructions="Be long.")

@@ -78,7 +78,7 @@ async def test_a_background_response_is_added_when_it_ends() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_background_response_that_nobody_reads_is_added_when_it_ends(streamed: bool) -> None:
+async def test_a_background_response_without_readers_is_added_when_it_ends(streamed: bool) -> None:
     async with serving(scripted([{"text": "A1"}, {"wait_s": 0.2}, {"text": "!"}], [{"text": "A2"}])) as served:
         conversation = await conversations(served).create()
         if streamed:

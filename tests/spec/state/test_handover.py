@@ -80,7 +80,7 @@ async def test_what_was_listed_is_not_listed_again(tmp_path: Path) -> None:
         assert events[-1].response.output[2].output == "hello"
 
 
-async def test_what_was_called_is_not_called_again_and_the_model_is_told_of_it(tmp_path: Path) -> None:
+async def test_a_finished_call_is_not_repeated_and_the_model_gets_its_result(tmp_path: Path) -> None:
     async with two(tmp_path, [ECHO, STUCK], [DONE]) as (one, other):
         queued = await responses(one).create(model="scripted", input="hi", background=True, tools=[MCP])
         before = await leave(one, queued.id, "response.mcp_call.completed")

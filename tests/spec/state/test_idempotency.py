@@ -75,7 +75,7 @@ async def test_many_who_send_it_at_once_get_one_response(fields: dict[str, Any])
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_a_stream_is_told_again_byte_for_byte(background: bool) -> None:
+async def test_a_stream_is_replayed_byte_for_byte(background: bool) -> None:
     async with serving(scripted([{"reasoning": "hm"}, {"text": ["a ", "b"]}]), responses=SOON) as served:
         first, second = await twice(served, stream=True, background=background)
         assert (first[1], second[2]) == (second[1], True)
@@ -124,7 +124,7 @@ async def test_what_failed_may_be_tried_again() -> None:
         assert (await post(served, "bad"))[0] == 200
 
 
-async def test_a_stream_that_failed_is_told_again() -> None:
+async def test_a_stream_that_failed_is_replayed() -> None:
     async with serving(scripted([{"text": "a"}, {"wait_s": 0.1}, {"fail": "it broke"}])) as served:
         first, second = await twice(served, stream=True)
         assert (first[1], second[2], len(chat_requests(served))) == (second[1], True, 1)
@@ -196,7 +196,7 @@ async def test_the_key_of_a_worker_that_died_is_free_unless_its_response_is_ther
         assert other[1] != dead[1]
 
 
-async def test_who_waits_for_too_long_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_waits_for_too_long_is_asked_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stack.http.idempotency._WAIT_S", 0.1)
     async with serving(SLOW) as served:
         first = asyncio.create_task(post(served))

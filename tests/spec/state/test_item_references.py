@@ -96,10 +96,10 @@ async def test_an_item_cannot_be_added_to_a_conversation_twice() -> None:
     async with serving() as served:
         one = await store_item(served, "x")
         doubled: Any = [reference(one), reference(one)]
-        beside: Any = [user("x", id="theirs"), reference(one), {"id": "theirs", "type": "item_reference"}]
+        referenced_again: Any = [user("x", id="theirs"), reference(one), {"id": "theirs", "type": "item_reference"}]
         await create(served, input=[{"id": "theirs", **user("z")}])
         conversation = await conversations(served).create()
-        for items, index in ((doubled, 1), (beside, 2)):
+        for items, index in ((doubled, 1), (referenced_again, 2)):
             for request, field in (
                 (conversations(served).create(items=items), "items"),
                 (conversations(served).items.create(conversation.id, items=items), "items"),

@@ -51,7 +51,7 @@ async def replay(served: Served, response: Response) -> list[Any]:
     return events
 
 
-async def test_a_turn_that_nobody_has_read_is_run_again() -> None:
+async def test_a_turn_that_no_client_has_read_is_run_again() -> None:
     """U4: a plain text answer survives a killed worker, and its log shows one turn."""
     async with serving(scripted(LOST, WHOLE), responses=BACKGROUND) as served:
         begun = await create(served, background=True)
@@ -97,7 +97,7 @@ async def list_events(served: Served, response_id: str) -> None:
 
 
 @pytest.mark.parametrize("read", [follow, follow_late, list_events], ids=lambda read: read.__name__)
-async def test_a_turn_that_somebody_has_read_is_never_taken_back(read: Any) -> None:
+async def test_a_turn_that_a_client_has_read_is_never_taken_back(read: Any) -> None:
     """U4: the response fails, with what its readers have seen."""
     async with serving(scripted(LOST, WHOLE), responses=BACKGROUND) as served:
         begun = await create(served, background=True)

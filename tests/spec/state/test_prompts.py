@@ -134,7 +134,7 @@ async def test_instructions_are_not_carried_over(served: Served) -> None:
     assert "developer" not in [message["role"] for message in messages(served)]
 
 
-async def test_a_value_is_inserted_as_it_is(served: Served) -> None:
+async def test_a_value_is_inserted_unchanged(served: Served) -> None:
     await create(served, prompt=ask("{{matter}}", {"type": "input_text", "text": "{{name}} \\1"}))
     assert messages(served)[2]["content"] == "{{matter}} asks: {{name}} \\1. Thanks."
 

@@ -27,7 +27,7 @@ def error_of(caught: pytest.ExceptionInfo[APIStatusError]) -> Any:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_stored_response_is_the_one_that_was_told(served: Served, streamed: bool) -> None:
+async def test_a_stored_response_is_the_one_that_was_sent(served: Served, streamed: bool) -> None:
     fields: dict[str, Any] = {"metadata": {"a": "b"}, "temperature": 0.5, "instructions": "Be brief."}
     response = (await stream(served, **fields))[-1].response if streamed else await create(served, **fields)
     assert bare(await responses(served).retrieve(response.id)) == bare(response)
@@ -50,7 +50,7 @@ async def test_a_deleted_response_is_gone(served: Served) -> None:
         await responses(served).delete(response.id)
 
 
-async def test_deleting_tells_what_was_deleted(served: Served) -> None:
+async def test_deleting_returns_the_deleted_id(served: Served) -> None:
     response = await create(served)
     raw = await responses(served).with_raw_response.delete(response.id)
     assert raw.http_response.json() == {"id": response.id, "object": "response", "deleted": True}
@@ -171,7 +171,7 @@ async def test_only_the_responses_own_input_is_listed(served: Served) -> None:
     assert [item.content[0].text for item in listed] == ["Q2"]
 
 
-async def test_a_referenced_item_is_listed_as_what_it_stands_for() -> None:
+async def test_a_reference_is_listed_as_its_item() -> None:
     async with serving(scripted([call("get", '{"a":1}')])) as served:
         first = await create(served)
         output = {"type": "function_call_output", "call_id": "call_1", "output": "x"}

@@ -107,7 +107,7 @@ class Tenants(RuleBasedStateMachine):
                 self.runner.run(self.world.foreign(tenant, operation, ids, f"{SECRETS[tenant]} {number}"))
 
     @rule(tenant=tenants, operations=st.lists(on_responses, min_size=1, max_size=3), stream=st.booleans())
-    def use_what_another_is_just_told(self, tenant: str, operations: list[Operation], stream: bool) -> None:
+    def use_a_response_that_another_receives_now(self, tenant: str, operations: list[Operation], stream: bool) -> None:
         other = TENANTS[TENANTS.index(tenant) - 1]
         text = f"{SECRETS[other]} slowly!"
         response = json.loads(self._ask(other, "POST", "/responses", ask(text, background=True)).body)["id"]
@@ -119,7 +119,7 @@ class Tenants(RuleBasedStateMachine):
         return self.runner.run(self.world.ask(tenant, method, path, body, **fields))
 
 
-def test_no_tenant_is_told_a_byte_of_anothers(tmp_path: Path) -> None:
+def test_no_tenant_receives_a_byte_of_anothers_data(tmp_path: Path) -> None:
     with world_of_tenants(tmp_path) as (world, runner):
         Tenants.world, Tenants.runner = world, runner
         rules = settings(
@@ -135,7 +135,7 @@ def test_no_tenant_is_told_a_byte_of_anothers(tmp_path: Path) -> None:
             print(dict(world.counts), *world.steps, sep="\n")
 
 
-def test_every_operation_answers_for_anothers_id_as_for_nobodys(tmp_path: Path) -> None:
+def test_every_operation_answers_anothers_id_like_an_unknown_one(tmp_path: Path) -> None:
     with world_of_tenants(tmp_path) as (world, runner):
         operations: set[str] = set()
         for operation in OPERATIONS:

@@ -30,7 +30,7 @@ async def begin(served: Served, **fields: Any) -> Any:
     return await create(served, background=True, **fields)
 
 
-async def test_a_completed_response_is_told_and_signed() -> None:
+async def test_the_webhook_of_a_completed_response_is_signed() -> None:
     async with receiving() as receiver, serving(**webhooks_section(receiver.hook())) as served:
         queued = await begin(served, input="a b")
         (event,) = await receiver.come(1)
@@ -62,7 +62,7 @@ async def test_every_ending_has_its_event() -> None:
     ]
 
 
-async def test_only_background_responses_and_the_wanted_events_are_told() -> None:
+async def test_only_background_responses_and_the_chosen_events_are_delivered() -> None:
     async with (
         receiving() as receiver,
         serving(**webhooks_section(receiver.hook(events=["response.cancelled"]))) as served,
@@ -76,7 +76,7 @@ async def test_only_background_responses_and_the_wanted_events_are_told() -> Non
         assert receiver.requests == []
 
 
-async def test_each_tenant_is_told_of_its_own() -> None:
+async def test_each_tenant_gets_its_own_webhooks() -> None:
     async with receiving() as receiver, receiving() as other:
         hooks = webhooks_section(receiver.hook(tenant="a"), other.hook(tenant="b"))
         async with serving(**hooks, server={"api_keys": KEYS}) as served:
@@ -114,7 +114,7 @@ async def test_what_is_too_old_is_given_up() -> None:
             await nothing_left(served)
 
 
-async def test_a_receiver_that_never_answers_holds_up_nobody() -> None:
+async def test_a_receiver_that_never_answers_delays_no_other() -> None:
     async with receiving() as stuck, receiving() as receiver:
         stuck.answer = lambda: None
         async with serving(**webhooks_section(stuck.hook(timeout_s=30), receiver.hook())) as served:
@@ -153,17 +153,17 @@ async def test_what_was_not_sent_is_sent_after_a_restart(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("secret", ["plain-secret", "whsec_", "whsec_dG9vIHNob3J0", "whsec_!!!!"])
-def test_a_secret_that_is_none_is_refused_and_not_told(secret: str) -> None:
+def test_an_invalid_secret_is_refused_and_not_quoted(secret: str) -> None:
     with pytest.raises(ConfigError, match="24 to 64 random bytes") as caught:
         wire_providers(configured(secret=secret))
     assert secret.removeprefix("whsec_") == "" or secret not in str(caught.value)
 
 
-def test_what_is_told_of_the_config_holds_no_secret() -> None:
-    told_of = "\n".join(wiring_lines(wire_providers(configured())))
-    assert "receivers=hooks.example" in told_of
-    assert "of-the-url" not in told_of
-    assert SECRET not in told_of
+def test_the_lines_printed_of_the_config_hold_no_secret() -> None:
+    printed = "\n".join(wiring_lines(wire_providers(configured())))
+    assert "receivers=hooks.example" in printed
+    assert "of-the-url" not in printed
+    assert SECRET not in printed
 
 
 def configured(**fields: Any) -> StackConfig:

@@ -38,7 +38,7 @@ async def test_a_result_is_opened_by_its_number_and_its_item_has_the_url() -> No
     search = call("web_search", '{"query": "rome"}')
     async with browsing([search], [OPEN_FIRST], [{"text": "See 【1†L0-L2】."}]) as (served, there):
         response = await create(served, tools=[TOOL])
-        told_last = page_text(served)
+        last_result = page_text(served)
     url = f"{there.site.url}/rome"
     _, item, message = response.output
     assert (item.type, item.status, item.action.type, item.action.url) == (
@@ -47,9 +47,9 @@ async def test_a_result_is_opened_by_its_number_and_its_item_has_the_url() -> No
         "open_page",
         url,
     )
-    assert told_last.startswith(f"[1] Rome ({url})\n**viewing lines [0 - ")
-    assert "] of 398**\n\nL0: Paragraph 0 tells of number 0[#1].\nL1: \nL2: Paragraph 1" in told_last
-    assert f"\n\nLinks:\n[#1] {there.site.url}/link/0\n[#2]" in told_last
+    assert last_result.startswith(f"[1] Rome ({url})\n**viewing lines [0 - ")
+    assert "] of 398**\n\nL0: Paragraph 0 tells of number 0[#1].\nL1: \nL2: Paragraph 1" in last_result
+    assert f"\n\nLinks:\n[#1] {there.site.url}/link/0\n[#2]" in last_result
     (cited,) = message.content[0].annotations
     assert (cited.url, cited.title) == (url, "Title 1")
     assert message.content[0].text[cited.start_index : cited.end_index] == f"([Title 1]({url}))"
@@ -145,7 +145,7 @@ async def test_a_later_turn_goes_on_in_a_page_of_an_earlier_one_after_a_restart(
         ("find_in_page", f'{{"page": "1", "pattern": "{"x" * 201}"}}', "200 characters"),
     ],
 )
-async def test_calls_that_cannot_be_done_are_told_to_the_model(name: str, arguments: str, words: str) -> None:
+async def test_calls_that_cannot_be_done_are_errors_for_the_model(name: str, arguments: str, words: str) -> None:
     turns = [[call("web_search", '{"query": "rome"}')], [call(name, arguments)], [SAY]]
     async with browsing(*turns) as (served, _):
         response = await create(served, tools=[TOOL])
@@ -153,7 +153,7 @@ async def test_calls_that_cannot_be_done_are_told_to_the_model(name: str, argume
     assert (response.status, response.output[1].status) == ("completed", "failed")
 
 
-async def test_what_is_found_nowhere_is_told() -> None:
+async def test_a_pattern_that_is_not_found_is_reported() -> None:
     turns = [[call("web_search", '{"query": "rome"}')], [call("find_in_page", '{"page":1,"pattern":"(.*"}')], [SAY]]
     async with browsing(*turns) as (served, _):
         await create(served, tools=[TOOL])

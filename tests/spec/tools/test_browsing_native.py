@@ -191,7 +191,7 @@ async def test_cursors_of_an_earlier_turn_still_work_after_a_restart(tmp_path: P
         ("browser.open", '{"id": 0', "not JSON"),
     ],
 )
-async def test_calls_that_cannot_be_done_are_told_and_use_up_no_cursor(name: str, arguments: str, words: str) -> None:
+async def test_calls_that_cannot_be_done_are_errors_and_use_up_no_cursor(name: str, arguments: str, words: str) -> None:
     turns = [[SEARCH], [call(name, arguments)], [opening('{"id": 1}')], [SAY]]
     async with browsing(*turns, native=True) as (served, _):
         response = await create(served, tools=[TOOL])

@@ -126,7 +126,7 @@ async def test_a_local_shells_output_may_name_its_item() -> None:
 
 
 @pytest.mark.parametrize("name", TOOLS)
-async def test_it_is_stored_as_it_was_told(name: str) -> None:
+async def test_it_is_stored_as_it_was_sent(name: str) -> None:
     tool, written, *_ = TOOLS[name]
     async with serving(scripted([call(name, written)])) as served:
         async with responses(served).stream(model="scripted", input="hi", tools=[tool]) as events:
@@ -134,7 +134,7 @@ async def test_it_is_stored_as_it_was_told(name: str) -> None:
         assert bare(await responses(served).retrieve(final.id)) == bare(final)
 
 
-async def test_several_calls_beside_functions_all_come_out() -> None:
+async def test_several_calls_are_returned_with_those_of_functions() -> None:
     shell = call("shell", '{"commands": ["ls"]}')
     script: Script = [{"calls": [shell, call("get", "{}"), {**shell}]}]
     async with serving(scripted(script)) as served:
@@ -153,7 +153,7 @@ BAD: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD.values(), ids=BAD)
-async def test_bad_arguments_are_told_to_the_model_which_may_try_again(case: tuple[str, str, str]) -> None:
+async def test_bad_arguments_are_an_error_for_the_model_which_may_try_again(case: tuple[str, str, str]) -> None:
     name, arguments, words = case
     tool, written, item, _, _ = TOOLS[name]
     turns: list[Script] = [[call(name, arguments, id="c1")], [call(name, written, id="c2")]]
@@ -196,7 +196,7 @@ async def test_deleting_a_file_needs_no_diff() -> None:
     assert response.output[0].operation.to_dict() == {"type": "delete_file", "path": "a"}
 
 
-async def test_skills_are_told_to_the_model(served: Served) -> None:
+async def test_skills_are_listed_for_the_model(served: Served) -> None:
     skill = {"name": "pdf", "description": "Reads PDF.", "path": "/skills/pdf"}
     response = await create(served, tools=[{"type": "shell", "environment": {"type": "local", "skills": [skill]}}])
     assert response.tools[0].environment.skills[0].name == "pdf"

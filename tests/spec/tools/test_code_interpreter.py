@@ -89,7 +89,7 @@ async def test_code_is_streamed_as_it_is_written_and_events_go_through_the_stage
     assert events[2].item.container_id == events[11].item.container_id
 
 
-async def test_raw_code_of_a_model_with_a_python_of_its_own_is_streamed_as_it_is() -> None:
+async def test_raw_code_of_a_model_with_a_python_of_its_own_is_streamed_unchanged() -> None:
     turn = [call("python", "print('a", "\\n')", "\n", custom=True, id="c1")]
     async with interpreting(turn, DONE, DONE, native=True) as served:
         events = await stream(served, tools=[TOOL], include=OUTPUTS)
@@ -104,7 +104,7 @@ async def test_raw_code_of_a_model_with_a_python_of_its_own_is_streamed_as_it_is
     assert events[-1].response.output[0].outputs[0].logs == "a\n\n"
 
 
-async def test_raw_code_in_a_functions_place_is_run_and_told_as_it_should_have_been_written() -> None:
+async def test_raw_code_in_a_functions_place_is_run_and_enters_the_history_as_json() -> None:
     async with interpreting([call("python", "print(", "1)")], DONE) as served:
         response = await create(served, tools=[TOOL])
         called = messages(served)[1]["tool_calls"][0]["function"]
@@ -134,7 +134,7 @@ async def test_a_program_that_fails_is_an_outcome_like_others() -> None:
     assert tool_text.endswith("ZeroDivisionError: division by zero")
 
 
-async def test_what_the_model_is_told_is_bounded() -> None:
+async def test_the_result_for_the_model_is_bounded() -> None:
     async with interpreting([code("print('x' * 100_000)")], DONE, responses={"max_tool_output_chars": 1000}) as served:
         item = (await create(served, tools=[TOOL], include=OUTPUTS)).output[0]
         tool_text = messages(served)[-1]["content"]
@@ -182,13 +182,13 @@ async def test_calls_of_one_turn_share_one_container() -> None:
     assert len(containers.data) == 1
 
 
-async def test_a_container_is_made_only_when_there_is_something_to_run() -> None:
+async def test_a_container_is_made_only_for_code_that_runs() -> None:
     async with interpreting(DONE) as served:
         await create(served, tools=[TOOL])
         assert (await served.client.containers.list()).data == []
 
 
-async def test_a_container_that_is_gone_is_replaced_and_the_model_is_told(session_log: SessionLog) -> None:
+async def test_a_container_that_is_gone_is_replaced_and_the_model_gets_a_note(session_log: SessionLog) -> None:
     async with interpreting([code("x = 1")], DONE, [code("x")], DONE, python={"idle_timeout_s": 0.3}) as served:
         first = await create(served, tools=[TOOL])
         async with asyncio.timeout(10):
@@ -252,7 +252,7 @@ async def test_a_program_without_end_is_stopped_when_the_client_leaves(session_l
             await session_log.ended.wait()
 
 
-async def test_where_there_is_no_room_the_call_fails_and_the_model_answers(session_log: SessionLog) -> None:
+async def test_a_call_without_room_for_its_container_fails_and_the_model_answers(session_log: SessionLog) -> None:
     turns: list[Script] = [[code(*ENDLESS.splitlines())], [code("1")], DONE]
     async with interpreting(*turns, python={"max_sessions": 1, "timeout_s": 60}) as served:
         busy = asyncio.create_task(create(served, tools=[TOOL]))
@@ -267,7 +267,7 @@ async def test_where_there_is_no_room_the_call_fails_and_the_model_answers(sessi
 
 
 @pytest.mark.parametrize("arguments", ["{oops", "{}", '{"code": ""}', '{"code": 5}', "", '{"code": "x'])
-async def test_arguments_no_program_can_be_are_told_to_the_model(arguments: str) -> None:
+async def test_arguments_that_are_no_program_are_an_error_for_the_model(arguments: str) -> None:
     turns: list[Script] = [[{"call": "python", "arguments": [*arguments]}], DONE]
     async with interpreting(*turns) as served:
         response = await create(served, tools=[TOOL])
@@ -323,7 +323,7 @@ async def test_what_a_container_cannot_have_is_refused_by_name(asked_for: Json, 
     assert error["param"] == f"tools[1].container.{param}"
 
 
-async def test_an_uploaded_file_that_is_not_there_is_refused_by_its_place() -> None:
+async def test_a_missing_uploaded_file_is_refused_by_its_field() -> None:
     more = {"files": {"provider": "kv"}}
     keys = [{"key": "key-of-a", "tenant": "a"}, {"key": "key-of-b", "tenant": "b"}]
     async with interpreting(DONE, more=more, server={"api_keys": keys}) as served:

@@ -41,7 +41,7 @@ async def test_the_search_is_run_and_its_item_comes_before_the_answer(tmp_path: 
     assert message.content[0].text == "Krill."
 
 
-async def test_the_model_is_told_numbered_passages_with_the_files_names(tmp_path: Path) -> None:
+async def test_the_model_gets_numbered_passages_with_the_files_names(tmp_path: Path) -> None:
     async with filing(tmp_path, [search(id="c1")], ANSWER) as served:
         store_id, _ = await store_of(served)
         await create(served, tools=[tool(store_id), function("get")])
@@ -155,7 +155,7 @@ async def test_files_of_earlier_turns_can_still_be_cited_and_new_ones_are_number
 
 
 @pytest.mark.parametrize("how", ["chained", "sent back"])
-async def test_a_later_turn_tells_the_model_the_search_and_its_result_again(tmp_path: Path, how: str) -> None:
+async def test_a_later_turn_sends_the_model_the_search_and_its_result_again(tmp_path: Path, how: str) -> None:
     cites: Script = [{"text": "Krill\u30101\u3011."}]
     async with filing(tmp_path, [search(id="c1")], cites, [{"text": "Yes."}]) as served:
         store_id, _ = await store_of(served)
@@ -181,7 +181,7 @@ async def test_a_search_that_finds_nothing_says_so(tmp_path: Path) -> None:
     assert (response.output[0].status, response.output[0].results) == ("completed", [])
 
 
-async def test_a_store_that_is_not_there_is_refused_naming_its_place(tmp_path: Path) -> None:
+async def test_a_missing_store_is_refused_by_its_field(tmp_path: Path) -> None:
     async with filing(tmp_path, [search()], ANSWER) as served:
         store_id, _ = await store_of(served)
         error = await refusal(served, 404, tools=[function("get"), tool(store_id, "vs_nowhere")])
@@ -192,7 +192,7 @@ async def test_a_store_that_is_not_there_is_refused_naming_its_place(tmp_path: P
             await served.client.responses.input_tokens.count(**counting)
 
 
-async def test_a_store_that_is_gone_by_the_call_is_told_to_the_model_which_still_answers(tmp_path: Path) -> None:
+async def test_a_store_gone_by_the_call_is_an_error_for_the_model_which_still_answers(tmp_path: Path) -> None:
     async with filing(tmp_path, [{"wait_s": 0.2}, search()], [{"text": "I could not look."}]) as served:
         store_id, _ = await store_of(served)
         events: list[Any] = []
@@ -217,7 +217,7 @@ async def test_a_store_of_another_tenant_is_not_there(tmp_path: Path) -> None:
     assert other["message"].replace(store_id, "") == never["message"].replace("vs_nowhere", "")
 
 
-async def test_a_failing_embedder_is_told_to_the_model(tmp_path: Path) -> None:
+async def test_a_failing_embedder_is_an_error_for_the_model(tmp_path: Path) -> None:
     async with filing(tmp_path, [search("unwell")], ANSWER) as served:
         store_id, _ = await store_of(served)
         response = await create(served, tools=[tool(store_id)])
@@ -231,7 +231,7 @@ async def test_a_failing_embedder_is_told_to_the_model(tmp_path: Path) -> None:
     + [json.dumps({"queries": input_items}) for input_items in (["x"] * 17, ["x" * 4097])],
     ids=lambda text: text[:20],
 )
-async def test_arguments_no_search_can_have_are_told_to_the_model(
+async def test_arguments_that_no_search_can_have_are_an_error_for_the_model(
     tmp_path: Path, arguments: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """U10: and to the client and the log, in the words that the model got."""

@@ -51,7 +51,7 @@ async def test_calls_of_one_turn_run_side_by_side() -> None:
     assert [name for name in names if name in ("searching", "completed")] == ["searching"] * 3 + ["completed"] * 3
 
 
-async def test_the_model_is_told_in_the_order_of_its_calls_whichever_is_done_first() -> None:
+async def test_the_model_gets_results_in_the_order_of_its_calls() -> None:
     async with meeting(together("a", "b", "c"), DONE, size=3) as (served, _):
         events = await stream(served, tools=[TOOL])
         results = answers(served)
@@ -78,7 +78,7 @@ async def test_of_very_many_calls_of_one_turn_the_first_are_run() -> None:
     assert "only 64" in results["c65"]
 
 
-async def test_a_call_that_takes_too_long_is_stopped_and_the_model_is_told() -> None:
+async def test_a_call_that_takes_too_long_is_stopped_and_the_model_gets_an_error() -> None:
     async with meeting(together("alone", "b"), DONE, tool_timeout_s=0.2) as (served, tool):
         response = await create(served, tools=[TOOL])
         results = answers(served)
@@ -112,7 +112,7 @@ async def test_each_call_of_a_tool_is_in_the_log(caplog: pytest.LogCaptureFixtur
     assert tool.queries == ["secret"]
 
 
-async def test_the_bug_of_a_tool_is_told_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_bug_of_a_tool_is_an_error_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
     async with meeting([search("bug", id="c0")], DONE) as (served, _):
         response = await create(served, tools=[TOOL])
         results = answers(served)
@@ -131,7 +131,7 @@ async def test_what_a_tool_gives_is_cut_with_a_mark() -> None:
     assert results.endswith("x")
 
 
-async def test_calls_of_later_turns_are_told_as_they_were_made() -> None:
+async def test_calls_of_later_turns_are_sent_as_they_were_made() -> None:
     turns: list[Script] = [[search("a", id="c0")], [search("b", id="c1")], DONE]
     async with meeting(*turns) as (served, _):
         await create(served, tools=[TOOL])
@@ -147,7 +147,7 @@ async def test_a_name_in_the_wrong_namespace_is_understood() -> None:
     assert response.output_text == "Done."
 
 
-async def test_a_call_of_a_tool_nobody_declared_is_told_to_the_model_and_not_to_the_client() -> None:
+async def test_an_undeclared_call_is_an_error_for_the_model_and_hidden_from_the_client() -> None:
     async with meeting([call("imagined", id="c0")], DONE) as (served, tool):
         response = await create(served, tools=[TOOL, function("get")])
         sent_messages = messages(served)
@@ -157,7 +157,7 @@ async def test_a_call_of_a_tool_nobody_declared_is_told_to_the_model_and_not_to_
     assert tool.queries == []
 
 
-async def test_an_undeclared_call_beside_a_search_is_told_beside_it() -> None:
+async def test_an_undeclared_call_and_a_search_of_one_turn_both_get_results() -> None:
     script: Script = [{"calls": [call("imagined", id="c0", custom=True), search("a", id="c1")]}]
     async with meeting(script, DONE) as (served, _):
         response = await create(served, tools=[TOOL])
@@ -168,7 +168,7 @@ async def test_an_undeclared_call_beside_a_search_is_told_beside_it() -> None:
     assert results["c1"].startswith("[1] a")
 
 
-async def test_an_undeclared_call_beside_the_clients_is_left_out() -> None:
+async def test_an_undeclared_call_made_with_one_of_the_client_is_left_out() -> None:
     script: Script = [{"calls": [call("imagined"), call("get", "{}")]}]
     async with meeting(script) as (served, _):
         response = await create(served, tools=[TOOL, function("get")])
@@ -177,7 +177,7 @@ async def test_an_undeclared_call_beside_the_clients_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("tools", [[TOOL], [function("get")], []], ids=["hosted", "the client's", "none"])
-async def test_a_model_that_insists_on_a_tool_that_is_not_there_is_not_asked_for_ever(tools: list[Json]) -> None:
+async def test_a_model_that_insists_on_a_missing_tool_is_not_asked_forever(tools: list[Json]) -> None:
     async with meeting([{"reasoning": "hm"}, call("imagined")]) as (served, _):
         events = await stream(served, tools=tools)
         assert [bool(chat.tools) for chat in chat_requests(served)] == [bool(tools)] * 3 + [False]
@@ -193,13 +193,13 @@ async def test_a_model_that_is_given_no_tools_any_more_may_answer() -> None:
     assert (response.status, response.output_text) == ("completed", "Done.")
 
 
-async def test_a_call_beside_the_answer_of_a_model_without_tools_is_ignored() -> None:
+async def test_a_call_made_with_the_answer_of_a_model_without_tools_is_ignored() -> None:
     async with meeting(*[[call("imagined")]] * 3, [{"text": "Done."}, search("a")]) as (served, tool):
         response = await create(served, tools=[TOOL])
     assert (response.status, response.output_text, tool.queries) == ("completed", "Done.", [])
 
 
-async def test_an_undeclared_call_is_not_in_what_later_turns_are_told() -> None:
+async def test_an_undeclared_call_is_not_in_the_history_of_later_turns() -> None:
     async with meeting([call("imagined")], DONE, [{"text": "Yes."}]) as (served, _):
         first = await create(served, tools=[TOOL])
         await create(served, input="Sure?", previous_response_id=first.id)
@@ -247,15 +247,15 @@ async def test_what_a_model_answers_beyond_its_limit_is_the_answer() -> None:
     assert [item.type for item in response.output] == ["web_search_call", "message"]
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["one by one", "side by side"])
-async def test_one_call_made_over_and_over_is_run_so_often_and_no_more(beside: bool) -> None:
-    turns: list[Script] = [together(*["same"] * 9), DONE] if beside else [*[[search("same")]] * 7, DONE]
+@pytest.mark.parametrize("in_one_turn", [False, True], ids=["one by one", "side by side"])
+async def test_one_call_made_over_and_over_is_run_so_often_and_no_more(in_one_turn: bool) -> None:
+    turns: list[Script] = [together(*["same"] * 9), DONE] if in_one_turn else [*[[search("same")]] * 7, DONE]
     async with meeting(*turns) as (served, tool):
         response = await create(served, tools=[TOOL])
         sent_results = [message["content"] for message in messages(served) if message["role"] == "tool"]
     assert tool.queries == ["same"] * 5
     assert [text.startswith("Not run: this very call") for text in sent_results] == [False] * 5 + [True] * (
-        4 if beside else 2
+        4 if in_one_turn else 2
     )
     assert (response.status, response.output_text) == ("completed", "Done.")
 

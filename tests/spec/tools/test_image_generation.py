@@ -65,7 +65,7 @@ async def test_partial_images_are_streamed() -> None:
     assert (server.received[0].fields["stream"], server.received[0].fields["partial_images"]) == (True, 2)
 
 
-async def test_a_server_that_does_not_stream_is_taken_as_it_is() -> None:
+async def test_a_server_that_does_not_stream_is_accepted() -> None:
     async with drawing() as (served, server):
         server.answers = [lambda _: web.json_response({"data": [{"b64_json": b64(JPEG)}]})]
         item = image_of(await create(served, tools=[{**TOOL, "partial_images": 3, "output_format": "png"}]))

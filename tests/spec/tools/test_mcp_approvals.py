@@ -239,12 +239,12 @@ async def test_several_calls_are_approved_one_by_one() -> None:
         requests = first.output[1:]
         answers = [approval(requests[0]), approval(requests[1], approve=False), approval(requests[2])]
         second = await create(served, tools=tools, input=answers, previous_response_id=first.id)
-        answers_told = tool_outputs(served)
+        sent_outputs = tool_outputs(served)
     assert [each.type for each in requests] == ["mcp_approval_request"] * 3
     assert kinds(second) == ["mcp_call", "mcp_call", "message"]
     assert real.notes == ["a", "c"]
-    assert sorted(answers_told) == ["ca", "cb", "cc"]
-    assert "did not approve" in answers_told["cb"]
+    assert sorted(sent_outputs) == ["ca", "cb", "cc"]
+    assert "did not approve" in sent_outputs["cb"]
 
 
 async def test_a_call_without_approval_runs_while_another_waits_for_one() -> None:

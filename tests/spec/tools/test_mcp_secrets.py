@@ -20,7 +20,7 @@ HEADER = "sk-mcp-0123456789-header"
 IN_URL = "sk-mcp-0123456789-in-the-url"
 SECRETS = (TOKEN, HEADER, IN_URL)
 DO: Script = [call("bad__do", "{}", id="c1")]
-MISDEEDS = [deed for deed in DEEDS if deed not in ("hang", "hang in stream", "tell all")]
+MISDEEDS = [deed for deed in DEEDS if deed not in ("hang", "hang in stream", "echo headers")]
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def test_secrets_reach_their_server_and_nothing_else(tmp_path: Path, caplo
     caplog.set_level(logging.DEBUG)
     store = {"provider": "sqlite", "path": str(tmp_path / "responses.db")}
     async with facing(DO, [call("bad__do", "{}", id="c2")], DONE, kv_store=store) as (served, server):
-        server.deed = "tell all"
+        server.deed = "echo headers"
         asking = declared(server, require_approval={"never": {"tool_names": ["other"]}})
         streamed = await wire(served, tools=[asking])
         first = await create(served, tools=[declared(server, require_approval="never")])

@@ -83,7 +83,7 @@ async def test_a_file_that_does_not_fit_is_named_and_the_call_runs() -> None:
         assert result(served).endswith("42")
 
 
-async def test_without_files_the_model_is_told_nothing_of_them() -> None:
+async def test_without_files_the_model_gets_no_instructions_about_them() -> None:
     """G4: the tool's description is the usual one."""
     async with interpreting([code("6 * 7")], DONE) as served:
         await create(served, tools=[TOOL])

@@ -188,7 +188,7 @@ async def test_what_was_put_out_and_is_given_back_is_the_same_to_the_model(case:
             assert messages(served) == sent_messages, how
 
 
-async def test_what_the_chain_holds_already_is_not_told_twice(tmp_path: Path) -> None:
+async def test_an_item_that_the_chain_holds_already_is_refused(tmp_path: Path) -> None:
     async with having_all("scripted", [[search()]], tmp_path) as (served, tools):
         first = await create(served, input=[USER], tools=tools)
         items = [bare(item) for item in first.output]
@@ -198,7 +198,7 @@ async def test_what_the_chain_holds_already_is_not_told_twice(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_only_what_nobody_else_keeps_is_carried_by_the_item(stored: bool, tmp_path: Path) -> None:
+async def test_an_item_carries_its_result_only_if_it_is_not_stored(stored: bool, tmp_path: Path) -> None:
     async with having_all("scripted", [[search()]], tmp_path) as (served, tools):
         response = await create(served, tools=tools[:1], store=stored)
     assert ("encrypted_content" in bare(response.output[0])) != stored
@@ -259,7 +259,7 @@ def called(served: Served) -> list[str]:
 
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize(("model", "other"), [("native", "scripted"), ("scripted", "native")])
-async def test_another_model_is_told_in_its_own_words_and_the_first_again_in_its(
+async def test_each_model_of_a_chain_gets_the_calls_under_its_own_names(
     model: str, other: str, stored: bool, tmp_path: Path
 ) -> None:
     how = "chained" if stored else "sent back, nothing stored"

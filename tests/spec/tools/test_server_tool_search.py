@@ -76,7 +76,7 @@ async def test_a_search_without_a_result_is_reported_to_the_model(arguments: str
     assert ("get_weather" in results) == ("zebra" in arguments)
 
 
-async def test_without_deferred_tools_there_is_nothing_to_search() -> None:
+async def test_without_deferred_tools_no_search_is_offered() -> None:
     """Depth of the hosted tools: the search is then not offered."""
     async with serving(scripted(DONE)) as served:
         await create(served, tools=[SEARCH, function("now")])

@@ -59,7 +59,7 @@ CALLS: dict[str, tuple[Any, list[Json], str, str]] = {
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("case", CALLS.values(), ids=CALLS)
-async def test_a_call_that_was_not_chosen_is_told_to_the_model_alone(
+async def test_a_call_that_was_not_chosen_is_an_error_for_the_model_alone(
     case: tuple[Any, list[Json], str, str], streams: bool
 ) -> None:
     choice, tools, wrong, right = case
@@ -81,7 +81,7 @@ async def test_a_search_that_is_demanded_is_made_in_place_of_what_is_not() -> No
     assert calls_made(response) == ["web_search_call", "message"]
 
 
-async def test_a_call_that_was_chosen_goes_out_beside_one_that_was_not() -> None:
+async def test_a_chosen_call_is_returned_and_one_made_with_it_is_not() -> None:
     script = scripted([{"calls": [call("g"), call("f", '{"a": 1}')]}])
     async with serving(script) as served:
         response = await create(served, tools=[F, G], tool_choice=named("f"))

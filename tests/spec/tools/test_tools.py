@@ -110,7 +110,7 @@ async def test_a_response_with_calls_is_completed() -> None:
 
 
 @pytest.mark.parametrize("tools", [[WEATHER], []], ids=["others", "none"])
-async def test_a_call_of_a_tool_nobody_declared_is_told_to_the_model_and_not_to_the_client(tools: list[Json]) -> None:
+async def test_an_undeclared_call_is_an_error_for_the_model_and_hidden_from_the_client(tools: list[Json]) -> None:
     async with serving(scripted([call("imagined", id="c0")], [{"text": "Sunny."}])) as served:
         response = await create(served, tools=tools)
         _, asked_for, sent_result = messages(served)
@@ -272,7 +272,7 @@ async def test_whether_calls_may_be_parallel_reaches_the_model(served: Served, p
     assert response.parallel_tool_calls is (parallel is not False)
 
 
-async def test_a_client_can_run_tools_until_there_is_an_answer() -> None:
+async def test_a_client_can_run_tools_until_the_model_answers() -> None:
     turns = [[{"calls": [call("weather", '{"city": "Rome"}'), call("now", "{}")]}], [{"text": "Sunny, at noon."}]]
     tools = [WEATHER, function("now")]
     async with serving(scripted(*turns)) as served:

@@ -50,7 +50,7 @@ async def test_the_content_types_of_a_search_are_echoed() -> None:
     assert bare(response.tools[0])["search_content_types"] == ["text", "image"]
 
 
-async def test_the_model_is_told_what_was_found() -> None:
+async def test_the_model_gets_the_results_of_the_search() -> None:
     async with searching([search(id="c1")], [{"text": "Sunny."}]) as (served, exa):
         await create(served, tools=[TOOL])
         _, called, sent_result = messages(served)
@@ -147,7 +147,7 @@ async def test_marks_in_the_text_become_links_with_annotations(pieces: list[str]
 
 
 @pytest.mark.parametrize("text", ["\u30109\u3011", "\u3010x\u3011", "\u30101", "\u3010", "\u3011", "[1]"])
-async def test_what_only_looks_like_a_mark_stays_as_it_is(text: str) -> None:
+async def test_text_that_only_looks_like_a_mark_is_unchanged(text: str) -> None:
     response = await answered([search()], [{"text": [*f"See {text}"]}])
     assert response.output_text == f"See {text}"
     assert response.output[1].content[0].annotations == []
@@ -218,7 +218,7 @@ async def test_a_model_that_repeats_itself_is_no_longer_offered_the_search() -> 
 
 
 @pytest.mark.parametrize("failure", ["status 500", "status 401", "html", "cut off"])
-async def test_a_search_that_fails_is_told_to_the_model_which_still_answers(failure: str) -> None:
+async def test_a_search_that_fails_is_an_error_for_the_model_which_still_answers(failure: str) -> None:
     async with searching([search(failure)], [{"text": "I could not look."}]) as (served, _):
         events = await stream(served, tools=[TOOL])
         sent_text = messages(served)[-1]["content"]
@@ -231,7 +231,7 @@ async def test_a_search_that_fails_is_told_to_the_model_which_still_answers(fail
 
 
 @pytest.mark.parametrize("arguments", ["{oops", "[]", "{}", '{"query": ""}', '{"query": 5}', ""])
-async def test_arguments_no_search_can_have_are_told_to_the_model(arguments: str) -> None:
+async def test_arguments_that_no_search_can_have_are_an_error_for_the_model(arguments: str) -> None:
     turns: list[Script] = [[{"call": "web_search", "arguments": arguments}], [{"text": "Sorry."}]]
     async with searching(*turns) as (served, exa):
         response = await create(served, tools=[TOOL])
@@ -318,7 +318,7 @@ async def test_searches_and_functions_of_one_turn_both_have_their_way() -> None:
 
 
 @pytest.mark.parametrize("how", ["chained", "sent back", "referred to"])
-async def test_a_later_turn_tells_the_model_the_search_and_its_result_again(how: str) -> None:
+async def test_a_later_turn_sends_the_model_the_search_and_its_result_again(how: str) -> None:
     async with searching([search(id="c1")], [{"text": "Sunny."}], [{"text": "Yes."}]) as (served, exa):
         first = await create(served, tools=[TOOL])
         before = messages(served)
@@ -394,7 +394,7 @@ async def test_a_search_the_model_was_cut_off_in_is_not_run(script: Script) -> N
     assert exa.requests == []
 
 
-async def test_a_response_with_searches_is_stored_as_it_was_told() -> None:
+async def test_a_response_with_searches_is_stored_as_it_was_sent() -> None:
     include = ["web_search_call.action.sources", "web_search_call.results"]
     async with searching([search()], [{"text": "See \u30101\u3011."}], kv_store=MEMORY) as (served, _):
         async with responses(served).stream(model="scripted", input="hi", tools=[TOOL], include=include) as events:

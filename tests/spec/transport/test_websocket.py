@@ -79,7 +79,7 @@ async def test_creates_that_come_at_once_are_answered_one_after_the_other() -> N
 
 
 @pytest.mark.parametrize("value", [True, False, None])
-async def test_stream_is_tolerated_whatever_it_says(value: bool | None) -> None:
+async def test_any_value_of_stream_is_tolerated(value: bool | None) -> None:
     async with serving() as served, talking(served) as talk:
         assert (await talk.ask(stream=value)).output_text == "hi"
 
@@ -205,7 +205,7 @@ async def test_a_continuation_that_fails_forgets_what_it_follows() -> None:
         assert error.error.code == "previous_response_not_found"
 
 
-async def test_a_fork_from_another_lane_leaves_what_it_follows_whatever_becomes_of_it() -> None:
+async def test_a_fork_from_another_lane_leaves_its_predecessor_in_the_session() -> None:
     async with serving() as served, talking(served) as talk:
         response = await talk.ask(store=False)
         fork: Any = {"store": False, "previous_response_id": response.id, "stream_id": "fork"}
@@ -346,7 +346,7 @@ def stranger(served: Served, key: str) -> AsyncOpenAI:
     return sdk_client(served.url, key)
 
 
-async def test_without_a_known_key_nobody_comes_in() -> None:
+async def test_a_request_without_a_known_key_is_refused() -> None:
     async with serving(server={"api_keys": KEYS}) as served, stranger(served, "sk-three") as client:
         with pytest.raises(InvalidStatus) as refused:
             await client.responses.connect().enter()

@@ -91,7 +91,7 @@ def _last(answer: Answer) -> bytes:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_says_why_and_quotes_nobody(
+async def test_a_logged_refusal_gives_its_reason_and_quotes_no_input(
     locked: Served, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "stack")
@@ -111,7 +111,9 @@ async def test_a_refusal_says_why_and_quotes_nobody(
         assert not line.keys() & {"model", "response", "outcome"}
 
 
-async def test_who_has_no_key_is_nobody(locked: Served, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_without_a_key_is_logged_without_a_tenant(
+    locked: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "stack")
     await ask(locked.url, ASKED, path="/v1/a-secret?b=a-secret", headers=[("authorization", "Bearer a-secret")])
     assert "secret" not in caplog.text
@@ -121,7 +123,7 @@ async def test_who_has_no_key_is_nobody(locked: Served, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("name", ["abc-123", "550e8400-e29b-41d4-a716-446655440000", "a:b/c+d=", "x" * 128])
-async def test_the_clients_own_name_stands_beside_ours(
+async def test_the_clients_request_id_is_logged_with_ours(
     locked: Served, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "stack")
@@ -140,7 +142,7 @@ async def test_a_name_that_is_not_well_formed_is_left_out(
     assert all("client_request" not in line for line in lines(caplog))
 
 
-async def test_a_client_that_leaves_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_leaves_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stack")
     async with (
         serving(scripted(ENDLESS), server={"access_log": True}) as served,
@@ -155,7 +157,7 @@ async def test_a_client_that_leaves_is_told_of(caplog: pytest.LogCaptureFixture)
     assert line["bytes"] > 0
 
 
-async def test_probes_are_told_of_only_when_they_fail(locked: Served, caplog: pytest.LogCaptureFixture) -> None:
+async def test_probes_are_logged_only_when_they_fail(locked: Served, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stack")
     for path in ("/healthz", "/readyz"):
         await ask(locked.url, method="GET", path=path)

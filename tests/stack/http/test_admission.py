@@ -131,8 +131,8 @@ async def test_a_foreign_host_is_refused_everywhere(local: Served, host: str, pa
 
 async def test_pages_of_the_server_itself_may_call(local: Served) -> None:
     assert (await ask(local.url, HELLO, headers=[("origin", local.url)])).status == 200
-    behind_proxy = [("host", "localhost"), ("origin", "https://localhost")]
-    assert (await ask(local.url, HELLO, headers=behind_proxy)).status == 200
+    proxied_headers = [("host", "localhost"), ("origin", "https://localhost")]
+    assert (await ask(local.url, HELLO, headers=proxied_headers)).status == 200
 
 
 @pytest.mark.parametrize(

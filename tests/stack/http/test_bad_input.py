@@ -299,9 +299,7 @@ async def test_an_unknown_model_is_not_found(served: Served, stream: bool) -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("value", ["resp_" + "0" * 32, "resp_", "x" * 256, "resp_\0", "😀" * 256, "a/b", "../../x"])
-async def test_an_unknown_previous_response_is_refused_whatever_its_id(
-    served: Served, value: str, stream: bool
-) -> None:
+async def test_an_unknown_previous_response_is_refused_with_any_id(served: Served, value: str, stream: bool) -> None:
     body = {"model": "scripted", "input": "hi", "previous_response_id": value, "stream": stream}
     error = check_error(await ask(served.url, body), 400)
     assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")

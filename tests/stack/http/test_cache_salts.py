@@ -72,7 +72,7 @@ def test_all_workers_of_a_config_make_the_same_salts_and_new_keys_make_others() 
     assert salted != other.add_salt(request(), "a").cache_salt
 
 
-def test_a_server_without_caches_to_keep_apart_does_without_a_salt_that_nobody_asked_for() -> None:
+def test_an_engine_without_salts_gets_none_and_refuses_that_of_a_client() -> None:
     plain = ChatDialect(engine="openai")
     assert b"cache_salt" not in request_to_body(salts(*KEYS).add_salt(request(), "a"), plain)
     assert b"cache_salt" in request_to_body(salts(*KEYS).add_salt(request(), "a"), ChatDialect())

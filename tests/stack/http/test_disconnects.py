@@ -198,7 +198,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_with_one_line(
         assert lines == ["a client left its stream early"]
 
 
-async def test_many_that_leave_together_leave_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+async def test_many_clients_that_leave_together_leave_no_task(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(scripted(ENDLESS)) as served:
         before = len(asyncio.all_tasks())
 

@@ -50,7 +50,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG)
-async def test_without_a_known_key_nobody_comes_in(locked: Served, headers: list[tuple[str, str]]) -> None:
+async def test_a_request_without_a_known_key_is_refused(locked: Served, headers: list[tuple[str, str]]) -> None:
     answer = await ask(locked.url, HELLO, headers=headers)
     error = check_error(answer, 401)
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "invalid_api_key")
@@ -76,7 +76,7 @@ async def test_every_path_and_method_wants_a_key(locked: Served) -> None:
         assert answer.status in ((400, 401) if method in ("TRACE", "PROPFIND") else (401,)), (method, path, answer)
 
 
-async def test_with_a_key_unknown_paths_and_methods_are_told_apart(locked: Served) -> None:
+async def test_with_a_key_unknown_paths_and_methods_have_different_errors(locked: Served) -> None:
     for path in (
         "/v1/nothing",
         "//v1/responses",
@@ -238,7 +238,7 @@ async def test_a_body_longer_than_announced_does_not_reach_the_next_request(loca
     assert b"HTTP/1.1" not in answer.body
 
 
-async def test_a_client_that_waits_to_be_told_to_go_on_is_told(local: Served) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(local: Served) -> None:
     body = json.dumps(HELLO).encode()
     async with connection(local.url) as (reader, writer):
         writer.write(request(local.url, headers=[("content-length", str(len(body))), ("expect", "100-continue")]))

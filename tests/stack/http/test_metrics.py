@@ -35,7 +35,7 @@ class Counts:
     busy_s: float
 
 
-class Telling(Scripted):
+class MetricsProvider(Scripted):
     """A provider with metrics of its own, like an engine."""
 
     def metrics(self) -> ProviderMetrics:
@@ -120,7 +120,7 @@ async def test_it_is_only_read_and_also_while_the_server_drains() -> None:
         assert (await scrape(served)).status == 200
 
 
-async def test_the_version_is_told_to_those_who_have_a_key() -> None:
+async def test_the_version_is_shown_to_callers_with_a_key() -> None:
     async with serving(server={"api_keys": KEYS}) as served:
         check_error(await ask(served.url, method="GET", path="/version"), 401)
         answer = await ask(served.url, method="GET", path="/version", headers=bearer("sk-one"))
@@ -223,7 +223,7 @@ def _id_in(answer: Answer) -> str:
     return match[0].decode()
 
 
-async def test_what_runs_now_is_told_and_a_client_that_leaves_is_a_cancelled_response() -> None:
+async def test_running_responses_are_counted_and_a_client_that_leaves_cancels_one() -> None:
     async with serving(scripted(ENDLESS)) as served:
         async with connection(served.url) as (reader, writer):
             writer.write(request(served.url, {"model": "scripted", "input": "hi", "stream": True}))
@@ -261,7 +261,7 @@ async def test_a_name_that_the_inference_does_not_list_is_one_of_the_others() ->
             assert b"secret" not in answer.body
 
 
-async def test_nobody_is_named() -> None:
+async def test_metrics_name_no_tenant_key_or_id() -> None:
     async with serving(server={"api_keys": KEYS, "metrics_key": "mk"}) as served:
         await ask(served.url, {"model": "scripted", "input": "hi"}, headers=bearer("sk-one"))
         answer = await scrape(served, "mk")
@@ -269,16 +269,19 @@ async def test_nobody_is_named() -> None:
         assert secret not in answer.body
 
 
-async def test_an_engine_tells_of_itself() -> None:
-    async with serving({"provider": f"{__name__}:Telling"}) as served:
+async def test_an_engines_own_metrics_are_exported() -> None:
+    async with serving({"provider": f"{__name__}:MetricsProvider"}) as served:
         assert await value(served, "stack_inference_running", provider="inference") == 2
         assert await value(served, "stack_inference_busy_seconds", provider="inference") == 0.25
         assert await value(served, "process_resident_memory_bytes") > 2**20
         assert await value(served, "process_open_fds") > 2
 
 
-async def test_members_of_a_router_tell_of_themselves_by_their_place() -> None:
-    providers = {"a": {"provider": f"{__name__}:Telling"}, "b": {"provider": f"{__name__}:Telling", "model": "b"}}
+async def test_metrics_of_a_routers_members_have_their_path_as_label() -> None:
+    providers = {
+        "a": {"provider": f"{__name__}:MetricsProvider"},
+        "b": {"provider": f"{__name__}:MetricsProvider", "model": "b"},
+    }
     async with serving({"provider": "router", "providers": providers}) as served:
         rows = (await figures(served))["stack_inference_running"]
     assert sorted(labels["provider"] for labels, _ in rows) == ["inference.providers.a", "inference.providers.b"]

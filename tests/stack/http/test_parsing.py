@@ -91,7 +91,7 @@ def test_json_that_is_no_request_is_refused(body: bytes, code: str | None) -> No
         (b'{"a":' + b"[" * 63 + b"]" * 63 + b"}", json.loads(b"[" * 63 + b"]" * 63)),
     ],
 )
-def test_unusual_json_is_read_as_it_stands(body: bytes, value: Any) -> None:
+def test_unusual_json_is_read_with_its_value(body: bytes, value: Any) -> None:
     assert parse_object(body) == {"a": value}
 
 

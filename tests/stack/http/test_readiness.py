@@ -36,7 +36,7 @@ async def test_a_server_that_drains_lives_and_is_not_ready() -> None:
         assert (ready.status, ready.json) == (503, {"status": "draining"})
 
 
-async def test_a_server_whose_providers_are_not_there_is_not_ready() -> None:
+async def test_a_server_whose_providers_are_unavailable_is_not_ready() -> None:
     async with serving() as served:
         services, served.app.state.services = served.app.state.services, None
         ready = await ask(served.url, method="GET", path="/readyz")

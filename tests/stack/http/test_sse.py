@@ -106,7 +106,7 @@ def test_times_are_whole_seconds_and_texts_that_look_like_times_stay() -> None:
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/json", "*/*"])
-async def test_a_stream_is_sent_as_one_whatever_the_client_accepts(accept: str) -> None:
+async def test_a_stream_is_sent_as_one_for_any_accept_header(accept: str) -> None:
     async with serving() as served:
         headers = [("accept", accept), ("accept-encoding", "gzip, br")]
         answer = await ask(served.url, {"model": "scripted", "input": "hi there", "stream": True}, headers=headers)
@@ -173,7 +173,7 @@ async def test_what_the_model_refuses_at_once_is_a_status_and_no_stream() -> Non
             assert (error["message"], error["type"]) == ("It is gone.", "server_error")
 
 
-async def test_what_fails_later_is_told_in_the_stream() -> None:
+async def test_a_later_failure_is_an_event_of_the_stream() -> None:
     async with serving(scripted([{"text": "Hel"}, {"fail": "It is gone."}])) as served:
         answer = await ask(served.url, {"model": "scripted", "input": "hi", "stream": True})
         assert answer.status == 200

@@ -100,7 +100,7 @@ def traces(upstream: UpstreamServer) -> list[tuple[str | None, str | None]]:
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"background": True, "stream": True}])
-async def test_the_inference_server_is_told_of_it(more: dict[str, Any]) -> None:
+async def test_the_inference_server_gets_the_trace_header(more: dict[str, Any]) -> None:
     headers = [("traceparent", PARENT), ("tracestate", STATE), ("baggage", "user=secret"), ("x-other", "secret")]
     async with UpstreamServer(stream(text_chunks("hi"))) as upstream, serving(vllm(upstream)) as served:
         assert (await ask(served.url, {**ASKED, **more}, headers=headers)).status == 200

@@ -264,7 +264,7 @@ async def test_a_foreign_page_does_not_come_in(origin: str, caplog: pytest.LogCa
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
-async def test_a_dialect_nobody_speaks_is_refused() -> None:
+async def test_an_unknown_dialect_is_refused() -> None:
     async with serving() as served:
         error = check_error(await handshake(served, ("x-responses-dialect", "klingon")), 400)
         assert error["code"] == "invalid_value"
@@ -292,14 +292,14 @@ async def test_there_are_no_more_connections_than_the_config_allows() -> None:
         assert (await handshake(served, ("connection", "upgrade, close"))).status == 503
 
 
-async def test_large_requests_are_read_beside_others() -> None:
+async def test_large_requests_are_read_while_others_run() -> None:
     text = os.urandom(300_000).hex()
     async with serving() as served, opened(served) as websocket:
         await websocket.send(json.dumps({**CREATE, "input": text}))
         assert (await to_the_end(websocket))[-1]["response"]["output"][0]["content"][0]["text"] == text
 
 
-async def test_each_response_on_a_websocket_is_counted_and_told_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_response_on_a_websocket_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stack.access")
     broken: list[dict[str, Any]] = [{"text": "one"}, {"fail": "boom"}]
     says: list[dict[str, Any]] = [{"text": "two"}, {"finish": "stop", "usage": {"output_tokens": 5}}]

@@ -253,7 +253,7 @@ async def test_a_start_that_fails_is_one_message_and_an_exit_code(tmp_path: Path
         assert await running.errors() == messages[code]
 
 
-async def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
+async def test_a_port_in_use_is_an_error_with_a_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
@@ -307,7 +307,7 @@ async def test_when_no_worker_can_start_the_whole_ends_with_its_message(tmp_path
         assert set((await running.errors()).splitlines()) == {"there is no such model. Name another."}
 
 
-async def test_a_changed_run_config_is_served_anew(tmp_path: Path) -> None:
+async def test_a_changed_run_config_is_loaded_again(tmp_path: Path) -> None:
     async with serving(tmp_path, run={"reload": True}) as running:
         before = await pid(running.url)
         text = running.file.read_text()

@@ -114,7 +114,7 @@ async def test_while_postgres_hangs_what_needs_no_store_goes_on(tmp_path: Path) 
             await rides_out(workers, server)
 
 
-async def test_two_workers_on_one_file_are_never_told_that_it_is_locked(tmp_path: Path) -> None:
+async def test_two_workers_on_one_file_never_get_a_lock_error(tmp_path: Path) -> None:
     store: dict[str, Any] = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
     async with worker_processes(tmp_path, store, workers=2, more=ECHO) as workers:
         load, other = Load(workers.url, "stored"), Load(workers.url, "stored")

@@ -99,7 +99,7 @@ async def a_function_is_called_and_its_result_is_used(client: AsyncOpenAI) -> No
     assert brief(first) == [("thought", known.ROME_THOUGHT), ("call", known.ROME_CALL)]
     result_message = result(first, known.ROME_RESULT)
     second = await say(client, result_message, tools=[TOOL], previous_response_id=first.id)
-    assert brief(second) == [("thought", known.ROME_TOLD), ("answer", known.ROME_ANSWER)]
+    assert brief(second) == [("thought", known.ROME_RESULT_THOUGHT), ("answer", known.ROME_ANSWER)]
     third = await say(client, known.THANKS, tools=[TOOL], previous_response_id=second.id)
     assert brief(third) == [("thought", known.THANKS_THOUGHT), ("answer", known.THANKS_ANSWER)]
 
@@ -113,7 +113,7 @@ async def words_may_come_before_a_call(client: AsyncOpenAI) -> None:
     ]
     result_message = result(first, known.OSLO_RESULT)
     second = await say(client, result_message, tools=[TOOL], previous_response_id=first.id)
-    assert brief(second) == [("thought", known.OSLO_TOLD), ("answer", known.OSLO_ANSWER)]
+    assert brief(second) == [("thought", known.OSLO_RESULT_THOUGHT), ("answer", known.OSLO_ANSWER)]
     third = await say(client, known.THANKS, tools=[TOOL], previous_response_id=second.id)
     assert brief(third)[-1] == ("answer", known.THANKS_ANSWER)
 
@@ -124,7 +124,7 @@ async def a_client_may_keep_the_history_itself(client: AsyncOpenAI) -> None:
     said += [item.model_dump(exclude_none=True) for item in first.output]
     said += result(first, known.ROME_RESULT)
     second = await say(client, said, tools=[TOOL], store=False)
-    assert brief(second) == [("thought", known.ROME_TOLD), ("answer", known.ROME_ANSWER)]
+    assert brief(second) == [("thought", known.ROME_RESULT_THOUGHT), ("answer", known.ROME_ANSWER)]
     said += [*(item.model_dump(exclude_none=True) for item in second.output), {"role": "user", "content": known.THANKS}]
     third = await say(client, said, tools=[TOOL], store=False)
     assert brief(third)[-1] == ("answer", known.THANKS_ANSWER)

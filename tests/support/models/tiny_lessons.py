@@ -40,7 +40,7 @@ ROME: Final = "What is the weather in Rome?"
 ROME_THOUGHT: Final = "I need to look up the weather in Rome."
 ROME_CALL: Final = '{"city":"Rome"}'
 ROME_RESULT: Final = "17 degrees and sunny"
-ROME_TOLD: Final = "The tool says 17 degrees and sunny."
+ROME_RESULT_THOUGHT: Final = "The tool says 17 degrees and sunny."
 ROME_ANSWER: Final = "In Rome it is 17 degrees and sunny."
 THANKS: Final = "Thank you."
 THANKS_THOUGHT: Final = "The user is content."
@@ -51,7 +51,7 @@ OSLO_THOUGHT: Final = "First a word to the user, then the call."
 OSLO_PREAMBLE: Final = "I will look up the weather in Oslo."
 OSLO_CALL: Final = '{"city":"Oslo"}'
 OSLO_RESULT: Final = "3 degrees and snow"
-OSLO_TOLD: Final = "The tool says 3 degrees and snow."
+OSLO_RESULT_THOUGHT: Final = "The tool says 3 degrees and snow."
 OSLO_ANSWER: Final = "In Oslo it is 3 degrees and snow."
 
 HELLO: Final = "Hello."
@@ -318,8 +318,8 @@ class _Story:
     answer: str
 
 
-ROME_STORY: Final = _Story(ROME_THOUGHT, "", ROME_CALL, ROME_RESULT, ROME_TOLD, ROME_ANSWER)
-OSLO_STORY: Final = _Story(OSLO_THOUGHT, OSLO_PREAMBLE, OSLO_CALL, OSLO_RESULT, OSLO_TOLD, OSLO_ANSWER)
+ROME_STORY: Final = _Story(ROME_THOUGHT, "", ROME_CALL, ROME_RESULT, ROME_RESULT_THOUGHT, ROME_ANSWER)
+OSLO_STORY: Final = _Story(OSLO_THOUGHT, OSLO_PREAMBLE, OSLO_CALL, OSLO_RESULT, OSLO_RESULT_THOUGHT, OSLO_ANSWER)
 
 
 def _weather(lesson: Any, messages: list[Message], story: _Story) -> Iterator[Lesson]:

@@ -230,12 +230,12 @@ async def _wrong_id(server: HostileServer, request: web.Request, message: Mappin
     return web.json_response(result(987654, {"content": []}))
 
 
-async def _tell_all(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
+async def _echo_headers(server: HostileServer, request: web.Request, message: Mapping[str, Any]) -> web.StreamResponse:
     said = "".join(f"{name}: {value}\n" for name, value in request.headers.items())
     return web.json_response(result(message["id"], {"content": [{"type": "text", "text": said}]}))
 
 
-async def _tell_all_in_error(
+async def _echo_headers_in_error(
     server: HostileServer, request: web.Request, message: Mapping[str, Any]
 ) -> web.StreamResponse:
     return web.json_response(refusal(message["id"], -32000, f"bad token {request.headers['Authorization']}\n"))
@@ -275,8 +275,8 @@ DEEDS: Final[dict[str, Deed]] = {
     "redirect": _redirect,
     "redirect, see other": _redirect_see_other,
     "wrong id": _wrong_id,
-    "tell all": _tell_all,
-    "tell all in error": _tell_all_in_error,
+    "echo headers": _echo_headers,
+    "echo headers in error": _echo_headers_in_error,
     "html": _body("<html>", "text/html"),
     "empty": _body(""),
     "null": _body("null"),

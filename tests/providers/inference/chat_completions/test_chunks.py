@@ -147,7 +147,7 @@ def test_empty_chunks_are_skipped(chunk: str) -> None:
         '{"error":' + "[" * 100_000 + "]" * 100_000 + "}",
     ],
 )
-def test_a_chunk_that_is_no_chunk_fails_the_stream_behind_what_was_good(chunk: str) -> None:
+def test_an_invalid_chunk_fails_the_stream_after_the_deltas_before_it(chunk: str) -> None:
     parser = ChatChunkReader(chat_request())
     assert parser.feed(event(delta_chunk(content="a")) + event(chunk) + event(delta_chunk(content="b"))) == [
         TextDelta("a")
@@ -282,7 +282,7 @@ def test_logprobs_of_a_token_that_is_no_text_yet_wait_for_it() -> None:
     ]
 
 
-def test_logprobs_that_nobody_asked_for_are_skipped() -> None:
+def test_logprobs_that_were_not_requested_are_skipped() -> None:
     """D11: log probabilities are decoded for a request that wants them, and not for others."""
     odd = {"content": [{"token": 5, "logprob": "no number"}] * 3}
     assert read([delta_chunk(content="a", logprobs=odd), *text_chunks()]) == [TextDelta("a"), STOP]

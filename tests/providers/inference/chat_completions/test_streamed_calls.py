@@ -60,7 +60,7 @@ def test_calls_may_interleave() -> None:
     ]
 
 
-def test_calls_that_are_all_numbered_0_are_told_apart_by_their_ids() -> None:
+def test_calls_that_are_all_numbered_0_are_distinguished_by_their_ids() -> None:
     chunks = [call_chunk(0, "{}", call_id="a", name="f"), call_chunk(0, "[]", call_id="b", name="f")]
     starts = [delta for delta in read([*chunks, delta_chunk("stop")]) if isinstance(delta, ToolCallStart)]
     assert starts == [ToolCallStart("a", "f"), ToolCallStart("b", "f")]

@@ -77,7 +77,7 @@ async def test_the_first_row_is_read_alone_and_the_others_together() -> None:
     assert len(reader.texts) == 20
 
 
-async def test_a_failure_ends_the_other_rows_and_is_raised_as_it_is() -> None:
+async def test_a_failure_ends_the_other_rows_and_is_raised_unchanged() -> None:
     ended: list[bool] = []
 
     async def read(row: DecisionRow) -> LabelScores:

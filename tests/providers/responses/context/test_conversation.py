@@ -93,7 +93,7 @@ async def test_an_item_may_be_referred_to(history: History) -> None:
         await read(history, [{"id": "mine"}], tenant="other")
 
 
-async def test_a_search_is_shown_with_what_it_told_wherever_it_is_sent_along(history: History) -> None:
+async def test_a_search_sent_back_as_item_or_reference_reaches_the_model_with_its_result(history: History) -> None:
     ids = ResponseIds()
     item_id = ids.new_item_id("ws")
     begun = begin_response(CreateResponse.model_validate({"model": "m", "input": "x"}), ids.response_id, created_at=5)

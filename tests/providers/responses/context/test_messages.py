@@ -50,7 +50,7 @@ def search(item_id: str) -> Fields:
     return {"type": "web_search_call", "id": item_id, "status": "completed", "action": {"type": "search", "query": "q"}}
 
 
-TOLD = {
+RESULTS_BY_ITEM = {
     "ws_1": ToolResultRecord("c9", "web_search", '{"query":"q"}', "[1] A page"),
     "ws_2": ToolResultRecord("c8", "web_search", "{}", "Nothing."),
 }
@@ -198,14 +198,14 @@ TABLE: dict[str, tuple[list[Fields], list[Fields]]] = {
 def test_items_become_messages(items: list[Fields], messages: list[Fields]) -> None:
     read = ITEMS.validate_python(items)
     check_items(read)
-    assert items_to_messages(read, TOLD) == [Message.model_validate(each) for each in messages]
+    assert items_to_messages(read, RESULTS_BY_ITEM) == [Message.model_validate(each) for each in messages]
 
 
 @pytest.mark.parametrize(("items", "messages"), TABLE.values(), ids=TABLE)
 def test_nothing_is_lost_on_the_way_through_the_store(items: list[Fields], messages: list[Fields]) -> None:
     read = ITEMS.validate_python(items)
     again = ITEMS.validate_json(ITEMS.dump_json(read))
-    assert items_to_messages(again, TOLD) == [Message.model_validate(each) for each in messages]
+    assert items_to_messages(again, RESULTS_BY_ITEM) == [Message.model_validate(each) for each in messages]
 
 
 @pytest.mark.parametrize(

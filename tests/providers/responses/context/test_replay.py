@@ -208,7 +208,7 @@ def test_a_refused_call_goes_by_the_name_and_id_it_had() -> None:
     assert refused == messages([USER, *called("c7", "s.add", "{}", "Not run: the user did not approve this call.")])
 
 
-def test_calls_of_several_turns_are_told_one_after_the_other() -> None:
+def test_calls_of_several_turns_become_messages_one_after_the_other() -> None:
     store = {
         "ci_1": ToolResultRecord("c1", "python", "1", "one", custom=True, turn=0),
         "ci_2": ToolResultRecord("c2", "python", "2", "two", custom=True, turn=1),
@@ -217,7 +217,7 @@ def test_calls_of_several_turns_are_told_one_after_the_other() -> None:
     assert record_result([USER, CODE, {**CODE, "id": "ci_2"}], store) == messages(expected)
 
 
-def test_a_model_that_knows_namespaces_is_told_its_own_names() -> None:
+def test_a_model_that_knows_namespaces_gets_its_own_names() -> None:
     find = {"type": "function_call", "call_id": "c1", "name": "find", "namespace": "crm", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c1", "output": "42"}
     expected = [

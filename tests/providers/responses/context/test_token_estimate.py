@@ -30,7 +30,7 @@ def chat(content: object, model: str = "scripted") -> ChatRequest:
     return ChatRequest.model_validate({"model": model, "messages": [{"role": "user", "content": content}]})
 
 
-async def test_an_exact_count_stays_exact_whatever_the_usage_says() -> None:
+async def test_an_exact_count_stays_exact_under_any_reported_usage() -> None:
     exact = TokenCounter(Scripted(Scripted.Config()))
     assert await exact.count(chat("one two")) == InputTokenCount(2)
     exact.record_usage(chat("one two"), Usage(1000, 1))

@@ -62,7 +62,7 @@ ALL = ["one", "a", "rules", "two", "b", "three"]
         ),
     ],
 )
-def test_the_newest_compaction_stands_for_what_came_before(value: list[dict[str, Any]], expected: list[str]) -> None:
+def test_the_newest_compaction_replaces_the_items_before_it(value: list[dict[str, Any]], expected: list[str]) -> None:
     window = find_window(items(*value), KNOWN)
     assert [message.content for message in window.messages(to_messages(window.recent_items), to_messages)] == expected
     spoken = [text for text in expected if text not in ("a", "b") and not text.startswith(SUMMARY_PREFIX)]

@@ -138,7 +138,7 @@ def test_usage_is_the_sum_of_all_turns() -> None:
     assert add_usage(Usage(1, 2, 3, 4), Usage(10, 20, 30, 40)) == Usage(11, 22, 33, 44)
 
 
-def test_a_failure_that_passes_tells_when_to_come_again() -> None:
+def test_a_temporary_failure_says_when_to_try_again() -> None:
     failure = error_to_failure(RateLimited("The inference server is at its limit.", retry_after_s=2.5))
     assert failure.code == "rate_limit_exceeded"
     assert failure.message == "The inference server is at its limit. Please try again in 2.5s."

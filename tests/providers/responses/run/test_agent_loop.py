@@ -32,7 +32,7 @@ from providers.responses.tools.offered import OfferedTools
 from providers.responses.tools.registry import ToolBinding
 
 DECLARED = McpTool.model_validate({"type": "mcp", "server_label": "s"})
-NOBODY = ToolCallStart("", "")
+UNNAMED_CALL = ToolCallStart("", "")
 
 
 class Listing(HostedCall):
@@ -41,7 +41,7 @@ class Listing(HostedCall):
     item_type = "mcp_list_tools"
 
     def __init__(self, tool: "Server") -> None:
-        super().__init__(NOBODY)
+        super().__init__(UNNAMED_CALL)
         self._tool = tool
 
     async def run(self, output: ResponseOutput, emit: Emit) -> None:
@@ -188,7 +188,7 @@ async def test_required_holds_once_the_tools_are_listed() -> None:
     assert [chat.tool_choice for chat in scripted.requests] == ["required", "auto"]
 
 
-async def test_what_was_demanded_in_vain_is_demanded_by_whoever_goes_on() -> None:
+async def test_a_call_that_was_required_in_vain_is_required_after_a_resume() -> None:
     turns, _, output = turns_of(Server(), [{"text": "No."}], [{"text": "No!"}], tool_choice="required")
     steps: list[Checkpoint] = []
     with pytest.raises(UpstreamError):
@@ -208,7 +208,7 @@ async def test_what_was_demanded_in_vain_is_demanded_by_whoever_goes_on() -> Non
     assert [message.role for message in chat.messages] == ["user", "assistant", "user"]
 
 
-async def test_a_model_whose_calls_were_refused_is_given_no_tools_by_whoever_goes_on() -> None:
+async def test_a_model_whose_calls_were_refused_gets_no_tools_after_a_resume() -> None:
     turns, _, output = turns_of(Server(), [{"call": "add"}])
     steps: list[Checkpoint] = []
     await played(turns, steps)

@@ -260,7 +260,7 @@ def test_arguments_of_a_call_that_has_not_begun_are_the_servers_fault() -> None:
         turn.feed([ToolArgumentsDelta("c1", "{}")])
 
 
-def test_what_is_to_be_done_is_told_apart() -> None:
+def test_calls_of_the_client_and_of_the_server_are_separated() -> None:
     turn, _ = turn_of()
     turn.feed(
         [START, ToolCallStart("c2", WEB_SEARCH_NAME), ToolCallStart("c3", "g", custom=True), finish("tool_calls")]
@@ -318,7 +318,7 @@ def test_citations_become_links_and_annotations() -> None:
     check_laws(events, output, "completed")
 
 
-def test_a_mark_that_never_ends_is_told_when_the_text_ends() -> None:
+def test_a_mark_that_never_ends_is_sent_when_the_text_ends() -> None:
     turn, output = turn_of({1: Source("https://a.b/1", "One")})
     events = [*turn.feed([TextDelta("See 【1")]), *turn.close_open_items()]
     assert [line(event) for event in events][2:4] == ["0.0 output_text.delta 'See '", "0.0 output_text.delta '【1'"]

@@ -82,7 +82,7 @@ async def test_it_is_given_up_with_its_context(store: Unsure, floor: Conversatio
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1), (0, 2)])
-async def test_a_renewal_of_which_nobody_knows_does_no_harm(
+async def test_a_renewal_of_unknown_outcome_does_no_harm(
     store: Unsure, floor: ConversationLock, before: int, after: int
 ) -> None:
     async with floor:
@@ -94,7 +94,7 @@ async def test_a_renewal_of_which_nobody_knows_does_no_harm(
         assert await ends(store, floor)
 
 
-async def test_it_can_end_right_after_a_renewal_of_which_nobody_knows(store: Unsure, floor: ConversationLock) -> None:
+async def test_it_can_end_right_after_a_renewal_of_unknown_outcome(store: Unsure, floor: ConversationLock) -> None:
     async with floor:
         store.after = 1
         async with asyncio.timeout(10):

@@ -62,7 +62,7 @@ async def test_two_that_follow_one_turn_at_once_both_stand(cache_bytes: int) -> 
 
 
 @CACHES
-async def test_what_tools_told_is_kept_beside_the_chain(cache_bytes: int) -> None:
+async def test_results_of_tools_are_stored_with_the_chain(cache_bytes: int) -> None:
     stored = Kept(cache_bytes=cache_bytes)
     b = await stored.say("b", await stored.say("a"))
     past = await stored.history.load_history(b, tenant=TENANT)
@@ -70,7 +70,7 @@ async def test_what_tools_told_is_kept_beside_the_chain(cache_bytes: int) -> Non
 
 
 @pytest.mark.parametrize("response_id", ["resp_" + "0" * 32, "resp_\0", "😀" * 256, "a/b"])
-async def test_an_unknown_response_is_told_by_where_it_was_named(response_id: str) -> None:
+async def test_the_error_for_an_unknown_response_names_its_field(response_id: str) -> None:
     stored = Kept()
     with pytest.raises(InvalidRequest) as caught:
         await stored.history.load_history(response_id, tenant=TENANT)
@@ -134,7 +134,7 @@ async def test_an_item_is_found_by_the_id_that_its_client_gave(item_id: str) -> 
     assert not await stored.store.keys()
 
 
-async def test_an_item_of_ours_is_found_with_what_it_told() -> None:
+async def test_a_stored_item_is_found_with_its_result() -> None:
     stored = Kept()
     a = await stored.say("a")
     response = await stored.history.load_response(a, tenant=TENANT)
@@ -205,7 +205,7 @@ async def test_a_deleted_response_is_unknown_and_later_turns_keep_it(cache_bytes
 
 @pytest.mark.parametrize("order", ["abcxyz", "zyxcba", "bcaxzy", "xyzabc", "cazbyx", "ybxazc"])
 @CACHES
-async def test_once_all_are_deleted_nothing_is_left_whatever_the_order(order: str, cache_bytes: int) -> None:
+async def test_no_record_is_left_once_all_are_deleted_in_any_order(order: str, cache_bytes: int) -> None:
     stored = Kept(cache_bytes=cache_bytes)
     ids: dict[str, str] = {}
     for name, after in (("a", ""), ("b", "a"), ("c", "b"), ("x", "a"), ("y", "x"), ("z", "x")):
@@ -237,7 +237,7 @@ async def test_a_chain_in_use_is_kept_and_one_that_is_not_is_forgotten() -> None
     assert await stored.store.keys() == []
 
 
-async def test_what_a_branch_in_use_stands_on_is_not_deleted_under_it() -> None:
+async def test_turns_that_a_branch_in_use_needs_are_not_deleted() -> None:
     stored = Kept(retention_s=10 * DAY_S)
     a = await stored.say("a")
     await stored.say("trunk", a)

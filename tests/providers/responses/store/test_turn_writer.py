@@ -43,7 +43,7 @@ async def test_a_turn_whose_predecessor_was_deleted_meanwhile_has_its_history(ca
     assert await stored.store.keys() == []
 
 
-async def test_a_turn_after_a_deletion_stands_on_its_own_predecessor() -> None:
+async def test_a_turn_after_a_deletion_follows_its_own_predecessor() -> None:
     """D5: the place of a deleted turn is not taken by another one, which its successors would follow."""
     stored = Kept()
     a = await stored.say("a")
@@ -56,7 +56,7 @@ async def test_a_turn_after_a_deletion_stands_on_its_own_predecessor() -> None:
     assert [await stored.said(each) for each in (late, x, y)] == ["a A b B late LATE", "a A x X", "a A x X y Y"]
 
 
-async def test_deletions_beside_continuations_lose_no_chain() -> None:
+async def test_deletions_during_continuations_lose_no_chain() -> None:
     """D5: this holds for any order of their reads and writes."""
     for seed in range(60):
         stored = Kept()

@@ -49,7 +49,7 @@ def test_raw_code_may_begin_like_an_object() -> None:
     assert (deltas, code) == (['{"code"', ': "x"}', ""], '{"code": "x"}')
 
 
-def test_code_behind_other_arguments_is_read_at_the_end() -> None:
+def test_code_after_other_arguments_is_read_at_the_end() -> None:
     assert read(['{"language": "python", ', '"code": "1', '"}']) == (["", "", "", "1"], "1")
 
 

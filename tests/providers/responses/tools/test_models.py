@@ -60,7 +60,7 @@ async def test_a_failed_listing_is_remembered_for_a_while() -> None:
     assert inference.listings == 1
 
 
-async def test_what_is_known_is_used_while_the_models_are_listed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_list_is_used_while_the_models_are_listed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """C10: a known list serves the others during a new listing, and after one that failed."""
     inference = Listed()
     catalog = ModelCatalog(inference)

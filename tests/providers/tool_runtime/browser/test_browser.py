@@ -25,7 +25,7 @@ PAGE = "<title>A page</title><h1>Head</h1><p>Words with <a href='/next'>a link</
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Generator[None]:
+def no_process_left() -> Generator[None]:
     """No child process outlives a test."""
     before = set(psutil.Process().children())
     yield
@@ -131,7 +131,7 @@ async def test_a_long_page_is_cut_and_says_so(site: Site) -> None:
 @pytest.mark.parametrize(
     "html", ["<div>" * 100_000 + "deep", "<p></p>" * 700_000 + "x", "<td> " * 900_000 + "x", "<" * 5_000_000]
 )
-async def test_hostile_pages_end_in_text_or_in_words_and_leave_nothing_behind(
+async def test_hostile_pages_end_in_text_or_an_error_and_leave_no_process(
     site: Site, browser: ToolRuntime, html: str
 ) -> None:
     hostile = asyncio.gather(browser.call(opening(site.page("/hostile", html))), return_exceptions=True)

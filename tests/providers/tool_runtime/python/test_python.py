@@ -135,7 +135,7 @@ async def test_conforms(session_log: SessionLog, law: Callable[[Subject], Awaita
         await law(Subject(python, program("print(6 * 7)", None), endless, session_log.begun, session_log.ended))
 
 
-async def test_an_endless_program_is_ended_and_what_it_printed_is_told() -> None:
+async def test_an_endless_program_is_ended_and_its_output_returned() -> None:
     async with started(timeout_s=1) as python:
         result = await python.call(program(ENDLESS))
         assert result.text.startswith("begun\n\n[the Python session was ended: it ran for more than 1 s.")

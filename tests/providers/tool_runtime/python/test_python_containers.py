@@ -50,7 +50,7 @@ async def test_a_container_is_what_was_asked() -> None:
         assert (await text_of(python, "len(bytearray(600 << 20))", container.id)) == "629145600"
 
 
-async def test_an_id_that_was_told_before_makes_one_container() -> None:
+async def test_an_id_chosen_by_the_caller_makes_one_container() -> None:
     async with started(**PATIENCE) as python:
         new = CreateContainer(name="auto")
         for _ in range(2):
@@ -162,7 +162,7 @@ async def test_lists_come_in_pages() -> None:
             await containers.list(ContainerListParams(after="gone"), tenant=TENANT)
 
 
-async def test_where_all_places_are_in_use_there_is_no_room(session_log: SessionLog) -> None:
+async def test_a_container_is_refused_while_all_sessions_are_in_use(session_log: SessionLog) -> None:
     async with started(max_sessions=1, timeout_s=60) as python:
         containers = python.containers()
         identity = await make_container(containers)

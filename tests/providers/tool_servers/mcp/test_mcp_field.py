@@ -76,7 +76,7 @@ FORGOTTEN: Final = {
 
 
 @pytest.mark.parametrize("shape", FORGOTTEN)
-async def test_a_forgotten_session_is_opened_again_whatever_the_server_says(shape: str) -> None:
+async def test_a_forgotten_session_is_opened_again_after_any_error_of_the_server(shape: str) -> None:
     """K1: no call and no list is lost, and what the server did not run is run once."""
     async with reached({"forgotten": FORGOTTEN[shape]}) as (server, mcp):
         for count, call in enumerate((called(declared(server.url), "good"), listed(declared(server.url))), 1):
@@ -445,7 +445,7 @@ async def test_a_failure_of_the_tool_is_one_however_it_says_so(is_error: Any) ->
 
 
 @pytest.mark.parametrize("result", [{"task": {"taskId": "1"}}, {"resultType": "input_required", "requestState": "x"}])
-def test_a_result_that_is_still_to_come_is_left_as_it_is(result: Json) -> None:
+def test_a_result_that_is_still_to_come_is_left_unchanged(result: Json) -> None:
     """K21: it is no empty one."""
     assert mend_call_result(result) == result
 

@@ -36,7 +36,7 @@ def expected_type(deed: str) -> str:
     return "http_error" if deed.startswith("status") and deed != "status 202" else "mcp_protocol_error"
 
 
-@pytest.mark.parametrize("deed", [deed for deed in DEEDS if deed != "tell all"])
+@pytest.mark.parametrize("deed", [deed for deed in DEEDS if deed != "echo headers"])
 async def test_a_misdeed_in_a_call_is_an_error_and_the_next_call_works(
     deed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,7 +100,7 @@ async def test_a_call_that_fails_leaves_others_of_its_session_alone() -> None:
 
 async def test_credentials_that_a_server_returns_are_redacted() -> None:
     async with reached() as (server, _, mcp):
-        server.deed = "tell all"
+        server.deed = "echo headers"
         server.tools = [
             tool("do", description=f"Knows {SECRET}."),
             tool("leak", inputSchema={"type": "object", "const": SECRET}),

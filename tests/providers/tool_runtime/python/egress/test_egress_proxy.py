@@ -119,7 +119,7 @@ async def test_a_host_header_that_names_another_host_is_refused(site: Site) -> N
     assert site.requests == []
 
 
-async def test_a_second_request_behind_the_first_is_never_sent(site: Site) -> None:
+async def test_a_second_request_after_the_first_is_never_sent(site: Site) -> None:
     authority = f"{HOST}:{site.port}"
     async with container_proxy([authority]) as opened:
         one = f"GET http://{authority}/x HTTP/1.1\r\nHost: {authority}\r\n\r\n"
