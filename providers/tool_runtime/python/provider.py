@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from apis.containers import Containers
 from apis.documents.files import Files
-from apis.errors import StackError, ToolFailed
+from apis.errors import ConfigError, StackError, ToolFailed
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.provider import Provider, UserPath
 from apis.skills.skills import Skills
@@ -192,6 +192,8 @@ class Python(ToolRuntime):
         self._containers = PythonContainers(self._sessions, policy, files, skills)
 
     async def start(self) -> None:
+        if self._has_egress and not self._is_isolated:
+            raise ConfigError("tool_runtime.egress: only the backend bubblewrap can bound what programs reach.")
         if not self._is_isolated:
             _log.warning("the tool `python` runs programs of models with all the rights of this server")
         await self._sessions.start()

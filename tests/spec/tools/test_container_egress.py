@@ -1,6 +1,7 @@
 """Containers that reach allowed hosts, through the SDK and in the real sandbox: who may what, and where secrets are."""
 
 import asyncio
+import glob
 import json
 import logging
 import shutil
@@ -20,6 +21,7 @@ from tests.support.sdk.requests import create, messages, refusal, responses, str
 from tests.support.servers.container_proxy import server_context
 from tests.support.servers.fetcher_hosts import SITE, Site
 from tests.support.servers.normal_user import SHARED_PYTHON
+from tests.support.servers.package_index import serve_npm_package, serve_wheel
 from tests.support.servers.serving import Served, serving
 
 pytestmark = [
@@ -33,6 +35,11 @@ ROTATED = "sk-9876543210-domain-secret"
 KEYS = [{"key": "key-of-a", "tenant": "a"}, {"key": "key-of-b", "tenant": "b"}]
 
 
+def has_system_pip() -> bool:
+    """Return true if the Python of the sandbox has pip."""
+    return bool(glob.glob("/usr/lib/python3*/*-packages/pip") + glob.glob("/usr/local/lib/python3*/*-packages/pip"))
+
+
 class World:
     """A stack whose containers may reach two sites on loopback: one over TLS, one in plain."""
 
@@ -41,6 +48,12 @@ class World:
         self.plain = plain
         self.secure = secure
         self.folder = folder
+
+    @property
+    def refusals(self) -> float:
+        """The refusals of all proxies, as `/metrics` has them."""
+        figures: Any = self.served.stack.providers_by_path["tool_runtime"].metrics()
+        return figures.egress_refusals
 
     def policy(self, *domains: str, secret: str | None = None) -> Json:
         policy: Json = {"type": "allowlist", "allowed_domains": [*(domains or (SITE,))]}
@@ -91,7 +104,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Worl
                 site.page("/x", "the page", "text/plain")
             ports = [f"{host}:{site.port}" for host in (SITE, "localhost", "*.example.com") for site in (plain, secure)]
             egress = {"allowed_hosts": ports, "allowed_private_networks": [f"{SITE}/32"]}
-            tool_runtime = {"provider": "python", "timeout_s": 10, "egress": egress, **SHARED_PYTHON}
+            tool_runtime = {"provider": "python", "timeout_s": 60, "cpu_s": 60, "egress": egress, **SHARED_PYTHON}
             store = {"provider": "sqlite", "path": str(folder / "responses.db")}
             more = {"kv_store": store, "files": {"provider": "kv"}}
             async with serving(MODEL, tool_runtime=tool_runtime, server={"api_keys": KEYS}, more=more) as served:
@@ -168,6 +181,34 @@ async def test_a_policy_beyond_the_run_config_is_refused_by_name(world: World, p
     assert "sk-0123" not in str(caught.value)
 
 
+# --- packages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not has_system_pip(), reason="the system's Python has no pip (apt: python3-pip)")
+async def test_pip_installs_from_an_allowed_index(world: World) -> None:
+    index = serve_wheel(world.secure, "answering", "ANSWER = 42")
+    code = f"""
+import subprocess, sys
+command = [sys.executable, "-m", "pip", "install", "--index-url", "{index}", "answering"]
+print(subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL))
+import answering
+answering.ANSWER
+"""
+    output, response = await world.run(code, world.interpreter())
+    assert output.endswith("\n42"), output
+    output, _ = await world.run("__import__('answering').ANSWER", world.interpreter(), previous_response_id=response.id)
+    assert output == "42"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (shutil.which("npm") or "").startswith("/usr"), reason="there is no npm below /usr")
+async def test_npm_installs_from_an_allowed_registry(world: World) -> None:
+    registry = serve_npm_package(world.secure, "answering", "module.exports = 42")
+    command = f"cd /tmp && npm install --registry {registry} answering && node -p 'require(\"answering\")'"
+    output, _ = await world.run_command(command, world.shell())
+    assert "\n42\n" in output, output
+
+
 # --- programs that want more -----------------------------------------------------------------------------------------
 
 HOSTILE = {
@@ -210,6 +251,7 @@ def connect(address):
 
 async def test_a_hostile_program_reaches_nothing_else(world: World) -> None:
     before = len(world.plain.requests)
+    refusals_before = world.refusals
     names = {"site": SITE, "port": world.plain.port, "other": world.plain.port + 1}
     programs = [program.replace("{site}", "%(site)s").replace("{port}", "%(port)s") for program in HOSTILE.values()]
     code = PRELUDE + "\n".join(program.replace("{other}", "%(other)s") % names for program in programs)
@@ -218,6 +260,7 @@ async def test_a_hostile_program_reaches_nothing_else(world: World) -> None:
     assert [line for line in lines if not line.startswith("refused")] == []
     assert len(lines) == len(HOSTILE)
     assert len(world.plain.requests) == before
+    assert world.refusals - refusals_before == 6
 
 
 async def test_a_program_cannot_take_the_proxy_away_from_others(world: World) -> None:

@@ -64,12 +64,25 @@ class HostSecrets:
 
     def redact(self, data: bytes) -> bytes:
         """Return bytes that came from the host with placeholders in place of values."""
-        for needle, placeholder in self._needles:
-            data = data.replace(needle, placeholder)
-        return data
+        redacted, end = self.redact_before(data, len(data))
+        return redacted + data[end:]
+
+    def redact_before(self, data: bytes, limit: int) -> tuple[bytes, int]:
+        """Return the bytes up to the end of the last value that begins before `limit`, redacted, and that end. Of
+        values that begin at the same place, the longest counts."""
+        pieces, end = list[bytes](), 0
+        places = [data.find(needle) for needle, _ in self._needles]
+        while (first := min((place for place in places if place >= 0), default=limit)) < limit:
+            needle, placeholder = self._needles[places.index(first)]
+            pieces += data[end:first], placeholder
+            end = first + len(needle)
+            for index, place in enumerate(places):
+                if 0 <= place < end:
+                    places[index] = data.find(self._needles[index][0], end)
+        return b"".join(pieces), end
 
     def open_length(self, data: bytes) -> int:
-        """Return the length of the longest end of redacted bytes with which a value may begin."""
+        """Return the length of the longest end of the bytes with which a value may begin."""
         longest = 0
         for needle, _ in self._needles:
             position = max(0, len(data) - len(needle) + 1)
@@ -105,15 +118,20 @@ class RedactedStream:
 
     def feed(self, data: bytes) -> bytes:
         """Return what can be passed on: all but an end with which a value may begin."""
-        redacted = self._secrets.redact(self._rest + data)
-        end = len(redacted) - self._secrets.open_length(redacted)
-        self._rest = redacted[end:]
-        return redacted[:end]
+        data, pieces = self._rest + data, list[bytes]()
+        while True:
+            limit = len(data) - self._secrets.open_length(data)
+            redacted, end = self._secrets.redact_before(data, limit)
+            pieces.append(redacted)
+            if end <= limit:
+                self._rest = data[limit:]
+                return b"".join([*pieces, data[end:limit]])
+            data = data[end:]
 
     def finish(self) -> bytes:
         """Return the rest after the last piece."""
         rest, self._rest = self._rest, b""
-        return rest
+        return self._secrets.redact(rest)
 
 
 def _spellings(value: bytes) -> set[bytes]:

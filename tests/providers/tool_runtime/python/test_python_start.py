@@ -15,9 +15,10 @@ import pytest
 from apis.containers import ContainerListParams, Containers, CreateContainer
 from apis.errors import ConfigError, NotFound
 from providers.tool_runtime.python.machine_sessions import MachineSessions
+from providers.tool_runtime.python.provider import Python
 from stack.build import confinement_lines, open_stack
 from stack.config import StackConfig, load_config
-from tests.providers.tool_runtime.python.test_python import started, text_of
+from tests.providers.tool_runtime.python.test_python import build, memory, started, text_of
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 KEYS = [{"key": "a", "tenant": "one"}, {"key": "b", "tenant": "two"}]
@@ -36,6 +37,15 @@ def stack_config(keys: list[dict[str, str]], **python: Any) -> StackConfig:
 async def confinement_of(config: StackConfig) -> str:
     async with open_stack(config) as stack:
         return "\n".join(confinement_lines(stack))
+
+
+async def test_hosts_are_opened_in_the_sandbox_alone() -> None:
+    python = build(memory(), backend="dangerously_unsandboxed", egress={"allowed_hosts": ["a.example"]})
+    with pytest.raises(ConfigError, match=r"egress.*bubblewrap"):
+        await python.start()
+    for wrong in ("http://a.example", "a.example:0", "*"):
+        with pytest.raises(ValueError, match=r"expected a host"):
+            Python.Config.model_validate({"egress": {"allowed_hosts": [wrong]}})
 
 
 async def test_the_start_says_what_holds_programs() -> None:

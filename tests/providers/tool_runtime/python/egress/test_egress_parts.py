@@ -213,13 +213,14 @@ def test_a_value_that_comes_back_is_a_placeholder(spelling: str) -> None:
         assert b"".join(pieces) == redacted
 
 
-@given(st.lists(st.sampled_from([b"aaaaaaaa", b"aaa", b"ab", b"b", b"aaaaaaab"]), max_size=20))
+@given(st.lists(st.sampled_from([b"aaaaaaaa", b"aaa", b"ab", b"b", b"aaaaaaab", b"aaaaaaabab", b"c"]), max_size=20))
 def test_a_stream_is_redacted_as_its_whole_is(pieces: list[bytes]) -> None:
-    secrets, variables = secrets_of(("A", "aaaaaaab"))
+    """However it is cut, also where a value begins within another one, or is the beginning of one."""
+    secrets, _ = secrets_of(("A", "aaaaaaab"), ("B", "aaaaaaabab"), ("C", "abcabcab"))
     stream = RedactedStream(secrets)
     passed = b"".join([*map(stream.feed, pieces), stream.finish()])
+    assert passed == secrets.redact(b"".join(pieces))
     assert b"aaaaaaab" not in passed
-    assert passed.replace(variables["A"].encode(), b"aaaaaaab") == b"".join(pieces)
 
 
 def test_an_answer_waits_only_where_a_value_may_begin() -> None:
