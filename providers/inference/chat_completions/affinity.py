@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -10,9 +11,11 @@ from apis.chat import ChatRequest, Message, TextPart, share_of_salt
 
 LOAD_FACTOR: Final = 1.25
 """Most requests in flight on a server chosen by key, as a multiple of the mean over the servers."""
-UNBOUNDED_IN_FLIGHT: Final = 4
+UNBOUNDED_IN_FLIGHT: Final = 8
 """Requests in flight that a server takes from its keys however idle the others are: an engine generates so few together
-in about the time of one, while a lost prefix costs all of its prefill."""
+in less than twice the time of one, while a lost prefix costs all of its prefill."""
+MAX_MOVED_KEYS: Final = 10_000
+"""Keys that a process remembers because their first server gave them away: some 2 MB."""
 MIN_OPENING_CHARS: Final = 1024
 """Length from which the beginning of a prompt is worth a common server."""
 _MAX_HASHED_CHARS: Final = 65_536
@@ -100,6 +103,30 @@ def rank_servers(key: str, urls: Sequence[str]) -> list[int]:
         return hashlib.blake2b(f"{key}\n{urls[index]}".encode(), digest_size=8).digest()
 
     return sorted(range(len(urls)), key=score, reverse=True)
+
+
+class MovedKeys:
+    """The keys that the first server of their rank gave away, each with the server that has their prefix now: a chain
+    that went back would have to be computed there again. A process remembers the newest ones of its own requests."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = urls
+        self._servers: OrderedDict[str, int] = OrderedDict()
+
+    def rank(self, key: str) -> list[int]:
+        """Return the indexes of the servers in the order of the key: the one that has its prefix first, then as
+        `rank_servers`."""
+        ranked = rank_servers(key, self._urls)
+        server = self._servers.get(key)
+        return ranked if server is None else [server, *(each for each in ranked if each != server)]
+
+    def record(self, key: str, server: int) -> None:
+        """Take note of the server that a request with this key goes to."""
+        self._servers.pop(key, None)
+        if rank_servers(key, self._urls)[0] != server:
+            self._servers[key] = server
+            if len(self._servers) > MAX_MOVED_KEYS:
+                self._servers.popitem(last=False)
 
 
 def in_flight_bound(in_flight: Sequence[int]) -> int:

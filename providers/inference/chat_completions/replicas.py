@@ -21,7 +21,7 @@ from apis.sink import Sink
 from apis.telemetry import REQUEST_ID
 from apis.transcription import Transcript, TranscriptionRequest
 from providers.inference.attempts import Attempt
-from providers.inference.chat_completions.affinity import affinity_key, in_flight_bound, rank_servers
+from providers.inference.chat_completions.affinity import MovedKeys, affinity_key, in_flight_bound
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.endpoint import ChatCompletions
 from providers.inference.chat_completions.errors import ConnectTimeout, UpstreamUnavailable
@@ -108,14 +108,14 @@ class Upstream:
 
 class Upstreams:
     """Requests on the healthy servers. A chat with an affinity key goes to the first server of the key's order that is
-    not busy beyond the others, and every other request to the next in turn. A request is retried only before its first
-    output."""
+    not busy beyond the others, and every other request to the next in turn. A chain that has moved stays where its
+    prefix now is. A request is retried only before its first output."""
 
     def __init__(self, endpoints: Sequence[ChatCompletions], policy: ReplicaPolicy) -> None:
         self.upstreams = [Upstream(endpoint, policy) for endpoint in endpoints]
         self._policy = policy
         self._budget = RetryBudget(policy.budget)
-        self._urls = [endpoint.base_url for endpoint in endpoints]
+        self._moved_keys = MovedKeys([endpoint.base_url for endpoint in endpoints])
         self._rotation = itertools.count()
 
     async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
@@ -199,7 +199,7 @@ class Upstreams:
         return self.upstreams[at:] + self.upstreams[:at]
 
     def _rank_upstreams(self, key: str) -> list[Upstream]:
-        return [self.upstreams[index] for index in rank_servers(key, self._urls)]
+        return [self.upstreams[index] for index in self._moved_keys.rank(key)]
 
     def _choose_upstream(self, tried_upstreams: Sequence[Upstream], key: str | None) -> Upstream:
         """Return an allowed server, preferring those not yet tried, then those that passed their last health check;
@@ -222,7 +222,9 @@ class Upstreams:
         if key is None:
             return best[0]
         bound = in_flight_bound([upstream.in_flight for upstream in best])
-        return next(upstream for upstream in best if upstream.in_flight < bound)
+        chosen = next(upstream for upstream in best if upstream.in_flight < bound)
+        self._moved_keys.record(key, self.upstreams.index(chosen))
+        return chosen
 
     def _breaker_wait_s(self) -> float:
         """Return the seconds until the first breaker allows a request."""

@@ -8,7 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from apis.chat import ChatRequest
-from providers.inference.chat_completions.affinity import affinity_key, in_flight_bound, rank_servers
+from providers.inference.chat_completions.affinity import (
+    MAX_MOVED_KEYS,
+    MovedKeys,
+    affinity_key,
+    in_flight_bound,
+    rank_servers,
+)
 from providers.inference.vllm import VLLM
 from tests.conformance.inference import drain
 from tests.providers.inference.remote import chat_request, started
@@ -41,7 +47,7 @@ def test_a_server_that_is_added_or_removed_moves_only_its_own_keys() -> None:
 
 
 def test_the_bound_is_a_quarter_above_the_mean() -> None:
-    assert in_flight_bound([0, 0]) == 4  # so few are never a reason to lose a prefix
+    assert in_flight_bound([0, 0]) == 8  # so few are never a reason to lose a prefix
     assert in_flight_bound([50, 49]) == 63
     assert in_flight_bound([100, 0, 0, 99]) == 63
 
@@ -128,3 +134,51 @@ def test_keys_differ_between_tenants_and_kinds() -> None:
 def test_a_header_that_cannot_carry_the_key_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="llm-d, dynamo, sglang, litellm"):
         VLLM.Config.model_validate({"affinity_headers": name})
+
+
+def test_a_key_that_has_moved_stays_until_it_is_back() -> None:
+    urls = [f"http://replica-{number}" for number in range(4)]
+    moved = MovedKeys(urls)
+    ranked = rank_servers("k", urls)
+    assert moved.rank("k") == ranked
+    moved.record("k", ranked[2])
+    assert moved.rank("k") == [ranked[2], ranked[0], ranked[1], ranked[3]]
+    moved.record("k", ranked[0])
+    assert moved.rank("k") == ranked
+
+
+def test_the_newest_moved_keys_are_remembered() -> None:
+    urls = ["http://a", "http://b"]
+    moved = MovedKeys(urls)
+    keys = [f"k{number}" for number in range(MAX_MOVED_KEYS + 10)]
+    for key in keys:
+        moved.record(key, rank_servers(key, urls)[1])
+    assert moved.rank(keys[0]) == rank_servers(keys[0], urls)
+    assert moved.rank(keys[-1]) == rank_servers(keys[-1], urls)[::-1]
+
+
+async def test_a_chain_that_was_given_away_does_not_come_back_to_an_idle_server() -> None:
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(PrefixCacheServer()) for _ in range(2)]
+        gate = asyncio.Event()
+        for server in servers:
+            server.open_gate = gate
+        vllm = await stack.enter_async_context(started([server.base_url for server in servers]))
+        key = str(affinity_key(chat_request(prompt_cache_key="chain")))
+        first, second = (servers[index] for index in rank_servers(key, [server.base_url for server in servers]))
+        others = [f"other {number}" for number in range(60)]
+        urls = [server.base_url for server in servers]
+        homes = {name: rank_servers(str(affinity_key(chat_request(prompt_cache_key=name))), urls)[0] for name in others}
+        async with asyncio.TaskGroup() as tasks:
+            for name in [name for name in others if servers[homes[name]] is first][:8]:
+                tasks.create_task(drain(vllm, chat_request(prompt_cache_key=name)))
+            async with asyncio.timeout(10):
+                while len(first.chats) < 8:  # noqa: ASYNC110 - checks of health arrive, too
+                    await asyncio.sleep(0.01)
+                tasks.create_task(drain(vllm, chat_request(prompt_cache_key="chain")))
+                while not second.chats:  # noqa: ASYNC110 - the same
+                    await asyncio.sleep(0.01)
+            gate.set()
+        for _ in range(2):
+            await drain(vllm, chat_request(prompt_cache_key="chain"))
+        assert (len(first.chats), len(second.chats)) == (8, 3)
