@@ -1,6 +1,7 @@
 """Router: distributes requests over several Inference providers by model id."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
@@ -30,6 +31,7 @@ from apis.sink import Sink, Stream, put_all
 from apis.transcription import Transcript, TranscriptionRequest
 from apis.wire.base import Effort
 from providers.inference.attempts import Attempt
+from providers.inference.chat_completions.affinity import ServersByKey, affinity_key
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.errors import ConnectTimeout
 from providers.inference.circuit_breaker import CircuitBreaker
@@ -45,14 +47,16 @@ class Router(Inference):
     """Sends each request to the provider that lists its model; `provider/model` selects one explicitly.
 
     If several providers list an id, the first one serves it, and the next one where that fails before its first output;
-    one that has just failed is asked last. A provider that is down makes only its own models unavailable.
+    one that has just failed is asked last. With `share`, they share its requests as replicas do, by the same rules. A
+    provider that is down makes only its own models unavailable.
     """
 
     class Config(Provider.Config):
         """`providers` are inference sections by name. `aliases` add further ids to a model; `default` names the model
         for unknown ids. `models` fixes a provider's list, public id -> the provider's own id; such a provider is not
         queried. A provider that fails `breaker_failures` times within `breaker_window_s` is tried again after the same
-        time. Without `failover` only the first provider of an id serves it."""
+        time. Without `failover` only the first provider of an id serves it; with `share` all of them do, and a chain
+        stays with the one that has its prefix."""
 
         providers: dict[str, dict[str, Any]] = Field(min_length=1)
         models: dict[str, dict[str, str]] = Field(default_factory=dict)
@@ -61,6 +65,7 @@ class Router(Inference):
         list_timeout_s: float = Field(default=5, gt=0)
         refresh_interval_s: float = Field(default=5, ge=0)
         failover: bool = True
+        share: bool = False
         breaker_failures: int = Field(default=3, ge=1)
         breaker_window_s: float = Field(default=10, gt=0)
 
@@ -68,6 +73,8 @@ class Router(Inference):
         def _check_names(self) -> Self:
             if unknown := self.models.keys() - self.providers.keys():
                 raise ValueError(f"models names providers that are not there: {', '.join(sorted(unknown))}")
+            if self.share and not self.failover:
+                raise ValueError("share needs failover: true.")
             return self
 
     def __init__(self, config: Config, providers: Mapping[str, Inference]) -> None:
@@ -77,6 +84,9 @@ class Router(Inference):
         self._routes: dict[str, list[Route]] = {}
         self._breakers = {name: CircuitBreaker(config.breaker_failures, config.breaker_window_s) for name in providers}
         self._names: dict[Route, ModelNames] = {}
+        self._in_flight = dict.fromkeys(providers, 0)
+        self._servers_by_key = ServersByKey(list(providers))
+        self._rotation = itertools.count()
         self._silent_providers: set[str] = set()
         self._refreshed_at = float("-inf")
         self._refresh_lock = asyncio.Lock()
@@ -188,11 +198,14 @@ class Router(Inference):
         tried: list[Route] = []
         failure: StackError | None = None
         while True:
-            route = (await self._find_candidates(request.model, tried))[0]
+            routes = await self._find_candidates(request.model, tried)
+            is_shared = self._config.share and len(routes) + len(tried) > 1
+            route = self._choose_route(routes, request) if is_shared else routes[0]
             tried.append(route)
             name, model = route
             breaker = self._breakers[name]
             attempt = Attempt(breaker)
+            self._in_flight[name] += 1
             try:
                 with self._public_name(request.model):
                     result = await ask(self._providers[name], request.model_copy(update={"model": model}), attempt)
@@ -212,6 +225,7 @@ class Router(Inference):
                     "%s does not serve %s now: %s Another provider is asked.", name, request.model, exc.message
                 )
             finally:
+                self._in_flight[name] -= 1
                 attempt.end()
             if (attempts := CALL_ATTEMPTS.get()) is not None:
                 attempts.has_failed = True
@@ -234,6 +248,17 @@ class Router(Inference):
         if len(routes) == 1 or not self._config.failover:
             return routes
         return sorted(routes, key=lambda each: self._has_failed(each[0]))
+
+    def _choose_route(self, routes: Sequence[Route], request: object) -> Route:
+        """Return one of the routes that are as well as the first one: by the key of a chat, else in turn."""
+        has_failed = self._has_failed(routes[0][0])
+        equal = [each for each in routes if self._has_failed(each[0]) == has_failed]
+        key = affinity_key(request) if isinstance(request, ChatRequest) else None
+        if key is None:
+            return equal[next(self._rotation) % len(equal)]
+        names = list(self._providers)
+        chosen = self._servers_by_key.choose(key, {names.index(name): self._in_flight[name] for name, _ in equal})
+        return next(each for each in equal if each[0] == names[chosen])
 
     def _has_failed(self, name: str) -> bool:
         """Return true if the provider has failed too often just now, or has seen that none of its servers answers."""

@@ -67,7 +67,7 @@ class Turn:
     chain: str
     prompt: int
     output: int
-    known: int
+    computed_before: int
 
 
 @dataclass
@@ -99,9 +99,9 @@ class Engine:
             raise UpstreamUnavailable("The server is down.")
         turn = self._turns[str(request.prompt_cache_key)]
         hits = max(self._cached.get(turn.chain, 0), SHARED_TOKENS if self._cached else 0)
-        if turn.known:
+        if turn.computed_before:
             self._figures.hits += hits
-            self._figures.possible += turn.known
+            self._figures.possible += turn.computed_before
         loop = asyncio.get_running_loop()
         job = Job(turn.prompt - hits, turn.output, loop.create_future(), loop.create_future())
         self._jobs.append(job)
@@ -172,10 +172,10 @@ async def simulate(scenario: Scenario, clients: int, workers: int, seed: int) ->
 
     async def take_turns(chain: str) -> None:
         nonlocal count
-        prompt, known = SHARED_TOKENS + OWN_TOKENS, 0
+        prompt, computed_before = SHARED_TOKENS + OWN_TOKENS, 0
         for _ in range(TURNS):
             prompt += dice.choice((50, 200, 500))
-            turns[chain] = turn = Turn(chain, prompt, dice.randint(40, 250), known)
+            turns[chain] = turn = Turn(chain, prompt, dice.randint(40, 250), computed_before)
             count += 1
             if count == half:
                 pass_half()
@@ -188,7 +188,7 @@ async def simulate(scenario: Scenario, clients: int, workers: int, seed: int) ->
                 figures.failed += 1
                 continue
             figures.latencies_s.append(asyncio.get_running_loop().time() - began_at)
-            known = prompt = prompt + turn.output
+            computed_before = prompt = prompt + turn.output
 
     async def take_chains(client: int) -> None:
         await asyncio.sleep(dice.uniform(0, 0.2))

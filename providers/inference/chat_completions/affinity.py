@@ -105,11 +105,15 @@ def rank_servers(key: str, urls: Sequence[str]) -> list[int]:
     return sorted(range(len(urls)), key=score, reverse=True)
 
 
-class MovedKeys:
-    """The keys that the first server of their rank gave away, each with the server that has their prefix now: a chain
-    that went back would have to be computed there again. A process remembers the newest ones of its own requests."""
+class ServersByKey:
+    """The choice of a server by the key of a request: the first of the key's rank that is not busy beyond the others.
+
+    A key that was given away stays with the server that has its prefix now: a chain that went back would have to be
+    computed there again. A process remembers the newest ones of its own requests.
+    """
 
     def __init__(self, urls: Sequence[str]) -> None:
+        """`urls` are those of the servers, or other names of them that all processes write alike."""
         self._urls = urls
         self._servers: OrderedDict[str, int] = OrderedDict()
 
@@ -119,6 +123,14 @@ class MovedKeys:
         ranked = rank_servers(key, self._urls)
         server = self._servers.get(key)
         return ranked if server is None else [server, *(each for each in ranked if each != server)]
+
+    def choose(self, key: str, in_flight: Mapping[int, int]) -> int:
+        """Return the server for a request with this key, and take note of it. `in_flight` has the requests in flight of
+        each server that may get it, by its index."""
+        bound = in_flight_bound(list(in_flight.values()))
+        chosen = next(each for each in self.rank(key) if each in in_flight and in_flight[each] < bound)
+        self.record(key, chosen)
+        return chosen
 
     def record(self, key: str, server: int) -> None:
         """Take note of the server that a request with this key goes to."""

@@ -21,7 +21,7 @@ from apis.sink import Sink
 from apis.telemetry import REQUEST_ID
 from apis.transcription import Transcript, TranscriptionRequest
 from providers.inference.attempts import Attempt
-from providers.inference.chat_completions.affinity import MovedKeys, affinity_key, in_flight_bound
+from providers.inference.chat_completions.affinity import ServersByKey, affinity_key
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.endpoint import ChatCompletions
 from providers.inference.chat_completions.errors import ConnectTimeout, UpstreamUnavailable
@@ -115,7 +115,7 @@ class Upstreams:
         self.upstreams = [Upstream(endpoint, policy) for endpoint in endpoints]
         self._policy = policy
         self._budget = RetryBudget(policy.budget)
-        self._moved_keys = MovedKeys([endpoint.base_url for endpoint in endpoints])
+        self._servers_by_key = ServersByKey([endpoint.base_url for endpoint in endpoints])
         self._rotation = itertools.count()
 
     async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
@@ -198,16 +198,13 @@ class Upstreams:
         at = next(self._rotation) % len(self.upstreams)
         return self.upstreams[at:] + self.upstreams[:at]
 
-    def _rank_upstreams(self, key: str) -> list[Upstream]:
-        return [self.upstreams[index] for index in self._moved_keys.rank(key)]
-
     def _choose_upstream(self, tried_upstreams: Sequence[Upstream], key: str | None) -> Upstream:
         """Return an allowed server, preferring those not yet tried, then those that passed their last health check;
         among these the next in turn, or the first of the key's order whose load is within bounds. Where no breaker is
         closed, a server that answered a check since its newest failure is allowed."""
         if len(self.upstreams) == 1 and self.upstreams[0].breaker.allows_request():
             return self.upstreams[0]
-        upstreams = self._rotate_upstreams() if key is None else self._rank_upstreams(key)
+        upstreams = self._rotate_upstreams()
         allowed = [upstream for upstream in upstreams if upstream.breaker.allows_request()]
         allowed = allowed or [upstream for upstream in upstreams if upstream.has_recovered]
         if not allowed:
@@ -221,10 +218,8 @@ class Upstreams:
         best = [upstream for upstream, rank in zip(allowed, order, strict=True) if rank == min(order)]
         if key is None:
             return best[0]
-        bound = in_flight_bound([upstream.in_flight for upstream in best])
-        chosen = next(upstream for upstream in best if upstream.in_flight < bound)
-        self._moved_keys.record(key, self.upstreams.index(chosen))
-        return chosen
+        in_flight = {self.upstreams.index(upstream): upstream.in_flight for upstream in best}
+        return self.upstreams[self._servers_by_key.choose(key, in_flight)]
 
     def _breaker_wait_s(self) -> float:
         """Return the seconds until the first breaker allows a request."""

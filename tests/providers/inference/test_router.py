@@ -281,6 +281,39 @@ async def test_a_provider_that_was_down_when_models_were_listed_is_found(site: S
         assert await ask(router) == "b"
 
 
+async def test_providers_of_a_model_share_it_and_a_chain_stays_with_one(site: Site) -> None:
+    router = await site.router(share=True)
+    for number in range(16):
+        for _ in range(2):
+            await drain(router, chat_request(model="org/shared", prompt_cache_key=f"chain {number}"))
+    counts = [len(server.chats) for server in (site.a, site.b)]
+    assert sum(counts) == 32
+    assert all(count and count % 2 == 0 for count in counts)
+    for _ in range(4):
+        await drain(router, chat_request(model="org/shared"))
+    assert [len(server.chats) for server in (site.a, site.b)] == [counts[0] + 2, counts[1] + 2]
+    await drain(router, chat_request(model="m1", prompt_cache_key="chain 1"))
+    assert len(site.a.chats) == counts[0] + 3
+
+
+async def test_a_shared_chain_moves_when_its_provider_fails_and_stays_there(site: Site) -> None:
+    router = await site.router(share=True)
+    request = chat_request(model="org/shared", prompt_cache_key="chain")
+    await drain(router, request)
+    home, other = (site.a, site.b) if site.a.chats else (site.b, site.a)
+    home.routes["/v1/chat/completions"] = error_answer(503)
+    await drain(router, request)
+    assert (len(home.chats), len(other.chats)) == (2, 1)
+    del home.routes["/v1/chat/completions"]
+    await drain(router, request)
+    assert (len(home.chats), len(other.chats)) == (2, 2)
+
+
+def test_sharing_needs_failover() -> None:
+    with pytest.raises(ValidationError, match="share needs failover"):
+        Router.Config.model_validate({"providers": {"a": {}}, "share": True, "failover": False})
+
+
 async def test_failover_can_be_turned_off(site: Site) -> None:
     """G-A3: then the first provider alone serves an id."""
     router = await site.router(failover=False)

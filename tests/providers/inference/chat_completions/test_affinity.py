@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from apis.chat import ChatRequest
 from providers.inference.chat_completions.affinity import (
     MAX_MOVED_KEYS,
-    MovedKeys,
+    ServersByKey,
     affinity_key,
     in_flight_bound,
     rank_servers,
@@ -138,7 +138,7 @@ def test_a_header_that_cannot_carry_the_key_is_refused(name: str) -> None:
 
 def test_a_key_that_has_moved_stays_until_it_is_back() -> None:
     urls = [f"http://replica-{number}" for number in range(4)]
-    moved = MovedKeys(urls)
+    moved = ServersByKey(urls)
     ranked = rank_servers("k", urls)
     assert moved.rank("k") == ranked
     moved.record("k", ranked[2])
@@ -147,9 +147,9 @@ def test_a_key_that_has_moved_stays_until_it_is_back() -> None:
     assert moved.rank("k") == ranked
 
 
-def test_the_newest_moved_keys_are_remembered() -> None:
+def test_the_newest_servers_by_key_are_remembered() -> None:
     urls = ["http://a", "http://b"]
-    moved = MovedKeys(urls)
+    moved = ServersByKey(urls)
     keys = [f"k{number}" for number in range(MAX_MOVED_KEYS + 10)]
     for key in keys:
         moved.record(key, rank_servers(key, urls)[1])
