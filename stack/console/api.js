@@ -88,11 +88,10 @@ export async function* stream(method, path, options) {
   yield* readEvents(response.body);
 }
 
-/** Save what a path returns as a file: only a request can carry the key, so no link could. */
-export async function download(path, name) {
-  const response = await send("GET", path);
-  saveBlob(await response.blob(), name);
-}
+/** The bytes that a path returns: only a request can carry the key, so no link could. */
+export const fetchBlob = async (path) => (await send("GET", path)).blob();
+/** Save what a path returns as a file. */
+export const download = async (path, name) => saveBlob(await fetchBlob(path), name);
 
 export function saveBlob(blob, name) {
   const link = document.createElement("a");

@@ -45,7 +45,7 @@ async def test_an_answer_streams_in_with_its_reasoning_events_usage_and_code(ope
         await expect(page.locator(".usage")).to_contain_text("to the first token")
         await expect(page.locator(".event").first).to_contain_text("created")
         await expect(page.locator(".event").last).to_contain_text("completed")
-        await page.get_by_text("reasoning", exact=True).click()
+        await page.locator(".reasoning-fold summary").click()
         await expect(page.locator(".thought")).to_contain_text("I know them.")
         await expect(page.locator(".event").first).to_contain_text("output_item.added")
         await page.get_by_role("tab", name="Code").click()
@@ -208,6 +208,7 @@ async def test_ten_thousand_events_keep_the_tasks_of_the_page_short(open_page: O
     deltas = [text + ("\n\n" if number % block == block - 1 else "") for number in range(10_000)]
     async with serving(scripted([{"text": deltas}])) as served, open_page(f"{served.url}/") as page:
         await expect(page.locator("option")).not_to_have_count(0)
+        await page.get_by_role("button", name="Inspect").click()
         async with traced(page) as tasks:
             await ask(page, "Write")
             await expect(page.locator(".turn > footer")).to_have_count(1, timeout=60_000)

@@ -222,6 +222,7 @@ async def test_every_event_of_an_answer_and_its_final_object_are_checked_live(op
         serving(scripted([{"reasoning": "Hm."}, {"text": "Valid."}])) as served,
         open_page(f"{served.url}/") as page,
     ):
+        await page.get_by_role("button", name="Inspect").click()
         await ask(page, "Hi")
         await page.get_by_role("tab", name="Schema ✓").click()
         report = page.locator(".schema-report")
@@ -238,6 +239,7 @@ async def test_a_damaged_event_is_marked_in_the_list(open_page: OpenPage) -> Non
             await route.fulfill(response=answer, body=(await answer.text()).replace('"delta":"Hello."', '"delta":7'))
 
         await page.route("**/v1/responses", damage)
+        await page.get_by_role("button", name="Inspect").click()
         await ask(page, "Hi")
         await expect(page.locator(".event .broken")).to_have_text("✕ output_text.delta")
         await page.get_by_role("tab", name="Schema ✕ 1").click()

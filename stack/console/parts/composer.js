@@ -3,6 +3,7 @@
 import { bytes } from "../format.js";
 import { readPreference } from "../settings.js";
 import { html, useEffect, useRef, useState } from "../vendor/preact.js";
+import { Thumbnail } from "./content.js";
 import { Icon } from "./icons.js";
 
 const MOST_BYTES = 20 * 1024 ** 2;
@@ -76,7 +77,7 @@ export function Composer({ draft, onDraft, running, onStop, onSend, onCancelEdit
     html`<div class="row wrap">
       ${parts.map(
         (part, index) => html`<span class="chip" key=${index}
-          >${part.filename || "picture"}<button type="button" class="plain" aria-label="Remove" onClick=${() => onDraft({ ...draft, parts: parts.filter((_, other) => other !== index) })}><${Icon} name="close" /></button
+          ><${Thumbnail} part=${part} /><button type="button" class="plain" aria-label="Remove ${part.filename || "the picture"}" onClick=${() => onDraft({ ...draft, parts: parts.filter((_, other) => other !== index) })}><${Icon} name="close" /></button
         ></span>`,
       )}
     </div>`}

@@ -2,11 +2,11 @@
 
 import { ms } from "../format.js";
 import { html, useErrorBoundary, useState } from "../vendor/preact.js";
+import { Part } from "./content.js";
 import { Growing } from "./growing.js";
 import { Icon } from "./icons.js";
-import { JsonTree } from "./json_tree.js";
 import { Lane } from "./lane.js";
-import { Markdown, Sources } from "./markdown.js";
+import { Markdown } from "./markdown.js";
 import { Status } from "./states.js";
 import { ToolCard } from "./tool_card.js";
 
@@ -58,26 +58,13 @@ function Message({ item, running, picks, model }) {
   <//>`;
 }
 
-function Part({ part, grows }) {
-  if (part.refusal !== undefined) return html`<p class="refusal">${part.refusal}</p>`;
-  if (part.text !== undefined && part.type !== "input_text")
-    return html`<${Markdown} text=${part.text} grows=${grows} /><${Sources} annotations=${part.annotations} />`;
-  if (part.text !== undefined) return html`<p class="input">${part.text}</p>`;
-  if (part.type === "input_image" && (part.image_url || "").startsWith("data:image/"))
-    return html`<img class="attached" src=${part.image_url} alt="attached picture" />`;
-  if (part.type === "input_image") return html`<p class="quiet">picture: ${part.image_url || part.file_id}</p>`;
-  if (part.type === "input_file") return html`<p class="quiet">file: ${part.filename || part.file_id || part.file_url}</p>`;
-  return html`<${JsonTree} value=${part} open=${1} />`;
-}
-
 function Reasoning({ item, running, elapsed }) {
   const [open, setOpen] = useState(false);
   const text = (item.content || []).map((part) => part?.text || "").join("\n\n");
   const summary = (item.summary || []).map((part) => part?.text || "").join("\n\n");
   const shown = summary || text;
   return html`<details class="reasoning-fold" open=${open} onToggle=${(event) => setOpen(event.target.open)}>
-    <summary><${Icon} name="reasoning" /><b>reasoning</b>
-      ${elapsed !== undefined && html`<span class="quiet tabular">${ms(elapsed)}</span>`}
+    <summary><${Icon} name="reasoning" /><b>${elapsed === undefined ? "reasoning" : `thought for ${ms(elapsed)}`}</b>
       ${running ? html`<${Status} status="running" />` : ""}
       ${!open && html`<span class="quiet clip">${shown.slice(-160)}</span>`}
     </summary>

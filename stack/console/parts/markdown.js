@@ -1,50 +1,11 @@
-// Markdown of a model: parsed by marked, cleaned by DOMPurify as a Trusted Type, citations as numbered marks.
-//
-// Model output is data. Links show their host and open elsewhere; pictures from outside load only after a click.
+// Markdown of a model as it grows: cut into blocks, each parsed in slices of time and cleaned, see clean.js.
 
-import { marked } from "../vendor/marked.js";
 import { hasTime, later } from "../slices.js";
 import { html, useEffect, useMemo, useReducer, useRef, useState } from "../vendor/preact.js";
+import { clean } from "./clean.js";
 import { Growing } from "./growing.js";
-
-const ALLOWED_URI = /^(?:https?:|mailto:|blob:|#)/i;
-const purify = globalThis.DOMPurify;
-
-purify.addHook("afterSanitizeAttributes", (node) => {
-  if (node.tagName === "A" && node.hasAttribute("href")) {
-    node.setAttribute("rel", "noopener noreferrer");
-    node.setAttribute("target", "_blank");
-    try {
-      node.setAttribute("title", new URL(node.getAttribute("href")).host);
-    } catch {
-      node.removeAttribute("href");
-    }
-  }
-  if (node.tagName === "IMG") {
-    const source = node.getAttribute("src") || "";
-    const link = node.ownerDocument.createElement("span");
-    link.className = "blocked-image";
-    link.dataset.src = /^https?:/i.test(source) ? source : "";
-    link.textContent = `picture: ${node.getAttribute("alt") || source || "unnamed"}`;
-    node.replaceWith(link);
-  }
-});
-
-// Raw HTML in Markdown shows as the text that it is.
-const escape = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-marked.use({ renderer: { html: ({ text }) => escape(text) } });
-
-const CLEAN = {
-  ALLOWED_TAGS: (
-    "p br hr b strong i em s del u code pre kbd blockquote ul ol li h1 h2 h3 h4 h5 h6 a img table thead tbody tr th td sup sub span"
-  ).split(" "),
-  ALLOWED_ATTR: ["href", "title", "src", "alt", "align", "start", "class"],
-  ALLOWED_URI_REGEXP: ALLOWED_URI,
-  ALLOW_DATA_ATTR: false,
-  RETURN_TRUSTED_TYPE: true,
-};
-
-export const clean = (markdown) => purify.sanitize(marked.parse(markdown, { async: false, gfm: true, breaks: true }), CLEAN);
+import { loadedVersion, lookingForMissing, onLoaded } from "./late.js";
+import { Sources, withMarks } from "./sources.js";
 
 // The expressions of the parser are compiled by their first use: before an answer, not with its first frame.
 later(() => clean("# a\n\n- **b** `c` [d](e)\n\n| f |\n|---|\n| g |\n\n```\nh\n```\n"));
@@ -94,13 +55,19 @@ function useChunks(text) {
 
 /** One chunk. It is parsed where this task has time, else in a task of its own; until then it shows as it was before. */
 function Block({ text }) {
-  const parsed = useRef({ text: null, cleaned: null });
+  const parsed = useRef({ text: null, cleaned: null, misses: false, version: 0 });
   const [, redraw] = useReducer((count) => count + 1, 0);
-  if (parsed.current.text !== text && hasTime()) parsed.current = { text, cleaned: clean(text) };
-  const isLate = parsed.current.text !== text;
+  const { misses, version } = parsed.current;
+  const isCurrent = parsed.current.text === text && !(misses && version !== loadedVersion());
+  if (!isCurrent && hasTime()) {
+    const [cleaned, missing] = lookingForMissing(() => clean(text));
+    parsed.current = { text, cleaned, misses: missing, version: loadedVersion() };
+  }
+  const isLate = parsed.current.text !== text || (!isCurrent && parsed.current.version !== loadedVersion());
   useEffect(() => (isLate ? later(redraw) : undefined), [isLate, text]);
+  useEffect(() => (parsed.current.misses ? onLoaded(redraw) : undefined), [parsed.current.misses]);
   if (parsed.current.cleaned === null) return html`<${Growing} text=${text} />`;
-  return html`<div class="markdown" dangerouslySetInnerHTML=${{ __html: parsed.current.cleaned }} onClick=${showImage}></div>`;
+  return html`<div class="markdown" dangerouslySetInnerHTML=${{ __html: parsed.current.cleaned }} onClick=${pressed}></div>`;
 }
 
 /** A block that cannot be cut, and so long that laying it out would hold up the page: text, until its reader wants more. */
@@ -110,10 +77,14 @@ function LongBlock({ text }) {
   return html`<${Growing} text=${text} /><button class="plain" onClick=${() => setWanted(true)}>show ${text.length} characters as Markdown</button>`;
 }
 
-/** A picture from outside is fetched when its reader asks for it, by opening it elsewhere. */
-function showImage(event) {
-  const source = event.target.dataset?.src;
+/** A picture from outside is fetched when its reader asks for it, by opening it elsewhere; the button of a block copies it. */
+async function pressed({ target }) {
+  const source = target.dataset?.src;
   if (source) open(source, "_blank", "noopener,noreferrer");
+  if (!target.classList?.contains("copy-code")) return;
+  await navigator.clipboard.writeText(target.closest(".code-block").querySelector("code").textContent.replace(/\n$/, ""));
+  target.textContent = "Copied";
+  setTimeout(() => (target.textContent = "Copy"), 1200);
 }
 
 /** Markdown as it grows: finished chunks stay as they are. While it grows, a block that is too long to be parsed with
@@ -129,41 +100,7 @@ export function Markdown({ text, grows = false }) {
   </div>`;
 }
 
-/** Number the sources of annotations: [{number, url, title, quote}], one for each source. */
-export function sourcesOf(annotations = []) {
-  const sources = new Map();
-  for (const annotation of annotations) {
-    const key = annotation?.url || annotation?.file_id;
-    if (!key || sources.has(key)) continue;
-    sources.set(key, {
-      number: sources.size + 1,
-      url: annotation.url,
-      fileId: annotation.file_id,
-      containerId: annotation.container_id,
-      title: annotation.title || annotation.filename || annotation.url || annotation.file_id,
-    });
-  }
-  return [...sources.values()];
-}
-
-export function Sources({ annotations }) {
-  const sources = sourcesOf(annotations);
-  if (!sources.length) return null;
-  return html`<ol class="sources" aria-label="Sources">
-    ${sources.map(
-      (source) => html`<li key=${source.number} value=${source.number}>
-        ${/^https?:/i.test(source.url || "")
-          ? html`<a href=${source.url} target="_blank" rel="noopener noreferrer">${source.title}</a> <span class="quiet">${hostOf(source.url)}</span>`
-          : html`<span>${source.title}</span>`}
-      </li>`,
-    )}
-  </ol>`;
-}
-
-function hostOf(url) {
-  try {
-    return new URL(url).host;
-  } catch {
-    return "";
-  }
+/** The text of an answer with its citations as numbered marks, and their sources below. */
+export function Cited({ text, annotations, grows }) {
+  return html`<${Markdown} text=${grows ? text : withMarks(text, annotations)} grows=${grows} /><${Sources} text=${text} annotations=${annotations} />`;
 }

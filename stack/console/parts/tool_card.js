@@ -6,8 +6,9 @@ import { pretty, prettyText } from "../format.js";
 import { violations } from "../schema/validate.js";
 import { html, useState } from "../vendor/preact.js";
 import { CodeCell } from "./code_cell.js";
+import { Part } from "./content.js";
 import { FunctionForm } from "./function_form.js";
-import { JsonTree } from "./json_tree.js";
+import { HOSTED, Unknown } from "./hosted_cards.js";
 import { Lane, Output } from "./lane.js";
 import { SchemaValue } from "./schema_form.js";
 
@@ -27,12 +28,28 @@ function toolOf(tools, item) {
   return (among || []).find((tool) => tool.type === "function" && tool.name === item.name);
 }
 
+const LABELS = {
+  web_search_call: "web search",
+  file_search_call: "file search",
+  code_interpreter_call: "Python",
+  image_generation_call: "picture",
+  function_call_output: "output of the function",
+  custom_tool_call_output: "output of the tool",
+  shell_call_output: "output of the shell",
+  local_shell_call_output: "output of the shell",
+  computer_call_output: "screen",
+  tool_search_call: "search for tools",
+  tool_search_output: "tools that were found",
+  item_reference: "an item from before",
+};
+
 function labelOf(item) {
   const kind = item.type.replace(/_call$/, "").replace(/_/g, " ");
   if (item.type === "mcp_call") return `${item.server_label} · ${item.name}`;
   if (item.type === "mcp_list_tools") return `${item.server_label} · tools`;
   if (item.type === "mcp_approval_request") return `${item.server_label} · ${item.name} asks for approval`;
   if (item.type === "mcp_approval_response") return "answer to an approval request";
+  if (LABELS[item.type]) return LABELS[item.type];
   return item.name ? `${item.namespace ? `${item.namespace}.` : ""}${item.name}` : kind;
 }
 
@@ -64,6 +81,7 @@ function FunctionCall({ item, tool, running, actions }) {
 }
 
 function FunctionOutput({ item }) {
+  if (Array.isArray(item.output)) return item.output.map((part, index) => html`<${Part} key=${index} part=${part} />`);
   const text = typeof item.output === "string" ? prettyText(item.output) : pretty(item.output ?? null);
   return html`<${Output} text=${text} />`;
 }
@@ -97,29 +115,6 @@ function Approval({ item, actions }) {
 
 const ApprovalAnswer = ({ item }) => html`<p><b>${item.approve ? "Approved" : "Denied"}</b>${item.reason && html`<span class="quiet"> ${item.reason}</span>`}</p>`;
 
-function WebSearch({ item }) {
-  const action = item.action || {};
-  const words =
-    action.type === "open_page" ? action.url : action.type === "find_in_page" ? `“${action.pattern}” in ${action.url}` : action.query || (action.queries || []).join(", ");
-  return html`<p><span class="quiet">${(action.type || "search").replace(/_/g, " ")}</span> ${words}</p>
-    ${(action.sources || []).length > 0 &&
-    html`<ul class="sources">${action.sources.map((source) => html`<li key=${source.url} class="mono small">${source.url}</li>`)}</ul>`}`;
-}
-
-function FileSearch({ item }) {
-  return html`<p class="quiet">${(item.queries || []).join(" · ")}</p>
-    ${item.error?.message && html`<p class="bad">${item.error.message}</p>`}
-    ${(item.results || []).map(
-      (result, index) => html`<details key=${index}><summary><b>${result.filename}</b> <span class="quiet tabular">${result.score?.toFixed(2)}</span></summary><${Output} text=${result.text || ""} /></details>`,
-    )}`;
-}
-
-const ShellCall = ({ item, running, actions }) =>
-  html`<${Output} label="commands" text=${(item.action?.commands || [item.action?.command].flat()).filter(Boolean).join("\n")} />
-    ${!running && actions?.answer && actions.isOpen(item) && html`<${FunctionForm} item=${item} onAnswer=${(output) => actions.answer(item, output)} />`}`;
-
-const Unknown = ({ item }) => html`<${JsonTree} value=${item} open=${1} />`;
-
 const BODIES = {
   function_call: FunctionCall,
   custom_tool_call: FunctionCall,
@@ -129,11 +124,8 @@ const BODIES = {
   mcp_list_tools: McpTools,
   mcp_approval_request: Approval,
   mcp_approval_response: ApprovalAnswer,
-  web_search_call: WebSearch,
-  file_search_call: FileSearch,
   code_interpreter_call: CodeCell,
-  local_shell_call: ShellCall,
   local_shell_call_output: FunctionOutput,
   apply_patch_call_output: FunctionOutput,
-  shell_call: ShellCall,
+  ...HOSTED,
 };

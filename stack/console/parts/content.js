@@ -1,0 +1,40 @@
+// One part of a message: text, refusal, picture, file.
+
+import { apiPath } from "../api.js";
+import { bytes } from "../format.js";
+import { html } from "../vendor/preact.js";
+import { Icon } from "./icons.js";
+import { JsonTree } from "./json_tree.js";
+import { Cited } from "./markdown.js";
+import { StoredPicture } from "./sources.js";
+
+const isPicture = (url) => (url || "").startsWith("data:image/");
+
+export function Part({ part, grows }) {
+  if (part.refusal !== undefined) return html`<p class="refusal">${part.refusal}</p>`;
+  if (part.text !== undefined && part.type !== "input_text") return html`<${Cited} text=${part.text} annotations=${part.annotations} grows=${grows} />`;
+  if (part.text !== undefined) return html`<p class="input">${part.text}</p>`;
+  if (part.type === "input_image" || part.type === "computer_screenshot") return html`<${Picture} part=${part} />`;
+  if (part.type === "input_file") return html`<${File} part=${part} />`;
+  return html`<${JsonTree} value=${part} open=${1} />`;
+}
+
+/** A picture that is in the item, or stored on this server; one from elsewhere is named and not fetched. */
+function Picture({ part }) {
+  if (isPicture(part.image_url)) return html`<img class="attached" src=${part.image_url} alt="attached picture" />`;
+  if (part.file_id) return html`<${StoredPicture} path=${apiPath`files/${part.file_id}/content`} alt="attached picture" />`;
+  return html`<p class="quiet">picture: ${part.image_url}</p>`;
+}
+
+const sizeOf = (data) => Math.floor(((data.length - data.indexOf(",") - 1) * 3) / 4);
+
+function File({ part }) {
+  const name = part.filename || part.file_id || part.file_url;
+  return html`<p class="file-card"><${Icon} name="files" /><span class="clip">${name}</span>${part.file_data && html`<span class="quiet small tabular">${bytes(sizeOf(part.file_data))}</span>`}</p>`;
+}
+
+/** A picture or a file before it is sent. */
+export const Thumbnail = ({ part }) =>
+  isPicture(part.image_url)
+    ? html`<img class="thumb" src=${part.image_url} alt="picture" />`
+    : html`<${Icon} name="files" /><span class="clip">${part.filename || part.file_id || "picture"}</span>${part.file_data && html`<span class="quiet tabular">${bytes(sizeOf(part.file_data))}</span>`}`;
