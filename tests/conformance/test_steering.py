@@ -1,6 +1,7 @@
 """Background responses that are steered on the worker that makes them, and on another one, over each shared store."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from apis.responses import SteerResponse
 from apis.steering import Steer
 from tests.support.sdk.requests import responses
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.servers.upstream_server import UpstreamServer, Wait, stream, text_chunks
 
 SEARCH = {"call": "web_search", "arguments": '{"query": "cats"}'}
 TOOLS = [{"type": "web_search"}]
@@ -40,7 +42,7 @@ async def begun(served: Served, response_id: str) -> None:
 
 
 async def test_any_worker_steers_a_response_between_two_turns(shared_store: dict[str, Any]) -> None:
-    model = scripted([{"text": "a"}, {"wait_s": 1.5}, SEARCH], [{"text": "never"}])
+    model = scripted([{"text": "a"}, {"wait_s": 2.5}, SEARCH], [{"text": "never"}])
     async with (
         serving(model, kv_store=shared_store, responses=FAST, tool_runtime=SLOW) as maker,
         serving(scripted([{"text": "as you wish"}]), kv_store=shared_store, responses=FAST, tool_runtime=SLOW) as other,
@@ -141,3 +143,28 @@ async def test_a_cancelled_response_takes_its_input_along() -> None:
         assert await served.stack.kv_store.scan("default/mailbox/") == []
         with pytest.raises(NotFoundError):
             await responses(served).retrieve(accepted.successor_id)
+
+
+async def test_a_response_that_another_worker_streams_over_http_can_be_steered(tmp_path: Path) -> None:
+    store, may_end = {"provider": "sqlite", "path": str(tmp_path / "store.db")}, asyncio.Event()
+    first, *rest = stream(text_chunks("a"))
+    async with UpstreamServer(
+        [first, rest[0], rest[1], Wait(may_end), *rest[2:]], stream(text_chunks("b"))
+    ) as upstream:
+        model = {"provider": "vllm", "base_url": upstream.base_url}
+        async with (
+            serving(model, kv_store=store, responses=FAST) as maker,
+            serving(model, kv_store=store, responses=FAST) as other,
+            asyncio.timeout(20),
+        ):
+            while len(await other.stack.kv_store.scan("/worker/")) < 2:  # noqa: ASYNC110 - a store sets no event
+                await asyncio.sleep(0.02)
+            async with await responses(maker).create(model="fake-model", input="hi", stream=True) as events:
+                created = await anext(aiter(events))
+                accepted = await steer(other, created.response.id, "dogs")
+                may_end.set()
+                *_, last = [event async for event in events]
+            assert (last.type, last.response.output_text) == ("response.completed", "a")
+            successor = await ended(other, accepted.successor_id)
+            assert (successor.output_text, successor.previous_response_id) == ("b", created.response.id)
+            assert await other.stack.kv_store.scan("/steer_offer/") == []

@@ -84,10 +84,16 @@ class BackgroundResponses:
             retention_s=history.retention_s,
             sign=self._sign,
         )
-        self.steering = Steering(kv, history, self._runs, self.event_log, self.wake)
+        self.steering = Steering(
+            *(kv, history, self._runs, self.event_log),
+            wake=self.wake,
+            has_others=self.registry.has_others,
+            poll_s=config.poll_s,
+        )
         owners = RunOwners(accounts, preparer.inference, history.retention_s)
         self._executor = RunExecutor(kv, history, preparer, config, self.event_log, webhooks, owners, self.steering)
         self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants, self.registry)
+        self._workers.on_look = self.steering.offers.take_all
 
     def start(self) -> None:
         self._sign.start()

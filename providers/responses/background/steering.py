@@ -19,11 +19,12 @@ from apis.wire.items import Item
 from providers.common.state.change import write_prepared
 from providers.responses.background.event_log import EventLog
 from providers.responses.background.new_run import build_log_op, is_storable
+from providers.responses.background.offers import Offers
 from providers.responses.background.ranks import request_rank
 from providers.responses.background.runs import ResponseRef, Runs, StoredRequest
 from providers.responses.background.stored_run import parse_stored_request
 from providers.responses.context.conversation import stored_item
-from providers.responses.events.ids import ResponseIds
+from providers.responses.events.ids import ResponseIds, is_response_id
 from providers.responses.run.mailbox import (
     Mailbox,
     answered_calls,
@@ -45,14 +46,24 @@ class Steering:
     """The mailboxes of background responses of one store. `wake` lets the workers of this process look for runs."""
 
     def __init__(
-        self, kv: KVStore, history: History, runs: Runs, event_log: EventLog, wake: Callable[[], None]
+        self,
+        kv: KVStore,
+        history: History,
+        runs: Runs,
+        event_log: EventLog,
+        *,
+        wake: Callable[[], None],
+        has_others: Callable[[], Awaitable[bool]],
+        poll_s: float,
     ) -> None:
+        """`has_others` and `poll_s` are those of `Offers`."""
         self._kv = kv
         self._history = history
         self._runs = runs
         self._event_log = event_log
         self._wake = wake
         self.mailboxes = OpenMailboxes(kv, history.retention_s)
+        self.offers = Offers(kv, self.mailboxes, has_others, poll_s)
 
     async def post(self, request: SteerResponse, *, tenant: str) -> Steer:
         """Store input for a response that has not ended, whichever process executes it. Raises SteeringRefused."""
@@ -86,15 +97,18 @@ class Steering:
             ]
 
         await write_prepared(self._kv, prepare)
-        if steer is None:
-            raise await self._inactive_error(ref)
-        return steer
+        return steer or await self._offer(request, ref)
 
-    async def _inactive_error(self, ref: ResponseRef) -> SteeringRefused:
+    async def _offer(self, request: SteerResponse, ref: ResponseRef) -> Steer:
+        """Send input to a response that no background run makes: another process may run it. Raises
+        SteeringRefused."""
         try:
-            return not_active_error(await self._history.load_response(ref.id, tenant=ref.tenant))
+            raise not_active_error(await self._history.load_response(ref.id, tenant=ref.tenant))
         except NotFound as exc:
-            return SteeringRefused(exc.message, param="previous_response_id", code="response_not_found")
+            steer = await self.offers.send(request, tenant=ref.tenant) if is_response_id(ref.id) else None
+            if steer is None:
+                raise SteeringRefused(exc.message, param="previous_response_id", code="response_not_found") from None
+            return steer
 
     def drop_op(self, ref: ResponseRef) -> Delete:
         """Return the write that drops what was sent to a response which has failed or was cancelled."""

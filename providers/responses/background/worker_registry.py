@@ -54,6 +54,10 @@ class WorkerRegistry:
         except StackError as exc:
             _log.debug("this worker could not remove its report: %s", exc.message)
 
+    async def has_others(self) -> bool:
+        """Return True if another process has reported itself lately."""
+        return any(worker.id != self.worker_id for worker in await self.list_workers())
+
     async def list_workers(self) -> list[WorkerSummary]:
         """Return the processes that have reported themselves lately, the oldest first."""
         rows = await list_records(self._kv, _PREFIX, WorkerSummary, limit=_MAX_WORKERS)

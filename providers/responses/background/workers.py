@@ -130,6 +130,8 @@ class BackgroundWorkers(JobQueue[ResponseRef, RunRecord]):
             poll_s=4 * config.poll_s,  # they have hours, and those of this process wake it
         )
         self._swept_at = 0.0
+        self.on_look: Callable[[], Awaitable[None]] | None = None
+        """Called at each look for runs, for other work that is looked for in the store."""
         self._waiting_count = 0
 
     def start(self) -> None:
@@ -200,6 +202,8 @@ class BackgroundWorkers(JobQueue[ResponseRef, RunRecord]):
 
     async def list_waiting(self) -> AsyncGenerator[Job[ResponseRef]]:
         lease_s = self._config.lease_s
+        if self.on_look is not None:
+            await self.on_look()
         if self._registry is not None:
             await self._registry.report(len(self._jobs.claims))
         for key, ref in await self._runs.list_waiting(self._config.max_running):

@@ -147,6 +147,11 @@ class OpenMailboxes:
         """Delete the mailbox of a response that has ended."""
         await self._kv.write([Delete(mailbox_key(tenant, response_id))], durable=False)
 
+    @property
+    def are_open(self) -> bool:
+        """True while a response runs here that can be steered."""
+        return bool(self._open)
+
     def find(self, tenant: str, response_id: str) -> OpenMailbox | None:
         """Return the mailbox of a response that runs here; None for any other."""
         return self._open.get((tenant, response_id))
