@@ -48,16 +48,31 @@ async def run(home: Path, command: str) -> str:
     return await run_program("sh", "-c", command, folder=work, home=home, environment=environment)
 
 
+OWN_FILES = (
+    *(".codex/stack.config.toml", ".claude/stack.settings.json", ".config/opencode/stack.json"),
+    *(".continue/models/stack.yaml", ".aider.stack.conf.yml"),
+)
+"""The first file that `stack connect` writes for each client. Here the user has one of that name already."""
+
+
 async def write(served: Served, home: Path, client: str) -> str:
     """Let the command write its files; returns the command line that it says starts the client."""
-    home.mkdir()
+    for name in OWN_FILES:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(f"the user's own {name}\n")
     stack = shlex.join([sys.executable, "-m", "stack", "connect", client, "--url", f"{served.url}/v1"])
     output = await run(home, f"PYTHONPATH={Path(__file__).parents[2]} {stack} --key STACK_KEY --write")
     return output.partition("Start it: ")[2].partition("\n")[0]
 
 
 async def restore(home: Path, client: str) -> None:
+    """Take the files back, and check that those of the user are as they were, and that none of the stack is left."""
+    record = json.loads((home / f".local/state/responses-stack/connect/{client}.json").read_text())
+    paths = [Path(file["path"]) for file in record["files"]]
     await run(home, f"PYTHONPATH={Path(__file__).parents[2]} {sys.executable} -m stack connect {client} --restore")
+    assert all((home / name).read_text() == f"the user's own {name}\n" for name in OWN_FILES)
+    assert {path for path in paths if path.exists()} <= {home / name for name in OWN_FILES}
+    assert not (home / ".local/state/responses-stack").exists()
 
 
 def played(served: Served) -> list[ChatRequest]:
@@ -85,7 +100,6 @@ async def test_codex_patches_a_file(tmp_path: Path, window: int | None) -> None:
         assert first.reasoning_effort == "medium"
         assert last.messages[-1].role == "tool"
     await restore(home, "codex")
-    assert not [path for path in home.rglob("stack.*") if path.is_file()]
 
 
 @needs("claude")
@@ -101,7 +115,6 @@ async def test_claude_code_reads_a_file(tmp_path: Path) -> None:
         assert (result["is_error"], result["result"], result["num_turns"]) == (False, "It is plover.", 2)
         assert "plover" in str(played(served)[-1].messages[-1].content)
     await restore(home, "claude")
-    assert not list(home.rglob("stack.settings.json"))
 
 
 @needs("opencode")
@@ -115,17 +128,19 @@ async def test_opencode_runs_a_command(tmp_path: Path) -> None:
         assert "All done." in output
         assert (tmp_path / "work" / "made.txt").read_text() == "42\n"
     await restore(home, "opencode")
-    assert not list(home.rglob("stack.json"))
 
 
 @needs("cn")
-async def test_continue_answers(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    async with serving(described([{"text": "All done."}]), server=KEYS) as served:
+async def test_continue_reads_a_file(tmp_path: Path) -> None:
+    home, word = tmp_path / "home", tmp_path / "work" / "word.txt"
+    word.parent.mkdir()
+    word.write_text("the secret word is plover\n")
+    turns: list[Script] = [[call("Read", json.dumps({"filepath": str(word)}), id="call_1")], [{"text": "All done."}]]
+    async with serving(described(*turns), server=KEYS) as served:
         start = await write(served, home, "continue")
         assert "All done." in await run(home, f"{start} -p 'Go on.'")
+        assert "plover" in str(played(served)[-1].messages[-1].content)
     await restore(home, "continue")
-    assert not list(home.rglob("stack.yaml"))
 
 
 @needs("aider")
@@ -138,4 +153,3 @@ async def test_aider_writes_a_file(tmp_path: Path) -> None:
         assert (tmp_path / "work" / "new.txt").read_text() == "hello\n"
         assert "Warning for" not in output  # it knows the window
     await restore(home, "aider")
-    assert not list(home.glob(".aider.stack.*"))
