@@ -269,7 +269,7 @@ FIELD_ROWS: Final = (
     ),
     FieldRow("multi_agent", _AGENTS, "refused", "A session has one agent.", ({"enabled": False},)),
     FieldRow("experimental", _AGENTS, "refused", "Say the time in a message.", ({}, {"time_awareness": False})),
-    FieldRow("compaction", _AGENTS, "echoed", "A conversation is compacted when it no longer fits the model."),
+    FieldRow("compaction", _AGENTS, "echoed", "A conversation is compacted at four fifths of its model's window."),
     FieldRow("tools[].async", ("AgentFunction",), "refused", "A turn waits for the results of its calls.", (False,)),
     FieldRow("tools[].credential_id", ("AgentMcp",), "refused", "Send the headers of the server's requests."),
     FieldRow("tools[].request_metadata", ("AgentMcp",), "refused", "Send headers instead.", ({},)),

@@ -79,16 +79,17 @@ class Action(msgspec.Struct):
 
 
 class ActiveTurn(msgspec.Struct, omit_defaults=True):
-    """The turn of a session that has not ended. `response_id` is that of its present response, empty between two;
-    `input_end` bounds the inputs that this one reads, and `last_event` is the last event of it that was shown.
-    `outputs` counts the output items of the turn, and `next_output` those of the response; `open` has the items that
-    are not done, by their index in the response: their index in the turn and their number. `failures` are the responses
-    in a row that were lost."""
+    """The turn of a session that has not ended. `response_id` is that of its present response, chosen at `chosen_at`
+    (Unix time), empty between two; `input_end` bounds the inputs that this one reads, and `last_event` is the last
+    event of it that was shown. `outputs` counts the output items of the turn, and `next_output` those of the response;
+    `open` has the items that are not done, by their index in the response: their index in the turn and their number.
+    `failures` are the responses in a row that were lost."""
 
     id: str
     key_id: str
     status: TurnStatus = "queued"
     response_id: str = ""
+    chosen_at: int = 0
     is_started: bool = False
     input_end: int = 0
     last_event: int = -1

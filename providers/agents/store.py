@@ -85,6 +85,7 @@ class SessionStore:
             if await self.find_keyed(ref.tenant, key):
                 return None
             changed = await self.load(ref)
+            changed.touch()
             if not await edit(changed):
                 return None
             return await self.build_ops(changed, key)

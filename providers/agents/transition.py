@@ -58,13 +58,16 @@ class Transition:
         self._first_event = state.events
         self._lines: list[bytes] = []
         self._ops: dict[str, Op] = {}
-        state.last_active_at = self.now
 
     @property
     def turn(self) -> ActiveTurn:
         """The turn that has not ended; there must be one."""
         assert self.state.turn is not None
         return self.state.turn
+
+    def touch(self) -> None:
+        """Note that the session is active now."""
+        self.state.last_active_at = self.now
 
     def put(self, key: str, value: bytes, ttl_s: float | None = None, expect: int | None = None) -> None:
         """Write the record with the change; the last of several of one key counts."""

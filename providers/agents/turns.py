@@ -35,7 +35,7 @@ _ENDPOINT: Final = "/v1/responses"
 _MAX_FAILURES: Final = 2
 """Responses of a turn in a row that may be lost with their server or its upstream until the turn fails."""
 _MAX_WAIT_S: Final = 3600
-"""Seconds that a turn may wait for room under the limits of its key."""
+"""Seconds that a turn may wait for the beginning of a response, where there is no room for it."""
 _POISON_CODES: Final = frozenset({"invalid_prompt", "context_length_exceeded"})
 _TURN_CODES: Final = {
     "context_length_exceeded": "context_length_exceeded",
@@ -134,7 +134,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         it can begin later."""
         ref, turn = session.ref, session.turn
         inputs = await self._store.read_inputs(session)
-        fields = {
+        fields: Json = {
             **build_request_fields(session.record.agent),
             "input": inputs,
             "conversation": session.record.conversation_id,
@@ -142,6 +142,9 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             "prompt_cache_key": ref.id,
             "metadata": {"agent_session_id": ref.id, "agent_turn_id": turn.id},
         }
+        window = await self._responses.find_window(fields["model"])
+        if window is not None:
+            fields["context_management"] = [{"type": "compaction", "compact_threshold": max(1, window * 4 // 5)}]
         owner = BatchOwner(ref.tenant, turn.key_id)
         answer = await self._executor.execute(
             _ENDPOINT, orjson.dumps(fields), owner=owner, response_id=turn.response_id
@@ -149,8 +152,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         if answer.status < 400:
             return True
         error: Json = orjson.loads(answer.body)["error"]
-        assert session.turn_record is not None
-        if answer.is_transient and session.now - session.turn_record.created_at < _MAX_WAIT_S:
+        if answer.is_transient and session.now - turn.chosen_at < _MAX_WAIT_S:
             raise RateLimited(str(error["message"]), retry_after_s=answer.retry_after_s)
         code = _TURN_CODES.get(error.get("code") or "", "invalid_request")
         failure = _Failure(code, error["message"], turn.response_id)
@@ -195,6 +197,7 @@ async def _choose_response(session: Transition) -> bool:
         session.end_turn("cancelled")
         return True
     turn.response_id, turn.is_started, turn.input_end = new_response_id(), False, state.input_next
+    turn.chosen_at = session.now
     turn.last_event, turn.next_output, turn.open = -1, 0, {}
     return True
 

@@ -260,8 +260,6 @@ async def test_webhooks_are_sent_of_the_changes_of_a_session() -> None:
         *(
             "/agents/environments",
             "/agents/environments/env_1/files",
-            "/agents/automations",
-            "/agents/automations/a/pause",
         ),
         *("/agents/sessions/s/artifacts", "/agents/sessions/s/subagents", "/agents/sessions/s/traces"),
     ],

@@ -286,6 +286,27 @@ async def test_an_input_that_no_model_takes_fails_its_turn_alone() -> None:
         assert (await rest(served.client, session.id)).status == "idle"
 
 
+async def test_a_long_conversation_is_compacted_by_itself() -> None:
+    model = scripted([{"text": "word " * 60}], [{"text": "A summary."}], [{"text": "two"}], [{"text": "three"}])
+    described = {**model, "provider": "tests.support.models.described_model:Described", "context_tokens": 75}
+    async with serving(described) as served:
+        session = await run_session(served.client)
+        for text in ("go on", "and on"):
+            await send(served.client, session.id, message(text))
+            assert (await rest(served.client, session.id)).status == "idle"
+        contents = [str(content) for _, content in said(served)]
+        assert any("A summary." in content for content in contents)
+        assert not any("word word" in content for content in contents)
+        items = await list_items(served.client, session.id)
+    assert [item.role for item in items] == ["user", "assistant"] * 3
+
+
+async def test_a_session_that_rests_was_active_when_its_turn_ended(served: Served) -> None:
+    session = await run_session(served.client)
+    [turn] = await list_turns(served.client, session.id)
+    assert session.last_active_at == turn.completed_at
+
+
 async def test_the_result_of_a_failed_turn_raises() -> None:
     lost: list[Json] = [{"fail": "lost"}]
     async with serving(scripted([{"text": "hi"}], lost, lost, lost)) as served:
