@@ -1,4 +1,4 @@
-"""Sessions in their stores: over two workers, with damaged records, and after many turns."""
+"""Sessions in their stores: over restarts, with damaged records, and after many turns."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -13,12 +13,9 @@ from apis.storage.kv_store import Entry
 from providers.kv_store.memory import Memory
 from tests.support.damage import DAMAGES, damage_record, stored_keys
 from tests.support.sdk.sessions import (
-    create_session,
-    kinds,
     list_items,
     list_turns,
     message,
-    read_log,
     rest,
     run_session,
     send,
@@ -142,25 +139,6 @@ async def test_a_damaged_record_of_a_turn_stops_no_other_turn(kind: str, tmp_pat
         other = await run_session(served.client, tools=[FUNCTION])
         assert other.status == "requires_action"
         assert await served.stack.kv_store.scan("/agent_turn/") == []
-
-
-async def test_two_workers_share_the_turns_and_events_of_a_session(tmp_path: Path) -> None:
-    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
-    model = scripted([{"text": "one"}, {"wait_s": 0.2}, CALL], [{"text": "two"}])
-    async with (
-        serving(model, kv_store=store, more=AGENTS) as one,
-        serving(scripted([{"text": "two"}]), kv_store=store, more=AGENTS) as two,
-    ):
-        session = await create_session(one.client, tools=[FUNCTION])
-        events = await read_log(two.client, session.id, 7)
-        assert events[-1].type == "agent.session.turn.output_text.delta"
-        session = await rest(two.client, session.id)
-        await send(two.client, session.id, tool_result(session.required_actions[0]))
-        assert (await rest(one.client, session.id)).status == "idle"
-        assert (await list_items(one.client, session.id))[-1].output_text == "two"
-        assert kinds(await list_items(two.client, session.id)) == [
-            *("message", "message", "function_call", "function_call_output", "message"),
-        ]
 
 
 class CountingMemory(Memory):
