@@ -249,9 +249,11 @@ class ItemReader:
                 for item in self._compacted_items
                 if isinstance(item, FunctionCallItem | CustomToolCallItem)
             }
-            outputs = FunctionCallOutput | CustomToolCallOutput
-            answered = (item.call_id for item in self._compacted_items if isinstance(item, outputs))
-            self._answered_call_ids.update(each for each in answered if each is not None)
+            self._answered_call_ids.update(
+                item.call_id
+                for item in self._compacted_items
+                if isinstance(item, FunctionCallOutput | CustomToolCallOutput) and item.call_id is not None
+            )
         if call_id in self._answered_call_ids:
             return None
         self._answered_call_ids.add(call_id)
