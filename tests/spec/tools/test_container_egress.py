@@ -280,6 +280,16 @@ for number in range(3, 100):
     assert output == "b'the page'"
 
 
+async def test_a_container_that_is_deleted_takes_its_connections_along(world: World) -> None:
+    world.plain.endless("/endless", b"x", 0.01, {})
+    code = f"import urllib.request; answer = urllib.request.urlopen('{world.plain.url}/endless'); answer.read(1)"
+    output, response = await world.run(code, world.interpreter())
+    assert output == "b'x'"
+    assert not world.plain.dropped.is_set()
+    await world.served.client.containers.delete(response.output[0].container_id)
+    await asyncio.wait_for(world.plain.dropped.wait(), 10)
+
+
 # --- secrets ---------------------------------------------------------------------------------------------------------
 
 PRINT_ALL = """

@@ -21,6 +21,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from apis.containers import CreateContainer
+from apis.errors import NotFound
 from apis.tool_runtime import ToolCall, ToolResult
 from providers.kv_store.memory import Memory
 from providers.skills.kv import StoredSkills
@@ -167,6 +169,23 @@ async def test_a_program_that(name: str, python: Python, host: Host) -> None:
             await python.containers().delete(name, tenant="tenant")
             assert (await python.call(run_in("another", "6 * 7"))).text == "42"
         host.assert_untouched()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_no_program_leaves_a_container_that_has_a_network(host: Host) -> None:
+    """The host's own port is closed to containers, also by way of the proxy's socket."""
+    policy = {"type": "allowlist", "allowed_domains": ["a.example"]}
+    async with started(scratch_mib=16, egress={"allowed_hosts": ["a.example"]}) as python:
+        for name in PROGRAMS.keys() - {"opens sockets of the internet"}:  # which lead nowhere, and may be opened
+            program = PRELUDE.format(host=host.names(python)) + PROGRAMS[name]
+            new = CreateContainer.model_validate({"name": name, "network_policy": policy})
+            await python.containers().create(new, tenant="tenant", container_id=name)
+            async with asyncio.timeout(20):
+                assert_harmless(await python.call(run_in(name, program)))
+                with suppress(NotFound):  # its first process has ended
+                    await python.containers().delete(name, tenant="tenant")
+    host.assert_untouched()
 
 
 async def test_what_gets_out_would_be_seen(host: Host) -> None:
