@@ -120,6 +120,36 @@ async def test_steered_responses_and_those_that_follow_are_counted_one_by_one() 
         assert (counter.month_tokens, counter.background_responses) == (total, 0)
 
 
+async def test_a_limit_refuses_the_response_that_was_to_follow() -> None:
+    """On a WebSocket its input comes back; in the background it fails."""
+    model = scripted([{"text": "a"}, {"wait_s": 0.3}])
+    async with serving(model, more=CHAINED, server={"api_keys": [ROOT]}) as served:
+        organization = organization_of(served.client)
+        for fields in ({"background": True}, {}):
+            _, key = await new_project(organization, {"max_requests_per_1_minute": 1})
+            async with sdk_client(served.url, key) as client, talking(served, client) as talk:
+                if fields:
+                    first_id, _connection = await begin(client, **fields)
+                else:
+                    await talk.send()
+                    first_id = (await talk.until("response.created")).response.id
+                await talk.connection.response.steer(previous_response_id=first_id, input="more")
+                accepted = await talk.until("response.steer.accepted")
+                assert (await ended_of(client, first_id)).status == "completed"
+                if fields:
+                    refused = await ended_of(client, f"resp_{accepted.steer.id[6:50]}")
+                    assert (refused.status, refused.error.code) == ("failed", "rate_limit_exceeded")
+                    (item,) = (await client.responses.input_items.list(refused.id)).data
+                    assert item.to_dict()["content"] == [{"type": "input_text", "text": "more"}]
+                else:
+                    failed = await talk.until("response.steer.failed")
+                    assert (failed.error.code, failed.steer.id) == ("successor_creation_failed", accepted.steer.id)
+                    assert failed.steer.input == "more"
+                    numbers = [event.sequence_number for event in talk.events]
+                    assert numbers == [*range(len(numbers))]
+        assert not [key for key, _ in await served.stack.kv_store.scan("") if "/mailbox/" in key]
+
+
 async def begin(client: Any, **fields: Any) -> tuple[str, Any]:
     """Return the id of a response, as soon as there is one, and the connection that it may need."""
     created = await client.responses.create(model="scripted", input="hi", **fields)
