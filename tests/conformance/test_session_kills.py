@@ -24,7 +24,7 @@ from tests.support.servers.worker_processes import Workers, worker_processes
 TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "1"))
 SEED = int(os.environ.get("STACK_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)
 BOUND_S = 60.0
-SESSIONS, TURNS, KILLS = 5, 2, 3
+SESSIONS, TURNS, KILLS = 4, 2, 2
 BETA = {"OpenAI-Beta": "agents=v1"}
 AGENTS: dict[str, Any] = {"provider": "kv", "lease_s": 1.5, "poll_s": 0.1, "retry_s": 0.1}
 FUNCTIONS: list[dict[str, Any]] = [
