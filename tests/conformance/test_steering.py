@@ -70,7 +70,7 @@ async def test_any_worker_steers_a_response_between_two_turns(shared_store: dict
 
 async def test_input_waits_for_the_outputs_that_the_client_owes(shared_store: dict[str, Any]) -> None:
     model = scripted(
-        [{"text": "a"}, {"wait_s": 0.3}, {"call": "look", "arguments": "{}"}], [{"text": "b"}], [{"text": "c"}]
+        [{"text": "a"}, {"wait_s": 0.8}, {"call": "look", "arguments": "{}"}], [{"text": "b"}], [{"text": "c"}]
     )
     tools: list[dict[str, Any]] = [
         {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
@@ -98,7 +98,7 @@ async def test_input_waits_for_the_outputs_that_the_client_owes(shared_store: di
 
 @pytest.mark.parametrize("damage", [b"junk", b'[{"a":1}]', b'{"successor_id":"x","posted":[{"id":"y","input":[5]}]}'])
 async def test_a_damaged_mailbox_is_skipped(damage: bytes) -> None:
-    model = scripted([{"text": "a"}, {"wait_s": 0.5}, SEARCH], [{"text": "b"}], [{"text": "c"}])
+    model = scripted([{"text": "a"}, {"wait_s": 0.8}, SEARCH], [{"text": "b"}], [{"text": "c"}])
     async with serving(model, responses=FAST, tool_runtime=SLOW) as served:
         first = await responses(served).create(model="scripted", input="hi", background=True, tools=TOOLS)
         await begun(served, first.id)
@@ -114,7 +114,7 @@ async def test_a_damaged_mailbox_is_skipped(damage: bytes) -> None:
 
 async def test_a_waiting_response_can_be_steered_and_one_that_has_ended_cannot() -> None:
     limits = {"background": {"max_running": 1, "poll_s": 0.05}}
-    model = scripted([{"text": "a"}, {"wait_s": 0.5}], [SEARCH], [{"text": "b"}])
+    model = scripted([{"text": "a"}, {"wait_s": 0.8}], [SEARCH], [{"text": "b"}])
     async with serving(model, responses=limits, tool_runtime=SLOW) as served:
         running = await responses(served).create(model="scripted", input="hi", background=True)
         await begun(served, running.id)

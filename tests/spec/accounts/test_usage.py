@@ -94,7 +94,7 @@ async def test_background_responses_are_counted_by_what_they_used_when_they_end(
 
 
 async def test_steered_responses_and_those_that_follow_are_counted_one_by_one() -> None:
-    model = scripted(*([{"text": "a"}, {"wait_s": 0.2}], [{"text": "b"}]) * 3)
+    model = scripted(*([{"text": "a"}, {"wait_s": 0.6}], [{"text": "b"}]) * 3)
     async with serving(model, more=CHAINED, server={"api_keys": [ROOT]}) as served:
         organization = organization_of(served.client)
         limits = {"max_tokens_per_1_month": 100_000, "max_background_responses": 3}
@@ -122,7 +122,7 @@ async def test_steered_responses_and_those_that_follow_are_counted_one_by_one() 
 
 async def test_a_limit_refuses_the_response_that_was_to_follow() -> None:
     """On a WebSocket its input comes back; in the background it fails."""
-    model = scripted([{"text": "a"}, {"wait_s": 0.3}])
+    model = scripted([{"text": "a"}, {"wait_s": 0.6}])
     async with serving(model, more=CHAINED, server={"api_keys": [ROOT]}) as served:
         organization = organization_of(served.client)
         for fields in ({"background": True}, {}):

@@ -16,7 +16,7 @@ SEARCH: dict[str, Any] = {"call": "web_search", "arguments": '{"query": "cats"}'
 SEARCHES: list[dict[str, Any]] = [{"type": "web_search"}]
 LOOK: list[dict[str, Any]] = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
 RUNTIME: dict[str, Any] = {"provider": "tests.support.servers.stepping_provider:Search", "slow_s": 0}
-TURNS = scripted([{"text": "a"}, {"wait_s": 0.1}, SEARCH], [{"text": "as you wish"}], [{"text": "more"}])
+TURNS = scripted([{"text": "a"}, {"wait_s": 0.6}, SEARCH], [{"text": "as you wish"}], [{"text": "more"}])
 
 
 async def steer(talk: Talk, response_id: str, value: Any = "dogs") -> None:
@@ -70,7 +70,7 @@ async def create_after(talk: Talk, response_id: str, fields: dict[str, Any]) -> 
 
 
 async def test_input_that_comes_in_the_last_turn_leaves_it_whole() -> None:
-    model = scripted([{"text": "a "}, {"wait_s": 0.2}, {"text": "b"}], [{"text": "c"}])
+    model = scripted([{"text": "a "}, {"wait_s": 0.6}, {"text": "b"}], [{"text": "c"}])
     async with serving(model) as served, talking(served) as talk:
         first = await begun(talk)
         await steer(talk, first.id)
@@ -83,7 +83,7 @@ async def test_input_that_comes_in_the_last_turn_leaves_it_whole() -> None:
 
 async def test_input_waits_for_what_the_client_owes() -> None:
     model = scripted(
-        [{"text": "a"}, {"wait_s": 0.1}, {"call": "look", "arguments": "{}"}], [{"text": "b"}], [{"text": "c"}]
+        [{"text": "a"}, {"wait_s": 0.6}, {"call": "look", "arguments": "{}"}], [{"text": "b"}], [{"text": "c"}]
     )
     for store in (True, False):
         async with serving(model) as served, talking(served) as talk:
@@ -114,7 +114,7 @@ async def test_input_waits_for_what_the_client_owes() -> None:
 
 async def test_the_output_of_an_async_function_is_read_by_the_response_that_follows() -> None:
     model = scripted(
-        [{"call": "look", "arguments": "{}"}], [{"text": "a "}, {"wait_s": 0.3}, {"text": "b"}], [{"text": "c"}]
+        [{"call": "look", "arguments": "{}"}], [{"text": "a "}, {"wait_s": 0.6}, {"text": "b"}], [{"text": "c"}]
     )
     async with serving(model) as served, talking(served) as talk:
         await talk.send(tools=[{**LOOK[0], "async": True}])
@@ -158,7 +158,7 @@ async def test_input_that_is_refused_comes_back_and_the_response_goes_on() -> No
 
 
 async def test_at_most_sixteen_inputs_wait() -> None:
-    async with serving(scripted([{"text": "a"}, {"wait_s": 0.5}], [{"text": "b"}])) as served, talking(served) as talk:
+    async with serving(scripted([{"text": "a"}, {"wait_s": 1}], [{"text": "b"}])) as served, talking(served) as talk:
         first = await begun(talk)
         for number in range(17):
             await steer(talk, first.id, str(number))
@@ -172,7 +172,7 @@ async def test_at_most_sixteen_inputs_wait() -> None:
 
 
 async def test_some_responses_take_no_input() -> None:
-    model = scripted([{"text": "a "}, {"wait_s": 0.3}, {"text": "b"}])
+    model = scripted([{"text": "a "}, {"wait_s": 0.6}, {"text": "b"}])
     async with serving(model) as served:
         conversation = await served.client.conversations.create()
         for fields in ({"conversation": conversation.id}, COMPACTION):
@@ -185,7 +185,7 @@ async def test_some_responses_take_no_input() -> None:
 
 
 async def test_input_comes_back_when_the_response_fails() -> None:
-    model = scripted([{"text": "a"}, {"wait_s": 0.2}, {"fail": "no more"}])
+    model = scripted([{"text": "a"}, {"wait_s": 0.6}, {"fail": "no more"}])
     async with serving(model) as served, talking(served) as talk:
         first = await begun(talk)
         await steer(talk, first.id)
