@@ -264,6 +264,16 @@ class ResponseListParams(Wire):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class HostedTool:
+    """A tool of OpenAI's API that a server may run: its `type`, and the `reason` why this one does not, which names the
+    part of the run config that brings it. `servers` are the labels of MCP servers that need no URL."""
+
+    type: str
+    reason: str | None
+    servers: Sequence[str] = ()
+
+
 class ItemList(Wire):
     """A page of items, in OpenAI's list shape; the ids are null on an empty page."""
 
@@ -472,6 +482,10 @@ class Responses(Provider, ABC):
     ) -> CompactedConversation:
         """Have the model summarise a conversation. Nothing is stored: the output is the input of later requests. Raises
         as `create`; cancelling it stops the generation."""
+
+    def describe_tools(self, *, tenant: str) -> Sequence[HostedTool]:
+        """Return the tools that the server may run itself, those that it lacks included."""
+        return ()
 
     def observation(self) -> Observation:
         """Return the reads of background responses as they are now, for operators."""

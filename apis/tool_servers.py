@@ -85,6 +85,10 @@ class ToolServers(Provider, ABC):
         """Return the operator's limits of the declared server; by default there are none."""
         return ServerPolicy()
 
+    def known_labels(self, tenant: str) -> Sequence[str]:
+        """Return the labels of the servers that the tenant may declare without a URL."""
+        return ()
+
     @abstractmethod
     async def list_tools(self, declaration: McpTool, *, tenant: str) -> Sequence[ServerTool]:
         """Return the server's tools that the declaration allows and a model can be offered, in the server's order.

@@ -29,6 +29,7 @@ from apis.responses import (
     CompactedConversation,
     CreateResponse,
     DeliverySummary,
+    HostedTool,
     InputItemListParams,
     InputTokenCount,
     ItemList,
@@ -97,6 +98,7 @@ class ResponsesLoop(Responses):
         self._views = self._conversations.views
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores, image_generator, reader)
         self._model_catalog = request_tools.model_catalog
+        self._request_tools = request_tools
         self._prompts = config.prompt_library()
         inferences = RequestInferences(
             inference, self._model_catalog, config.summary_model, moderation, hides_reasoning=config.hide_reasoning
@@ -282,6 +284,9 @@ class ResponsesLoop(Responses):
 
     def metrics(self) -> BackgroundMetrics:
         return self._background.metrics()
+
+    def describe_tools(self, *, tenant: str) -> Sequence[HostedTool]:
+        return self._request_tools.describe(tenant)
 
     def observation(self) -> BackgroundObservation:
         return self._observation

@@ -1,6 +1,7 @@
 // What a request asks for: settings of the Playground, and the body that they make.
 
 import { problemOf } from "./schema/metaschema.js";
+import { declarationOf } from "./tools.js";
 
 export const DEFAULTS = {
   model: "",
@@ -10,6 +11,7 @@ export const DEFAULTS = {
   topP: "",
   maxOutputTokens: "",
   tools: [],
+  servers: [],
   vectorStoreIds: "",
   functions: "",
   mcpServers: "",
@@ -17,12 +19,6 @@ export const DEFAULTS = {
   background: true,
   store: true,
 };
-
-export const HOSTED_TOOLS = [
-  ["web_search", "Web search"],
-  ["code_interpreter", "Python"],
-  ["file_search", "File search"],
-];
 
 const STORAGE = "stack.playground";
 
@@ -35,6 +31,14 @@ export function loadSettings() {
 }
 
 export const saveSettings = (settings) => localStorage.setItem(STORAGE, JSON.stringify(settings));
+
+/** Instructions by the names under which they were kept: {name: text}. */
+export const readPresets = () => readPreference("presets", {});
+export function savePreset(name, text) {
+  const presets = { ...readPresets(), [name]: text };
+  if (!text) delete presets[name];
+  savePreference("presets", presets);
+}
 
 /** How the page looks and sends in this browser. */
 export function readPreference(name, otherwise) {
@@ -59,14 +63,11 @@ function parse(settings, field) {
 const number = (text) => (text === "" ? undefined : Number(text));
 
 function toolsOf(settings) {
-  const tools = settings.tools.map((type) => {
-    if (type === "code_interpreter") return { type, container: { type: "auto" } };
-    if (type === "file_search") return { type, vector_store_ids: settings.vectorStoreIds.split(/[\s,]+/).filter(Boolean) };
-    return { type };
-  });
+  const tools = settings.tools.map((type) => declarationOf(type, settings));
   const functions = [parse(settings, "functions") || []].flat().map((each) => ({ type: "function", ...each }));
   const servers = [parse(settings, "mcpServers") || []].flat().map((each) => ({ type: "mcp", ...each }));
-  return [...tools, ...functions, ...servers];
+  const known = settings.servers.map((label) => ({ type: "mcp", server_label: label, require_approval: "always" }));
+  return [...tools, ...functions, ...known, ...servers];
 }
 
 /** A name that the API takes, from the schema's title. */

@@ -94,4 +94,4 @@ async def test_a_reload_in_mid_stream_goes_on_with_a_background_response(open_pa
         await expect(page.locator(".event").last).to_contain_text("completed")
         await page.get_by_role("button", name="New chat").click()
         await page.reload()
-        await expect(page.get_by_text("Ask the model something")).to_be_visible()
+        await expect(page.get_by_text("What do you want to know?")).to_be_visible()

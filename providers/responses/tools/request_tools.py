@@ -1,12 +1,15 @@
 """RequestTools: from the tools that a request and its conversation declare to the OfferedTools of the response."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
+from apis.errors import Unsupported
 from apis.image_generator import ImageGenerator
 from apis.inference import Inference
-from apis.responses import CreateResponse
+from apis.responses import CreateResponse, HostedTool
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.wire.tool_items import AdditionalTools, ToolSearchOutput
@@ -22,8 +25,23 @@ from providers.responses.tools.input_tools import (
 )
 from providers.responses.tools.models import ModelCatalog
 from providers.responses.tools.offered import OfferedTools, declared_grammars, declared_schemas
-from providers.responses.tools.registry import MODALITY_DEPENDENT_TOOLS, MODEL_DEPENDENT_TOOLS, build_checked_tools
+from providers.responses.tools.registry import (
+    MODALITY_DEPENDENT_TOOLS,
+    MODEL_DEPENDENT_TOOLS,
+    build_checked_tools,
+    build_tools,
+)
 from providers.responses.tools.tool_context import ToolContext
+
+_HOSTED_DECLARATIONS: Final[Sequence[dict[str, Any]]] = (
+    {"type": "web_search"},
+    {"type": "code_interpreter", "container": {"type": "auto"}},
+    {"type": "shell", "environment": {"type": "container_auto"}},
+    {"type": "file_search", "vector_store_ids": ["vs_any"]},
+    {"type": "image_generation"},
+    {"type": "mcp", "server_label": "any", "server_url": "https://any.example/mcp"},
+)
+"""The plainest declaration of each tool that a server may run; it is built to learn whether this one does."""
 
 
 class RequestTools:
@@ -73,18 +91,12 @@ class RequestTools:
         depends_on_model = any(isinstance(tool, MODEL_DEPENDENT_TOOLS) for tool in declared)
         needs_modalities = any(isinstance(tool, MODALITY_DEPENDENT_TOOLS) for tool in declared)
         extended = add_typed_tools(request, additional)
-        context = ToolContext(
-            extended,
-            tenant,
-            response_id,
-            self._tool_runtime,
-            tool_results,
-            items,
-            await self.model_catalog.native_tools(request.model) if depends_on_model else frozenset(),
-            vector_stores=self._vector_stores,
-            tool_servers=self._tool_servers,
-            image_generator=self._image_generator,
-            reader=self._reader,
+        context = replace(
+            self._context(extended, tenant),
+            response_id=response_id,
+            tool_results=tool_results,
+            items=items,
+            native_tools=await self.model_catalog.native_tools(request.model) if depends_on_model else frozenset(),
             modalities=await self.model_catalog.modalities(request.model) if needs_modalities else None,
         )
         with attribute_errors_to_input(request):
@@ -96,3 +108,30 @@ class RequestTools:
                 supports_namespaces=context.supports_namespaces,
                 enforces_grammars=enforces_grammars,
             )
+
+    def describe(self, tenant: str) -> Sequence[HostedTool]:
+        """Return the tools that a server may run, with the reason why this one lacks one: the error of a request that
+        declares it."""
+        tools: list[HostedTool] = []
+        for declaration in _HOSTED_DECLARATIONS:
+            request = CreateResponse.model_validate({"model": "any", "input": "", "tools": [declaration]})
+            servers = self._tool_servers.known_labels(tenant) if self._tool_servers else ()
+            try:
+                build_tools(request, self._context(request, tenant))
+            except Unsupported as exc:
+                tools.append(HostedTool(declaration["type"], str(exc)))
+            else:
+                tools.append(HostedTool(declaration["type"], None, servers if declaration["type"] == "mcp" else ()))
+        return tools
+
+    def _context(self, request: CreateResponse, tenant: str) -> ToolContext:
+        """Return the facts of a request without a conversation."""
+        return ToolContext(
+            request,
+            tenant,
+            runtime=self._tool_runtime,
+            vector_stores=self._vector_stores,
+            tool_servers=self._tool_servers,
+            image_generator=self._image_generator,
+            reader=self._reader,
+        )

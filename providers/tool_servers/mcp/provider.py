@@ -110,6 +110,9 @@ class MCP(ToolServers):
     async def check_declaration(self, declaration: McpTool, *, tenant: str) -> None:
         self._catalog.find_server(declaration, tenant)
 
+    def known_labels(self, tenant: str) -> Sequence[str]:
+        return self._catalog.known_labels(tenant)
+
     def find_policy(self, declaration: McpTool) -> ServerPolicy:
         return self._catalog.find_policy(declaration)
 

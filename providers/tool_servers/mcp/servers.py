@@ -168,6 +168,10 @@ class ServerCatalog:
             )
         return replace(_build_remote(connector.url, None, headers), is_private=connector.private)
 
+    def known_labels(self, tenant: str) -> Sequence[str]:
+        """Return the labels of the servers that the tenant may use."""
+        return [label for label, server in self.servers.items() if server.permits(tenant)]
+
     def find_policy(self, declaration: McpTool) -> ServerPolicy:
         """Return the run config's limits of the declared server; a URL of the request has none."""
         if declaration.server_url is not None:

@@ -1,20 +1,20 @@
 // The settings of the Playground as a form. Empty fields leave the choice to the server.
 
 import { problemOf } from "../schema/metaschema.js";
-import { BOXES, HOSTED_TOOLS, savePreference } from "../settings.js";
+import { BOXES, savePreference } from "../settings.js";
 import { html } from "../vendor/preact.js";
 import { enterSends } from "./composer.js";
 import { CloseSide } from "./inspector.js";
+import { Presets } from "./presets.js";
+import { ToolSwitches } from "./tool_switches.js";
 import { useUniqueId } from "./states.js";
 
 const FUNCTION = '[{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]';
 const SERVER = '[{"server_label": "docs", "server_url": "https://example.com/mcp", "require_approval": "always"}]';
 const SCHEMA = '{"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"], "additionalProperties": false}';
 
-export function Settings({ settings, onChange, onClose }) {
+export function Settings({ settings, tools, onChange, onClose }) {
   const set = (name) => (event) => onChange({ ...settings, [name]: event.target.type === "checkbox" ? event.target.checked : event.target.value });
-  const toggle = (tool) => (event) =>
-    onChange({ ...settings, tools: event.target.checked ? [...settings.tools, tool] : settings.tools.filter((other) => other !== tool) });
   const area = (name, label, placeholder, rows = 2) =>
     html`<label class="wide">${label}<textarea rows=${rows} placeholder=${placeholder} value=${settings[name]} onInput=${set(name)}></textarea></label>`;
   const box = (name, placeholder) => html`<${JsonBox} key=${name} name=${name} placeholder=${placeholder} value=${settings[name]} onInput=${set(name)} />`;
@@ -23,7 +23,7 @@ export function Settings({ settings, onChange, onClose }) {
   return html`<aside class="inspector settings" aria-label="Settings">
     <${CloseSide} onClose=${onClose} /><h2>Settings</h2>
     <div class="fields">
-    ${area("instructions", "Instructions", "You are …")}
+    <div class="wide">${area("instructions", "Instructions", "You are …")}<${Presets} text=${settings.instructions} onChoose=${(instructions) => onChange({ ...settings, instructions })} /></div>
     <label>Effort
       <select value=${settings.effort} onChange=${set("effort")}>
         <option value="">default</option>
@@ -31,13 +31,7 @@ export function Settings({ settings, onChange, onClose }) {
       </select>
     </label>
     ${numeric("temperature", "Temperature", 0.1, 2)} ${numeric("topP", "Top p", 0.05, 1)} ${numeric("maxOutputTokens", "Most output tokens", 1)}
-    <fieldset class="wide"><legend>Tools of the server</legend>
-      ${HOSTED_TOOLS.map(
-        ([type, label]) => html`<label class="check" key=${type}><input type="checkbox" checked=${settings.tools.includes(type)} onChange=${toggle(type)} /> ${label}</label>`,
-      )}
-      ${settings.tools.includes("file_search") &&
-      html`<label>Vector stores<input class="mono" placeholder="vs_…" value=${settings.vectorStoreIds} onInput=${set("vectorStoreIds")} /></label>`}
-    </fieldset>
+    <${ToolSwitches} settings=${settings} tools=${tools} onChange=${onChange} />
     ${box("functions", FUNCTION)} ${box("mcpServers", SERVER)} ${box("schema", SCHEMA)}
     <fieldset class="wide"><legend>Run</legend>
       <label class="check"><input type="checkbox" checked=${settings.store} onChange=${set("store")} /> stored</label>

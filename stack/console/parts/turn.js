@@ -28,8 +28,8 @@ export function Turn({ turn, index, thread, selected, onSelect, actions, onRetry
       ${response?.incomplete_details?.reason && html`<span class="quiet">${response.incomplete_details.reason}</span>`}
       <${UsageBar} usage=${response?.usage} firstMs=${run.firstAt && run.firstAt - run.startedAt} totalMs=${run.endedAt - run.startedAt || undefined} />
       <span class="grow"></span>
-      ${answer && html`<${Copy} text=${answer} label="Copy the answer" />`}
-      ${isUser && questionOf(input) && html`<button class="plain" onClick=${onEdit}>Edit</button>`}<button class="plain" onClick=${onRetry}>Retry</button>
+      <span class="row">${answer && html`<${Copy} text=${answer} label="Copy the answer" />`}
+      ${isUser && questionOf(input) && html`<button class="plain" onClick=${onEdit}>Edit</button>`}<button class="plain" onClick=${onRetry}>Retry</button></span>
     </footer>`}
   </article>`;
 }

@@ -14,6 +14,7 @@ import { Welcome } from "../parts/welcome.js";
 import { hashOf, parseHash, setParams } from "../route.js";
 import { loadSettings, readPreference, savePreference, saveSettings } from "../settings.js";
 import { Thread, attachmentsOf, questionOf, userMessage } from "../thread.js";
+import { useTools } from "../tools.js";
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact.js";
 
 const NO_ROWS = [];
@@ -48,6 +49,7 @@ export function Playground({ route, models }) {
   const { compare } = route.params;
   const shown = compare ? threads : [first];
   const [settings, setSettings] = useState(loadSettings);
+  const tools = useTools();
   const [draft, setDraft] = useState(EMPTY);
   const [waiting, setWaiting] = useState(null); // a question that was sent before the models were known
   const place = useRef(null);
@@ -124,6 +126,11 @@ export function Playground({ route, models }) {
     setDraft(EMPTY);
     setSelected(null);
   };
+  const askExample = (text, tool) => {
+    const vectorStoreIds = settings.vectorStoreIds || (tool === "file_search" ? tools.stores[0].id : "");
+    if (tool) change({ ...settings, tools: [...new Set([...settings.tools, tool])], vectorStoreIds });
+    setWaiting({ text, parts: [] });
+  };
   const startNew = () => {
     threads.forEach((thread) => thread.reset());
     record.take(null);
@@ -146,7 +153,7 @@ export function Playground({ route, models }) {
     onAnswer=${(item, given) => attempt(thread, () => thread.answer(settingsOf(thread), item, given))}
     onRetry=${(turn) => attempt(thread, () => thread.send(settingsOf(thread), turn.input, thread.turns.indexOf(turn)))}
     onEdit=${(turn) => edit(thread, thread.turns.indexOf(turn))}
-    empty=${html`<${Welcome} onAsk=${(text) => submit(text, [])} />`}
+    empty=${html`<${Welcome} tools=${tools} model=${settingsOf(thread).model} onAsk=${askExample} />`}
     >${compare &&
     html`<div class="row column-head"><${ModelMenu} label="Model ${["left", "right"][index]}" models=${chats} value=${settingsOf(thread).model} onChange=${(model) => (index ? setParams({ compare: model }) : change({ ...settings, model }))} /></div>`}<//>`;
 
@@ -174,7 +181,7 @@ export function Playground({ route, models }) {
         onCancelEdit=${() => setDraft({ ...EMPTY, text: readDraft(first.shown) })}
       />
     </section>
-    ${side === "settings" && html`<${Settings} settings=${settings} onChange=${change} onClose=${() => toggleSide("settings")} />`}
+    ${side === "settings" && html`<${Settings} settings=${settings} tools=${tools} onChange=${change} onClose=${() => toggleSide("settings")} />`}
     ${side === "inspector" && html`<${Watched} thread=${threads[compare ? active : 0]} selected=${selected} onSelect=${setSelected} onClose=${() => toggleSide("inspector")} />`}
   </div>`;
 }

@@ -1,7 +1,7 @@
 """GET /v1/stack/overview, an extension of OpenAI's API: background responses, workers, providers and key figures.
 
-A tenant sees its own background responses. All else is about the whole server, and is null, names of workers included,
-unless the server has one tenant and lets it read `/metrics`.
+A tenant sees its own background responses, and which tools the server runs. All else is about the whole server, and is
+null, names of workers included, unless the server has one tenant and lets it read `/metrics`.
 """
 
 import time
@@ -38,6 +38,7 @@ async def get_overview(_http: Request, context: HttpContext, services: Services)
         "time": time.time(),
         "scope": "server",
         "background": background,
+        "tools": [asdict(tool) for tool in services.stack.responses.describe_tools(tenant=context.tenant)],
     }
     if not (services.stack.config.shows_server or context.is_administrator):
         hidden = dict.fromkeys(("workers", "providers", "figures", "processes"))
