@@ -295,7 +295,7 @@ UNSUPPORTED_TYPES: Final[Mapping[str, str]] = {
     "multi_agent_call_output": _ONE_AGENT,
     "openai_hosted": _NO_ENVIRONMENT,
     "self_hosted": _NO_ENVIRONMENT,
-    "stdio": _NO_ENVIRONMENT,
+    "stdio": "A server of MCP is reached by its URL: no program of a request is started here.",
     "computer_use": "Agents here have no browser.",
     "automations": "An agent cannot schedule work itself: create an automation.",
     "agent.session.input.computer_use_approval_request_result": "Agents here have no browser.",

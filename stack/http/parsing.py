@@ -166,7 +166,7 @@ def to_invalid_request(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequ
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _union_tag_error(error, param)
     if kind == "literal_error" and error["loc"][-1] == "type" and (reason := UNSUPPORTED_TYPES.get(value)):
-        return Unsupported(f"'{value}' is not offered by this server. {reason}", param=param)
+        return Unsupported(f"'{value}' at '{param}' is not offered by this server. {reason}", param=param)
     if kind == "literal_error" and (refused := find_refused_value(_INDEX.sub("[]", param), value)):
         return Unsupported(refusal_message(refused, param), param=param, code="unsupported_value")
     code, violation = _describe_violation(kind, limits, value, error["msg"])
