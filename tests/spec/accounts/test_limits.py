@@ -104,6 +104,8 @@ async def test_every_route_that_reaches_a_model_is_limited(served: Served) -> No
             fields = set(route.body.model_fields) if route.body is not None else set[str]()
             if "model" not in fields and (route.method != "POST" or route.path not in embedding):
                 continue
+            if route.path.startswith("/agents"):  # the responses of its turns are requests of their own
+                continue
             body: dict[str, Any] = {"model": "scripted", "input": "hi", "messages": said, "query": "hi"}
             body |= {"file_id": "file-1", "file_ids": ["file-1"], "max_tokens": 9}
             body = {name: value for name, value in body.items() if name in fields}

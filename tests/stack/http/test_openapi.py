@@ -83,6 +83,7 @@ async def respond(client: AsyncOpenAI) -> None:
 
 EXPIRY: Any = {"anchor": "created_at", "seconds": 3600}
 NO_ENVIRONMENT: Any = {"type": "none"}
+AUTOMATION_TARGET: Any = {"type": "existing_session", "session_id": "sess_1", "instructions": "Go on."}
 CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "agents.create": lambda c: c.beta.agents.create(model="m", instructions="i", metadata={"a": "b"}),
     "agents.list": lambda c: c.beta.agents.list(limit=2),
@@ -104,6 +105,20 @@ CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "sessions.turns.list": lambda c: c.beta.agents.sessions.turns.list("sess_1"),
     "sessions.turns.retrieve": lambda c: c.beta.agents.sessions.turns.retrieve("turn_1", session_id="sess_1"),
     "sessions.turns.items": lambda c: c.beta.agents.sessions.turns.items.list("turn_1", session_id="sess_1"),
+    "automations.create": lambda c: c.beta.agents.automations.create(
+        type="periodic", name="n", expression="0 8 * * *", timezone="UTC", target=AUTOMATION_TARGET, metadata={}
+    ),
+    "automations.list": lambda c: c.beta.agents.automations.list(session_id="sess_1"),
+    "automations.retrieve": lambda c: c.beta.agents.automations.retrieve("automation_1"),
+    "automations.update": lambda c: c.beta.agents.automations.update("automation_1", run_at=2_000_000_000),
+    "automations.delete": lambda c: c.beta.agents.automations.delete("automation_1"),
+    "automations.pause": lambda c: c.beta.agents.automations.pause("automation_1"),
+    "automations.resume": lambda c: c.beta.agents.automations.resume("automation_1"),
+    "automations.invoke": lambda c: c.beta.agents.automations.invocations.create("automation_1"),
+    "invocations.list": lambda c: c.beta.agents.automations.invocations.list("automation_1"),
+    "invocations.retrieve": lambda c: c.beta.agents.automations.invocations.retrieve(
+        "invocation_1", automation_id="automation_1"
+    ),
     **ADMINISTRATION_CALLS,
     **WEBHOOK_CALLS,
     "create a response": respond,

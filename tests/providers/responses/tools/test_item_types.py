@@ -34,6 +34,12 @@ NAME_A_TOOLS_ITEM: Final = {
     "stack/http/messages/events.py",
     "stack/http/messages/server_tools.py",
     "stack/http/messages/tools.py",
+    # the Agents API has calls and approvals of its own form, which wait for their client
+    "providers/agents/activity.py",
+    "providers/agents/output.py",
+    "providers/agents/records.py",
+    "providers/agents/transition.py",
+    "providers/agents/turns.py",
     # OpenAI's API has routes for images, which count as the tool does, and for the usage of these tools
     "stack/http/routes/images.py",
     "stack/http/routes/organization/usage.py",
