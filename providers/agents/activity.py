@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import orjson
-from openai.types.beta.agents.sessions import Turn
 
 from apis.agents.sessions import (
     MAX_EVENTS,
@@ -71,13 +70,13 @@ class SessionActivity:
             await self._cancel_response(ref, turn.response_id)
         self._wake()
 
-    async def get_turn(self, session_id: str, turn_id: str, *, tenant: str) -> Turn:
+    async def get_turn(self, session_id: str, turn_id: str, *, tenant: str) -> Json:
         """Return a turn. Raises AgentNotFound."""
         session = await self._store.load(SessionRef(tenant, record_id(session_id)))
         record = await self._load_turn(session.ref, turn_id)
-        return Turn.model_validate(show_turn(session.ref, session.record.agent_id, turn_id, record))
+        return show_turn(session.ref, session.record.agent_id, turn_id, record)
 
-    async def list_turns(self, session_id: str, params: TurnListParams, *, tenant: str) -> Page[Turn]:
+    async def list_turns(self, session_id: str, params: TurnListParams, *, tenant: str) -> Page[Json]:
         """Return a page of turns. Raises AgentNotFound, also for an unknown cursor."""
         session = await self._store.load(SessionRef(tenant, record_id(session_id)))
         prefix, is_reversed, cursor = session.ref.prefix("turn"), params.order == "desc", ""
@@ -94,7 +93,7 @@ class SessionActivity:
         )
         agent_id = session.record.agent_id
         turns = [show_turn(session.ref, agent_id, row.key.removeprefix(prefix), row.record) for row in rows]
-        return first_page([Turn.model_validate(turn) for turn in turns], params.limit)
+        return first_page(turns, params.limit)
 
     async def list_items(
         self, session_id: str, params: SessionItemListParams, *, tenant: str, turn_id: str | None = None

@@ -13,10 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-from openai.types.beta.agents import AutomationDeleted
-from openai.types.beta.agents.automations import AutomationInvocation
-from openai.types.beta.agents.one_time_automation import OneTimeAutomation
-from openai.types.beta.agents.periodic_automation import PeriodicAutomation
 
 from apis.agents.automations import (
     AutomationListParams,
@@ -36,7 +32,6 @@ from providers.common.jobs import JobRecord
 from providers.common.state.change import write_prepared
 from providers.common.state.scan import list_records
 
-Automation = PeriodicAutomation | OneTimeAutomation
 DUE_PREFIX: Final = "/automation_due/"
 _MAX_TARGET_BYTES: Final = 1024 * 1024
 _FIELDS: Final[Mapping[str, Sequence[str]]] = {"periodic": ("expression", "timezone"), "once": ("run_at",)}
@@ -113,7 +108,7 @@ class StoredAutomations:
         self.on_due: Callable[[], None] = lambda: None
         """Called when something has become due at once."""
 
-    async def create(self, request: CreateAutomation, *, owner: BatchOwner) -> Automation:
+    async def create(self, request: CreateAutomation, *, owner: BatchOwner) -> Json:
         """Create an automation, whose invocations have the rights of the owner's key. Raises InvalidRequest."""
         tenant = owner.tenant
         await self.kv.require_room(tenant)
@@ -144,7 +139,7 @@ class StoredAutomations:
         await self.kv.write([Put(key, encode_record(record), None, ABSENT), *ops])
         return _show(automation_id, record)
 
-    async def get(self, automation_id: str, *, tenant: str) -> Automation:
+    async def get(self, automation_id: str, *, tenant: str) -> Json:
         """Return the automation. Raises AgentNotFound."""
         return _show(automation_id, (await self.load(automation_id, tenant))[0])
 
@@ -155,13 +150,13 @@ class StoredAutomations:
             raise _not_found("automation_id")
         return decode_record(entry, AutomationRecord), entry.version
 
-    async def list(self, params: AutomationListParams, *, tenant: str) -> Page[Automation]:
+    async def list(self, params: AutomationListParams, *, tenant: str) -> Page[Json]:
         """Return a page of automations. Raises AgentNotFound for an unknown cursor."""
         prefix, at_once = _automation_key(tenant, ""), params.limit + 1
         cursor = "" if params.after is None else prefix + record_id(params.after)
         if cursor and await self.kv.get(cursor) is None:
             raise _not_found("after")
-        listed: list[Automation] = []
+        listed: list[Json] = []
         while len(listed) < at_once:
             after, before = ("", cursor) if params.order == "desc" else (cursor, "")
             rows = await list_records(
@@ -181,7 +176,7 @@ class StoredAutomations:
             cursor = rows[-1].key
         return first_page(listed[:at_once], params.limit)
 
-    async def update(self, automation_id: str, request: UpdateAutomation, *, tenant: str) -> Automation:
+    async def update(self, automation_id: str, request: UpdateAutomation, *, tenant: str) -> Json:
         """Change the fields that the request has, and return the automation. Raises AgentNotFound and
         InvalidRequest."""
         target = None if request.target is None else _complete_bounded(request.target)
@@ -206,7 +201,7 @@ class StoredAutomations:
 
         return _show(automation_id, await self.edit(automation_id, tenant, edit))
 
-    async def pause(self, automation_id: str, *, tenant: str) -> Automation:
+    async def pause(self, automation_id: str, *, tenant: str) -> Json:
         """Have the schedule rest: its times pass without an invocation. Raises AgentNotFound and Conflict."""
 
         def edit(record: AutomationRecord, _now: float) -> Sequence[Op]:
@@ -216,7 +211,7 @@ class StoredAutomations:
 
         return _show(automation_id, await self.edit(automation_id, tenant, edit))
 
-    async def resume(self, automation_id: str, *, tenant: str) -> Automation:
+    async def resume(self, automation_id: str, *, tenant: str) -> Json:
         """Have the schedule go on with its next time; the one time of an automation that has passed comes at once.
         Raises AgentNotFound and Conflict."""
 
@@ -229,7 +224,7 @@ class StoredAutomations:
 
         return _show(automation_id, await self.edit(automation_id, tenant, edit))
 
-    async def delete(self, automation_id: str, *, tenant: str) -> AutomationDeleted:
+    async def delete(self, automation_id: str, *, tenant: str) -> Json:
         """Delete an automation with the records of its invocations; those that are queued are not delivered. Raises
         AgentNotFound."""
 
@@ -240,9 +235,9 @@ class StoredAutomations:
 
         await write_prepared(self.kv, prepare)
         await delete_all(self.kv, invocation_key(tenant, automation_id, ""))
-        return AutomationDeleted(id=automation_id, deleted=True, object="agent.automation.deleted")
+        return {"id": automation_id, "deleted": True, "object": "agent.automation.deleted"}
 
-    async def invoke(self, automation_id: str, *, tenant: str) -> AutomationInvocation:
+    async def invoke(self, automation_id: str, *, tenant: str) -> Json:
         """Invoke an automation now, also one that rests, and return the invocation. Raises AgentNotFound, and
         Conflict while too many wait."""
         invocation_id, invocation = new_invocation_id(), InvocationRecord(status="queued", created_at=int(self.now()))
@@ -260,7 +255,7 @@ class StoredAutomations:
         self.on_due()
         return _show_invocation(automation_id, invocation_id, invocation)
 
-    async def get_invocation(self, automation_id: str, invocation_id: str, *, tenant: str) -> AutomationInvocation:
+    async def get_invocation(self, automation_id: str, invocation_id: str, *, tenant: str) -> Json:
         """Return an invocation. Raises AgentNotFound."""
         record = await self.load_invocation(automation_id, invocation_id, tenant)
         if record is None:
@@ -272,9 +267,7 @@ class StoredAutomations:
         entry = await self.kv.get(invocation_key(tenant, record_id(automation_id), record_id(invocation_id)))
         return None if entry is None else decode_record(entry, InvocationRecord)
 
-    async def list_invocations(
-        self, automation_id: str, params: InvocationListParams, *, tenant: str
-    ) -> Page[AutomationInvocation]:
+    async def list_invocations(self, automation_id: str, params: InvocationListParams, *, tenant: str) -> Page[Json]:
         """Return a page of the invocations of an automation. Raises AgentNotFound, also for an unknown cursor."""
         await self.load(automation_id, tenant)
         prefix = invocation_key(tenant, automation_id, "")
@@ -334,7 +327,7 @@ def begin_occurrence(record: AutomationRecord, automation_id: str, now: float) -
     else:
         moment = max(record.next_at, find_last(record.expression, record.timezone, now) or 0)
         record.next_at = _next_time(record, max(now, moment))
-    snapshot = _show(automation_id, record).model_dump(mode="json", by_alias=True, warnings=False)
+    snapshot = _show(automation_id, record)
     invocation = InvocationRecord(status="queued", created_at=int(now), scheduled_at=moment, automation=snapshot)
     if record.queued:
         invocation.status, invocation.skip_reason = "skipped", "pending_delivery"
@@ -412,7 +405,7 @@ def _not_found(param: str) -> AgentNotFound:
     return AgentNotFound("There is no such automation or invocation.", param=param)
 
 
-def _show(automation_id: str, record: AutomationRecord) -> Automation:
+def _show(automation_id: str, record: AutomationRecord) -> Json:
     fields: Json = {
         "id": automation_id,
         "object": "agent.automation",
@@ -426,11 +419,11 @@ def _show(automation_id: str, record: AutomationRecord) -> Automation:
         "created_at": record.created_at,
     }
     if record.type == "once":
-        return OneTimeAutomation.construct(**fields, run_at=record.run_at)
-    return PeriodicAutomation.construct(**fields, expression=record.expression, timezone=record.timezone)
+        return {**fields, "run_at": record.run_at}
+    return {**fields, "expression": record.expression, "timezone": record.timezone}
 
 
-def _show_invocation(automation_id: str, invocation_id: str, record: InvocationRecord) -> AutomationInvocation:
+def _show_invocation(automation_id: str, invocation_id: str, record: InvocationRecord) -> Json:
     by_schedule = {"type": "automation", "automation": record.automation}
     fields: Json = {
         "id": invocation_id,
@@ -446,4 +439,4 @@ def _show_invocation(automation_id: str, invocation_id: str, record: InvocationR
     }
     if record.response_id is not None:
         fields["response_id"] = record.response_id
-    return AutomationInvocation.construct(**fields)
+    return fields

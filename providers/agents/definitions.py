@@ -7,7 +7,6 @@ import time
 from typing import Any, Final
 
 import msgspec
-from openai.types.beta import Agent, AgentDeleted
 
 from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
 from apis.errors import AgentNotFound, InvalidRequest
@@ -37,7 +36,7 @@ class StoredDefinitions:
         self._kv = kv
         self._max_agents = max_agents
 
-    async def create(self, request: CreateAgent, *, tenant: str) -> Agent:
+    async def create(self, request: CreateAgent, *, tenant: str) -> Json:
         """Create an agent. Raises InvalidRequest if the tenant has as many as it may."""
         await self._kv.require_room(tenant)
         rows = await self._kv.scan(_agent_key(tenant, ""), limit=self._max_agents)
@@ -49,7 +48,7 @@ class StoredDefinitions:
         await self._kv.write([Put(_agent_key(tenant, agent_id), encode_record(record), None, ABSENT)])
         return _show(agent_id, record)
 
-    async def get(self, agent_id: str, *, tenant: str) -> Agent:
+    async def get(self, agent_id: str, *, tenant: str) -> Json:
         """Return the agent. Raises AgentNotFound."""
         return _show(agent_id, await self._load(agent_id, tenant))
 
@@ -57,7 +56,7 @@ class StoredDefinitions:
         """Return the fields of the agent, also those that are not shown. Raises AgentNotFound."""
         return (await self._load(agent_id, tenant)).fields
 
-    async def list(self, params: AgentListParams, *, tenant: str) -> Page[Agent]:
+    async def list(self, params: AgentListParams, *, tenant: str) -> Page[Json]:
         """Return a page of agents. Raises AgentNotFound for an unknown cursor."""
         prefix = _agent_key(tenant, "")
         cursor = ""
@@ -75,7 +74,7 @@ class StoredDefinitions:
         )
         return first_page([_show(row.key.removeprefix(prefix), row.record) for row in rows], params.limit)
 
-    async def update(self, agent_id: str, request: UpdateAgent, *, tenant: str) -> Agent:
+    async def update(self, agent_id: str, request: UpdateAgent, *, tenant: str) -> Json:
         """Change the fields that the request has, and return the agent. Raises AgentNotFound."""
         changes = {**describe_options(request), **_describe_names(request)}
         if "model" in request.model_fields_set:
@@ -90,14 +89,14 @@ class StoredDefinitions:
         assert record is not None  # every edit returns a record
         return _show(agent_id, record)
 
-    async def delete(self, agent_id: str, *, tenant: str) -> AgentDeleted:
+    async def delete(self, agent_id: str, *, tenant: str) -> Json:
         """Delete the agent; its sessions go on with what it was. Raises AgentNotFound."""
         key = _agent_key(tenant, record_id(agent_id))
         entry = await self._kv.get(key)
         if entry is None:
             raise agent_not_found()
         await self._kv.write([Delete(key)])
-        return AgentDeleted(id=agent_id, object="agent.deleted", deleted=True)
+        return {"id": agent_id, "object": "agent.deleted", "deleted": True}
 
     async def _load(self, agent_id: str, tenant: str) -> AgentRecord:
         entry = await self._kv.get(_agent_key(tenant, record_id(agent_id)))
@@ -129,7 +128,7 @@ def _describe_names(request: CreateAgent | UpdateAgent) -> Json:
     return names
 
 
-def _show(agent_id: str, record: AgentRecord) -> Agent:
+def _show(agent_id: str, record: AgentRecord) -> Json:
     fields: dict[str, Any] = {
         **record.fields,
         "id": agent_id,
@@ -138,4 +137,4 @@ def _show(agent_id: str, record: AgentRecord) -> Agent:
         "updated_at": record.updated_at,
         "tools": show_tools(record.fields["tools"], in_session=False),
     }
-    return Agent.model_validate(fields)
+    return fields

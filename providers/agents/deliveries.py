@@ -72,7 +72,7 @@ class TargetDeliverer:
             key_id=owner.key_id,
             key=RequestKey(invocation_id, ""),
         )
-        return Delivery("completed", session_id=session.id)
+        return Delivery("completed", session_id=session["id"])
 
     async def _send_instructions(
         self, invocation_id: str, target: ExistingSessionTarget, owner: BatchOwner
@@ -81,10 +81,10 @@ class TargetDeliverer:
             session = await self._sessions.get(target.session_id, tenant=owner.tenant)
         except NotFound as exc:
             return Delivery("failed", code="session_not_found", message=exc.message, pauses=True)
-        if session.status == "failed":
+        if session["status"] == "failed":
             return Delivery("failed", code="session_failed", message="The session has failed.", pauses=True)
-        if session.status != "idle":
-            return Delivery("waiting", session_id=session.id, retry_s=_BUSY_S)
+        if session["status"] != "idle":
+            return Delivery("waiting", session_id=session["id"], retry_s=_BUSY_S)
         content: list[Any] = [{"type": "input_text", "text": target.instructions}]
         message = SessionMessage.model_validate({"role": "user", "content": content})
         event = MessageEvent(type="agent.session.input.message", input=[message])

@@ -5,8 +5,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Final
 
-from openai.types.beta import AgentSession, AgentSessionDeleted
-
 from apis.agents.agents import AgentOptions
 from apis.agents.sessions import (
     CreateSession,
@@ -79,7 +77,7 @@ class StoredSessions:
         tenant: str,
         key_id: str,
         key: RequestKey | None = None,
-    ) -> AgentSession:
+    ) -> Json:
         """Create a session of an agent and begin its first turn; one that was created under the key before is returned.
         Raises InvalidRequest for a session without input."""
         messages = _list_messages(request)
@@ -100,14 +98,14 @@ class StoredSessions:
             return await self.create(request, agent, tenant=tenant, key_id=key_id, key=key)
         self._store.announce(transition)
         self._wake()
-        return AgentSession.model_validate(transition.show_session())
+        return transition.show_session()
 
-    async def get(self, session_id: str, *, tenant: str) -> AgentSession:
+    async def get(self, session_id: str, *, tenant: str) -> Json:
         """Return the session. Raises AgentNotFound."""
         session = await self._store.load(_ref(session_id, tenant))
-        return AgentSession.model_validate(session.show_session())
+        return session.show_session()
 
-    async def list(self, params: SessionListParams, *, tenant: str) -> Page[AgentSession]:
+    async def list(self, params: SessionListParams, *, tenant: str) -> Page[Json]:
         """Return a page of sessions; a filtered one may have fewer than there are, and then names the last one that was
         looked at. Raises AgentNotFound for an unknown cursor."""
         prefix, is_reversed = SessionRef(tenant, "").session_key, params.order == "desc"
@@ -125,7 +123,7 @@ class StoredSessions:
             reverse=is_reversed,
         )
         matching = [row for row in rows if params.accepts(row.record.agent_id, row.record.metadata)]
-        sessions: list[AgentSession] = []
+        sessions: list[Json] = []
         for row in matching[: params.limit]:
             with skipping_damaged(self._kv, row.key, "SessionState, or a part of its turn"):
                 sessions.append(await self.get(row.key.removeprefix(prefix), tenant=tenant))
@@ -133,7 +131,7 @@ class StoredSessions:
         last_key = matching[params.limit - 1].key if len(matching) >= params.limit else rows[-1].key if rows else None
         return Page(sessions, has_more, last_key.removeprefix(prefix) if has_more and last_key else None)
 
-    async def update(self, session_id: str, request: UpdateSession, *, tenant: str) -> AgentSession:
+    async def update(self, session_id: str, request: UpdateSession, *, tenant: str) -> Json:
         """Change the fields that the request has, and return the session. Raises AgentNotFound."""
         if not request.model_fields_set:
             raise InvalidRequest("At least one update field is required.")
@@ -162,7 +160,7 @@ class StoredSessions:
         await change(self._kv, _ref(session_id, tenant).session_key, StoredSession, edit)
         return await self.get(session_id, tenant=tenant)
 
-    async def delete(self, session_id: str, *, tenant: str) -> AgentSessionDeleted:
+    async def delete(self, session_id: str, *, tenant: str) -> Json:
         """Delete a session with all that is in it; one that was deleted before, too. Raises AgentNotFound, and Conflict
         while it has a turn."""
         ref = _ref(session_id, tenant)
@@ -184,7 +182,7 @@ class StoredSessions:
 
         await write_prepared(self._kv, prepare)
         await self._delete_rest(ref)
-        return AgentSessionDeleted(id=session_id, object="agent.session.deleted", deleted=True)
+        return {"id": session_id, "object": "agent.session.deleted", "deleted": True}
 
     async def _delete_rest(self, ref: SessionRef) -> None:
         """Delete what a deleted session has left, also where an earlier deletion was broken off."""

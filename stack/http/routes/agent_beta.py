@@ -24,14 +24,9 @@ def require_agents(services: Services) -> StoredAgents:
     return require_section(services.stack.agents, "keeps no agents", "agents")
 
 
-def to_fields(model: BaseModel) -> dict[str, Any]:
-    """Return an object of the SDK as JSON."""
-    return model.model_dump(mode="json", by_alias=True, warnings=False)
-
-
-def object_response(model: BaseModel, status: int = 200) -> Response:
+def object_response(fields: dict[str, Any], status: int = 200) -> Response:
     """Return the answer that is one object."""
-    return value_response(to_fields(model), status)
+    return value_response(fields, status)
 
 
 def _with_beta(handler: Handler) -> Handler:

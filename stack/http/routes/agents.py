@@ -32,7 +32,6 @@ from stack.http.routes.agent_beta import (
     object_response,
     read_route,
     require_agents,
-    to_fields,
     write_route,
 )
 from stack.http.routes.automations import AUTOMATION_ROUTES
@@ -51,7 +50,7 @@ async def create_agent(http: Request, context: HttpContext, services: Services) 
 async def list_agents(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, AgentListParams)
     page = await require_agents(services).definitions.list(params, tenant=context.tenant)
-    return list_response([to_fields(agent) for agent in page.data], has_more=page.has_more)
+    return list_response(page.data, has_more=page.has_more)
 
 
 async def get_agent(http: Request, context: HttpContext, services: Services) -> Response:
@@ -85,13 +84,13 @@ async def create_session(http: Request, context: HttpContext, services: Services
     if not request.stream:
         return object_response(session, CREATED)
     obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
-    batches = agents.sessions.follow_creation(session.id, tenant=tenant)
+    batches = agents.sessions.follow_creation(session["id"], tenant=tenant)
     return _CreatedStream(batches, _frame_encoder(obfuscate), services.monitor, context.request_record)
 
 
 async def list_sessions(http: Request, context: HttpContext, services: Services) -> Response:
     page = await require_agents(services).sessions.list(read_query(http, SessionListParams), tenant=context.tenant)
-    return list_response([to_fields(each) for each in page.data], has_more=page.has_more, last_id=page.last_id)
+    return list_response(page.data, has_more=page.has_more, last_id=page.last_id)
 
 
 async def get_session(http: Request, context: HttpContext, services: Services) -> Response:
@@ -141,7 +140,7 @@ async def list_items(http: Request, context: HttpContext, services: Services) ->
 async def list_turns(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, TurnListParams)
     page = await require_agents(services).activity.list_turns(_session_id(http), params, tenant=context.tenant)
-    return list_response([to_fields(turn) for turn in page.data], has_more=page.has_more)
+    return list_response(page.data, has_more=page.has_more)
 
 
 async def get_turn(http: Request, context: HttpContext, services: Services) -> Response:

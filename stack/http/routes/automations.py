@@ -25,7 +25,6 @@ from stack.http.routes.agent_beta import (
     object_response,
     read_route,
     require_agents,
-    to_fields,
     write_route,
 )
 
@@ -44,7 +43,7 @@ async def create_automation(http: Request, context: HttpContext, services: Servi
 async def list_automations(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, AutomationListParams)
     page = await require_agents(services).automations.list(params, tenant=context.tenant)
-    return list_response([to_fields(each) for each in page.data], has_more=page.has_more)
+    return list_response(page.data, has_more=page.has_more)
 
 
 async def update_automation(http: Request, context: HttpContext, services: Services) -> Response:
@@ -83,7 +82,7 @@ async def invoke_automation(http: Request, context: HttpContext, services: Servi
 async def list_invocations(http: Request, context: HttpContext, services: Services) -> Response:
     params, automations = read_query(http, InvocationListParams), require_agents(services).automations
     page = await automations.list_invocations(_automation_id(http), params, tenant=context.tenant)
-    return list_response([to_fields(each) for each in page.data], has_more=page.has_more)
+    return list_response(page.data, has_more=page.has_more)
 
 
 async def get_invocation(http: Request, context: HttpContext, services: Services) -> Response:

@@ -2,7 +2,6 @@
 
 from typing import Any, Final
 
-from openai.types.beta import Agent
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -63,8 +62,8 @@ async def _list_agents(context: HttpContext, services: Services) -> list[Model]:
     return [_agent_to_model(agent) for agent in page.data]
 
 
-def _agent_to_model(agent: Agent) -> Model:
-    return Model(id=f"{MODEL_PREFIX}{agent.id}", created=agent.created_at, owned_by="agents")
+def _agent_to_model(agent: dict[str, Any]) -> Model:
+    return Model(id=f"{MODEL_PREFIX}{agent['id']}", created=agent["created_at"], owned_by="agents")
 
 
 def _model_to_fields(model: Model) -> dict[str, Any]:
