@@ -10,6 +10,7 @@ next time, or the delivery of its first invocation that is queued.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import msgspec
@@ -236,6 +237,15 @@ class StoredAutomations:
         await write_prepared(self.kv, prepare)
         await delete_all(self.kv, invocation_key(tenant, automation_id, ""))
         return {"id": automation_id, "deleted": True, "object": "agent.automation.deleted"}
+
+    async def delete_all(self, *, tenant: str) -> None:
+        """Delete the automations of a tenant with their due rows, whose keys do not begin with its name."""
+        prefix, after = _automation_key(tenant, ""), ""
+        while rows := await list_records(self.kv, prefix, AutomationRecord, limit=100, after=after):
+            for row in rows:
+                with suppress(AgentNotFound):
+                    await self.delete(row.key.removeprefix(prefix), tenant=tenant)
+            after = rows[-1].key
 
     async def invoke(self, automation_id: str, *, tenant: str) -> Json:
         """Invoke an automation now, also one that rests, and return the invocation. Raises AgentNotFound, and

@@ -71,7 +71,7 @@ class AutomationQueue(JobQueue[str, DueRecord]):
             for key, entry in rows:
                 due = decode_or_skip(self.kv, key, entry, DueRecord)
                 if due is not None:
-                    lease_key = f"/automation_lease/{due.automation_id}"
+                    lease_key = f"/automation_lease/{due.tenant}/{due.automation_id}"
                     yield Job(due.tenant, due.automation_id, lease_key, self._lease_s, key, entry)
             if len(rows) < _SCAN_LIMIT:
                 return

@@ -1,9 +1,9 @@
 """ProjectEraser: deletes all that a project owns, and proves that nothing of it is in the store any more.
 
 What lies outside of the store (containers, the chunks in a vector index, files in an object store) is deleted through
-its own API first. The rest follows from the form of the keys: those of a tenant are `TENANT/...`, and those that
-providers write about a tenant's work are `/KIND/TENANT/...` or `~KIND/TENANT/...`; accounts are
-`/accounts/KIND/PROJECT`.
+its own API first, and so are automations, whose due rows are sorted by time. The rest follows from the form of the
+keys: those of a tenant are `TENANT/...`, and those that providers write about a tenant's work are `/KIND/TENANT/...` or
+`~KIND/TENANT/...`; accounts are `/accounts/KIND/PROJECT`.
 """
 
 import asyncio
@@ -97,6 +97,8 @@ class ProjectEraser:
                     await _ignore_absence(containers.delete(container.id, tenant=tenant))
         if stores is not None:
             await stores.delete_all(tenant=tenant)
+        if self._stack.agents is not None:
+            await self._stack.agents.automations.delete_all(tenant=tenant)
         if self._stack.files is not None:
             await self._stack.files.delete_outside_of_store(tenant=tenant)
 

@@ -139,7 +139,8 @@ def _session_kind(agents: StoredAgents, tenant: str) -> tuple[_ListPage, _Delete
 
     async def list_sessions() -> Sequence[tuple[str, float]]:
         params = SessionListParams(order="asc", limit=_PAGE_OBJECTS)
-        return [(row.id, row.created_at) for row in (await agents.sessions.list(params, tenant=tenant)).data]
+        page = await agents.sessions.list(params, tenant=tenant)
+        return [(row["id"], row["created_at"]) for row in page.data]
 
     async def delete_session(session_id: str) -> None:
         try:

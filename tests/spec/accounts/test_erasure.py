@@ -78,6 +78,21 @@ async def store_one_of_everything(client: AsyncOpenAI, model: str) -> None:
     await client.webhooks.create(name=WORD, url="http://127.0.0.1:1/x", event_types=["response.completed"])
     await create(model=model, input=WORD, background=True)  # its event waits for the endpoint
     await wait_for_end(client, await create_batch(client, [batch_line("one", model=model)]))
+    agent = await client.beta.agents.create(model=model, instructions=WORD)
+    await create_idle_session(client, agent_id=agent.id)
+    target: Any = {"type": "response", "request": {"model": model, "input": WORD}}
+    schedule: Any = {"type": "periodic", "expression": "0 0 1 1 *", "timezone": "UTC"}
+    automation = await client.beta.agents.automations.create(**schedule, name=WORD, target=target)
+    await client.beta.agents.automations.invocations.create(automation.id)
+
+
+async def create_idle_session(client: AsyncOpenAI, **agent: Any) -> str:
+    """Create a session, and return its id once its turn has ended."""
+    sessions: Any = client.beta.agents.sessions
+    stream = await sessions.create(**agent, environment={"type": "none"}, input=WORD, stream=True)
+    events = [event async for event in stream]
+    assert events[-1].type == "agent.session.idle"
+    return events[-1].session.id
 
 
 async def remnants(kv: KVStore, project_id: str, word: str = WORD) -> list[str]:
@@ -198,7 +213,7 @@ async def test_what_a_request_that_was_under_way_stores_later_is_deleted_by_the_
 async def test_what_is_older_than_a_projects_retention_is_deleted_and_nothing_else(tmp_path: Path) -> None:
     async with administered(tmp_path) as served:
         clients: dict[str, AsyncOpenAI] = {}
-        ids: dict[str, tuple[str, str, str, str]] = {}
+        ids: dict[str, tuple[str, ...]] = {}
         projects: dict[str, str] = {}
         for name in ("brief", "long", "default"):
             projects[name], key = await new_project(organization_of(served.client))
@@ -208,19 +223,21 @@ async def test_what_is_older_than_a_projects_retention_is_deleted_and_nothing_el
             conversation = await client.conversations.create(items=[{"role": "user", "content": WORD}])
             file = await client.files.create(file=("a.md", WORD.encode()), purpose="assistants")
             store = await client.vector_stores.create(name="v", file_ids=[file.id])
-            ids[name] = (second.id, conversation.id, file.id, store.id)
+            session_id = await create_idle_session(client, agent={"model": "scripted"})
+            ids[name] = (second.id, conversation.id, file.id, store.id, session_id)
         update = projects_of(served).data_retention.update
         await update(projects["brief"], retention_type="none", extra_body={"retention_days": 1e-9})
         await update(projects["long"], retention_type="none", extra_body={"retention_days": 1})
         await asyncio.sleep(max(0.0, 1.05 - time.time() % 1))  # times of creation are whole seconds
         await sweep(served)
         for name, client in clients.items():
-            response, conversation_id, file_id, store_id = ids[name]
+            response, conversation_id, file_id, store_id, session_id = ids[name]
             for call in (
                 client.responses.retrieve(response),
                 client.conversations.retrieve(conversation_id),
                 client.files.retrieve(file_id),
                 client.vector_stores.retrieve(store_id),
+                client.beta.agents.sessions.retrieve(session_id),
             ):
                 if name == "brief":
                     with pytest.raises(NotFoundError):

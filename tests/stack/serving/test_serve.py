@@ -350,8 +350,15 @@ class Hasty(HttpServerConnection):
     max_head_bytes: ClassVar[int] = 1024
 
 
+class Slower(Hasty):
+    body_s: ClassVar[float] = 1.0
+    """A machine with other work stands still for less."""
+
+
 @asynccontextmanager
-async def connected() -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(
+    protocol: type[HttpServerConnection] = Hasty,
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     async def app(_scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive()).get("more_body"):
             pass
@@ -361,7 +368,7 @@ async def connected() -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.Stre
     config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", interface="asgi3", access_log=False)
     config.load()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Hasty(config, ServerState(), {}, loop), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     try:
         async with asyncio.timeout(BOUND_S):
@@ -383,14 +390,14 @@ async def test_a_request_that_does_not_come_is_not_waited_for(sent: bytes) -> No
 
 
 async def test_a_slow_body_is_waited_for_while_it_keeps_its_pace() -> None:
-    async with connected() as (reader, writer):
-        size = 8 * int(Hasty.body_s * Hasty.body_bytes_per_s)
+    async with connected(Slower) as (reader, writer):
+        size = 4 * int(Slower.body_s * Slower.body_bytes_per_s)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size)
         loop = asyncio.get_running_loop()
-        for _ in range(8):
-            writer.write(b"x" * (size // 8))
+        for _ in range(4):
+            writer.write(b"x" * (size // 4))
             turn = loop.create_future()
-            loop.call_later(Hasty.body_s / 2, turn.set_result, None)
+            loop.call_later(Slower.body_s / 2, turn.set_result, None)
             await turn
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
