@@ -216,10 +216,12 @@ def test_a_value_that_comes_back_is_a_placeholder(spelling: str) -> None:
 @given(st.lists(st.sampled_from([b"aaaaaaaa", b"aaa", b"ab", b"b", b"aaaaaaab", b"aaaaaaabab", b"c"]), max_size=20))
 def test_a_stream_is_redacted_as_its_whole_is(pieces: list[bytes]) -> None:
     """However it is cut, also where a value begins within another one, or is the beginning of one."""
-    secrets, _ = secrets_of(("A", "aaaaaaab"), ("B", "aaaaaaabab"), ("C", "abcabcab"))
+    secrets, placeholders = secrets_of(("A", "aaaaaaab"), ("B", "aaaaaaabab"), ("C", "abcabcab"))
     stream = RedactedStream(secrets)
     passed = b"".join([*map(stream.feed, pieces), stream.finish()])
     assert passed == secrets.redact(b"".join(pieces))
+    for each in placeholders.values():  # one may end with an `a`
+        passed = passed.replace(each.encode(), b"|")
     assert b"aaaaaaab" not in passed
 
 
