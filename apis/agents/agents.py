@@ -76,7 +76,7 @@ class UpdateAgent(AgentOptions):
 
 
 class AgentListParams(Wire):
-    """Query of a listing of agents."""
+    """Query of a listing of agents, or of what belongs to them."""
 
     after: Cursor | None = None
     limit: ClampedLimit = 20

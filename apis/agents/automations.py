@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from apis.agents.agents import ClampedLimit, Cursor, Order
+from apis.agents.agents import AgentListParams, Cursor
 from apis.agents.sessions import SessionAgent, SessionEnvironment, SessionMessage, Text
 from apis.responses import CreateResponse
 from apis.wire.base import Metadata, Wire
@@ -70,18 +70,11 @@ class UpdateAutomation(Wire):
     metadata: Metadata | None = None
 
 
-class AutomationListParams(Wire):
+class AutomationListParams(AgentListParams):
     """Query of a listing of automations. With `session_id`, it lists those with this session as their target."""
 
-    after: Cursor | None = None
-    limit: ClampedLimit = 20
-    order: Order = "desc"
     session_id: Cursor | None = None
 
 
-class InvocationListParams(Wire):
+class InvocationListParams(AgentListParams):
     """Query of a listing of invocations."""
-
-    after: Cursor | None = None
-    limit: ClampedLimit = 20
-    order: Order = "desc"

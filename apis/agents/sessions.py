@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from apis.agents.agents import AgentOptions, AgentReasoning, ClampedLimit, Cursor, ModelName, Order
+from apis.agents.agents import AgentListParams, AgentOptions, AgentReasoning, Cursor, ModelName, Order
 from apis.agents.tools import AgentTools
 from apis.batches.batches import BatchOwner, LineAnswer
 from apis.responses import StreamOptions
@@ -164,12 +164,9 @@ class EventStreamParams(Wire):
     starting_after: Annotated[int, BeforeValidator(_parse_number), Field(ge=0)] | None = None
 
 
-class SessionListParams(Wire):
+class SessionListParams(AgentListParams):
     """Query of a listing of sessions. `metadata` has the pairs that a session must have."""
 
-    after: Cursor | None = None
-    limit: ClampedLimit = 20
-    order: Order = "desc"
     agent_id: Cursor | None = None
     metadata: Metadata | None = None
 
@@ -179,12 +176,8 @@ class SessionListParams(Wire):
         return self.agent_id in (None, agent_id) and pairs.items() <= metadata.items()
 
 
-class SessionItemListParams(Wire):
+class SessionItemListParams(AgentListParams):
     """Query of a listing of items."""
-
-    after: Cursor | None = None
-    limit: ClampedLimit = 20
-    order: Order = "desc"
 
 
 class TurnListParams(Wire):

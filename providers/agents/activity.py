@@ -26,7 +26,7 @@ from providers.agents.records import Action, ActionKind, Json, SessionRef, TurnR
 from providers.agents.sessions import messages_to_json
 from providers.agents.store import SessionStore
 from providers.agents.transition import Transition, show_turn
-from providers.common.state.scan import list_records, skipping_damaged
+from providers.common.state.scan import find_cursor, list_from, skipping_damaged
 
 CancelResponse = Callable[[SessionRef, str], Awaitable[None]]
 """Cancels the response of this id, if it runs."""
@@ -79,18 +79,9 @@ class SessionActivity:
     async def list_turns(self, session_id: str, params: TurnListParams, *, tenant: str) -> Page[Json]:
         """Return a page of turns. Raises AgentNotFound, also for an unknown cursor."""
         session = await self._store.load(SessionRef(tenant, record_id(session_id)))
-        prefix, is_reversed, cursor = session.ref.prefix("turn"), params.order == "desc", ""
-        if params.after is not None:
-            cursor = session.ref.turn_key(params.after)
-            if await self._kv.get(cursor) is None:
-                raise _turn_not_found("after")
-        rows = await list_records(
-            *(self._kv, prefix, TurnRecord),
-            limit=params.limit + 1,
-            after="" if is_reversed else cursor,
-            before=cursor if is_reversed else "",
-            reverse=is_reversed,
-        )
+        prefix = session.ref.prefix("turn")
+        cursor = await find_cursor(self._kv, prefix, params.after, _turn_not_found("after"))
+        rows = await list_from(self._kv, prefix, TurnRecord, cursor, order=params.order, limit=params.limit + 1)
         agent_id = session.record.agent_id
         turns = [show_turn(session.ref, agent_id, row.key.removeprefix(prefix), row.record) for row in rows]
         return first_page(turns, params.limit)

@@ -31,7 +31,7 @@ from providers.agents.schedules import check_schedule, find_last, list_next, loa
 from providers.agents.targets import Json, complete_target, show_target
 from providers.common.jobs import JobRecord
 from providers.common.state.change import write_prepared
-from providers.common.state.scan import list_records
+from providers.common.state.scan import find_cursor, list_from, list_records
 
 DUE_PREFIX: Final = "/automation_due/"
 _MAX_TARGET_BYTES: Final = 1024 * 1024
@@ -90,9 +90,9 @@ class InvocationRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: dict[str, str] | None = None
 
 
-Edit = Callable[[AutomationRecord, float], Sequence[Op]]
-"""Changes an automation at a time, and returns what is written with it. It raises the error of a change that the
-automation does not allow, and may run several times, each on a record of its own."""
+Edit = Callable[[AutomationRecord, float], Sequence[Op] | None]
+"""Changes an automation at a time, and returns what is written with it; None changes nothing. It raises the error of a
+change that the automation does not allow, and may run several times, each on a record of its own."""
 
 
 class StoredAutomations:
@@ -154,19 +154,10 @@ class StoredAutomations:
     async def list(self, params: AutomationListParams, *, tenant: str) -> Page[Json]:
         """Return a page of automations. Raises AgentNotFound for an unknown cursor."""
         prefix, at_once = _automation_key(tenant, ""), params.limit + 1
-        cursor = "" if params.after is None else prefix + record_id(params.after)
-        if cursor and await self.kv.get(cursor) is None:
-            raise _not_found("after")
+        cursor = await find_cursor(self.kv, prefix, params.after, _not_found("after"))
         listed: list[Json] = []
         while len(listed) < at_once:
-            after, before = ("", cursor) if params.order == "desc" else (cursor, "")
-            rows = await list_records(
-                *(self.kv, prefix, AutomationRecord),
-                limit=at_once,
-                after=after,
-                before=before,
-                reverse=params.order == "desc",
-            )
+            rows = await list_from(self.kv, prefix, AutomationRecord, cursor, order=params.order, limit=at_once)
             listed += [
                 _show(row.key.removeprefix(prefix), row.record)
                 for row in rows
@@ -281,38 +272,23 @@ class StoredAutomations:
         """Return a page of the invocations of an automation. Raises AgentNotFound, also for an unknown cursor."""
         await self.load(automation_id, tenant)
         prefix = invocation_key(tenant, automation_id, "")
-        cursor = "" if params.after is None else prefix + record_id(params.after)
-        if cursor and await self.kv.get(cursor) is None:
-            raise _not_found("after")
-        is_reversed = params.order == "desc"
-        rows = await list_records(
-            *(self.kv, prefix, InvocationRecord),
-            limit=params.limit + 1,
-            after="" if is_reversed else cursor,
-            before=cursor if is_reversed else "",
-            reverse=is_reversed,
-        )
+        cursor = await find_cursor(self.kv, prefix, params.after, _not_found("after"))
+        rows = await list_from(self.kv, prefix, InvocationRecord, cursor, order=params.order, limit=params.limit + 1)
         invocations = [_show_invocation(automation_id, row.key.removeprefix(prefix), row.record) for row in rows]
         return first_page(invocations, params.limit)
 
-    def list_next_times(self, record: AutomationRecord, count: int) -> Sequence[int]:
-        """Return the next times of an automation, at most `count`."""
-        if record.next_at is None:
-            return ()
-        if record.type == "once":
-            return (record.next_at,)
-        return list_next(record.expression, record.timezone, record.next_at - 1, count)
-
     async def edit(self, automation_id: str, tenant: str, edit: Edit) -> AutomationRecord:
-        """Change an automation, move its due row, and write what `edit` returns, all in one write. Raises
-        AgentNotFound, and the errors of `edit`."""
+        """Change an automation, move its due row, and write what `edit` returns, all in one write. Return it as it
+        is then. Raises AgentNotFound, and the errors of `edit`."""
         record: AutomationRecord | None = None
 
-        async def prepare() -> Sequence[Op]:
+        async def prepare() -> Sequence[Op] | None:
             nonlocal record
             record, version = await self.load(automation_id, tenant)
             await _load_zone(record)
             also = edit(record, self.now())
+            if also is None:
+                return None
             moved = move_due(record, tenant, automation_id)
             return [Put(_automation_key(tenant, automation_id), encode_record(record), None, version), *moved, *also]
 

@@ -16,7 +16,7 @@ from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, encode_record
 from providers.agents.descriptions import Json, complete_agent, describe_options, show_tools
 from providers.common.state.change import change
-from providers.common.state.scan import list_records
+from providers.common.state.scan import find_cursor, list_from
 
 ID_PREFIX: Final = "agent_"
 
@@ -59,19 +59,8 @@ class StoredDefinitions:
     async def list(self, params: AgentListParams, *, tenant: str) -> Page[Json]:
         """Return a page of agents. Raises AgentNotFound for an unknown cursor."""
         prefix = _agent_key(tenant, "")
-        cursor = ""
-        if params.after is not None:
-            cursor = _agent_key(tenant, record_id(params.after))
-            if await self._kv.get(cursor) is None:
-                raise agent_not_found("after")
-        is_reversed = params.order == "desc"
-        rows = await list_records(
-            *(self._kv, prefix, AgentRecord),
-            limit=params.limit + 1,
-            after="" if is_reversed else cursor,
-            before=cursor if is_reversed else "",
-            reverse=is_reversed,
-        )
+        cursor = await find_cursor(self._kv, prefix, params.after, agent_not_found("after"))
+        rows = await list_from(self._kv, prefix, AgentRecord, cursor, order=params.order, limit=params.limit + 1)
         return first_page([_show(row.key.removeprefix(prefix), row.record) for row in rows], params.limit)
 
     async def update(self, agent_id: str, request: UpdateAgent, *, tenant: str) -> Json:

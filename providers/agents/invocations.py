@@ -106,11 +106,11 @@ class AutomationQueue(JobQueue[str, DueRecord]):
     async def _begin(self, tenant: str, automation_id: str) -> AutomationRecord:
         """Store the invocation of the time that has come, if one has, and return the automation."""
 
-        def edit(record: AutomationRecord, now: float) -> Sequence[Op]:
+        def edit(record: AutomationRecord, now: float) -> Sequence[Op] | None:
             due_at = record.next_at
             begun = begin_occurrence(record, automation_id, now)
             if begun is None or due_at is None:
-                return ()
+                return None
             invocation_id, invocation = begun
             if invocation.status == "queued":
                 # the due row stays where it is, with its attempts, until the delivery has ended
@@ -134,9 +134,9 @@ class AutomationQueue(JobQueue[str, DueRecord]):
         """Store the end of an attempt, and return the automation."""
         invocation = await self._automations.load_invocation(automation_id, invocation_id, tenant)
 
-        def edit(record: AutomationRecord, now: float) -> Sequence[Op]:
-            if record.queued[:1] != [invocation_id]:
-                return ()
+        def edit(record: AutomationRecord, now: float) -> Sequence[Op] | None:
+            if record.queued[:1] != [invocation_id]:  # another worker has ended it
+                return None
             if delivery.status == "waiting":
                 record.retry_at = now + delivery.retry_s
                 return ()

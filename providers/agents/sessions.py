@@ -29,7 +29,7 @@ from providers.agents.store import SessionStore, session_not_found
 from providers.agents.transition import Transition
 from providers.common.state.change import change, write_prepared
 from providers.common.state.event_logs import Log
-from providers.common.state.scan import list_records, skipping_damaged
+from providers.common.state.scan import find_cursor, list_from, skipping_damaged
 
 _END_S: Final = 30 * 86_400.0
 """Seconds for which a deleted session is remembered."""
@@ -108,20 +108,11 @@ class StoredSessions:
     async def list(self, params: SessionListParams, *, tenant: str) -> Page[Json]:
         """Return a page of sessions; a filtered one may have fewer than there are, and then names the last one that was
         looked at. Raises AgentNotFound for an unknown cursor."""
-        prefix, is_reversed = SessionRef(tenant, "").session_key, params.order == "desc"
-        cursor = ""
-        if params.after is not None:
-            cursor = _ref(params.after, tenant).session_key
-            if await self._kv.get(cursor) is None:
-                raise session_not_found("after")
+        prefix = SessionRef(tenant, "").session_key
+        cursor = await find_cursor(self._kv, prefix, params.after, session_not_found("after"))
         is_filtered = params.agent_id is not None or bool(params.metadata)
-        rows = await list_records(
-            *(self._kv, prefix, StoredSession),
-            limit=_MAX_LOOKED_AT if is_filtered else params.limit + 1,
-            after="" if is_reversed else cursor,
-            before=cursor if is_reversed else "",
-            reverse=is_reversed,
-        )
+        limit = _MAX_LOOKED_AT if is_filtered else params.limit + 1
+        rows = await list_from(self._kv, prefix, StoredSession, cursor, order=params.order, limit=limit)
         matching = [row for row in rows if params.accepts(row.record.agent_id, row.record.metadata)]
         sessions: list[Json] = []
         for row in matching[: params.limit]:

@@ -8,12 +8,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from apis.errors import StorageCorrupt
+from apis.errors import StackError, StorageCorrupt
+from apis.storage.keys import record_id
 from apis.storage.kv_store import Entry, KVStore
 from apis.storage.records import decode_record, scan_all
 from providers.common.counters import DAMAGED_RECORDS
@@ -70,6 +71,32 @@ async def list_records(
             before = rows[-1][0]
         else:
             after = rows[-1][0]
+
+
+async def list_from(
+    kv: KVStore,
+    prefix: str,
+    record_type: type[RecordT],
+    cursor: str,
+    *,
+    order: Literal["asc", "desc"],
+    limit: int,
+) -> list[StoredRecord[RecordT]]:
+    """Return the first `limit` readable records that follow the key `cursor` in the order; without one, all do."""
+    if order == "desc":
+        return await list_records(kv, prefix, record_type, limit=limit, before=cursor, reverse=True)
+    return await list_records(kv, prefix, record_type, limit=limit, after=cursor)
+
+
+async def find_cursor(kv: KVStore, prefix: str, after: str | None, unknown_cursor: StackError) -> str:
+    """Return the key of the record with the id that a client has sent as the cursor of a listing; empty where it has
+    sent none. Raises `unknown_cursor` where there is no such record."""
+    if after is None:
+        return ""
+    key = prefix + record_id(after)
+    if await kv.get(key) is None:
+        raise unknown_cursor
+    return key
 
 
 def decode_or_skip(kv: KVStore, key: str, entry: Entry, record_type: type[RecordT]) -> RecordT | None:

@@ -1,4 +1,4 @@
-// The Playground: chats beside one thread, or beside two that answer the same question; settings and events at their side.
+// The Playground: the list of chats, and one thread, or two that answer the same question, with settings and events.
 
 import { ChatRecord, readDraft, saveDraft } from "../chats.js";
 import { ChatList, useChats } from "../parts/chat_list.js";

@@ -17,6 +17,7 @@ from tests.spec.accounts.test_stored_keys import say
 from tests.support.sdk.answer_shapes import Script
 from tests.support.sdk.batch_files import batch_line, create_batch, wait_for_end
 from tests.support.sdk.client import sdk_client
+from tests.support.sdk.sessions import run_session
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of, stored_organization
@@ -78,21 +79,12 @@ async def store_one_of_everything(client: AsyncOpenAI, model: str) -> None:
     await client.webhooks.create(name=WORD, url="http://127.0.0.1:1/x", event_types=["response.completed"])
     await create(model=model, input=WORD, background=True)  # its event waits for the endpoint
     await wait_for_end(client, await create_batch(client, [batch_line("one", model=model)]))
-    agent = await client.beta.agents.create(model=model, instructions=WORD)
-    await create_idle_session(client, agent_id=agent.id)
+    await client.beta.agents.create(model=model, instructions=WORD)
+    await run_session(client, WORD, model=model)
     target: Any = {"type": "response", "request": {"model": model, "input": WORD}}
     schedule: Any = {"type": "periodic", "expression": "0 0 1 1 *", "timezone": "UTC"}
     automation = await client.beta.agents.automations.create(**schedule, name=WORD, target=target)
     await client.beta.agents.automations.invocations.create(automation.id)
-
-
-async def create_idle_session(client: AsyncOpenAI, **agent: Any) -> str:
-    """Create a session, and return its id once its turn has ended."""
-    sessions: Any = client.beta.agents.sessions
-    stream = await sessions.create(**agent, environment={"type": "none"}, input=WORD, stream=True)
-    events = [event async for event in stream]
-    assert events[-1].type == "agent.session.idle"
-    return events[-1].session.id
 
 
 async def remnants(kv: KVStore, project_id: str, word: str = WORD) -> list[str]:
@@ -223,8 +215,8 @@ async def test_what_is_older_than_a_projects_retention_is_deleted_and_nothing_el
             conversation = await client.conversations.create(items=[{"role": "user", "content": WORD}])
             file = await client.files.create(file=("a.md", WORD.encode()), purpose="assistants")
             store = await client.vector_stores.create(name="v", file_ids=[file.id])
-            session_id = await create_idle_session(client, agent={"model": "scripted"})
-            ids[name] = (second.id, conversation.id, file.id, store.id, session_id)
+            session = await run_session(client, WORD)
+            ids[name] = (second.id, conversation.id, file.id, store.id, session.id)
         update = projects_of(served).data_retention.update
         await update(projects["brief"], retention_type="none", extra_body={"retention_days": 1e-9})
         await update(projects["long"], retention_type="none", extra_body={"retention_days": 1})

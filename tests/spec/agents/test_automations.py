@@ -13,6 +13,7 @@ import pytest
 from openai.types.beta.agents.automations import AutomationInvocation
 
 from tests.support.sdk.answer_shapes import call
+from tests.support.sdk.sessions import rest
 from tests.support.servers.serving import Served, scripted, serving
 
 Json = dict[str, Any]
@@ -92,11 +93,7 @@ async def test_an_hour_begins_a_session(served: Served) -> None:
     assert invocation.source.automation.id == automation.id
     assert invocation.session_id is not None
     sessions = served.client.beta.agents.sessions
-
-    async def is_idle() -> bool:
-        return (await sessions.retrieve(str(invocation.session_id))).status == "idle"
-
-    await until(is_idle)
+    assert (await rest(served.client, invocation.session_id)).status == "idle"
     items = [item async for item in sessions.items.list(invocation.session_id, order="asc")]
     assert [item.type for item in items] == ["message", "message"]
 
@@ -186,11 +183,7 @@ async def test_a_session_gets_instructions_when_it_is_idle(calling: Served) -> N
     session = await client.sessions.create(
         agent={"model": "scripted", "tools": [WEATHER]}, environment=NONE, input="Hi"
     )
-
-    async def waits_for_result() -> bool:
-        return (await client.sessions.retrieve(session.id)).status == "requires_action"
-
-    await until(waits_for_result)
+    assert (await rest(served.client, session.id)).status == "requires_action"
     target: Any = {"type": "existing_session", "session_id": session.id, "instructions": "Go on."}
     automation = await client.automations.create(**HOURLY, target=target)
     clock.set(2026, 3, 28, 13, 0)
@@ -203,15 +196,11 @@ async def test_a_session_gets_instructions_when_it_is_idle(calling: Served) -> N
     assert action.type == "function_call"
     events: Any = [{**result, "turn_id": action.turn_id, "call_id": action.call_id}]
     await client.sessions.events.create(session.id, events=events)
-
-    async def is_idle() -> bool:
-        return (await client.sessions.retrieve(session.id)).status == "idle"
-
-    await until(is_idle)
+    assert (await rest(served.client, session.id)).status == "idle"
     clock.set(2026, 3, 28, 14, 10)
     delivered, _ = await wait_for_invocations(served, automation.id, "completed", "skipped")
     assert (delivered.id, delivered.session_id) == (queued.id, session.id)
-    await until(is_idle)
+    assert (await rest(served.client, session.id)).status == "idle"
     turns = [turn async for turn in client.sessions.turns.list(session.id)]
     assert len(turns) == 2
     listed = [each.id async for each in client.automations.list(session_id=session.id)]
@@ -221,11 +210,7 @@ async def test_a_session_gets_instructions_when_it_is_idle(calling: Served) -> N
 async def test_an_automation_rests_once_its_session_is_gone(served: Served) -> None:
     clock, client = Clock(served), served.client.beta.agents
     session = await client.sessions.create(agent={"model": "scripted"}, environment=NONE, input="Hi")
-
-    async def is_idle() -> bool:
-        return (await client.sessions.retrieve(session.id)).status == "idle"
-
-    await until(is_idle)
+    assert (await rest(served.client, session.id)).status == "idle"
     target: Any = {"type": "existing_session", "session_id": session.id, "instructions": "Go on."}
     automation = await client.automations.create(**HOURLY, target=target)
     await client.sessions.delete(session.id)

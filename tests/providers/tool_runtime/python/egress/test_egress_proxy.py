@@ -5,7 +5,7 @@ import hashlib
 import os
 import ssl
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from providers.tool_runtime.python.egress.settings import EgressCounts
-from tests.support.servers.container_proxy import container_proxy, server_context
+from tests.support.servers.container_proxy import Opened, container_proxy, server_context
 from tests.support.servers.fetcher_hosts import SITE, Canary, Site
 
 HOST = "api.example.com"
@@ -350,7 +350,7 @@ ANSWERS = {
         b"whole",
     ),
     "no body": (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b""),
-    "another answer behind": (
+    "another answer after it": (
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwholeHTTP/1.1 200 OK\r\n\r\n",
         200,
         b"whole",
@@ -358,9 +358,9 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-async def test_an_odd_answer_is_passed_on_whole_or_not_at_all(name: str) -> None:
-    data, expected, body = ANSWERS[name]
+@asynccontextmanager
+async def answering(data: bytes) -> AsyncGenerator[tuple[Opened, int]]:
+    """Yield a container that may reach a site of raw bytes, its only answer, and the site's port."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -372,6 +372,13 @@ async def test_an_odd_answer_is_passed_on_whole_or_not_at_all(name: str) -> None
     server = await asyncio.start_server(answer, SITE, 0)
     port = server.sockets[0].getsockname()[1]
     async with server, container_proxy([f"{HOST}:{port}"]) as opened:
+        yield opened, port
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_an_odd_answer_is_passed_on_whole_or_not_at_all(name: str) -> None:
+    data, expected, body = ANSWERS[name]
+    async with answering(data) as (opened, port):
         received = await opened.get(f"http://{HOST}:{port}/x")
         assert status(received) == expected
         assert body in received.partition(b"\r\n\r\n")[2]
@@ -379,14 +386,8 @@ async def test_an_odd_answer_is_passed_on_whole_or_not_at_all(name: str) -> None
 
 
 async def test_a_cut_answer_is_seen_to_be_cut() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nwhole\r\n5\r\nhal")
-        writer.close()
-
-    server = await asyncio.start_server(answer, SITE, 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, container_proxy([f"{HOST}:{port}"]) as opened:
+    cut = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nwhole\r\n5\r\nhal"
+    async with answering(cut) as (opened, port):
         received = b""
         with suppress(ConnectionError):
             received = await opened.get(f"http://{HOST}:{port}/x")
@@ -394,13 +395,6 @@ async def test_a_cut_answer_is_seen_to_be_cut() -> None:
 
 
 async def test_an_answer_that_comes_before_the_body_was_sent_is_passed_on() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 413 Too large\r\nContent-Length: 0\r\n\r\n")
-        writer.close()
-
-    server = await asyncio.start_server(answer, SITE, 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, container_proxy([f"{HOST}:{port}"]) as opened:
+    async with answering(b"HTTP/1.1 413 Too large\r\nContent-Length: 0\r\n\r\n") as (opened, port):
         head = f"POST http://{HOST}:{port}/x HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Length: 1000\r\n\r\n"
         assert status(await opened.ask(head.encode())) == 413
