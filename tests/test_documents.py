@@ -170,14 +170,24 @@ async def test_the_program_of_the_page_on_messages_prints_an_answer(tmp_path: Pa
 
 
 async def test_the_program_of_the_page_on_agents_prints_an_answer(tmp_path: Path) -> None:
-    program = blocks("apis/docs/agents.md", "python")[0]
     turns = [[{"call": "weather", "arguments": '{"city": "Bonn"}'}], [{"text": "Yes."}]]
-    inference: Json = {"provider": "scripted", "model": "gpt-oss-20b", "turns": turns}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**SCRIPTED, "inference": inference}))
-    async with running_stack("run.yaml", cwd=tmp_path) as (url, _):
+    assert await output_of_page("apis/docs/agents.md", turns, tmp_path) == "Yes.\n"
+
+
+async def test_the_program_of_the_page_on_automations_prints_an_invocation(tmp_path: Path) -> None:
+    output = await output_of_page("apis/docs/automations.md", [[{"text": "Sun."}]], tmp_path)
+    assert re.fullmatch(r"automation_\w+ queued\n", output)
+
+
+async def output_of_page(document: str, turns: Sequence[Sequence[Json]], folder: Path) -> str:
+    """Run the first program of a page against a scripted model of the name that it asks for."""
+    program = blocks(document, "python")[0]
+    (model,) = re.findall(r'"?model"?[=:] ?"([^"]+)"', program)
+    inference: Json = {"provider": "scripted", "model": model, "turns": turns}
+    (folder / "run.yaml").write_text(yaml.safe_dump({**SCRIPTED, "inference": inference}))
+    async with running_stack("run.yaml", cwd=folder) as (url, _):
         assert "http://127.0.0.1:8321" in program
-        output = await output_of((sys.executable, "-c", program.replace("http://127.0.0.1:8321", url)))
-    assert output == "Yes.\n"
+        return await output_of((sys.executable, "-c", program.replace("http://127.0.0.1:8321", url)))
 
 
 async def output_of_feature(word: str, turns: Sequence[Sequence[Json]], folder: Path, **sections: Json) -> str:
