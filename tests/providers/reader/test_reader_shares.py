@@ -10,8 +10,10 @@ from apis.fair_share import Tenants
 from providers.fetcher.safe import GuardedFetcher
 from providers.reader.child import ChildReader
 
-MAX_CHARS = 1000
+MAX_CHARS = 10_000_000
 TENANTS = Tenants(frozenset({"loud", "quiet"}))
+TEXTS = {"loud": b"text " * 1_500_000, "quiet": b"text"}
+"""Each file of the flood takes long, so that a process of the other tenant that begins slowly still ends before it."""
 
 
 async def test_a_flood_of_files_of_one_tenant_leaves_a_reader_to_another() -> None:
@@ -22,7 +24,7 @@ async def test_a_flood_of_files_of_one_tenant_leaves_a_reader_to_another() -> No
     order: list[str] = []
 
     async def read(tenant: str) -> None:
-        await reader.extract_text(Document("a.txt", b"text"), MAX_CHARS, tenant=tenant)
+        await reader.extract_text(Document("a.txt", TEXTS[tenant]), MAX_CHARS, tenant=tenant)
         order.append(tenant)
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
