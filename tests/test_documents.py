@@ -113,7 +113,7 @@ def test_the_readme_is_short() -> None:
     "name", ["apis/docs/errors.md", "apis/docs/fields.md", "apis/docs/routes.md", "providers/docs/fields.md"]
 )
 def test_the_generated_pages_are_those_of_the_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """G9: `python -m tests.support.sdk.reference_pages` writes them from the errors, the refusals and the routes."""
+    """`python -m tests.support.sdk.reference_pages` writes them from the errors, the refusals and the routes."""
     monkeypatch.setenv("COLUMNS", "100")  # the width of a terminal that is none
     assert (ROOT / name).read_text() == render_pages()[name]
 

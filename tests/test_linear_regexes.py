@@ -40,7 +40,7 @@ def slow_calls(program: str, data: bytes = b"") -> list[str]:
 
 
 def test_every_regular_expression_takes_linear_time() -> None:
-    """S1, S2: runs of blanks, letters, digits, brackets and marks, also escaped, with heads and tails that each
+    """Runs of blanks, letters, digits, brackets and marks, also escaped, with heads and tails that each
     pattern likes."""
     expressions, unreadable = find_expressions()
     assert len(expressions) > 90
@@ -61,6 +61,6 @@ def test_every_regular_expression_takes_linear_time() -> None:
 
 
 def test_every_parser_of_foreign_text_takes_linear_time() -> None:
-    """S1, S2: parsers that read their whole buffer again with each piece are quadratic without any expression."""
+    """Parsers that read their whole buffer again with each piece are quadratic without any expression."""
     slow = slow_calls("linear_parsers")
     assert not slow, "\n".join(slow)

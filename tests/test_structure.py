@@ -280,7 +280,7 @@ def test_everything_is_caught_only_at_the_edges() -> None:
 
 
 def test_a_scan_of_records_skips_the_damaged_ones() -> None:
-    """D3: code that reads many records goes on after one that cannot be read (`providers/common/state/scan.py`)."""
+    """Code that reads many records goes on after one that cannot be read (`providers/common/state/scan.py`)."""
     strict: set[str] = set()
     for file in OURS:
         for function in functions(file):

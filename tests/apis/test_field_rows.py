@@ -54,7 +54,7 @@ def name_of(row: FieldRow) -> str:
 
 @pytest.mark.parametrize("row", WHOLE_FIELDS, ids=name_of)
 def test_a_refused_field_is_an_error_of_every_model_that_would_have_it(row: FieldRow) -> None:
-    """X5, G9, G14: no such field is dropped."""
+    """No such field is dropped."""
     for name in row.models:
         with pytest.raises(ValidationError) as caught:
             MODELS[name].model_validate({row.field: {"x": 1}})
@@ -97,7 +97,7 @@ def test_a_field_below_the_top_is_named_by_its_path() -> None:
 
 
 def test_the_words_of_a_validator_are_passed_on() -> None:
-    """G18: the error says what a domain is."""
+    """The error says what a domain is."""
     tool = {"type": "web_search", "filters": {"allowed_domains": ["https://example.com/a"]}}
     with pytest.raises(InvalidRequest, match="without https:// and without a path") as caught:
         validate_request({"model": "m", "tools": [tool]}, CreateResponse)

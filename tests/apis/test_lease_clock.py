@@ -59,7 +59,7 @@ async def assert_expired_for_both(store: SlowStore, lease: Lease) -> None:
 
 
 async def test_a_holder_whose_answer_came_late_does_not_believe_in_its_lease_for_longer(store: SlowStore) -> None:
-    """B1: the answer of `acquire` took 0.8 of 1.0 s."""
+    """The answer of `acquire` took 0.8 of 1.0 s."""
     lease, store.delay_s = Lease(store, KEY, 1.0), 0.8
     assert await lease.acquire() is not None
     lease.check()
@@ -68,7 +68,7 @@ async def test_a_holder_whose_answer_came_late_does_not_believe_in_its_lease_for
 
 
 async def test_a_write_that_is_recognized_later_counts_from_its_first_try(store: SlowStore) -> None:
-    """B1: the answer of a renewal was lost, and the store is read after 0.8 s."""
+    """The answer of a renewal was lost, and the store is read after 0.8 s."""
     lease = Lease(store, KEY, 1.0)
     assert await lease.acquire() is not None
     store.delay_s, store.loses_answer = 0.8, True
@@ -79,7 +79,7 @@ async def test_a_write_that_is_recognized_later_counts_from_its_first_try(store:
 
 
 async def test_a_lease_whose_record_is_damaged_is_lost(store: SlowStore) -> None:
-    """D3: its holder gives it up as one that another has taken, and nothing else fails."""
+    """Its holder gives it up as one that another has taken, and nothing else fails."""
     lease = Lease(store, KEY, 1.0)
     assert await lease.acquire() is not None
     store.damaged_key = KEY

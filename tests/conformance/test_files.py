@@ -34,7 +34,7 @@ class OverAStore(FilesPromises):
     async def test_a_file_is_whole_or_not_there_where_its_last_write_is_unsure(
         self, store: KVStore, outcome: str
     ) -> None:
-        """B0, D7: after any exception the file is unknown and nothing of it is left, or its content is whole."""
+        """After any exception the file is unknown and nothing of it is left, or its content is whole."""
         unsure = UnsureStore(store)
         self.store_seen = store
         files = StoredFiles(StoredFiles.Config(), unsure)
@@ -92,7 +92,7 @@ class TestOverMemory(OverAStore):
 
     @pytest.mark.parametrize("damaged", [b"\xff", b'{"a":1}'])
     async def test_a_damaged_pending_key_does_not_prevent_the_start(self, store: KVStore, damaged: bytes) -> None:
-        """D3: what else dead processes have left is swept."""
+        """Everything else that dead processes have left is swept."""
         await store.put(f"{PENDING_PREFIX}t/aaa", damaged)
         await store.put("t/file_piece/old/000000", b"x")
         await store.put(f"{PENDING_PREFIX}t/old", b"0.0")
@@ -101,7 +101,7 @@ class TestOverMemory(OverAStore):
 
     @pytest.mark.parametrize("damaged", [b"\xff", b'{"a":1}'])
     async def test_an_owner_lists_and_deletes_around_damaged_records(self, store: KVStore, damaged: bytes) -> None:
-        """D3: the damaged file can be deleted by its id, and a damaged sum of the tenant's bytes is counted again."""
+        """The damaged file can be deleted by its id, and a damaged sum of the tenant's bytes is counted again."""
         files = StoredFiles(StoredFiles.Config(max_tenant_files=3), store)
         files_created = [await files.create(NEW, pieces(b"x"), tenant="t") for _ in range(3)]
         files_created.sort(key=lambda file: file.id)  # those of one millisecond are in no order

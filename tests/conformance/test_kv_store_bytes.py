@@ -46,7 +46,7 @@ async def overwrite_byte(backend: Backend, key: str, position: int) -> None:
 async def test_one_changed_bit_is_found_by_the_reader_of_its_entry_only(
     disk_backend: Backend, position: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R12: one damaged byte, in the value, the checksum or the mark between them, is never a wrong value."""
+    """One damaged byte, in the value, the checksum or the mark between them, is never a wrong value."""
     store = await disk_backend.open()
     await store.write([Put(key, f"the value of {key}".encode()) for key in ("t/a", "t/b", "t/c")])
     await overwrite_byte(disk_backend, "t/b", position)
@@ -74,7 +74,7 @@ async def test_one_changed_bit_is_found_by_the_reader_of_its_entry_only(
 
 @pytest.mark.parametrize("value", [b"", b"x", b'{"a":1}', bytes(range(256))])
 async def test_a_value_without_a_checksum_is_damaged(disk_backend: Backend, value: bytes) -> None:
-    """R12: another program has written it."""
+    """Another program has written it."""
     store = await disk_backend.open()
     await store.put("t/foreign", b"anything")
     assert disk_backend.overwrite is not None
@@ -86,7 +86,7 @@ async def test_a_value_without_a_checksum_is_damaged(disk_backend: Backend, valu
 
 
 async def test_bytes_stored_under_another_key_are_damaged(disk_backend: Backend) -> None:
-    """R12: a damaged index leads to another row."""
+    """A damaged index leads to another row."""
     store = await disk_backend.open()
     await store.write([Put("t/a", b"of a"), Put("t/b", b"of b")])
     stored: list[bytes] = []
@@ -100,7 +100,7 @@ async def test_bytes_stored_under_another_key_are_damaged(disk_backend: Backend)
 
 
 async def test_a_value_above_the_bound_is_refused_and_nothing_is_written(store: KVStore) -> None:
-    """R1: an answer of hundreds of megabytes never reaches the store."""
+    """An answer of hundreds of megabytes never reaches the store."""
     with pytest.raises(StoredValueTooLarge, match=str(MAX_VALUE_BYTES)):
         await store.write([Put("t/small", b"1"), Put("t/large", bytes(MAX_VALUE_BYTES + 1))])
     assert await store.scan("t/") == []
@@ -108,7 +108,7 @@ async def test_a_value_above_the_bound_is_refused_and_nothing_is_written(store: 
 
 @pytest.mark.parametrize("reverse", [False, True])
 async def test_a_scan_ends_with_the_entry_that_exceeds_its_bytes(store: KVStore, *, reverse: bool) -> None:
-    """S5: a page of large values does not load all of them."""
+    """A page of large values does not load all of them."""
     await store.write([Put(f"t/{number}", b"x" * 1000) for number in range(10)])
     keys = [f"t/{number}" for number in range(10)][:: -1 if reverse else 1]
 
@@ -124,14 +124,14 @@ async def test_a_scan_ends_with_the_entry_that_exceeds_its_bytes(store: KVStore,
 async def test_all_of_a_large_prefix_is_read_in_pages_of_bounded_bytes(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S5: reading all entries holds a page of them at a time."""
+    """Reading all entries holds a page of them at a time."""
     await store.write([Put(f"t/{number:02}", b"x" * 1000) for number in range(30)])
     monkeypatch.setattr("apis.storage.records.PAGE_BYTES", 2500)
     assert [key async for key, _ in scan_all(store, "t/")] == [f"t/{number:02}" for number in range(30)]
 
 
 async def test_the_bytes_of_a_prefix_are_measured_in_pages(store: KVStore) -> None:
-    """S5: the quota counts what is stored without loading it."""
+    """The quota counts what is stored without loading it."""
     await store.write([Put(f"t/{number:05}", b"x" * 100) for number in range(10_500)])
     await store.write([Put("s/1", b"x"), Put("u/1", b"x")])
     total, pages, after = 0, 0, ""
@@ -148,7 +148,7 @@ async def test_the_bytes_of_a_prefix_are_measured_in_pages(store: KVStore) -> No
 async def test_a_tenant_over_its_quota_is_refused_until_it_deletes(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S5: stored bytes per tenant have a quota, in every store; others are not concerned."""
+    """Stored bytes per tenant have a quota, in every store; others are not concerned."""
     monkeypatch.setattr("apis.storage.quota._MIN_REFUSAL_S", 0.0)
     store.quota = StorageQuota(lambda prefix, after: store.measure(prefix, after=after), 100_000)
     await store.require_room("a")
@@ -166,7 +166,7 @@ async def test_a_tenant_over_its_quota_is_refused_until_it_deletes(
 
 
 async def test_what_other_processes_wrote_counts(backend: Backend) -> None:
-    """S5: a process that has not written anything measures what is there."""
+    """A process that has not written anything measures what is there."""
     one, other = await backend.open(), await backend.open()
     await one.write([Put(f"a/{number}", b"x" * 800) for number in range(130)])
     other.quota = StorageQuota(lambda prefix, after: other.measure(prefix, after=after), 100_000)

@@ -237,7 +237,7 @@ async def test_an_empty_file_is_made_a_store(stores: Stores) -> None:
 async def test_a_deleted_file_is_unavailable_and_logged_and_one_moved_back_is_used_again(
     stores: Stores, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R7: what is written after the file was deleted would be acknowledged and lost."""
+    """Writes after the file was deleted would be acknowledged and lost."""
     store = await stores.open()
     await store.put("a", b"1")
     moved = stores.path.rename(stores.path.with_suffix(".moved"))
@@ -255,7 +255,7 @@ async def test_a_deleted_file_is_unavailable_and_logged_and_one_moved_back_is_us
 async def test_a_file_that_another_process_made_in_place_of_the_open_one_is_unavailable(
     stores: Stores, suffix: str
 ) -> None:
-    """R7: a restarted worker makes a new file at the path."""
+    """A restarted worker makes a new file at the path."""
     store = await stores.open()
     await store.put("a", b"1")
     path = Path(f"{stores.path}{suffix}")
@@ -271,7 +271,7 @@ async def test_a_file_that_another_process_made_in_place_of_the_open_one_is_unav
 
 
 async def test_only_the_owner_can_read_a_new_store(stores: Stores) -> None:
-    """S14: the files hold all conversations and the sealing key."""
+    """The files hold all conversations and the sealing key."""
     before = os.umask(0)
     try:
         store = await stores.open()
@@ -285,7 +285,7 @@ async def test_only_the_owner_can_read_a_new_store(stores: Stores) -> None:
 async def test_a_store_that_others_can_read_is_named_in_a_warning(
     stores: Stores, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S14: an existing file keeps its permissions, and the operator reads what to do."""
+    """An existing file keeps its permissions, and the operator reads what to do."""
     await (await stores.open()).close()
     assert "chmod" not in caplog.text
     stores.path.chmod(0o640)
@@ -315,7 +315,7 @@ class Machine:
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0, -86_400.0 * 30])
 async def test_setting_the_clock_neither_ends_a_lease_nor_prolongs_it(stores: Stores, step_s: float) -> None:
-    """R6: leases with SQLite do not live by the wall clock of each process."""
+    """Leases with SQLite do not live by the wall clock of each process."""
     machine = Machine()
     holder = await stores.open(now=machine.clock())
     await holder.put("/lease/a", b"1", ttl_s=10)
@@ -331,7 +331,7 @@ async def test_setting_the_clock_neither_ends_a_lease_nor_prolongs_it(stores: St
 
 
 async def test_a_lease_of_a_process_whose_clock_was_an_hour_ahead_ends_in_its_time(stores: Stores) -> None:
-    """R6: after a kill with the clock an hour ahead, the runs waited for the hour."""
+    """After a kill with the clock an hour ahead, the runs waited for the hour."""
     machine = Machine()
     machine.wall_s += 3600
     machine.uptime_s += 3600  # as a process sees it whose clocks are all faked
@@ -345,7 +345,7 @@ async def test_a_lease_of_a_process_whose_clock_was_an_hour_ahead_ends_in_its_ti
 
 
 async def test_a_lease_ends_in_its_time_after_the_machine_was_started_with_an_earlier_clock(stores: Stores) -> None:
-    """R6: a machine without a battery starts in 1970, and its leases do not wait until the clock is set."""
+    """A machine without a battery starts in 1970, and its leases do not wait until the clock is set."""
     machine = Machine()
     store = await stores.open(now=machine.clock())
     await store.write([Put("/lease/a", b"1", ttl_s=10), Put("stays", b"1", ttl_s=86_400)])

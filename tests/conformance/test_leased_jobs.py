@@ -76,7 +76,7 @@ async def wait_for_lease(kv: KVStore, name: str) -> None:
 
 
 async def test_a_job_that_ends_its_workers_fails_alone(shared_store: dict[str, Any], kv: KVStore) -> None:
-    """S1: after three processes; the jobs that ran with it, of its tenant and of another, are done."""
+    """After three processes; the jobs that ran with it, of its tenant and of another, are done."""
     good = [f"{tenant}/good-{number}" for tenant in "ab" for number in range(6)]
     await add_jobs(kv, "a/poison", *good)
 
@@ -136,7 +136,7 @@ async def test_a_worker_that_drains_ends_its_jobs_and_claims_no_more(kv: KVStore
 
 @pytest.mark.parametrize(("living", "end"), [(["one", "two"], "done 6"), ([], "failed:3 6")])
 async def test_workers_that_live_are_not_lost(kv: KVStore, living: Sequence[str], end: str) -> None:
-    """S1: a worker that did not renew its lease in time, and lives, has not been ended by the job."""
+    """A worker that did not renew its lease in time, and lives, has not been ended by the job."""
     async with AsyncExitStack() as signs:
         for name in living:
             sign = WorkerSign(kv, LEASE_S, name=name)
@@ -212,7 +212,7 @@ async def test_tenants_take_turns_for_places_that_are_free(kv: KVStore) -> None:
 
 
 async def test_a_job_that_is_stopped_as_it_begins_is_given_back(kv: KVStore) -> None:
-    """C8: a task that is cancelled before its first step would give nothing back."""
+    """A task that is cancelled before its first step would give nothing back."""
     await add_jobs(kv, "a/held")
     worker = PracticeWorker(kv, lease_s=3600)
     [job] = [each async for each in worker.queue.list_waiting()]

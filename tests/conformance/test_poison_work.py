@@ -87,7 +87,7 @@ async def deployment(folder: Path, store: dict[str, Any], workers: int) -> Async
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_poison_work_fails_alone(shared_store: dict[str, Any], tmp_path: Path, workers: int) -> None:
-    """S1, D1: a line after two processes, a background response after three; all the others are completed."""
+    """A line after two processes, a background response after three; all the others are completed."""
     async with deployment(tmp_path, shared_store, workers) as deployed:
         await check_batch(deployed, [f"good {number}" for number in range(17)], "poison line")
         await check_runs(deployed, [f"good {number}" for number in range(4)], "poison run")
@@ -97,7 +97,7 @@ async def test_poison_work_fails_alone(shared_store: dict[str, Any], tmp_path: P
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_several_poison_lines_fail_alone(shared_store: dict[str, Any], tmp_path: Path, workers: int) -> None:
-    """S1, D1: also where one process was ended by several of them, among lines of other batches."""
+    """Also where one process was ended by several of them, among lines of other batches."""
     poison = ["poison one", "poison two", "poison three"]
     async with deployment(tmp_path, shared_store, workers) as deployed:
         good = [f"good {number}" for number in range(40)]
@@ -111,7 +111,7 @@ async def test_several_poison_lines_fail_alone(shared_store: dict[str, Any], tmp
 
 @pytest.mark.long
 async def test_good_lines_are_not_blamed_for_a_poison_response(shared_store: dict[str, Any], tmp_path: Path) -> None:
-    """S1: though each process that it ends executes some of them, too."""
+    """Though each process that it ends executes some of them, too."""
     async with deployment(tmp_path, shared_store, 1) as deployed:
         batch = check_batch(deployed, [f"good {number}" for number in range(100)])
         await asyncio.gather(batch, check_runs(deployed, ["good run"], "poison run"))

@@ -69,7 +69,7 @@ async def wait_in_queue(runs: Runs, tenant: str, rank: int) -> ResponseRef:
 
 
 async def test_waiting_runs_are_served_in_turn_by_tenant_at_any_rank(backend: Backend) -> None:
-    """S7: a rank orders the runs of its tenant, and a flood by one tenant delays another by one run."""
+    """A rank orders the runs of its tenant, and a flood by one tenant delays another by one run."""
     fleet = Fleet()
     runs = await fleet.open(backend, BackgroundConfig(max_running=1, max_tenant_running=1, poll_s=0.05))
     for _ in range(5):
@@ -85,7 +85,7 @@ async def test_waiting_runs_are_served_in_turn_by_tenant_at_any_rank(backend: Ba
 
 
 async def test_a_tenants_flood_leaves_places_of_each_process_for_another_tenant(backend: Backend) -> None:
-    """S7: by default a tenant runs at most a quarter of one process's runs, counted over all processes."""
+    """By default a tenant runs at most a quarter of one process's runs, counted over all processes."""
     fleet = Fleet()
     config = BackgroundConfig(max_running=8, poll_s=0.05)
     one, other = await fleet.open(backend, config), await fleet.open(backend, config)

@@ -236,7 +236,7 @@ async def test_another_tenants_run_is_not_found(two: Two) -> None:
 
 
 async def test_workers_that_live_are_not_lost_over_a_run(two: Two) -> None:
-    """S1: a worker that did not renew its lease in time, and lives, has not been ended by the run."""
+    """A worker that did not renew its lease in time, and lives, has not been ended by the run."""
     ref = await two.add()
     stored = await two.store.get(ref.run_key)
     assert stored is not None

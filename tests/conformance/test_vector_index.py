@@ -48,7 +48,7 @@ class TestSQLiteVec(VectorIndexPromises):
             await SQLiteVec(SQLiteVec.Config(path=str(tmp_path / "other.db"))).start()
 
     async def test_a_deleted_file_is_unavailable_to_writes_and_reads(self, opening: Opening, tmp_path: Path) -> None:
-        """R7: what is written after the file was deleted would be lost."""
+        """Writes after the file was deleted would be lost."""
         index = await opening()
         await index.upsert("s", [chunk("f", 0)])
         (tmp_path / "vectors.db").unlink()
@@ -56,7 +56,7 @@ class TestSQLiteVec(VectorIndexPromises):
             await index.upsert("s", [chunk("f", 1)])
 
     async def test_only_the_owner_can_read_a_new_file(self, opening: Opening, tmp_path: Path) -> None:
-        """S14: the texts of all files are in it."""
+        """The texts of all files are in it."""
         await (await opening()).upsert("s", [chunk("f", 0)])
         modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
         assert modes == {"vectors.db": 0o600, "vectors.db-wal": 0o600, "vectors.db-shm": 0o600}
@@ -81,7 +81,7 @@ class TestSQLiteVec(VectorIndexPromises):
         await index.close()
 
     async def test_an_index_whose_statement_does_not_end_is_closed_all_the_same(self, tmp_path: Path) -> None:
-        """B11: neither the start of the next process nor the other connection waits for it."""
+        """Neither the start of the next process nor the other connection waits for it."""
         index = SQLiteVec(SQLiteVec.Config(path=str(tmp_path / "vectors.db"), timeout_s=0.2))
         await index.start()
         gate = threading.Event()
@@ -114,7 +114,7 @@ class TestPgVector(VectorIndexPromises):
             yield opening
 
     async def test_the_host_that_accepts_writes_is_used(self, server: PostgresServer) -> None:
-        """B13: a read-only host and one that hangs keep the index from no other."""
+        """A read-only host and one that hangs keep the index from no other."""
 
         def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writers.append(writer)

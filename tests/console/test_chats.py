@@ -67,7 +67,7 @@ async def turn(page: Page, number: int) -> None:
 
 
 async def test_a_chat_is_listed_renamed_pinned_searched_and_deleted_in_every_browser(open_page: OpenPage) -> None:
-    """U5, U6: a chat has its first words as title, and is found by the words of a question and of an answer."""
+    """A chat has its first words as title, and is found by the words of a question and of an answer."""
     script = scripted([{"text": "The Loire."}], [{"text": "About 1006 km."}], [{"text": "Bonjour."}])
     async with serving(script) as served:
         async with open_page(f"{served.url}/") as page:
@@ -110,7 +110,7 @@ async def test_a_chat_is_listed_renamed_pinned_searched_and_deleted_in_every_bro
 
 
 async def test_edits_and_new_tries_are_branches_that_stay(open_page: OpenPage) -> None:
-    """U24: a turn that was tried again or edited has arrows to its branches, the first one too, after a reload."""
+    """A turn that was tried again or edited has arrows to its branches, the first one too, after a reload."""
     script = scripted(*([{"text": text}] for text in ("One.", "Two.", "Two again.", "Three.", "Another one.")))
     async with serving(script) as served, open_page(f"{served.url}/") as page:
         await ask(page, "First question")
@@ -223,7 +223,7 @@ async def test_a_link_to_an_early_turn_leads_to_the_later_ones(open_page: OpenPa
 
 
 async def test_two_models_answer_one_question_and_stay_side_by_side_after_a_reload(open_page: OpenPage) -> None:
-    """U22, U23: one composer asks both; the address keeps both; their answers are branches of one chat."""
+    """One composer asks both; the address keeps both; their answers are branches of one chat."""
     script = scripted(*([{"text": text}] for text in ("Before.", "One of two.", "One of two.")))
     async with serving(script) as served, open_page(f"{served.url}/") as page:
         await ask(page, "Start")

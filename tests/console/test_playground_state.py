@@ -20,7 +20,7 @@ NOTE: Script = [call("real__note", '{"text":"a"}', id="c1")]
 
 @pytest.mark.parametrize("approves", [True, False])
 async def test_an_mcp_call_is_approved_or_denied_and_the_answer_is_shown(open_page: OpenPage, approves: bool) -> None:
-    """U1: the answer to an approval request is an item without undefined fields, which has a card."""
+    """The answer to an approval request is an item without undefined fields, which has a card."""
     async with stacked(NOTE, DONE) as (served, real), open_page(f"{served.url}/") as page:
         await page.get_by_role("button", name="Settings").click()
         await page.get_by_label("MCP servers", exact=False).fill(
@@ -39,7 +39,7 @@ async def test_an_mcp_call_is_approved_or_denied_and_the_answer_is_shown(open_pa
 
 
 async def test_an_item_that_cannot_be_drawn_leaves_the_page_unchanged(open_page: OpenPage) -> None:
-    """U1: one item whose fields have another shape than expected does not replace the page by an error."""
+    """One item whose fields have another shape than expected does not replace the page by an error."""
     async with serving(scripted([{"text": "Kept."}])) as served, open_page(f"{served.url}/") as page:
         await ask(page, "Hello")
         await expect(page.get_by_text("Kept.")).to_be_visible()
@@ -64,7 +64,7 @@ async def test_an_item_that_cannot_be_drawn_leaves_the_page_unchanged(open_page:
 
 
 async def test_a_reload_shows_every_turn_of_the_chain(open_page: OpenPage) -> None:
-    """U2: the address names the last response; the page loads the responses before it as well."""
+    """The address names the last response; the page loads the responses before it as well."""
     turns = [[{"text": f"Answer {number}."}] for number in range(12)]
     async with serving(scripted(*turns)) as served, open_page(f"{served.url}/") as page:
         for number in range(3):
@@ -89,7 +89,7 @@ async def test_a_reload_shows_every_turn_of_the_chain(open_page: OpenPage) -> No
 
 @pytest.mark.parametrize("stores", [True, False])
 async def test_a_stopped_turn_says_so_and_keeps_its_text(open_page: OpenPage, stores: bool) -> None:
-    """U3: after a stop, the turn has the end that the server stored, or ends here where nothing is stored."""
+    """After a stop, the turn has the end that the server stored, or ends here where nothing is stored."""
     script = scripted([{"text": "Half of it"}, {"wait_s": 600}, {"text": "never"}])
     async with serving(script) as served, open_page(f"{served.url}/") as page:
         served.streams.check = False  # the stream of a cancelled response has no last event
@@ -106,7 +106,7 @@ async def test_a_stopped_turn_says_so_and_keeps_its_text(open_page: OpenPage, st
 
 
 async def test_the_python_program_of_a_request_runs_without_a_key(open_page: OpenPage) -> None:
-    """U12: on a server without keys the shown program needs no variable in the environment."""
+    """On a server without keys the shown program needs no variable in the environment."""
     script = scripted(*[[{"text": "It runs."}]] * 2)
     async with serving(script) as served, open_page(f"{served.url}/") as page:
         await ask(page, "Hello")
@@ -124,7 +124,7 @@ async def test_the_python_program_of_a_request_runs_without_a_key(open_page: Ope
 
 @pytest.mark.parametrize("name", ["..", ".", "..%2Ffiles", "x%3Fsearch=1", "x%23y", "a%2F..%2F..%2Fmodels"])
 async def test_an_id_in_the_address_leads_to_no_other_route(open_page: OpenPage, name: str) -> None:
-    """S25: any characters of an id in the address become one segment of the path that the page asks for."""
+    """Any characters of an id in the address become one segment of the path that the page asks for."""
     visited_paths: list[str] = []
     async with serving(scripted([{"text": "x"}])) as served, open_page(f"{served.url}/") as page:
         page.on("request", lambda request: visited_paths.append(request.url.removeprefix(served.url)))

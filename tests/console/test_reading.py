@@ -52,7 +52,7 @@ async (items) => {
 
 
 async def test_formulas_and_code_are_drawn_and_copied(open_page: OpenPage) -> None:
-    """U11: formulas as MathML, code with its language, its colours and a button that copies it; so has the answer."""
+    """Formulas as MathML, code with its language, its colours and a button that copies it; so has the answer."""
     options: dict[str, Any] = {"permissions": ["clipboard-read", "clipboard-write"]}
     loaded: list[str] = []
     async with (

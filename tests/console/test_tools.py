@@ -15,7 +15,7 @@ pytestmark = pytest.mark.console
 
 
 async def test_tools_that_are_not_there_are_grey_with_the_reason(open_page: OpenPage) -> None:
-    """U8: the switch of a tool that the server lacks cannot be set, and names the part of the config that brings it."""
+    """The switch of a tool that the server lacks cannot be set, and names the part of the config that brings it."""
     tool_servers = {"provider": "mcp", "servers": {"notes": {"url": "https://notes.example/mcp"}}}
     turns = [[{"text": "Fine."}]]
     async with (
@@ -37,7 +37,7 @@ async def test_tools_that_are_not_there_are_grey_with_the_reason(open_page: Open
 
 
 async def test_files_are_asked_about_by_the_names_of_their_stores(open_page: OpenPage, tmp_path: Path) -> None:
-    """U9: a store is chosen by its name."""
+    """A store is chosen by its name."""
     async with filing(tmp_path, [{"text": "Found."}]) as served:
         store, _ = await store_of(served)
         await served.client.vector_stores.update(store, name="Zoo")

@@ -294,7 +294,7 @@ def is_listed(gap: Gap) -> bool:
 
 @pytest.mark.parametrize("route", PAIRS)
 def test_every_field_of_the_sdk_is_read_or_listed(route: str) -> None:
-    """G9, X5, G14: the next release of the SDK shows here what is new."""
+    """The next release of the SDK shows here what is new."""
     params, models = PAIRS[route]
     unread = {gap for gap in find_gaps(params, *models) if gap.field not in PATH_AND_FORM}
     assert sorted(map(str, filter(lambda gap: not is_listed(gap), unread))) == []

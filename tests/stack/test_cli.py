@@ -82,7 +82,7 @@ def test_a_folder_of_the_user_replaces_no_installed_package(tmp_path: Path) -> N
 
 
 def test_all_mistakes_of_a_file_are_named_at_once(tmp_path: Path) -> None:
-    """O-A 7: an unknown section does not hide wrong fields of others."""
+    """An unknown section does not hide wrong fields of others."""
     file = tmp_path / "run.yaml"
     inference = {"provider": "tests.stack.tiny:Silent", "modle": 1}
     file.write_text(yaml.safe_dump({"foo": 1, "inference": inference, "kv_store": {"provider": "sqlit", "path": "x"}}))
@@ -96,7 +96,7 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_init_copies_a_packaged_config_and_overwrites_nothing(tmp_path: Path) -> None:
-    """O-A 14: a run config to edit."""
+    """The copy is a run config to edit."""
     path = tmp_path / "my.yaml"
     assert invoke("init", "vllm", "--path", str(path)) == (0, f"Wrote {path}. Serve it: stack run {path}\n", "")
     assert path.read_text() == (ROOT / "configs" / "vllm.yaml").read_text()
@@ -107,7 +107,7 @@ def test_init_copies_a_packaged_config_and_overwrites_nothing(tmp_path: Path) ->
 
 
 def test_a_packaged_config_is_named_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O-A 10: the path of an installed package helps no one."""
+    """The path of an installed package helps no one."""
     monkeypatch.setenv("STACK_DB", "")
     monkeypatch.setenv("VLLM_URL", "ftp://x")
     _, _, errors = invoke("check", "vllm")
@@ -131,7 +131,7 @@ async def test_ask_prints_the_answer_of_a_running_stack(tmp_path: Path) -> None:
 
 
 def test_list_folds_at_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O-A 9: a terminal of 80 columns shows whole lines."""
+    """A terminal of 80 columns shows whole lines."""
     monkeypatch.setenv("COLUMNS", "80")
     _, output, _ = invoke("list")
     assert max(len(line) for line in output.splitlines()) <= 80
@@ -152,21 +152,21 @@ def test_list_of_one_name_says_all_about_it() -> None:
 
 
 def test_check_lets_the_model_answer(tmp_path: Path) -> None:
-    """O-A 2, O-B 4: a model that cannot chat is found by the check."""
+    """A model that cannot chat is found by the check."""
     file = written(tmp_path, chat="refuse")
     code, _, errors = invoke("check", file)
     assert (code, errors) == (1, f"{file}: inference: the model silent does not answer: It has no chat template.\n")
 
 
 def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """O-A 4: ~ is the home folder in paths of a run config."""
+    """~ is the home folder in paths of a run config."""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert LlamaCpp.Config.model_validate({"model_path": "~/model.gguf"}).model_path == tmp_path / "model.gguf"
     assert SQLite.Config.model_validate({"path": "~/x.db"}).path == str(tmp_path / "x.db")
 
 
 def test_an_install_command_names_the_folder_that_was_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O-A 6: an index may hold another package by our name."""
+    """An index may hold another package by our name."""
     command = install_command("local", "files")
     assert command.startswith("pip install '/")
     assert command.endswith("[local,files]'")

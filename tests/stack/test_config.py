@@ -266,7 +266,7 @@ def test_only_loopback_needs_no_key(host: str, loopback: bool) -> None:
     ],
 )
 def test_an_api_key_that_becomes_empty_is_refused(tmp_path: Path, server: str, path: str) -> None:
-    """S11: a server whose key is not set must not start without keys."""
+    """A server whose key is not set must not start without keys."""
     file = tmp_path / "run.yaml"
     file.write_text(f"server: {server}\ninference: {{provider: scripted}}\nkv_store: {{provider: memory}}\n")
     with pytest.raises(ConfigError, match=rf"{re.escape(path)}: is empty"):

@@ -171,7 +171,7 @@ def test_models_are_where_the_pages_download_them() -> None:
 
 @each_folder
 def test_the_run_config_of_a_cluster_is_not_in_the_image(folder: Path) -> None:
-    """O-C 7: another key or tenant needs no new image."""
+    """Another key or tenant needs no new image."""
     pod, container = workload(folder)
     assert {"name": "run", "configMap": {"name": "prod-responses-stack-run"}} in pod["volumes"]
     assert {"name": "run", "mountPath": "/etc/stack", "readOnly": True} in container["volumeMounts"]
@@ -179,7 +179,7 @@ def test_the_run_config_of_a_cluster_is_not_in_the_image(folder: Path) -> None:
 
 
 def test_redis_has_a_password_and_refuses_writes_before_it_is_killed() -> None:
-    """O-C 7: a Redis that outgrows its memory limit is killed, and again while it reads its log."""
+    """A Redis that outgrows its memory limit is killed, and again while it reads its log."""
     folder = ROOT / "distributions" / "vllm"
     redis = chart(folder).find("StatefulSet", "-redis")["spec"]["template"]["spec"]["containers"][0]
     for command in (redis["command"], services(folder)["redis"]["command"]):
@@ -192,7 +192,7 @@ def test_redis_has_a_password_and_refuses_writes_before_it_is_killed() -> None:
 
 
 def test_the_password_of_redis_is_no_argument_and_is_asked_for(tmp_path: Path, unused_tcp_port: int) -> None:
-    """S28: every user of a machine can list the arguments of its processes."""
+    """Every user of a machine can list the arguments of its processes."""
     folder = ROOT / "distributions" / "vllm"
     redis = chart(folder).find("StatefulSet", "-redis")["spec"]["template"]["spec"]["containers"][0]
     password = "a long 'random' text"
@@ -217,7 +217,7 @@ def test_the_password_of_redis_is_no_argument_and_is_asked_for(tmp_path: Path, u
 
 @each_folder
 def test_containers_have_no_more_of_the_machine_than_they_need(folder: Path) -> None:
-    """S28: no namespace of the host, no privilege to gain, and no capability, as in the chart; also for vLLM."""
+    """No namespace of the host, no privilege to gain, and no capability, as in the chart; also for vLLM."""
     for name, service in services(folder).items():
         assert not {"ipc", "pid", "network_mode", "privileged"} & service.keys()
         assert service["security_opt"] == ["no-new-privileges:true"]
@@ -245,7 +245,7 @@ def required(project: dict[str, Any], extras: list[str]) -> list[Requirement]:
 
 @each_folder
 def test_images_install_only_files_that_have_a_known_hash(folder: Path) -> None:
-    """S28: two builds of one commit install the same files, in versions that the package asks for."""
+    """Two builds of one commit install the same files, in versions that the package asks for."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = pyproject["project"]
     script = (ROOT / "distributions" / "lock.sh").read_text()
@@ -265,7 +265,7 @@ def test_images_install_only_files_that_have_a_known_hash(folder: Path) -> None:
 
 
 def test_the_lists_of_all_images_have_the_same_versions() -> None:
-    """S28: the tests of one image hold for the code that another one shares with it."""
+    """The tests of one image hold for the code that another one shares with it."""
     versions: dict[str, set[str]] = {}
     for folder in FOLDERS:
         for name, (version, _) in locked(folder / "requirements.txt").items():

@@ -145,7 +145,7 @@ def test_the_dashboard_is_one_that_grafana_loads() -> None:
 
 
 def test_what_only_one_engine_has_is_in_a_closed_row() -> None:
-    """U30: an operator whose engine is vLLM does not see half a row of blank panels."""
+    """An operator whose engine is vLLM does not see half a row of blank panels."""
     for panel in all_panels():
         if any("stack_inference_" in target["expr"] for target in panel.get("targets", ())):
             assert panel not in DASHBOARD["panels"], panel["title"]

@@ -96,7 +96,7 @@ async def test_a_process_that_has_lost_the_lease_sends_nothing_until_it_has_it_a
 
 
 async def test_an_encoded_word_in_a_subject_is_text() -> None:
-    """S18: an alert that was stored before such a prefix was refused adds no header and no body."""
+    """An alert that was stored before such a prefix was refused adds no header and no body."""
     injected = "=?utf-8?q?x=0d=0aBcc:_y@evil=0d=0a=0d=0abody?="
     async with serving_mail() as box, watching(box, replace(ALERT, subject_prefix=injected)):
         await box.wait_for(1)
@@ -108,7 +108,7 @@ async def test_an_encoded_word_in_a_subject_is_text() -> None:
 
 
 async def test_an_alert_that_cannot_be_written_is_tried_once(caplog: pytest.LogCaptureFixture) -> None:
-    """S18: it does not stop those that can, and is not tried for ever."""
+    """It does not stop those that can, and is not tried for ever."""
     broken = replace(ALERT, recipients=("a@example.org\r\nBcc: b@example.org",))
     async with serving_mail() as box, watching(box, broken) as (_, log):
         for _ in range(3):

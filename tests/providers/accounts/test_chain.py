@@ -31,7 +31,7 @@ def new_chain(store: Memory, *sections: dict[str, Any]) -> ChainedAccounts:
 
 @pytest.mark.parametrize("sections", [(PRICES, {}), ({}, PRICES), (PRICES, PRICES)], ids=["first", "second", "both"])
 async def test_every_end_has_the_price_that_any_section_sets(sections: tuple[dict[str, Any], ...]) -> None:
-    """B5: those of this process, and those that another one has left."""
+    """Those of this process, and those that another one has left."""
     store = Memory(Memory.Config())
     killed, chain = new_chain(store, *sections), new_chain(store, *sections)
     log = stored_organization(chain).usage_log
@@ -50,7 +50,7 @@ async def test_every_end_has_the_price_that_any_section_sets(sections: tuple[dic
 
 
 async def test_the_members_of_a_chain_have_one_of_everything() -> None:
-    """B5: one ledger, one sweep and one watcher of alerts, which can send."""
+    """One ledger, one sweep and one watcher of alerts, which can send."""
     chain = new_chain(Memory(Memory.Config()), {}, EMAIL)
     members = [*chain._providers]  # pyright: ignore[reportPrivateUsage] - what the members share is not shown
     assert members[0].organization() is members[1].organization() is chain.organization()
@@ -70,7 +70,7 @@ async def test_the_members_of_a_chain_have_one_of_everything() -> None:
     ],
 )
 def test_sections_that_contradict_each_other_are_an_error(field: str, one: Any, other: Any) -> None:
-    """B5: none of two values is ignored without a word."""
+    """None of two values is ignored without a word."""
     members = {
         "config": {"provider": "config"},
         "stored": {"provider": "stored", field: one},

@@ -38,7 +38,7 @@ class InterruptedMemory(Memory):
 
 @pytest.mark.parametrize("interruptions", [1, 3, 12])
 async def test_a_limit_of_spending_loses_nothing_that_is_counted_while_it_is_set(interruptions: int) -> None:
-    """B10: the counter is read before the sum, and written only if nothing was counted in between; where that never
+    """The counter is read before the sum, and written only if nothing was counted in between; where that never
     happens, what was counted meanwhile is added."""
     store = InterruptedMemory(Memory.Config())
     audit_log, ledger = StoredAuditLog(store, 1), StoredLedger(store, PRICES, 1e6)

@@ -150,7 +150,7 @@ async def test_clients_requests_leave_lines_a_share_only(kv: Memory) -> None:
 
 
 async def test_busy_places_go_round_the_tenants(kv: Memory) -> None:
-    """D11: long lines of one tenant and one open request of a client stop no other tenant's batch."""
+    """Long lines of one tenant and one open request of a client stop no other tenant's batch."""
     loud, quiet = Executor(wait_s=60), Executor()
     clients = 0
     capacity = SpareCapacity(FairShare("lines", 32, several_tenants=True), lambda: clients, busy_places=8)
@@ -173,7 +173,7 @@ async def test_busy_places_go_round_the_tenants(kv: Memory) -> None:
 
 
 async def test_work_that_runs_alone_waits_for_all_other_and_takes_turns(kv: Memory) -> None:
-    """S1: while a line runs that may end the process no other does, and other tenants' come between two of them."""
+    """While a line runs that may end the process no other does, and other tenants' come between two of them."""
     capacity = SpareCapacity(FairShare("lines", 8, several_tenants=True), lambda: 0, busy_places=2)
     running, order = 0, list[str]()
 
@@ -191,7 +191,7 @@ async def test_work_that_runs_alone_waits_for_all_other_and_takes_turns(kv: Memo
 
 
 async def test_work_that_runs_alone_waits_for_other_suspects_of_the_process(kv: Memory) -> None:
-    """S1: a background response that may end the process would take the line down with it. Other lines go on."""
+    """A background response that may end the process would take the line down with it. Other lines go on."""
     capacity, suspects = SpareCapacity(FairShare("lines", 8), lambda: 0, busy_places=2), {"response"}
     capacity.isolate_from(suspects)
     order = list[str]()
@@ -269,7 +269,7 @@ async def test_a_line_whose_result_the_store_has_lost_is_executed_again(kv: Memo
 
 
 async def test_a_line_is_stored_as_begun_while_it_is_executed(kv: Memory) -> None:
-    """S1: attempts are counted in the store before they begin."""
+    """Attempts are counted in the store before they begin."""
     ref, batch = await store_block(kv, "t", 4)
     stored: list[list[int]] = []
 
@@ -286,7 +286,7 @@ async def test_a_line_is_stored_as_begun_while_it_is_executed(kv: Memory) -> Non
 
 
 async def test_a_line_that_has_cost_two_workers_fails_alone(kv: Memory) -> None:
-    """S1: the lines that ran when a worker ended are executed one at a time, so that the next one has one cause."""
+    """The lines that ran when a worker ended are executed one at a time, so that the next one has one cause."""
     ref, batch = await store_block(kv, "t", 6, begun=[1, 2, 3], worker="ended")
     first = await claim(kv, ref, batch, lease_s=0.05)
     assert first is not None
@@ -309,7 +309,7 @@ async def test_a_line_that_has_cost_two_workers_fails_alone(kv: Memory) -> None:
 
 
 async def test_lines_that_lost_their_lease_in_an_outage_are_not_to_blame(kv: Memory) -> None:
-    """S1: a worker that goes on has not been ended by its lines."""
+    """A worker that goes on has not been ended by its lines."""
     ref, batch = await store_block(kv, "t", 3, begun=[1, 2], losses={1: ["ended"]}, worker="one")
     claimed = await claim(kv, ref, batch, worker="one")
     assert claimed is not None
@@ -319,7 +319,7 @@ async def test_lines_that_lost_their_lease_in_an_outage_are_not_to_blame(kv: Mem
 
 
 async def test_lines_whose_slow_workers_live_are_not_to_blame(kv: Memory) -> None:
-    """S1: a worker that did not renew its lease in time, and lives, has not been ended by its lines."""
+    """A worker that did not renew its lease in time, and lives, has not been ended by its lines."""
     slow = WorkerSign(kv, SIGN_INTERVAL_S, name="slow")
     losses = {1: ["ended", "slow"], 2: ["slow", "slow"], 3: ["ended", "ended too"]}
     ref, batch = await store_block(kv, "t", 3, losses=losses, worker="ended")
@@ -330,7 +330,7 @@ async def test_lines_whose_slow_workers_live_are_not_to_blame(kv: Memory) -> Non
 
 
 async def test_a_line_that_waits_for_its_next_attempt_is_not_to_blame(kv: Memory) -> None:
-    """S1: what ends a worker meanwhile is another line."""
+    """Another line ends the worker meanwhile."""
     ref, batch = await store_block(kv, "t", 1)
     claimed = await claim(kv, ref, batch)
     assert claimed is not None

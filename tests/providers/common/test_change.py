@@ -38,13 +38,13 @@ def store() -> KVStore:
 
 
 async def test_no_change_of_many_at_once_is_lost(store: KVStore) -> None:
-    """B12: each of 20 changes of one record is made once."""
+    """Each of 20 changes of one record is made once."""
     await asyncio.gather(*[change(store, "t/tally", Tally, add_one) for _ in range(20)])
     assert await change(store, "t/tally", Tally, add_one) == Tally(21)
 
 
 async def test_a_change_that_others_always_overtake_ends(store: KVStore) -> None:
-    """B12: the number of attempts is bounded, with one error."""
+    """The number of attempts is bounded, with one error."""
     attempts = 0
 
     async def prepare() -> Sequence[Op]:
@@ -84,7 +84,7 @@ async def test_what_belongs_to_a_change_is_written_with_it(store: KVStore) -> No
 
 
 async def test_a_damaged_record_is_not_changed(store: KVStore) -> None:
-    """D3: its owner reads an error, and the damaged bytes stay to be restored."""
+    """Its owner reads an error, and the damaged bytes stay to be restored."""
     await store.put("t/tally", b"\xff")
     with pytest.raises(StorageCorrupt):
         await change(store, "t/tally", Tally, add_one)

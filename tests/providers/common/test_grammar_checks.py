@@ -32,7 +32,7 @@ WIDE = "start: " + " | ".join(f"r{at}" for at in range(2000)) + "".join(f'\nr{at
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [1_000, 4_000])
 async def test_no_grammar_ends_the_server_or_keeps_it_busy(form: str, size: int) -> None:
-    """D1, S1, S3: the grammar has a verdict, and the work is the child's."""
+    """The grammar has a verdict, and the work is the child's."""
     syntax, build = FORMS[form]
     definition = build(size)
     began = time.process_time()
@@ -45,7 +45,7 @@ async def test_no_grammar_ends_the_server_or_keeps_it_busy(form: str, size: int)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [16_000, 60_000])
 async def test_no_large_grammar_ends_the_server(form: str, size: int) -> None:
-    """D1, S1, S3: the same for the largest."""
+    """The largest grammar that is accepted does not either."""
     syntax, build = FORMS[form]
     began = time.process_time()
     await find_problem(GrammarSource(build(size), syntax), "t")
@@ -53,7 +53,7 @@ async def test_no_large_grammar_ends_the_server(form: str, size: int) -> None:
 
 
 async def test_a_grammar_that_takes_too_much_time_is_refused_and_remembered() -> None:
-    """S3: the second request with it costs nothing."""
+    """The second request with it costs nothing."""
     source = GrammarSource("a?" * 60_000, "regex")
     assert await find_problem(source, "t") == "it takes too much time or memory to compile."
     began = time.monotonic()
@@ -63,12 +63,12 @@ async def test_a_grammar_that_takes_too_much_time_is_refused_and_remembered() ->
 
 @pytest.mark.parametrize("definition", [NESTED, WIDE, 'start: "a" start | "b"', "start: /a\n/"])
 async def test_usual_grammars_are_valid(definition: str) -> None:
-    """D1: recursion and many rules are no depth."""
+    """Recursion and many rules are no depth."""
     assert await find_problem(GrammarSource(definition), "t") == ""
 
 
 async def test_a_refusal_names_its_field() -> None:
-    """S1: the first of several."""
+    """The first of several errors is reported."""
     grammars = [
         ("tools[0].format.definition", Grammar(syntax="lark", definition=NESTED)),
         ("tools[1].format.definition", Grammar(syntax="lark", definition=FORMS["a chain of rules"][1](3000))),
@@ -82,18 +82,18 @@ async def test_a_refusal_names_its_field() -> None:
     ("text", "is_match"), [("[]", True), ("[1,[2]]", True), ("[1", False), ("", False), ("[1]]", False)]
 )
 async def test_a_text_is_matched_as_a_whole(text: str, is_match: bool) -> None:
-    """S1: matching is the child's work, too."""
+    """Matching is the child's work, too."""
     assert await matches(Grammar(syntax="lark", definition=NESTED), text, "t") is is_match
 
 
 async def test_a_text_that_is_too_long_counts_as_a_match() -> None:
-    """S3: no work is done for it."""
+    """No work is done for it."""
     assert await matches(Grammar(syntax="lark", definition=NESTED), "x" * 300_000, "t")
 
 
 @pytest.mark.parametrize(("levels", "is_refused"), [(511, False), (513, True)])
 def test_the_depth_of_rules_is_bounded(levels: int, is_refused: bool) -> None:
-    """D1: the longest way from rule to rule counts, also where comments, texts and patterns name rules."""
+    """The longest way from rule to rule counts, also where comments, texts and patterns name rules."""
     rules = "\n".join(f'r{at}: "r{at}" r{at + 1} /r0"/ // r0 "' for at in range(levels - 2))
     definition = f'start: r0\n{rules}\nr{levels - 2}: "x"'
     if is_refused:
@@ -104,7 +104,7 @@ def test_the_depth_of_rules_is_bounded(levels: int, is_refused: bool) -> None:
 
 
 def test_references_in_a_row_are_bounded_in_any_order() -> None:
-    """S1: definitions that are visited before others lead to them count as far as they lead."""
+    """Definitions that are visited before others lead to them count as far as they lead."""
     definitions: Json = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(300)}
     schema: Json = {
         "anyOf": [{"$ref": f"#/$defs/d{at}"} for at in (250, 200, 150, 100, 50, 0)],
@@ -139,7 +139,7 @@ def wait_for_death(pid: int) -> None:
 
 
 def test_a_child_is_started_again_after_it_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1, S27: each task has its result or its death, and no secret of the server."""
+    """Each task has its result or its death, and no secret of the server."""
     monkeypatch.setenv("SOME_API_KEY", "secret")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -169,7 +169,7 @@ def test_a_child_is_started_again_after_it_died(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_compiler_ends_with_its_server() -> None:
-    """S1: it reads the end of its input."""
+    """It reads the end of its input."""
     program = Path(check_depth.__code__.co_filename).with_name("compile_child.py")
     task: Json = {"definition": 'start: "a"', "syntax": "lark", "vocabulary": None, "limits": {}, "input": None}
     done = subprocess.run(
@@ -184,7 +184,7 @@ def test_the_compiler_ends_with_its_server() -> None:
 
 
 async def test_work_keeps_its_place_when_the_caller_leaves_and_no_other_tenant_waits() -> None:
-    """S3: a tenant that leaves and comes back gets no second place, and keeps none from others."""
+    """A tenant that leaves and comes back gets no second place, and keeps none from others."""
     begun, ended = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     gate = threading.Event()

@@ -52,7 +52,7 @@ def within(folder: str, files: Mapping[str, str]) -> dict[str, str]:
     ],
 )
 def test_memory_is_that_of_the_narrowest_group(files: Mapping[str, str], membership: str, tmp_path: Path) -> None:
-    """B8: the cache of files counts as free in both versions."""
+    """The cache of files counts as free in both versions."""
     assert read_memory(groups(tmp_path, files, membership)) == LIMITED
 
 
@@ -66,14 +66,14 @@ def test_memory_is_that_of_the_narrowest_group(files: Mapping[str, str], members
     ],
 )
 def test_memory_without_a_limit_is_the_machines(files: Mapping[str, str], tmp_path: Path) -> None:
-    """B8: also where the kernel shows the largest number for it."""
+    """Also where the kernel shows the largest number for it."""
     memory = read_memory(groups(tmp_path, files))
     assert memory.total_bytes == psutil.virtual_memory().total
     assert 0 < memory.free_bytes < memory.total_bytes
 
 
 def test_a_group_that_uses_more_than_its_limit_has_no_memory_free(tmp_path: Path) -> None:
-    """B8: no number below zero."""
+    """The free memory is never below zero."""
     files = {"memory.max": "1000", "memory.current": "5000", "memory.stat": "inactive_file 10"}
     assert read_memory(groups(tmp_path, files)) == UsableMemory(0, 1000)
 
@@ -95,7 +95,7 @@ def test_a_group_that_uses_more_than_its_limit_has_no_memory_free(tmp_path: Path
 def test_cores_are_those_within_the_quota(
     files: Mapping[str, str], membership: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B8: of any group around the process, and within OpenMP's own limits."""
+    """Every group around the process counts, and OpenMP's own limits do."""
     for name in ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT"):
         monkeypatch.delenv(name, raising=False)
     assert usable_cores(groups(tmp_path, files, membership)) == cores
@@ -104,7 +104,7 @@ def test_cores_are_those_within_the_quota(
 
 
 def test_a_child_that_runs_a_model_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S27: only what it computes with."""
+    """Its environment has only variables that it computes with."""
     secrets = (
         "OPENAI_API_KEY",
         "DATABASE_URL",

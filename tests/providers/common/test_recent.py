@@ -22,7 +22,7 @@ def test_the_oldest_entry_is_forgotten_first() -> None:
 
 
 def test_requests_that_a_server_never_answers_are_forgotten() -> None:
-    """D11: a session of an MCP server may live for days, and its newest requests are still read."""
+    """A session of an MCP server may live for days, and its newest requests are still read."""
     mender = AnswerMender()
     for number in range(20_000):
         mender.note_request(JSONRPCRequest(jsonrpc="2.0", id=number, method="tools/call"))
@@ -33,7 +33,7 @@ def test_requests_that_a_server_never_answers_are_forgotten() -> None:
 
 
 async def test_orders_of_messages_are_remembered_for_the_newest_models() -> None:
-    """D11: a server without a complete list takes any name of a model."""
+    """A server without a complete list takes any name of a model."""
     endpoint = ChatCompletions("http://127.0.0.1:1/v1", HttpClient())
     orders = endpoint._message_orders  # pyright: ignore[reportPrivateUsage]  # its size is seen nowhere else
     said = [Message(role=role, content="a") for role in ("user", "system", "user")]

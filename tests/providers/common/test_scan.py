@@ -42,7 +42,7 @@ async def keys(store: KVStore) -> list[str]:
 async def test_a_scan_skips_a_damaged_record_and_reports_it_once(
     store: KVStore, keys: list[str], tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D3: the others are read, and the log does not grow with each look of a watcher."""
+    """The others are read, and the log does not grow with each look of a watcher."""
     damage_record(tmp_path / "store.db", keys[2], damage)
     counted = DAMAGED_RECORDS.count
     for _ in range(3):
@@ -62,7 +62,7 @@ async def test_a_scan_skips_a_damaged_record_and_reports_it_once(
 async def test_a_page_is_full_although_records_in_it_are_damaged(
     store: KVStore, keys: list[str], tmp_path: Path, is_reversed: bool
 ) -> None:
-    """D3: lists show the next ones instead."""
+    """Lists show the next ones instead."""
     for key in keys[1:4]:
         damage_record(tmp_path / "store.db", key, "junk")
     good = [key for key in keys if key not in keys[1:4]]
@@ -75,7 +75,7 @@ async def test_a_page_is_full_although_records_in_it_are_damaged(
 
 
 async def test_a_scan_reads_a_table_without_damage_in_one_read(store: KVStore, keys: list[str]) -> None:
-    """D3: the check costs a list no second read of the store."""
+    """The check costs a list no second read of the store."""
     reads = 0
     scan = store.scan
 

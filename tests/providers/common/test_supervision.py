@@ -10,7 +10,7 @@ from providers.common.supervision import supervise
 
 
 async def test_a_watcher_that_fails_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
-    """B2: an exception of any type is logged with its traceback and counted, and the work goes on."""
+    """An exception of any type is logged with its traceback and counted, and the work goes on."""
     failures = [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "damaged"), KeyError("a"), RuntimeError("third")]
     recovered = asyncio.Event()
 
@@ -32,7 +32,7 @@ async def test_a_watcher_that_fails_is_started_again(caplog: pytest.LogCaptureFi
 
 
 async def test_the_pause_grows_with_each_failure(caplog: pytest.LogCaptureFixture) -> None:
-    """B2: a fault that stays does not take a core."""
+    """A fault that stays does not take a core."""
     runs = 0
 
     async def fail() -> None:
@@ -48,7 +48,7 @@ async def test_the_pause_grows_with_each_failure(caplog: pytest.LogCaptureFixtur
 
 
 async def test_a_watcher_ends_with_the_cancellation_that_it_is_in() -> None:
-    """B2: closing a server does not wait for a pause."""
+    """Closing a server does not wait for a pause."""
     failed = asyncio.Event()
 
     async def fail() -> None:

@@ -24,7 +24,7 @@ class Away(Memory):
 
 
 async def test_workers_that_renew_their_signs_have_not_ended() -> None:
-    """S1: a sign that is present proves nothing: its worker may have ended since."""
+    """A sign that is present proves nothing: its worker may have ended since."""
     store = Away(Memory.Config())
     asking, living, ended, returning = (WorkerSign(store, INTERVAL_S, name=name) for name in "aler")
     for sign in (asking, living, ended):

@@ -57,7 +57,7 @@ async def uploading() -> Uploading:
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 async def test_a_part_is_whole_or_not_there(uploading: Uploading, outcome: str) -> None:
-    """D7: the chunks of a part that counts are never deleted."""
+    """The chunks of a part that counts are never deleted."""
     uploading.store.watch("t/upload_part/", outcome)
     if outcome == "applied":
         assert await uploading.complete(await uploading.add_part()) == DATA
@@ -75,7 +75,7 @@ async def test_a_part_is_whole_or_not_there(uploading: Uploading, outcome: str) 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 async def test_a_completed_upload_has_a_whole_file(uploading: Uploading, outcome: str) -> None:
-    """D7: completing it again returns the same file, or makes it."""
+    """Completing it again returns the same file, or makes it."""
     part_id = await uploading.add_part()
     uploading.store.watch("t/file/", outcome)
     if outcome == "applied":
@@ -90,7 +90,7 @@ async def test_a_completed_upload_has_a_whole_file(uploading: Uploading, outcome
 
 
 async def test_two_completions_at_once_make_one_file(uploading: Uploading) -> None:
-    """D7: the second one finds the upload completed and makes no file."""
+    """The second one finds the upload completed and makes no file."""
     part_id = await uploading.add_part()
     results = await asyncio.gather(*[uploading.complete(part_id) for _ in range(5)], return_exceptions=True)
     assert DATA in results
@@ -100,7 +100,7 @@ async def test_two_completions_at_once_make_one_file(uploading: Uploading) -> No
 
 
 async def test_a_part_that_lost_its_content_is_an_error(uploading: Uploading) -> None:
-    """D7: no file appears of which a part cannot be read."""
+    """No file appears of which a part cannot be read."""
     part_id = await uploading.add_part()
     await uploading.store.write([Delete((await uploading.stored("upload_piece"))[-1])])
     with pytest.raises(StorageCorrupt):

@@ -152,7 +152,7 @@ DEAR_GRAMMARS = [
 
 @pytest.mark.parametrize("definition", DEAR_GRAMMARS)
 async def test_a_dear_grammar_does_not_slow_the_other_sequences(definition: str) -> None:
-    """S4: what a grammar costs while it runs is bounded by items, and no neighbour waits for it."""
+    """The cost of a grammar that runs is bounded by items, and no neighbour waits for it."""
     tools = chat_request(tools=[custom("shell", "lark", definition)])
     matchers: list[GrammarMatcher] = []
     with suppress(InvalidRequest):
@@ -175,7 +175,7 @@ async def test_a_dear_grammar_does_not_slow_the_other_sequences(definition: str)
 
 
 def test_masks_that_stay_slow_fail_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4: three slow masks in a row end a request; a quick one between them starts the count again."""
+    """Three slow masks in a row end a request; a quick one between them starts the count again."""
     clock = {"now": 0.0, "mask_s": 0.06}
 
     def thread_time() -> float:

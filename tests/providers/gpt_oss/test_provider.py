@@ -92,14 +92,14 @@ def test_fields_that_a_request_omits_are_the_configs() -> None:
 def test_defaults_are_those_of_the_checkpoints_authors(
     written: Any, fields: dict[str, Any], expected: DefaultSampling, tmp_path: Path
 ) -> None:
-    """G-A13: unless the run config sets others."""
+    """Unless the run config sets others."""
     if written is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(written))
     assert read_default_sampling(GptOss.Config(path=tmp_path, **fields)) == expected
 
 
 def test_defaults_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    """G-A13: at the start."""
+    """The server names them at its start."""
     (tmp_path / "generation_config.json").write_text('{"temperature": "warm"}')
     with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read"):
         read_default_sampling(GptOss.Config(path=tmp_path))

@@ -201,7 +201,7 @@ def test_the_same_request_has_the_same_grammar_and_other_text_no_weight() -> Non
     ],
 )
 def test_a_message_that_an_engine_does_not_end_ends_there(turn: str, read: str) -> None:
-    """G-A1: an engine that takes `<|end|>` for text goes on to write after the answer, or the call."""
+    """An engine that takes `<|end|>` for text goes on to write after the answer, or the call."""
     request = chat_request(tools=[custom("shell"), function("f", CITY, strict=True)])
     enforced = EnforcedGrammar("tools", matcher(request).accept, {END: load_vocabulary().encode("<|end|>")})
     assert enforced.read_ids(encode(turn)) == encode(read)
@@ -209,7 +209,7 @@ def test_a_message_that_an_engine_does_not_end_ends_there(turn: str, read: str) 
 
 
 def test_the_name_of_a_control_token_in_a_string_is_text() -> None:
-    """G-A1: where the turn cannot end, an engine that takes `<|end|>` for text is right."""
+    """Where the turn cannot end, an engine that takes `<|end|>` for text is right."""
     text = load_vocabulary().encode("<|end|>")
     enforced = EnforcedGrammar("text.format", matcher(formatted({"type": "string"})).accept, {END: text})
     ids = [*encode(f'{FINAL}"a'), END, *encode('"<|return|>')]

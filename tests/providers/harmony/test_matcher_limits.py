@@ -135,7 +135,7 @@ def test_a_grammar_that_forces_endless_text_stays_quick(definition: str) -> None
 
 @pytest.mark.parametrize("form", DEADLY)
 def test_a_grammar_that_would_end_the_process_is_refused_by_its_field(form: str) -> None:
-    """D1, S1: the engine's compiler builds what the child has compiled."""
+    """The engine's compiler builds what the child has compiled."""
     syntax, build = FORMS[form]
     with pytest.raises(InvalidRequest) as caught:
         matcher(chat_request(tools=[custom("fine"), custom("shell", syntax, build(3_500))]))
@@ -160,7 +160,7 @@ LONG_REQUESTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("part", LONG_REQUESTS)
 async def test_a_long_request_is_rendered_in_a_thread(part: str) -> None:
-    """S2: this holds for each part of a request that can be long."""
+    """This holds for each part of a request that can be long."""
     harmony = Harmony(load_vocabulary(), HarmonyOptions())
     others = asyncio.create_task(asyncio.sleep(0))
     await harmony.render_prompt(chat_request(**LONG_REQUESTS[part]))
@@ -168,7 +168,7 @@ async def test_a_long_request_is_rendered_in_a_thread(part: str) -> None:
 
 
 async def test_a_short_request_is_rendered_at_once() -> None:
-    """S2: a thread would cost it more than the rendering."""
+    """A thread would cost it more than the rendering."""
     harmony = Harmony(load_vocabulary(), HarmonyOptions())
     others = asyncio.create_task(asyncio.sleep(0))
     await harmony.render_prompt(chat_request(tools=[function("f", CITY), custom("shell", "lark", 'start: "a"')]))

@@ -58,13 +58,13 @@ def check(turn: str | list[int], expected: list[Any], reason: str = "stop") -> N
     ],
 )
 def test_a_recorded_text_is_read_as_it_was_written(name: str, expected: list[Any]) -> None:
-    """K8: the bytes after the channel's name are the text."""
+    """The bytes after the channel's name are the text."""
     check(recorded(name), expected)
 
 
 @pytest.mark.parametrize("name", ["call_chan_suffix", "suffix5", "call_glued", "call_return"])
 def test_a_recorded_call_is_the_call(name: str) -> None:
-    """K9, K10: the first recipient counts, and whole arguments are a whole call."""
+    """The first recipient counts, and whole arguments are a whole call."""
     check(recorded(name), CALL, "tool_calls")
 
 
@@ -113,7 +113,7 @@ TEXTS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("turn", TEXTS)
 def test_a_header_without_its_end_goes_on_with_the_text(turn: str) -> None:
-    """K8: wherever the header ends, and however its words are glued."""
+    """Wherever the header ends, and however its words are glued."""
     check(turn, TEXTS[turn])
 
 
@@ -147,7 +147,7 @@ def test_a_header_without_its_end_goes_on_with_the_text(turn: str) -> None:
     ],
 )
 def test_the_first_recipient_counts(header: str) -> None:
-    """K9: a header that names a tool is a call, with any text after the name, and without `<|message|>` too."""
+    """A header that names a tool is a call, with any text after the name, and without `<|message|>` too."""
     check(header + '{"q":"a"}<|call|>', CALL, "tool_calls")
 
 
@@ -167,7 +167,7 @@ def test_the_first_recipient_counts(header: str) -> None:
     ],
 )
 def test_words_that_are_glued_to_a_name_are_no_part_of_it(recipient: str, name: str) -> None:
-    """K9: other letters are: there the model means another tool."""
+    """Other letters are: there the model means another tool."""
     (start, _) = said(f"<|channel|>commentary to={recipient}<|message|>x<|call|>", TOOLS)
     assert isinstance(start, ToolCallStart)
     assert start.name == name
@@ -180,7 +180,7 @@ ENDS = ["<|return|>", "<|end|>", "<|start|>assistant", "<|channel|>final<|messag
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("arguments", ['{"q":"a"}', '{"q":"a"}\n', " []"])
 def test_whole_arguments_are_a_whole_call(end: str, arguments: str) -> None:
-    """K10: every token that can end it is accepted."""
+    """Every token that can end it is accepted."""
     deltas = [CALL[0], ToolArgumentsDelta("call_1", arguments.lstrip())]
     check(BEGUN + arguments + end, deltas, "tool_calls")
 
@@ -188,7 +188,7 @@ def test_whole_arguments_are_a_whole_call(end: str, arguments: str) -> None:
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("arguments", ['{"q":"a', '{"q":', "{", '{"a":1}}', "x"])
 def test_arguments_that_are_not_whole_are_no_call(end: str, arguments: str) -> None:
-    """K10: nothing that follows is read."""
+    """Nothing that follows is read."""
     check(
         BEGUN + arguments + end + ("Late." if end.endswith("<|message|>") else ""),
         said(BEGUN + arguments, TOOLS),
@@ -197,7 +197,7 @@ def test_arguments_that_are_not_whole_are_no_call(end: str, arguments: str) -> N
 
 
 def test_a_limit_of_tokens_ends_no_call() -> None:
-    """K10: the engine has cut the output, even if it was at a good place."""
+    """The engine has cut the output, even if it was at a good place."""
     finish = read(BEGUN + '{"q":"a"}', TOOLS, reason="length")[-1]
     assert isinstance(finish, Finish)
     assert finish.reason == "length"
@@ -216,12 +216,12 @@ def test_a_limit_of_tokens_ends_no_call() -> None:
     ],
 )
 def test_a_token_that_ends_a_message_ends_the_input_of_a_custom_tool(turn: str, reason: str) -> None:
-    """K10: text does not say by itself that it is whole."""
+    """Text does not say by itself that it is whole."""
     check(turn, [ToolCallStart("call_1", "shell", True), ToolArgumentsDelta("call_1", "ls -l")], reason)
 
 
 def test_calls_that_another_token_ends_are_all_read() -> None:
-    """K10: several in one turn."""
+    """One turn has several calls."""
     second = BEGUN.replace("lookup", "look").replace("<|channel|>", "<|start|>assistant<|channel|>")
     turn = f'{BEGUN}{{"q":"a"}}<|end|>{second}{{}}<|end|>'
     check(turn, [*CALL, ToolCallStart("call_2", "look"), ToolArgumentsDelta("call_2", "{}")], "tool_calls")
@@ -230,12 +230,12 @@ def test_calls_that_another_token_ends_are_all_read() -> None:
 @pytest.mark.parametrize("end", ["<|call|>", "<|return|>", "<|end|>"])
 @pytest.mark.parametrize("blank", ["", " ", "\n\t "])
 def test_blank_arguments_are_an_empty_object(blank: str, end: str) -> None:
-    """K15: clients parse them."""
+    """Clients parse the arguments."""
     check(BEGUN + blank + end, [CALL[0], ToolArgumentsDelta("call_1", "{}")], "tool_calls")
 
 
 def test_a_call_without_arguments_comes_back_as_the_model_wrote_it() -> None:
-    """K15: the cache knows its tokens by what clients send back."""
+    """The cache knows its tokens by what clients send back."""
     cache = TokenCache()
     one = reader(TOOLS, cache)
     one.feed(encode(BEGUN + "<|call|>"))

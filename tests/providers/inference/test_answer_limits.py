@@ -53,7 +53,7 @@ def endless(chunk: Chunk, times: int = 200, pause_s: float = 0.0) -> Repeat:
     ids=lambda chunk: str(chunk["choices"][0]["delta"])[:30],
 )
 async def test_an_answer_without_an_end_has_a_bound(chunk: Chunk) -> None:
-    """R1: text, reasoning, arguments, names and log probabilities all count."""
+    """Text, reasoning, arguments, names and log probabilities all count."""
     answer = [*sent(ROLE, call_chunk(0, call_id="c")), endless(chunk)]
     async with asyncio.timeout(8):
         error, deltas = await failure(answer, max_answer_bytes=MIB)
@@ -64,7 +64,7 @@ async def test_an_answer_without_an_end_has_a_bound(chunk: Chunk) -> None:
 
 
 async def test_the_error_of_a_large_answer_names_the_setting_and_opens_no_breaker() -> None:
-    """R1: one model that repeats itself does not make its server unavailable to others."""
+    """One model that repeats itself does not make its server unavailable to others."""
     answer = [*sent(ROLE), endless(delta_chunk(content="z" * 1000))]
     fields = {"max_answer_bytes": 65536, "breaker_failures": 1, "max_retries": 0}
     async with UpstreamServer(answer, answer) as upstream, started(upstream.base_url, **fields) as vllm:
@@ -86,7 +86,7 @@ async def test_an_answer_just_below_the_bound_is_whole() -> None:
 
 @pytest.mark.parametrize("kind", ["content", "reasoning", "arguments"])
 async def test_an_upstream_that_ignores_the_token_limit_is_cut_off(kind: str) -> None:
-    """R1: the answer ends with `length`, and the request to the upstream is closed."""
+    """The answer ends with `length`, and the request to the upstream is closed."""
     chunk = call_chunk(0, "word ") if kind == "arguments" else delta_chunk(**{kind: "word "})
     answer = [*sent(ROLE, call_chunk(0, "{", call_id="c", name="f")), endless(chunk)]
     async with UpstreamServer(answer) as upstream, started(upstream.base_url) as vllm:
@@ -103,7 +103,7 @@ async def test_an_upstream_that_ignores_the_token_limit_is_cut_off(kind: str) ->
 
 
 def test_a_token_that_comes_in_several_deltas_counts_once() -> None:
-    """R1: a server that splits its text into letters is not cut off before its tokens are used up."""
+    """A server that splits its text into letters is not cut off before its tokens are used up."""
     text = "four" * 20
     deltas = read(text_chunks(*text), chat_request(max_completion_tokens=20))
     assert deltas[-1] == Finish("stop", Usage(11, 7))
@@ -141,7 +141,7 @@ CALL = [ROLE, call_chunk(0, "{", call_id="c", name="f")]
     ],
 )
 async def test_limits_in_time_hold_while_data_never_pauses(answer: Any, limits: dict[str, Any], name: str) -> None:
-    """R3: empty deltas for ever end at the limit."""
+    """Empty deltas for ever end at the limit."""
     began = time.monotonic()
     async with asyncio.timeout(5):
         error, _ = await failure(answer, **limits)
@@ -151,7 +151,7 @@ async def test_limits_in_time_hold_while_data_never_pauses(answer: Any, limits: 
 
 
 async def test_the_first_token_has_its_limit_while_headers_are_waited_for() -> None:
-    """R3: the limit of the first token holds before the headers, too."""
+    """The limit of the first token holds before the headers, too."""
 
     async with asyncio.timeout(3):
         error, _ = await failure([HANG], first_token_timeout_s=0.2, headers_timeout_s=60)
@@ -159,7 +159,7 @@ async def test_the_first_token_has_its_limit_while_headers_are_waited_for() -> N
 
 
 async def test_many_blank_lines_cost_little() -> None:
-    """R3: 30 MB of blank lines are read in less than the second that 3 MB took."""
+    """30 MB of blank lines are read in less than the second that 3 MB took."""
     blank = http_chunk(b"\n" * 1_000_000)
     answer = [*sent(ROLE), *[blank] * 30, *stream(text_chunks("a"))[1:]]
     async with UpstreamServer(answer) as upstream, started(upstream.base_url) as vllm:
@@ -190,13 +190,13 @@ async def test_many_blank_lines_cost_little() -> None:
     ],
 )
 def test_a_count_is_a_number_that_clients_can_read(value: object, count: int) -> None:
-    """R4: counts are clamped where they enter."""
+    """Counts are clamped where they enter."""
     assert parse_count(value) == count
 
 
 @pytest.mark.parametrize("usage", [5, "x", [], {"prompt_tokens": {}}, {"prompt_tokens_details": 5}])
 def test_no_usage_fails_a_good_answer(usage: Any) -> None:
-    """R4: a usage of the wrong form is none."""
+    """A usage of the wrong form is none."""
     chunks: list[Chunk | str] = [delta_chunk(content="a"), delta_chunk("stop"), {"choices": [], "usage": usage}]
     assert read(chunks) == [TextDelta("a"), Finish("stop", Usage())]
     assert parse_usage(usage) == Usage()
@@ -213,7 +213,7 @@ def test_parts_of_a_total_are_at_most_the_total() -> None:
 
 
 def test_bytes_of_a_token_are_bytes() -> None:
-    """R4: numbers that are no bytes are replaced by those of the token's text."""
+    """Numbers that are no bytes are replaced by those of the token's text."""
     logprobs = {"content": [{"token": "a", "logprob": -1.0, "bytes": [10**30]}]}
     chunks = [delta_chunk(content="a", logprobs=logprobs), delta_chunk("stop")]
     (delta, _) = read(chunks, chat_request(logprobs=True))
@@ -222,7 +222,7 @@ def test_bytes_of_a_token_are_bytes() -> None:
 
 
 async def test_a_models_list_with_odd_numbers_is_read() -> None:
-    """R4: one odd number hides no model."""
+    """One odd number hides no model."""
     odd = b'{"data":[{"id":"m","created":1e300,"max_model_len":"8192","owned_by":5}]}'
 
     async with UpstreamServer() as upstream, started(upstream.base_url) as vllm:

@@ -44,7 +44,7 @@ def test_every_option_is_tested() -> None:
 
 
 async def test_options_reach_vllm() -> None:
-    """X5: they were dropped without a word."""
+    """They were dropped without a word."""
     async with UpstreamServer(OK) as upstream, started(upstream.base_url) as vllm:
         await drain(vllm, chat_request(**OPTIONS))
         assert {name: upstream.chats[0].json.get(name) for name in OPTIONS} == OPTIONS
@@ -54,7 +54,7 @@ async def test_options_reach_vllm() -> None:
 
 @pytest.mark.parametrize("name", GUIDED)
 async def test_older_names_of_guidance_reach_vllm_by_the_new_one(name: str) -> None:
-    """X5: current versions of vLLM ignore the older names."""
+    """Current versions of vLLM ignore the older names."""
     async with UpstreamServer(OK) as upstream, started(upstream.base_url) as vllm:
         await drain(vllm, chat_request(**{name: GUIDED[name]}))
         sent = upstream.chats[0].json
@@ -66,7 +66,7 @@ async def test_older_names_of_guidance_reach_vllm_by_the_new_one(name: str) -> N
 
 
 async def test_the_template_of_a_count_is_that_of_the_chat() -> None:
-    """X5: a prompt is counted with the same options of its template."""
+    """A prompt is counted with the same options of its template."""
     async with UpstreamServer(OK) as upstream, started(upstream.base_url) as vllm:
         await vllm.count_tokens(chat_request(chat_template_kwargs={"enable_thinking": False}))
         assert upstream.received[0].json["chat_template_kwargs"] == {"enable_thinking": False}
@@ -74,7 +74,7 @@ async def test_the_template_of_a_count_is_that_of_the_chat() -> None:
 
 @pytest.mark.parametrize("name", ENGINE_OPTIONS)
 async def test_a_server_without_an_option_refuses_it_by_name(name: str) -> None:
-    """X5: nothing is dropped in silence."""
+    """Nothing is dropped in silence."""
     async with UpstreamServer(OK) as upstream, started(upstream.base_url, engine="openai") as vllm:
         with pytest.raises(Unsupported) as caught:
             await drain(vllm, chat_request(**{name: {**OPTIONS, **GUIDED}[name]}))
@@ -84,7 +84,7 @@ async def test_a_server_without_an_option_refuses_it_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED_ENGINE_OPTIONS)
 def test_an_option_that_no_response_has_a_place_for_is_refused_by_name(name: str) -> None:
-    """X5: its neutral values ask for nothing."""
+    """Its neutral values ask for nothing."""
     with pytest.raises(Unsupported) as caught:
         refuse_unsafe_engine_options(chat_request(**{name: "x"}))
     assert caught.value.param == name

@@ -187,7 +187,7 @@ async def ask(router: Router, model: str = SHARED, **fields: Any) -> str:
 
 
 async def test_a_model_of_two_providers_is_served_by_the_other_where_one_is_dead(site: Site) -> None:
-    """G-A3: before the first output another provider that lists the same model is asked."""
+    """Before the first output another provider that lists the same model is asked."""
     router = await site.router()
     assert await ask(router) == "a"
     await site.a.stop()
@@ -203,7 +203,7 @@ async def test_a_model_of_two_providers_is_served_by_the_other_where_one_is_dead
     "answer", [error_answer(503), error_answer(500), error_answer(429), error_answer(401), [CUT], [head(), CUT]]
 )
 async def test_a_provider_that_refuses_is_followed_by_the_next(site: Site, answer: Answer) -> None:
-    """G-A3: also where it answers, but generates nothing."""
+    """Also where it answers, but generates nothing."""
     site.a = await site.stack.enter_async_context(UpstreamServer(answer, models=[SHARED]))
     assert await ask(await site.router()) == "b"
 
@@ -217,7 +217,7 @@ async def test_a_provider_that_refuses_is_followed_by_the_next(site: Site, answe
     ids=["model", "context"],
 )
 async def test_the_failure_of_a_provider_is_not_hidden_by_what_the_next_one_lacks(site: Site, lack: Answer) -> None:
-    """G-A3: the client may try again later, which it would not do after a 404 or 400."""
+    """The client may try again later, which it would not do after a 404 or 400."""
     site.a = await site.stack.enter_async_context(UpstreamServer(error_answer(429), models=[SHARED]))
     site.b = await site.stack.enter_async_context(UpstreamServer(lack, models=[SHARED]))
     with pytest.raises(RateLimited):
@@ -226,7 +226,7 @@ async def test_the_failure_of_a_provider_is_not_hidden_by_what_the_next_one_lack
 
 
 async def test_what_has_begun_is_not_begun_again(site: Site) -> None:
-    """G-A3: a stream that breaks after its first output fails."""
+    """A stream that breaks after its first output fails."""
     answer = [head(), http_chunk(event(delta_chunk(content="half"))), CUT]
     site.a = await site.stack.enter_async_context(UpstreamServer(answer, models=[SHARED]))
     with pytest.raises(UpstreamError):
@@ -235,7 +235,7 @@ async def test_what_has_begun_is_not_begun_again(site: Site) -> None:
 
 
 async def test_a_request_that_is_wrong_is_not_sent_to_another_provider(site: Site) -> None:
-    """G-A3: its error is the client's."""
+    """Its error is the client's."""
     site.a = await site.stack.enter_async_context(UpstreamServer(error_answer(400, "no"), models=[SHARED]))
     with pytest.raises(InvalidRequest):
         await ask(await site.router())
@@ -243,7 +243,7 @@ async def test_a_request_that_is_wrong_is_not_sent_to_another_provider(site: Sit
 
 
 async def test_a_provider_that_failed_often_is_asked_last_until_it_recovers(site: Site) -> None:
-    """G-A3: each provider has a breaker; one request after its window finds out if it is back."""
+    """Each provider has a breaker; one request after its window finds out if it is back."""
     answers = [error_answer(503), error_answer(503), stream(text_chunks("a again"))]
     site.a = await site.stack.enter_async_context(UpstreamServer(*answers, models=[SHARED]))
     router = await site.router(breaker_failures=2, breaker_window_s=0.2)
@@ -256,7 +256,7 @@ async def test_a_provider_that_failed_often_is_asked_last_until_it_recovers(site
 
 
 async def test_a_provider_whose_servers_do_not_answer_their_checks_is_asked_last(site: Site) -> None:
-    """G-A3: no request has to find that out."""
+    """No request has to find that out."""
     async with started(site.a.base_url, max_retries=0, health_interval_s=0.05) as a, started(site.b.base_url) as b:
         router = Router(Router.Config.model_validate({"providers": {"a": {}, "b": {}}}), {"a": a, "b": b})
         assert await ask(router) == "a"
@@ -270,7 +270,7 @@ async def test_a_provider_whose_servers_do_not_answer_their_checks_is_asked_last
 
 
 async def test_a_provider_that_was_down_when_models_were_listed_is_found(site: Site) -> None:
-    """G-A3: the lists are read again when the known providers of a model have failed."""
+    """The lists are read again when the known providers of a model have failed."""
     url = site.b.base_url
     await site.b.stop()
     router = await site.router()
@@ -315,7 +315,7 @@ def test_sharing_needs_failover() -> None:
 
 
 async def test_failover_can_be_turned_off(site: Site) -> None:
-    """G-A3: then the first provider alone serves an id."""
+    """Then the first provider alone serves an id."""
     router = await site.router(failover=False)
     assert await ask(router) == "a"
     await site.a.stop()
@@ -324,7 +324,6 @@ async def test_failover_can_be_turned_off(site: Site) -> None:
 
 
 async def test_embeddings_fail_over_too(site: Site) -> None:
-    """G-A3: as chats do."""
     body = {"data": [{"index": 0, "embedding": [1.0]}], "usage": {"prompt_tokens": 1}}
     site.b.routes["/v1/embeddings"] = json_answer(body)
     site.a.routes["/v1/embeddings"] = error_answer(503)

@@ -240,7 +240,7 @@ async def test_an_answer_that_is_no_stream_is_mapped(answer: Answer, kind: type[
 
 
 async def test_reasons_to_refuse_a_request_are_shown_without_what_is_the_operators() -> None:
-    """R12: an upstream's 400 is mapped: a short reason without keys, addresses, paths and tracebacks."""
+    """An upstream's 400 is mapped: a short reason without keys, addresses, paths and tracebacks."""
     private = "sk-secret http://10.0.0.7:8000/v1 /opt/models/secret.gguf " + "a1" * 30
     reason = f"top_k is off\x00 for {private} " + "words " * 900
     error, _ = await failure(error_answer(400, reason), api_key="sk-secret")
@@ -252,7 +252,7 @@ async def test_reasons_to_refuse_a_request_are_shown_without_what_is_the_operato
 
 
 async def test_a_request_that_is_too_large_for_the_upstream_says_so() -> None:
-    """R12: 413 is mapped, with or without a body."""
+    """413 is mapped, with or without a body."""
     for body in (error_answer(413, "secret"), plain_answer(b"<html>secret", 413)):
         error, _ = await failure(body)
         assert (type(error), error.status) == (PayloadTooLarge, 413)
@@ -261,7 +261,7 @@ async def test_a_request_that_is_too_large_for_the_upstream_says_so() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"error":{"message":"unknown"}}', b"not found"])
 async def test_a_404_without_a_known_body_is_an_unknown_model(body: bytes) -> None:
-    """R12: only the body of an unknown path is an error of the config."""
+    """Only the body of an unknown path is an error of the config."""
     error, _ = await failure(plain_answer(body, 404))
     assert type(error) is ModelNotFound
     for unknown_path in (b'{"detail":"Not Found"}', b"404 page not found", b"<html>404</html>"):

@@ -185,7 +185,7 @@ async def test_offline_uses_the_cache_and_says_what_is_missing(hub: HubServer, m
 async def test_without_a_network_the_models_of_the_machine_are_served_and_named(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, *, is_offline: bool
 ) -> None:
-    """U28: the refusal of another one names those that are there, as a run config does."""
+    """The refusal of another one names those that are there, as a run config does."""
     path = await fetch()
     if is_offline:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -132,7 +132,7 @@ UNENFORCEABLE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("keyword", UNENFORCEABLE)
 async def test_a_function_is_offered_without_what_no_grammar_can_hold(keyword: str, llama: LlamaCpp) -> None:
-    """K5: a schema that is not strict is held as far as a grammar can."""
+    """A schema that is not strict is held as far as a grammar can."""
     tool = deciding(None, **UNENFORCEABLE[keyword])
     call = call_of(await ask(llama, tools=[tool, WEATHER], tool_choice=DECIDE, max_completion_tokens=60))
     assert call is not None
@@ -144,7 +144,7 @@ async def test_a_function_is_offered_without_what_no_grammar_can_hold(keyword: s
 async def test_a_strict_function_that_no_grammar_can_hold_is_refused_by_its_keyword(
     keyword: str, llama: LlamaCpp
 ) -> None:
-    """K5: the error names the tool, the property and the keyword."""
+    """The error names the tool, the property and the keyword."""
     with pytest.raises(InvalidRequest) as caught:
         await ask(llama, tools=[WEATHER, deciding(True, **UNENFORCEABLE[keyword])])
     assert caught.value.param == "tools[1].parameters"

@@ -237,6 +237,6 @@ def test_memory_grows_with_the_contexts_up_to_the_models_own_length() -> None:
     ],
 )
 def test_a_name_that_is_nearly_right_is_met_with_the_right_one(text: str, meant: str) -> None:
-    """U28: also its beginning alone."""
+    """Also its beginning alone."""
     with pytest.raises(ConfigError, match=f"Did you mean [^?]*{meant}"):
         parse_reference(text)

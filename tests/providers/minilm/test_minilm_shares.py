@@ -55,7 +55,7 @@ async def turns() -> None:
 
 
 async def test_a_flood_of_one_tenant_delays_another_by_one_batch(tmp_path: Path) -> None:
-    """S8: batches are computed in turn by tenant."""
+    """Batches are computed in turn by tenant."""
     order: list[str] = []
     async with started(tmp_path) as provider:
         with stopped(provider):
@@ -107,7 +107,7 @@ async def test_a_long_text_of_one_tenant_delays_another_by_one_step(tmp_path: Pa
 
 
 async def test_only_so_many_requests_of_a_tenant_wait(tmp_path: Path) -> None:
-    """S8: one more is refused at once; another tenant's waits."""
+    """One more is refused at once; another tenant's waits."""
     order: list[str] = []
     async with started(tmp_path, max_tenant_waiting=2) as provider:
         with stopped(provider):
@@ -122,7 +122,7 @@ async def test_only_so_many_requests_of_a_tenant_wait(tmp_path: Path) -> None:
 
 
 async def test_a_batch_whose_caller_has_left_is_dropped_before_it_begins(tmp_path: Path) -> None:
-    """S8: only the batch that the model has begun is computed."""
+    """Only the batch that the model has begun is computed."""
     order: list[str] = []
     async with started(tmp_path) as provider:
         with stopped(provider):
@@ -138,7 +138,7 @@ async def test_a_batch_whose_caller_has_left_is_dropped_before_it_begins(tmp_pat
 
 
 async def test_close_ends_those_that_wait(tmp_path: Path) -> None:
-    """S8: no waiting request starts the model again after the end."""
+    """No waiting request starts the model again after the end."""
     order: list[str] = []
     async with started(tmp_path) as provider:
         supervisor: Any = provider._process  # pyright: ignore[reportPrivateUsage] - its process is to be stopped

@@ -61,7 +61,7 @@ def test_a_text_without_spaces_is_cut_all_the_same() -> None:
 @pytest.mark.parametrize("char", [" ", "\t", "\n", "x", "1", "_", "(", "\\", "\x1b", "【", "鯨"])
 @pytest.mark.parametrize("tail", ["", "a"])
 def test_a_run_of_one_character_takes_linear_time(char: str, tail: str) -> None:
-    """S1: half a million of one character are split within the time of a few thousand matches of the old pattern."""
+    """Half a million of one character are split within the time of a few thousand matches of the old pattern."""
     began = time.process_time()
     split(f"a{char * 500_000}{tail}", 800, 400)
     assert time.process_time() - began < 3

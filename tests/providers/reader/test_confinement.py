@@ -76,7 +76,7 @@ def run_confined(victim: Path, layer: str) -> Any:
 
 @linux_only
 def test_a_process_that_confines_itself_reaches_nothing_outside(tmp_path: Path) -> None:
-    """S10: without bubblewrap a hole in a parser opens neither files nor the server's environment nor a socket."""
+    """Without bubblewrap a hole in a parser opens neither files nor the server's environment nor a socket."""
     victim = tmp_path / "victim"
     victim.write_text("x")
     arguments = (str(PROGRAM.parents[2]), str(victim), "seccomp")
@@ -92,7 +92,7 @@ def test_a_process_that_confines_itself_reaches_nothing_outside(tmp_path: Path) 
 
 @linux_only
 def test_landlock_alone_closes_the_files(tmp_path: Path) -> None:
-    """S10: each layer holds by itself what it can."""
+    """Each layer holds by itself what it can."""
     (tmp_path / "victim").write_text("x")
     arguments = (str(PROGRAM.parents[2]), str(tmp_path / "victim"), "none")
     output = subprocess.run(
@@ -105,7 +105,7 @@ def test_landlock_alone_closes_the_files(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not can_change_user(), reason="only root can start tests as another user")
 def test_bubblewrap_holds_the_reader_of_a_normal_user(tmp_path: Path) -> None:
-    """S10: where bubblewrap works the child runs in it."""
+    """Where bubblewrap works the child runs in it."""
     command = normal_user_command(tmp_path, "-c", PROBE)
     output = subprocess.run(command, env=normal_user_environment(), stdout=subprocess.PIPE, check=True).stdout
     in_bubblewrap, by_itself, description = map(json.loads, output.splitlines())
@@ -115,7 +115,7 @@ def test_bubblewrap_holds_the_reader_of_a_normal_user(tmp_path: Path) -> None:
 
 
 async def test_the_start_says_how_files_are_parsed() -> None:
-    """S10: one line."""
+    """The log says it in one line."""
     config = StackConfig.model_validate({"inference": {"provider": "scripted"}, "kv_store": {"provider": "memory"}})
     async with open_stack(config) as stack:
         (line,) = confinement_lines(stack)
@@ -124,7 +124,7 @@ async def test_the_start_says_how_files_are_parsed() -> None:
 
 
 def test_filters_differ_in_what_they_deny() -> None:
-    """S3, S10: the filters exist for both architectures, within the kernel's 4,096 instructions."""
+    """The filters exist for both architectures, within the kernel's 4,096 instructions."""
     for machine in ("x86_64", "aarch64"):
         filters = [sandbox_filter(machine), sandbox_filter(machine, allow_loopback=True), parser_filter(machine)]
         assert len({*filters}) == 3
@@ -134,7 +134,7 @@ def test_filters_differ_in_what_they_deny() -> None:
 async def test_a_child_has_a_quarter_of_a_gibibyte_and_for_a_pdf_half_of_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """S10: four children at once take no gigabytes."""
+    """Four children at once take no gigabytes."""
     program = tmp_path / "program.py"
     program.write_text(
         "import sys; line = sys.stdin.buffer.readline().decode(); sys.stdin.buffer.read(); print('{}'); print(line)"
@@ -147,7 +147,7 @@ async def test_a_child_has_a_quarter_of_a_gibibyte_and_for_a_pdf_half_of_one(
 
 
 async def test_a_table_of_millions_of_columns_is_refused_at_once() -> None:
-    """S10: one attribute made the parser take a gigabyte."""
+    """One attribute made the parser take a gigabyte."""
     wide = BODY % (b"<w:tbl><w:tr>%b</w:tr></w:tbl>" % (CELL % 200_000_000))
     many = BODY % (b"<w:tbl><w:tr>%b</w:tr></w:tbl>" % (CELL % 600 + CELL % 600))
     began = time.monotonic()
@@ -164,7 +164,7 @@ def child() -> ChildReader:
 
 
 def test_the_start_says_why_bubblewrap_does_not_hold_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """U16: the reason and the remedy, not that it does not work."""
+    """The reason and the remedy, not that it does not work."""
     monkeypatch.setenv("PATH", "/nowhere")
     choose_confinement.cache_clear()
     try:
@@ -175,6 +175,6 @@ def test_the_start_says_why_bubblewrap_does_not_hold_the_reader(monkeypatch: pyt
 
 
 def test_lines_of_the_start_are_aligned_to_the_longest_name() -> None:
-    """U17: a long name and its line do not run together."""
+    """A long name and its line do not run together."""
     lines = align_lines({"reader": "a", "tool_runtime.providers.python": "b"})
     assert lines == ["reader                         a", "tool_runtime.providers.python  b"]

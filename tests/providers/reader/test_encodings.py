@@ -47,7 +47,7 @@ TEXTS: Final = [
 
 @pytest.mark.parametrize(("encoding", "text"), TEXTS)
 def test_a_text_is_read_in_its_own_encoding(encoding: str, text: str) -> None:
-    """K19: a file and a page alike, also where the text comes late."""
+    """A file and a page alike, also where the text comes late."""
     data = text.encode(encoding)
     assert decode_text(data) == text
     assert decode_page(data, None) == text
@@ -58,14 +58,14 @@ def test_a_text_is_read_in_its_own_encoding(encoding: str, text: str) -> None:
 @pytest.mark.parametrize("text", ["Zürich ist schön und größer als Köln.", "上海", "Привет"])
 @pytest.mark.parametrize("bad", [b"\xff", b"\xe9", b"\x80", b"\xe4\xb8"])
 def test_single_bad_bytes_of_utf8_are_replaced(text: str, bad: bytes) -> None:
-    """K19: the rest of the text stays what it is."""
+    """The rest of the text stays what it is."""
     data = text.encode() + b" and " + bad + b" then"
     assert decode_text(data) == f"{text} and \ufffd then"
     assert decode_page(data, None) == f"{text} and \ufffd then"
 
 
 def test_a_text_that_names_its_encoding_is_read_in_it() -> None:
-    """K19: also where so few bytes show nothing."""
+    """Also where so few bytes show nothing."""
     for head in ('<meta charset="gbk">', '<?xml version="1.0" encoding="GBK"?>'):
         assert decode_text(f"{head}<p>价</p>".encode("gbk")) == f"{head}<p>价</p>"
     assert decode_text('<meta charset="gbk"><p>价格</p>'.encode()) == '<meta charset="gbk"><p>价格</p>'
@@ -85,12 +85,12 @@ def test_a_text_that_names_its_encoding_is_read_in_it() -> None:
     ids=["random", "deflated", "numbers", "program", "image", "archive", "zeros"],
 )
 def test_bytes_that_are_no_text_are_none(data: bytes) -> None:
-    """K19: garbage does not count as read."""
+    """Garbage does not count as read."""
     assert decode_text(data) is None
 
 
 async def test_recorded_files_are_read() -> None:
-    """K19: a table from a Chinese Windows, and a note with one byte of another encoding."""
+    """A table from a Chinese Windows, and a note with one byte of another encoding."""
     cities = await file_to_text("cities.csv", (RECORDED / "cities.gbk.csv").read_bytes(), MAX_CHARS)
     assert "王芳" in cities
     assert "上海" in cities

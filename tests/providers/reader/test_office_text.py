@@ -77,14 +77,14 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
 
 @pytest.mark.parametrize("name", READ)
 async def test_office_files_give_their_text(name: str) -> None:
-    """G10: sheets as CSV, slides as text."""
+    """Sheets as CSV, slides as text."""
     data, text = READ[name]
     assert await file_to_text("a.bin", data, MAX_CHARS) == text
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_office_files_are_refused_in_time(name: str) -> None:
-    """G10: the same bombs are guarded as in DOCX."""
+    """The guards against bombs in DOCX hold for them, too."""
     source, words = HOSTILE[name]
     data = source if isinstance(source, bytes) else source()
     began = time.monotonic()

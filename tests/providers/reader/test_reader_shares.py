@@ -17,7 +17,7 @@ TEXTS = {"loud": b"text " * 1_500_000, "quiet": b"text"}
 
 
 async def test_a_flood_of_files_of_one_tenant_leaves_a_reader_to_another() -> None:
-    """S10: one tenant uses half of the places."""
+    """One tenant uses half of the places."""
     reader = ChildReader(
         ChildReader.Config(parallel=2, max_tenant_waiting=5), None, GuardedFetcher(GuardedFetcher.Config()), TENANTS
     )

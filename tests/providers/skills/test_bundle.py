@@ -113,7 +113,7 @@ def test_front_matter_must_have_a_name_and_a_description(text: str) -> None:
 
 
 def test_a_text_of_front_matter_may_be_written_in_every_way_of_yaml() -> None:
-    """S8: and no other field is parsed."""
+    """And no other field is parsed."""
     ways = ("Greets people.", '"Greets people."', "'Greets people.'", "|\n  Greets\n  people.", "Greets\n  people.")
     for way in ways:
         text = f"---\nmetadata:\n  name: [x\nname: greeting\ndescription: {way}\ntags: [a, *b\n---\n"
@@ -124,7 +124,7 @@ def test_a_text_of_front_matter_may_be_written_in_every_way_of_yaml() -> None:
 @pytest.mark.parametrize("filler", ["[a" + ",a" * 8000, "a:\n" * 5000, "[" * 15_000, "{a: " * 4000, "- - - -" * 2000])
 @pytest.mark.parametrize("field", ["more: ", "description: ", "name: ", ""])
 def test_front_matter_costs_no_time(field: str, filler: str) -> None:
-    """S8: whichever field has what the parser of YAML takes long for."""
+    """Whichever field has what the parser of YAML takes long for."""
     text = f"---\nname: greeting\n{field}{filler[:16_000]}\n---\n"
     archive = pack(("greeting/SKILL.md", text))
     began = time.process_time()
@@ -134,7 +134,7 @@ def test_front_matter_costs_no_time(field: str, filler: str) -> None:
 
 
 def test_an_archive_of_too_many_entries_is_refused_before_they_are_read() -> None:
-    """S26: also where its end says that there are few."""
+    """Also where its end says that there are few."""
     archive = pack(SKILL, *((f"greeting/{number}/", "") for number in range(20_000)))
     end = archive.rindex(b"PK\x05\x06")
     for pretended in (archive, archive[: end + 8] + b"\x01\x00\x01\x00" + archive[end + 12 :]):

@@ -207,7 +207,7 @@ async def end_of(setting: Setting, job: JobRecord) -> tuple[str, str | None]:
 async def test_a_file_survives_three_lost_workers(
     setting: Setting, lost_workers: int, end: tuple[str, str | None]
 ) -> None:
-    """S1, D11: an attempt counts before it begins; a fourth worker is not lost over one file."""
+    """An attempt counts before it begins; a fourth worker is not lost over one file."""
     workers = [f"worker {number}" for number in range(lost_workers)]
     assert await end_of(setting, JobRecord(lost_workers, workers=workers)) == end
 
@@ -216,7 +216,7 @@ async def test_a_file_survives_three_lost_workers(
 async def test_slow_workers_that_live_are_not_lost_over_a_file(
     setting: Setting, attempts: int, end: tuple[str, str | None]
 ) -> None:
-    """S1, D11: a worker that did not renew its lease in time, and lives, has not been ended by the file."""
+    """A worker that did not renew its lease in time, and lives, has not been ended by the file."""
     async with AsyncExitStack() as living:
         for name in ("slow", "slow too"):
             sign = WorkerSign(setting.kv, LEASE_S, name=name)
@@ -227,7 +227,7 @@ async def test_slow_workers_that_live_are_not_lost_over_a_file(
 
 
 async def test_an_outage_of_the_index_is_no_attempt_at_the_file(setting: Setting, tmp_path: Path) -> None:
-    """S1: only attempts that may be the file's fault are counted."""
+    """Only attempts that may be the file's fault are counted."""
     outages = 4
 
     class Failing(SQLiteVec):
@@ -253,7 +253,7 @@ async def test_an_outage_of_the_index_is_no_attempt_at_the_file(setting: Setting
 
 
 async def test_a_file_of_blanks_is_searchable_at_once(setting: Setting) -> None:
-    """S1: white space between two words costs as much as words."""
+    """White space between two words costs as much as words."""
     stores = await setting.open()
     file_id = await setting.upload(f"a{' ' * 4_000_000}b \t\n")
     store = await stores.create(CreateVectorStore(file_ids=[file_id]), tenant=T)

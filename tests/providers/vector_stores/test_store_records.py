@@ -119,7 +119,7 @@ USES: Final[dict[str, Callable[[HybridVectorStores, str, str], Awaitable[Any]]]]
 
 @pytest.mark.parametrize("use", USES)
 async def test_a_store_that_is_deleted_while_it_is_emptied_stays_deleted(setting: Records, use: str) -> None:
-    """B4, D10: every use of an expired store empties it, and none brings it back."""
+    """Every use of an expired store empties it, and none brings it back."""
     stores = await setting.open()
     store_id, [file_id] = await setting.store_with(stores, "a whale", days=1)
     stores.now = lambda: time.time() + 2 * DAY_S
@@ -137,7 +137,7 @@ async def test_a_store_that_is_deleted_while_it_is_emptied_stays_deleted(setting
 
 
 async def test_a_file_that_is_added_to_a_store_while_that_is_deleted_leaves_nothing(setting: Records) -> None:
-    """B4: the addition holds only for a store that is there."""
+    """The addition holds only for a store that is there."""
     stores = await setting.open()
     store_id, _ = await setting.store_with(stores)
     file_id = await setting.upload("late")
@@ -154,7 +154,7 @@ async def test_a_file_that_is_added_to_a_store_while_that_is_deleted_leaves_noth
 
 
 async def test_a_deletion_that_its_process_did_not_finish_is_finished_by_the_sweep(setting: Records) -> None:
-    """B4: nothing remains of a deleted store, in the index neither."""
+    """Nothing remains of a deleted store, in the index neither."""
     stores = await setting.open()
     store_id, [_, file_id] = await setting.store_with(stores, "a whale", "a ship")
     setting.gated_index.arm()
@@ -169,7 +169,7 @@ async def test_a_deletion_that_its_process_did_not_finish_is_finished_by_the_swe
 
 
 async def test_the_counts_of_a_store_are_those_of_its_files(setting: Records) -> None:
-    """B9: each change of a file's record changes the counts of its store in the same step."""
+    """Each change of a file's record changes the counts of its store in the same step."""
     stores = await setting.open()
     store_id, files = await setting.store_with(stores, "a whale", "a ship", "\0")
     assert await setting.assert_counted(stores, store_id) == {
@@ -197,7 +197,7 @@ async def test_the_counts_of_a_store_are_those_of_its_files(setting: Records) ->
 
 
 async def test_a_store_and_a_page_of_stores_read_no_records_of_files(setting: Records) -> None:
-    """B9: the work of a GET does not grow with the files of the store."""
+    """The work of a GET does not grow with the files of the store."""
     stores = await setting.open()
     store_id, _ = await setting.store_with(stores, "a whale", "a ship")
     await stores.close()
@@ -217,7 +217,7 @@ async def test_a_store_and_a_page_of_stores_read_no_records_of_files(setting: Re
 
 
 async def test_two_processes_that_change_one_store_lose_no_count(setting: Records) -> None:
-    """B9: additions and results of several processes at once."""
+    """Additions and results of several processes at once."""
     one, two = await setting.open(), await setting.open()
     store_id, _ = await setting.store_with(one)
     files = [await setting.upload(f"file {number}") for number in range(4)]
@@ -238,7 +238,7 @@ async def test_two_processes_that_change_one_store_lose_no_count(setting: Record
 async def test_a_damaged_record_of_one_tenant_stops_no_other_tenants_files(
     setting: Records, kind: str, damaged: bytes
 ) -> None:
-    """B2, D3: the files of others become searchable, also those of a process that starts later."""
+    """The files of others become searchable, also those of a process that starts later."""
     first = await setting.open()
     await first.close()
     lost = await first.create(CreateVectorStore(), tenant="a")
@@ -259,7 +259,7 @@ async def test_a_damaged_record_of_one_tenant_stops_no_other_tenants_files(
 
 @pytest.mark.parametrize("damaged", DAMAGED_VALUES)
 async def test_an_owner_lists_the_others_and_deletes_what_is_damaged(setting: Records, damaged: bytes) -> None:
-    """D3: a damaged store and a damaged file are an error for their owner, and can be deleted by id."""
+    """A damaged store and a damaged file are an error for their owner, and can be deleted by id."""
     stores = await setting.open()
     store_id, files = await setting.store_with(stores, "a whale", "a ship")
     lost_id, _ = await setting.store_with(stores, "lost")
@@ -284,7 +284,7 @@ async def test_an_owner_lists_the_others_and_deletes_what_is_damaged(setting: Re
 
 
 async def test_a_damaged_expired_store_does_not_stop_the_sweep(setting: Records) -> None:
-    """D3: the other expired stores are emptied."""
+    """The other expired stores are emptied."""
     stores = await setting.open()
     damaged_id, _ = await setting.store_with(stores, days=1)
     store_id, _ = await setting.store_with(stores, "a whale", days=1)
@@ -299,7 +299,7 @@ async def test_a_damaged_expired_store_does_not_stop_the_sweep(setting: Records)
 
 
 async def test_a_file_whose_content_is_damaged_has_failed(setting: Records) -> None:
-    """D3: its owner sees the reason, and the job is not repeated for ever."""
+    """Its owner sees the reason, and the job is not repeated for ever."""
     stores = await setting.open()
     file_id = await setting.upload("a whale")
     [(key, _)] = await setting.kv.scan(f"{T}/file_piece/{file_id}/")

@@ -71,7 +71,7 @@ async def store_delivery(kv: Memory, hook: Webhook, name: str, **fields: Any) ->
 
 
 async def test_a_delivery_that_has_cost_three_workers_fails() -> None:
-    """S1: attempts are counted in the store before they begin, and one that a worker leaves as it ends is none."""
+    """Attempts are counted in the store before they begin, and one that a worker leaves as it ends is none."""
     hook = Webhook.model_validate({"url": "https://quiet.example", "secret": SECRET})
     kv, network = Memory(Memory.Config()), Hanging(Provider.Config())
     poison = await store_delivery(kv, hook, "1", attempts=3, workers=["first", "second", "ended"])
@@ -95,7 +95,7 @@ async def test_a_delivery_that_has_cost_three_workers_fails() -> None:
 
 @pytest.mark.parametrize("damaged", [b"\xff\xfejunk", b'[{"a":1}]'])
 async def test_a_damaged_delivery_stops_no_other_webhook(damaged: bytes) -> None:
-    """D3: those of the same queue and of others are sent."""
+    """Those of the same queue and of others are sent."""
     hooks = [
         Webhook.model_validate({"url": f"https://{name}.example", "secret": SECRET, "tenant": name})
         for name in ("loud", "quiet")

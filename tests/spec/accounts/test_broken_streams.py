@@ -153,7 +153,7 @@ async def read_usage(served: Served, project: str) -> UsageCounts:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_answer_that_is_broken_off_is_charged_for_what_was_generated(served: Served, way: str) -> None:
-    """S7: one delta may hold many tokens, so its characters count."""
+    """One delta may hold many tokens, so its characters count."""
     key = await new_key(served, way)
     organization = stored_organization(served.stack.accounts)
     limiter, spending = organization.limiter, organization.spend_limits
@@ -172,7 +172,7 @@ async def test_an_answer_that_is_broken_off_is_charged_for_what_was_generated(se
 
 @pytest.mark.parametrize("many", [{"n": 64}, {"prompt": ["hi"] * 64}, {"n": 8, "prompt": ["hi"] * 8}], ids=str)
 async def test_each_text_completion_of_a_request_is_reserved(served: Served, many: dict[str, Any]) -> None:
-    """S12: `max_tokens` is that of each of `n` completions of each prompt."""
+    """`max_tokens` is that of each of `n` completions of each prompt."""
     project = f"many-{len(str(many))}"
     key = await new_key(served, project)
     limiter = stored_organization(served.stack.accounts).limiter
@@ -185,7 +185,7 @@ async def test_each_text_completion_of_a_request_is_reserved(served: Served, man
 
 
 async def test_a_websocket_that_is_left_is_charged_for_what_was_generated(served: Served) -> None:
-    """S7: also where nothing is stored."""
+    """Also where nothing is stored."""
     key = await new_key(served, "socket")
     async with sdk_client(served.url, key.value) as client, talking(served, client) as talk:
         await talk.send(model="m", store=False)
@@ -194,7 +194,7 @@ async def test_a_websocket_that_is_left_is_charged_for_what_was_generated(served
 
 
 async def test_a_request_that_is_left_before_a_model_works_gives_back_what_it_reserved() -> None:
-    """S7: a client that leaves the queue has used nothing."""
+    """A client that leaves the queue has used nothing."""
     slow = scripted([{"text": "hi"}, {"wait_s": 30}], model="m")
     server = {"max_running": 1, "max_waiting": 5}
     async with serving(slow, more={"accounts": {"provider": "stored"}}, server=server) as served:

@@ -36,7 +36,7 @@ async def read_usage(store: Memory) -> list[UsageEntry]:
 @pytest.mark.parametrize("damaged", DAMAGED_VALUES)
 @pytest.mark.parametrize("name", ["aaa/open", "aaa/end", "process/lease"])
 async def test_a_damaged_charge_stops_no_other_project(name: str, damaged: bytes) -> None:
-    """B3: the ends of all projects are counted, and the usage of the organization can be read."""
+    """The ends of all projects are counted, and the usage of the organization can be read."""
     store = Memory(Memory.Config())
     killed = StoredLedger(store, Prices({}), 1e6)
     charge = await killed.open_charge(("zproj", "key"), {"*": RateLimit(month_tokens=100)}, Demand("m", 10))
@@ -48,7 +48,7 @@ async def test_a_damaged_charge_stops_no_other_project(name: str, damaged: bytes
 
 @pytest.mark.parametrize("damaged", DAMAGED_VALUES)
 async def test_the_usage_of_an_organization_is_the_sum_of_what_can_be_read(damaged: bytes) -> None:
-    """D3: one damaged sum of an hour does not make the organization's usage a 500."""
+    """One damaged sum of an hour does not make the organization's usage a 500."""
     store = Memory(Memory.Config())
     entry = UsageEntry(HOUR * HOUR_S, UsageSubject("p", "key", "m"), UsageCounts(1, 5))
     for row, value in (("a", damaged), ("b", encode_record(entry))):
@@ -58,7 +58,7 @@ async def test_the_usage_of_an_organization_is_the_sum_of_what_can_be_read(damag
 
 @pytest.mark.parametrize("damaged", DAMAGED_VALUES)
 async def test_a_server_starts_with_a_damaged_secret_of_its_cache_salts(damaged: bytes) -> None:
-    """D3: the secret is replaced, and all processes that start later have the new one."""
+    """The secret is replaced, and all processes that start later have the new one."""
     store = Memory(Memory.Config())
     await store.put(SALT_KEY, damaged)
     results: set[bytes | None] = set()
@@ -73,7 +73,7 @@ async def test_a_server_starts_with_a_damaged_secret_of_its_cache_salts(damaged:
 
 
 async def test_an_operator_finds_and_deletes_damaged_records(served: Served) -> None:
-    """D3: lists of projects, accounts and keys show what can be read, and a damaged key can be revoked."""
+    """Lists of projects, accounts and keys show what can be read, and a damaged key can be revoked."""
     organization, store = organization_of(served.client), served.stack.kv_store
     damaged_project, _ = await new_project(organization)
     project, key = await new_project(organization)
@@ -101,7 +101,7 @@ async def test_an_operator_finds_and_deletes_damaged_records(served: Served) -> 
 
 @pytest.mark.parametrize("damaged", DAMAGED_VALUES)
 async def test_a_damaged_record_stops_only_the_requests_that_need_it(served: Served, damaged: bytes) -> None:
-    """D3: the limits of all projects stop no one; a key whose own records are damaged is an error, and no bug."""
+    """The limits of all projects stop no one; a key whose own records are damaged is an error, and no bug."""
     organization, store = organization_of(served.client), served.stack.kv_store
     _, key = await new_project(organization)
     await organization.spend_limit.update(threshold_amount=100_000, currency="USD", interval="month")

@@ -27,7 +27,7 @@ async def served(tmp_path: Path) -> AsyncGenerator[Served]:
 
 
 async def test_the_tokens_of_a_file_are_usage_of_its_project(served: Served) -> None:
-    """S19: with the model's price, and one request for each file."""
+    """With the model's price, and one request for each file."""
     organization = organization_of(served.client)
     project_id, key = await new_project(organization)
     async with sdk_client(served.url, key) as client:
@@ -53,7 +53,7 @@ async def add_two(client: AsyncOpenAI) -> tuple[str, str]:
 
 
 async def test_a_file_waits_for_a_limit_of_its_project(served: Served) -> None:
-    """S19: a limit that the tokens of files have reached holds the next file back until it allows it."""
+    """A limit that the tokens of files have reached holds the next file back until it allows it."""
     organization = organization_of(served.client)
     project_id, key = await new_project(organization, {"max_tokens_per_1_day": 1})
     async with sdk_client(served.url, key) as client:
@@ -72,7 +72,7 @@ async def test_a_file_waits_for_a_limit_of_its_project(served: Served) -> None:
 
 
 async def test_a_file_above_a_budget_fails_and_says_so(served: Served) -> None:
-    """S19: it is not embedded, and its error names the limit."""
+    """It is not embedded, and its error names the limit."""
     _, key = await new_project(organization_of(served.client), {"max_tokens_per_1_month": 1})
     async with sdk_client(served.url, key) as client:
         store_id, batch_id = await add_two(client)

@@ -93,7 +93,7 @@ async def test_requests_beyond_the_limit_reach_no_model(served: Served) -> None:
 
 
 async def test_every_route_that_reaches_a_model_is_limited(served: Served) -> None:
-    """S19: generated from the table of routes, so no new route can leave the limits out. Text that is only counted or
+    """Generated from the table of routes, so no new route can leave the limits out. Text that is only counted or
     embedded is limited, too."""
     client, _ = await new_client(served, max_requests_per_1_minute=0)
     said = [{"role": "user", "content": "hi"}]

@@ -83,7 +83,7 @@ async def client_of(
 async def test_a_model_that_is_closed_under_one_name_is_closed_under_all_on_every_route(
     served: Served, closed: str
 ) -> None:
-    """S6, S11: aliases, `provider/model`, the default and the model of a prompt are the model itself."""
+    """Aliases, `provider/model`, the default and the model of a prompt are the model itself."""
     settings = ProjectSettings(model_ids=(closed,))
     async with client_of(served, f"closed-{closed.replace('/', '-')}", settings=settings) as client:
         for call in ROUTES.values():
@@ -100,7 +100,7 @@ async def test_a_model_that_is_closed_under_one_name_is_closed_under_all_on_ever
 
 
 async def test_a_closed_id_is_closed_at_every_provider_that_has_it(served: Served) -> None:
-    """S6: the model of the same id at another provider is no way around."""
+    """The model of the same id at another provider is no way around."""
     async with client_of(served, "shared", settings=ProjectSettings(model_ids=("dear",))) as client:
         with pytest.raises(PermissionDeniedError):
             await client.responses.create(model="twin/dear", input="hi")
@@ -111,7 +111,7 @@ async def test_a_closed_id_is_closed_at_every_provider_that_has_it(served: Serve
 
 
 async def test_a_key_that_is_bound_to_a_model_reaches_it_by_all_its_names(served: Served) -> None:
-    """S6: the `model:` scope of a key means the model."""
+    """The `model:` scope of a key means the model."""
     async with client_of(served, "bound", "model:alias") as client:
         for name in NAMES:
             assert (await client.responses.create(model=name, input="hi")).status == "completed"
@@ -122,7 +122,7 @@ async def test_a_key_that_is_bound_to_a_model_reaches_it_by_all_its_names(served
 
 @pytest.mark.parametrize("limited", ["dear", "alias", "chat/dear"])
 async def test_a_limit_of_a_model_holds_for_all_its_names_on_every_route(served: Served, limited: str) -> None:
-    """S6, S11, S19: also for the model of a prompt, and where tokens are only counted."""
+    """Also for the model of a prompt, and where tokens are only counted."""
     limits = {limited: RateLimit(day_requests=0)}
     async with client_of(served, f"limited-{limited.replace('/', '-')}", limits=limits) as client:
         for call in ROUTES.values():
@@ -135,7 +135,7 @@ async def test_a_limit_of_a_model_holds_for_all_its_names_on_every_route(served:
 
 
 async def test_cost_and_usage_are_those_of_the_model_whichever_name_was_sent(served: Served) -> None:
-    """S6: one row of usage for one model, at its price."""
+    """One row of usage for one model, at its price."""
     since = int(time.time()) - 3600
     async with client_of(served, "counted") as client:
         used = 0
@@ -150,7 +150,7 @@ async def test_cost_and_usage_are_those_of_the_model_whichever_name_was_sent(ser
 
 
 async def test_a_model_without_a_price_is_refused_under_a_limit_of_spending(served: Served) -> None:
-    """S6: what no price knows is not free."""
+    """A model without a price is not free."""
     async with client_of(served, "spending") as client:
         spending = stored_organization(served.stack.accounts).spend_limits
         await spending.set("spending", 1_000_000 * NANOS)
@@ -165,7 +165,7 @@ async def test_a_model_without_a_price_is_refused_under_a_limit_of_spending(serv
 
 
 async def test_a_name_that_no_list_has_passes_no_closed_model() -> None:
-    """S6: many servers answer to any name."""
+    """Many servers answer to any name."""
     async with UpstreamServer(stream(text_chunks("a")), models=["dear"]) as upstream:
         site = {"provider": "vllm", "base_url": upstream.base_url, "lists_all_models": False}
         for inference in (site, {"provider": "router", "providers": {"chat": site}}):
@@ -182,7 +182,7 @@ async def test_a_name_that_no_list_has_passes_no_closed_model() -> None:
 
 
 async def test_a_name_passes_no_closed_model_where_a_server_lists_nothing() -> None:
-    """S6: each name may then be that of the closed model."""
+    """Each name may then be that of the closed model."""
     async with UpstreamServer(stream(text_chunks("a")), models=[]) as upstream:
         site = {"provider": "vllm", "base_url": upstream.base_url, "lists_all_models": False}
         for inference in (site, {"provider": "router", "providers": {"chat": site}, "default": "chat/dear"}):
@@ -200,7 +200,7 @@ async def test_a_name_passes_no_closed_model_where_a_server_lists_nothing() -> N
 
 
 async def test_the_default_tag_of_a_model_is_no_other_model() -> None:
-    """S6: Ollama serves `small:latest` as `small`, too."""
+    """Ollama serves `small:latest` as `small`, too."""
     async with UpstreamServer(stream(text_chunks("a")), models=["small:latest"]) as upstream:
         site = {"provider": "vllm", "base_url": upstream.base_url, "engine": "openai"}
         async with serving({"provider": "router", "providers": {"chat": site}}, more=STORED) as served:
@@ -214,7 +214,7 @@ async def test_the_default_tag_of_a_model_is_no_other_model() -> None:
 
 
 async def test_a_model_with_the_name_of_another_subject_burns_no_limit_of_it() -> None:
-    """S23: `key:KEY_ID`, `*` and `@organization` are no models."""
+    """`key:KEY_ID`, `*` and `@organization` are no models."""
     limits = {"*": RateLimit(), "key:own": RateLimit(), "key:other": RateLimit()}
     caller = Caller("p", "own", limits=limits)
     for name in ("key:other", "*", "@organization"):
@@ -224,7 +224,7 @@ async def test_a_model_with_the_name_of_another_subject_burns_no_limit_of_it() -
 
 
 async def test_a_model_is_retrieved_by_every_name_that_a_request_may_have(served: Served) -> None:
-    """G-A10: create and retrieve agree, and so do the names in both of their refusals."""
+    """Create and retrieve agree, and so do the names in both of their refusals."""
     async with client_of(served, "reading") as client:
         for name in (*NAMES, "twin/dear"):
             assert (await client.models.retrieve(name)).id == name

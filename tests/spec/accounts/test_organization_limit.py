@@ -68,7 +68,7 @@ async def count_writes(projects: int, requests: int) -> SlowMemory:
 
 
 async def test_a_hundred_projects_cost_no_more_writes_than_one_and_none_is_refused() -> None:
-    """D4, B6: the projects of one process share the writes of the organization's counter."""
+    """The projects of one process share the writes of the organization's counter."""
     one, hundred = await count_writes(1, 1000), await count_writes(100, 1000)
     assert (one.refused, hundred.refused) == (0, 0)
     # A round is shared by the requests that wait when it begins: on a busy machine fewer do. Projects that do not share
@@ -77,7 +77,7 @@ async def test_a_hundred_projects_cost_no_more_writes_than_one_and_none_is_refus
 
 
 async def test_the_limit_of_all_projects_is_exact_over_processes() -> None:
-    """B6: no process passes it, and a project that is refused has nothing counted."""
+    """No process passes it, and a project that is refused has nothing counted."""
     store = SlowMemory(Memory.Config())
     ledgers = [new_ledger(store) for _ in range(3)]
     limits = {"*": RateLimit(day_requests=10**6), ORGANIZATION: RateLimit(month_cost=100 * COST)}
@@ -103,7 +103,7 @@ async def test_the_limit_of_all_projects_is_exact_over_processes() -> None:
 
 
 async def test_what_a_killed_process_has_reserved_of_all_projects_is_released() -> None:
-    """B6: also of projects that no other process has seen."""
+    """Also of projects that no other process has seen."""
     store = SlowMemory(Memory.Config())
     killed, other = new_ledger(store), new_ledger(store)
     charges = [await killed.open_charge((f"p{number}", "k"), FAR, Demand("m", 0, 20)) for number in range(5)]
@@ -120,7 +120,7 @@ async def test_what_a_killed_process_has_reserved_of_all_projects_is_released() 
 
 
 async def test_one_damaged_counter_refuses_the_requests_of_its_project_alone() -> None:
-    """D3, B6: the projects that share writes do not share damage."""
+    """The projects that share writes do not share damage."""
     store = SlowMemory(Memory.Config())
     await store.write([Put("/accounts/counters/p0/*", b"{")])
     ledger = new_ledger(store)
@@ -137,7 +137,7 @@ async def test_one_damaged_counter_refuses_the_requests_of_its_project_alone() -
 
 
 async def test_a_limit_that_is_set_while_requests_run_loses_no_usage() -> None:
-    """B6: what was admitted before the limit of all projects ends under the limits of its own."""
+    """Requests that were admitted before the limit of all projects end under the limits of their own."""
     store = SlowMemory(Memory.Config())
     ledger = new_ledger(store)
     before = {"*": FAR["*"]}
@@ -156,7 +156,7 @@ async def test_a_limit_that_is_set_while_requests_run_loses_no_usage() -> None:
 
 
 async def test_a_tenant_that_floods_delays_others_by_no_more_than_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B6: requests that wait for one write take turns by project."""
+    """Requests that wait for one write take turns by project."""
     monkeypatch.setattr("providers.accounts.ledger.project_ledger._MAX_ROUND", 10)
     store = SlowMemory(Memory.Config())
     ledger = new_ledger(store)
@@ -180,7 +180,7 @@ class ScanningMemory(Memory):
 
 
 async def test_one_process_of_all_counts_the_ends_of_the_others_and_the_next_one_after_it() -> None:
-    """B7: by a lease, which another process takes when its holder ends."""
+    """By a lease, which another process takes when its holder ends."""
     store = ScanningMemory(Memory.Config())
     ledgers = [StoredLedger(store, PRICES, 1e6, sweep_interval_s=0.05) for _ in range(8)]
     for ledger in ledgers:

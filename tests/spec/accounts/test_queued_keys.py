@@ -35,7 +35,7 @@ def asked_texts(served: Served) -> list[str]:
 @pytest.mark.parametrize("way", ["queued", "deferred"])
 @pytest.mark.parametrize("end", ["key revoked", "project archived"])
 async def test_responses_that_wait_fail_when_their_key_has_ended(way: str, end: str) -> None:
-    """S16: the key and its project are looked at again when it is their turn; one that runs goes on."""
+    """The key and its project are looked at again when it is their turn; one that runs goes on."""
     async with serving(HOLDING, responses=ONE_AT_A_TIME, server={"api_keys": [ROOT]}, more=CHAINED) as served:
         organization = organization_of(served.client)
         project_id, key = await new_project(organization)
@@ -77,7 +77,7 @@ async def wait_for_end(served: Served, response_id: str, tenant: str) -> Any:
 
 
 async def test_queued_work_without_a_key_has_the_settings_and_limits_of_its_project() -> None:
-    """S16: the work of a person whose token has ended; an archived project has no such work."""
+    """The work of a person whose token has ended; an archived project has no such work."""
     async with serving(more=CHAINED, server={"api_keys": [ROOT]}) as served:
         organization, accounts = organization_of(served.client), served.stack.accounts
         project_id, _ = await new_project(organization, {"max_requests_per_1_minute": 7})

@@ -51,7 +51,7 @@ async def hold_batches(served: Served, alpha: AsyncOpenAI, beta: AsyncOpenAI) ->
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("part", PARTS)
 async def test_a_damaged_part_of_a_batch_is_noticed_by_its_lines_alone(part: str, damage: str, tmp_path: Path) -> None:
-    """D3, B3: the batches of both tenants end, and each line has one result."""
+    """The batches of both tenants end, and each line has one result."""
     async with (
         serving_batches(tmp_path) as served,
         sdk_client(served.url, "key-of-alpha") as alpha,
@@ -100,7 +100,7 @@ async def check_ends(served: Served, batch: Any, other: Any, part: str, damage: 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_damaged_batch_is_an_error_for_its_owner_alone(damage: str, tmp_path: Path) -> None:
-    """D3: the list of its owner shows the others."""
+    """The list of its owner shows the others."""
     async with (
         serving_batches(tmp_path) as served,
         sdk_client(served.url, "key-of-alpha") as alpha,

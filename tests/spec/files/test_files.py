@@ -46,7 +46,7 @@ async def test_what_was_uploaded_comes_back(served: Served) -> None:
 
 
 async def test_a_file_may_have_every_purpose_of_the_api(served: Served) -> None:
-    """X8: evals, too."""
+    """Files for evals are stored, too."""
     for purpose in get_args(FilePurpose):
         uploaded = await served.client.files.create(file=("a.jsonl", b"{}"), purpose=purpose)
         assert uploaded.purpose == purpose
@@ -177,7 +177,7 @@ async def test_a_broken_form_is_refused_and_leaves_nothing(served: Served, name:
 
 
 async def test_a_file_without_its_first_part_is_an_error_before_anything_is_sent(served: Served) -> None:
-    """D7: the client gets an error with a code, and not a 200 that is cut off."""
+    """The client gets an error with a code, and not a 200 that is cut off."""
     new_file = await served.client.files.create(file=("a.bin", bytes(300_000)), purpose="user_data")
     [key, _] = [key for key, _ in await served.stack.kv_store.scan("default/file_piece/")]
     await served.stack.kv_store.write([Delete(key)])
@@ -189,7 +189,7 @@ async def test_a_file_without_its_first_part_is_an_error_before_anything_is_sent
 async def test_a_file_without_its_last_part_is_cut_off_without_a_traceback(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D7: the client sees that the end is missing, and the log has one line."""
+    """The client sees that the end is missing, and the log has one line."""
     new_file = await served.client.files.create(file=("a.bin", bytes(300_000)), purpose="user_data")
     [_, key] = [key for key, _ in await served.stack.kv_store.scan("default/file_piece/")]
     await served.stack.kv_store.write([Delete(key)])

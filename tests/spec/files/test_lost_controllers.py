@@ -38,7 +38,7 @@ async def store_batch(served: Served, *lost: str, **fields: Any) -> Any:
 
 
 async def test_a_batch_that_ends_each_process_which_validates_it_fails() -> None:
-    """S1: the steps of a batch as a whole are counted in the store before they begin, as its lines are."""
+    """The steps of a batch as a whole are counted in the store before they begin, as its lines are."""
     async with serving(more=MORE) as served:
         batch = await store_batch(served, "first", "second")
         assert batch.status == "failed"
@@ -49,7 +49,7 @@ async def test_a_batch_that_ends_each_process_which_validates_it_fails() -> None
 
 
 async def test_a_batch_that_ends_each_process_which_writes_its_files_fails() -> None:
-    """S1: as one that is validated does."""
+    """A batch that is being validated fails in the same way."""
     async with serving(more=MORE) as served:
         batch = await store_batch(served, "first", "second", status="finalizing", total=1)
         assert batch.status == "failed"
@@ -57,7 +57,7 @@ async def test_a_batch_that_ends_each_process_which_writes_its_files_fails() -> 
 
 
 async def test_a_batch_whose_slow_processes_live_goes_on() -> None:
-    """S1: a process that did not renew its lease in time, and lives, has not been ended by the batch."""
+    """A process that did not renew its lease in time, and lives, has not been ended by the batch."""
     async with serving(more=MORE) as served:
         slow = WorkerSign(served.stack.kv_store, 0.5, name="slow")
         slow.start()
@@ -67,7 +67,7 @@ async def test_a_batch_whose_slow_processes_live_goes_on() -> None:
 
 
 async def test_the_last_process_that_a_batch_may_cost_does_nothing_else_that_may_end_it() -> None:
-    """S1: else a batch would fail for a background response that ends processes."""
+    """Else a batch would fail for a background response that ends processes."""
     async with serving(more={"files": MORE["files"]}) as served:
         kv, webhooks = served.stack.kv_store, served.stack.webhooks
         assert served.stack.files is not None

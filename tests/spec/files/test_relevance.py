@@ -19,7 +19,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 async def test_a_score_is_the_relevance(served: Served) -> None:
-    """G3: what fits nothing scores low, by every ranker and weight, so that a threshold can leave it out."""
+    """A text that fits nothing scores low, by every ranker and weight, so that a threshold can leave it out."""
     store_id, _ = await filled(served.client)
     search = served.client.vector_stores.search
     weights: list[Any] = [
@@ -42,7 +42,7 @@ async def test_a_score_is_the_relevance(served: Served) -> None:
 
 
 async def test_whole_numbers_stay_whole(served: Served) -> None:
-    """G17: an attribute comes back as the number that it was."""
+    """An attribute comes back as the number that it was."""
     store_id, ids = await filled(served.client)
     files = served.client.vector_stores.files.with_raw_response
     numbers: Any = {"year": 2020, "share": 0.5, "two": 2.0, "large": 2**53, "yes": True, "name": "1"}
@@ -58,7 +58,7 @@ async def test_whole_numbers_stay_whole(served: Served) -> None:
 
 
 async def test_an_update_moves_the_last_activity_and_null_removes_the_expiry(served: Served) -> None:
-    """X14: OpenAI's stores do both."""
+    """OpenAI's stores do both."""
     store = await served.client.vector_stores.create(name="a", expires_after={"anchor": "last_active_at", "days": 1})
     stores: Any = served.stack.vector_stores
     stores.now = lambda: time.time() + 3600
@@ -72,7 +72,7 @@ async def test_an_update_moves_the_last_activity_and_null_removes_the_expiry(ser
 
 
 async def test_an_unknown_file_is_named_by_its_place(served: Served) -> None:
-    """R12: the error of a foreign or unknown file says which it is."""
+    """The error of a foreign or unknown file says which it is."""
     stores, unknown = served.client.vector_stores, "file-" + "0" * 44
     file_id = await upload(served.client, "a.txt", "a")
     store = await stores.create()

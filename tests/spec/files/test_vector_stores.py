@@ -145,7 +145,7 @@ async def test_updates_change_what_they_name(served: Served) -> None:
 
 
 async def test_an_expiry_that_is_null_ends(served: Served) -> None:
-    """G26: as at OpenAI; other fields that are null stay."""
+    """OpenAI's stores do the same; other fields that are null stay."""
     expiry: Any = {"anchor": "last_active_at", "days": 3}
     store = await served.client.vector_stores.create(name="a", expires_after=expiry)
     changed = await served.client.vector_stores.update(store.id, expires_after=None, name=None)

@@ -188,7 +188,7 @@ LARGE: Json = {
 
 
 async def test_a_large_body_is_in_memory_once_while_it_is_answered() -> None:
-    """S9: the bytes of the body are freed once they are parsed."""
+    """The bytes of the body are freed once they are parsed."""
     body = orjson.dumps(LARGE)
     async with serving(PAUSED) as served, AsyncClient() as client:
         with traced_memory() as memory:
@@ -200,7 +200,7 @@ async def test_a_large_body_is_in_memory_once_while_it_is_answered() -> None:
 
 
 async def test_a_client_that_leaves_after_a_large_body_is_noticed() -> None:
-    """S9: its response is not generated to the end."""
+    """Its response is not generated to the end."""
     async with serving(PAUSED) as served, AsyncClient() as client:
         content = orjson.dumps(LARGE)
         async with client.stream("POST", f"{served.url}{PATHS[0]}", content=content, headers=JSON) as response:
@@ -215,7 +215,7 @@ async def test_a_client_that_leaves_after_a_large_body_is_noticed() -> None:
 
 
 async def test_a_large_message_of_a_websocket_is_in_memory_once_while_it_is_answered() -> None:
-    """S9: the same for the text of the frame and the fields of its message."""
+    """The text of the frame and the fields of its message are not in memory together."""
     text = orjson.dumps({"type": "response.create", **LARGE}).decode()
     async with serving(PAUSED) as served:
         url = f"ws{served.url.removeprefix('http')}/v1/responses"

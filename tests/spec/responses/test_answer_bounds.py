@@ -118,7 +118,7 @@ async def test_the_answers_of_a_tenant_have_a_bound_together() -> None:
 
 @pytest.mark.parametrize("chunk", [delta_chunk(content="z" * 1000), call_chunk(0, "z" * 1000)], ids=["text", "call"])
 async def test_an_answer_without_an_end_fails_at_its_bound(chunk: Chunk) -> None:
-    """R1: whole, streamed, in the background and as a chat."""
+    """Whole, streamed, in the background and as a chat."""
     async with (
         UpstreamServer(endless(chunk, 0.001, 2)) as upstream,
         asyncio.timeout(10),
@@ -139,7 +139,7 @@ async def test_an_answer_without_an_end_fails_at_its_bound(chunk: Chunk) -> None
 
 @pytest.mark.parametrize("chunk", [delta_chunk(content="word "), call_chunk(0, "word ")], ids=["text", "call"])
 async def test_max_output_tokens_is_held_by_the_server(chunk: Chunk) -> None:
-    """R1: a response that goes on is incomplete, a chat ends with `length`, and the upstream's request is closed."""
+    """A response that goes on is incomplete, a chat ends with `length`, and the upstream's request is closed."""
     async with UpstreamServer(endless(chunk, 0.001)) as upstream, serving(section(upstream)) as served:
         last = (await events_of(served, max_output_tokens=20))[-1]
         background = await ended(served, max_output_tokens=20)
@@ -169,7 +169,7 @@ async def test_max_output_tokens_is_held_by_the_server(chunk: Chunk) -> None:
     ids=["headers", "token", "arguments", "text", "gap"],
 )
 async def test_the_limit_of_a_response_holds_wherever_it_waits(answer: Answer) -> None:
-    """R3: the limit was compared only when something came."""
+    """The limit was compared only when something came."""
     limits = {"response_timeout_s": 0.3, "background": {"timeout_s": 0.3, "poll_s": 0.05}}
     async with UpstreamServer(answer) as upstream, serving(section(upstream, **FOREVER), responses=limits) as served:
         began = time.monotonic()
@@ -192,7 +192,7 @@ async def test_the_limit_of_a_response_holds_wherever_it_waits(answer: Answer) -
 
 
 async def test_a_chat_ends_at_the_limits_of_its_tokens() -> None:
-    """R3: chat completions have the limits of the first token and of the gap, also while data never pauses."""
+    """Chat completions have the limits of the first token and of the gap, also while data never pauses."""
     async with (
         UpstreamServer(endless(delta_chunk(content=""))) as upstream,
         serving(section(upstream, first_token_timeout_s=0.2)) as served,
@@ -208,7 +208,7 @@ async def test_a_chat_ends_at_the_limits_of_its_tokens() -> None:
 
 
 async def test_a_dead_upstream_is_an_http_error_for_a_stream_too() -> None:
-    """G25: no event is sent before a server has accepted the request or all attempts have failed."""
+    """No event is sent before a server has accepted the request or all attempts have failed."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{one.getsockname()[1]}/v1"
@@ -222,7 +222,7 @@ async def test_a_dead_upstream_is_an_http_error_for_a_stream_too() -> None:
 
 
 async def test_a_second_attempt_that_is_accepted_streams() -> None:
-    """G25: the stream begins as soon as a server has accepted the request."""
+    """The stream begins as soon as a server has accepted the request."""
     begun = [*sent(ROLE), HANG]
     async with (
         UpstreamServer(error_answer(503), begun) as upstream,
@@ -234,7 +234,7 @@ async def test_a_second_attempt_that_is_accepted_streams() -> None:
 
 
 async def test_a_prompt_that_is_too_long_fails_with_the_code_that_agents_compact_on() -> None:
-    """G2: the code of the failed response is that of the HTTP error, and it is stored."""
+    """The code of the failed response is that of the HTTP error, and it is stored."""
     too_long = error_answer(400, "This model's maximum context length is 4096 tokens.")
     async with UpstreamServer(too_long) as upstream, serving(section(upstream)) as served:
         response = await ended(served)
@@ -246,7 +246,7 @@ async def test_a_prompt_that_is_too_long_fails_with_the_code_that_agents_compact
 
 @pytest.mark.parametrize("count", [10**30, -5, 5.0, "5", True])
 async def test_no_count_of_an_upstream_poisons_what_is_stored(count: Any) -> None:
-    """R4: a response with such a count was stored and could not be read again."""
+    """A response with such a count was stored and could not be read again."""
     chunks = [*text_chunks("a")[:-1], usage_chunk(count, count, prompt_tokens_details={"cached_tokens": count})]
     async with UpstreamServer(whole(chunks)) as upstream, serving(section(upstream)) as served:
         response = await ask(served)
@@ -258,7 +258,7 @@ async def test_no_count_of_an_upstream_poisons_what_is_stored(count: Any) -> Non
 
 
 async def test_an_unknown_model_of_a_single_server_is_not_found() -> None:
-    """X13: the server would have answered as that model."""
+    """The server would have answered as that model."""
     async with (
         UpstreamServer(whole(text_chunks("a"))) as upstream,
         serving({"provider": "vllm", "base_url": upstream.base_url}) as served,

@@ -77,7 +77,7 @@ async def test_what_the_sdk_accumulates_is_the_whole_answer(shape: Script) -> No
 
 
 async def test_the_reasoning_is_sent_with_the_answer() -> None:
-    """X1: under both names that servers give it."""
+    """Under both names that servers give it."""
     async with serving(scripted([{"reasoning": ["th", "ink"]}, {"text": "Hello"}])) as served:
         whole = (await complete(served)).choices[0].message
         received_chunks = await chunks(served)
@@ -97,7 +97,7 @@ async def test_the_reasoning_is_sent_with_the_answer() -> None:
     ],
 )
 async def test_what_a_completion_cannot_have_is_refused_by_name(fields: Json, words: str) -> None:
-    """G14: neither dropped nor called invalid."""
+    """Neither dropped nor called invalid."""
     async with serving() as served:
         with pytest.raises(BadRequestError, match=words) as caught:
             await complete(served, **fields)

@@ -141,7 +141,7 @@ async def test_another_model_may_go_on_from_it() -> None:
 @pytest.mark.parametrize("token", ["gAAAAABfromElsewhere", "rs3.AAAA"])
 @pytest.mark.parametrize("position", [0, 1, len(TALK)])
 async def test_a_compaction_that_cannot_be_opened_is_refused_at_any_position(position: int, token: str) -> None:
-    """K24: the answer would be about a conversation of which a part is not known."""
+    """The answer would be about a conversation of which a part is not known."""
     item = {"type": "compaction", "id": "cmp_theirs", "encrypted_content": token}
     async with serving(scripted([{"text": "Hi."}], SUMMED, ANSWER)) as served:
         input_items = [*TALK[:position], item, *TALK[position:]]
@@ -159,7 +159,7 @@ async def test_a_compaction_that_cannot_be_opened_is_refused_at_any_position(pos
 
 
 async def test_another_tenants_compaction_is_refused() -> None:
-    """K24: so is one whose items stand before it."""
+    """So is one whose items stand before it."""
     keys = [{"key": name * 20, "tenant": name} for name in ("a", "b")]
     async with serving(scripted(SUMMED, ANSWER), server={"api_keys": keys}) as served:
         compacted = await compact(served)

@@ -20,7 +20,7 @@ COOL = {**scripted([{"text": "Hi."}], [{"text": "Hi."}]), "provider": "tests.spe
 
 
 async def test_defaults_of_the_model_are_echoed() -> None:
-    """G-A13: also through the router, and in the stored response."""
+    """Also through the router, and in the stored response."""
     for section in (COOL, {"provider": "router", "providers": {"a": COOL}}):
         async with serving(section) as served:
             response = await create(served)
@@ -32,7 +32,6 @@ async def test_defaults_of_the_model_are_echoed() -> None:
 
 
 async def test_what_only_the_models_server_knows_is_the_apis_default() -> None:
-    """G-A13: as before."""
     async with serving() as served:
         response = await create(served)
     assert (response.temperature, response.top_p) == (1.0, 1.0)

@@ -71,7 +71,7 @@ async def test_the_sdk_reads_a_stream_in_either_dialect() -> None:
 
 
 async def test_a_compaction_has_the_events_of_the_open_responses_schema_alone() -> None:
-    """E5: `response.compaction.compacting` is no event of its closed union, in no transport."""
+    """`response.compaction.compacting` is no event of its closed union, in no transport."""
     turns = [[{"text": "A long answer. " * 20}], [{"text": "A summary."}], [{"text": "An answer."}]]
     async with serving(scripted(*turns)) as served:
         served.streams.check = False

@@ -217,7 +217,7 @@ def spent(response: Any) -> tuple[int, int]:
 
 
 async def test_a_failed_response_has_the_usage_of_what_it_gave() -> None:
-    """G21: the prompt counts where its length can be known."""
+    """The prompt counts where its length can be known."""
     async with serving(scripted([{"text": ["a", "b", "c"]}, {"fail": "broken"}])) as served:
         failed = (await stream(served))[-1].response
         stored = await responses(served).retrieve(failed.id)
@@ -227,7 +227,7 @@ async def test_a_failed_response_has_the_usage_of_what_it_gave() -> None:
 
 
 async def test_an_answer_that_was_delayed_for_a_check_and_failed_it_has_usage() -> None:
-    """S7: both answers of three deltas count, although nothing of them was sent."""
+    """Both answers of three deltas count, although nothing of them was sent."""
     async with serving(scripted([{"wait_s": 0.1}, {"text": ["Hello", " there", "."]}])) as served:
         failed = (await stream(served, text={"format": {"type": "json_object"}}))[-1].response
     assert failed.status == "failed"
@@ -331,7 +331,7 @@ async def test_a_stream_ends_with_done_at_every_ending() -> None:
 
 
 async def test_a_response_that_cannot_be_stored_says_so_in_either_way() -> None:
-    """D11: streamed or not, with the same code and the time after which to try again."""
+    """Streamed or not, with the same code and the time after which to try again."""
     async with serving(
         scripted([SLOW, {"text": "a " * 2000}]), kv_store={"provider": "memory", "max_bytes": 4096}
     ) as served:
@@ -346,7 +346,7 @@ async def test_a_response_that_cannot_be_stored_says_so_in_either_way() -> None:
 
 
 async def test_usage_of_what_did_not_complete_counts_the_prompt_and_the_reasoning_of_every_engine() -> None:
-    """G-A7: an upstream that counts no tokens of a prompt, and none of the reasoning that it sent."""
+    """An upstream that counts no tokens of a prompt, and none of the reasoning that it sent."""
     thought = [delta_chunk(reasoning="a" * 30), delta_chunk(content="b" * 10)]
     answer = whole([*thought, delta_chunk("stop", content=""), usage_chunk(5, 8)])
     async with UpstreamServer(answer, [*sent(*thought), CUT]) as upstream:

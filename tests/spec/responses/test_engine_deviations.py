@@ -25,7 +25,7 @@ from tests.support.servers.upstream_server import CUT, delta_chunk, usage_chunk
 
 
 async def test_recorded_answers_are_read() -> None:
-    """K6, K7, K12 to K15: what products in use send."""
+    """The answers are those of products in use."""
     await assert_rows(
         {
             "idx0_noid": (recording("idx0_noid"), calls(A, B)),
@@ -51,7 +51,7 @@ async def test_recorded_answers_are_read() -> None:
 
 
 async def test_calls_are_distinguished() -> None:
-    """K6: calls without usable ids and numbers."""
+    """Calls without usable ids and numbers."""
     a, b, city = '{"q":"a"}', '{"q":"b"}', '{"city":"b"}'
     halves = ('{"q"', ':"a"}')
     await assert_rows(
@@ -171,7 +171,7 @@ async def test_calls_are_distinguished() -> None:
 
 
 async def test_finish_reasons_are_read() -> None:
-    """K7: in any case, of other APIs, empty, in several chunks, at the wrong place."""
+    """In any case, of other APIs, empty, in several chunks, at the wrong place."""
     text, cut = "Hello there.", Outcome("incomplete", "Hello there.")
     call = entry("lookup", '{"q":"a"}', index=0, id="x")
     await assert_rows(
@@ -260,7 +260,7 @@ async def test_finish_reasons_are_read() -> None:
 
 
 async def test_a_text_that_is_said_to_call_a_tool_is_one_unless_a_call_was_not_read() -> None:
-    """K7: an answer of which a call could not be read is not complete; a wrong label alone means nothing."""
+    """An answer of which a call could not be read is not complete; a wrong label alone means nothing."""
     text = "Hello there."
     begin, end = delta_chunk(content=text), delta_chunk("tool_calls")
     unread = {"choices": [{"index": 0, "delta": {"tool_invocations": [{"name": "lookup", "args": {"q": "a"}}]}}]}
@@ -304,7 +304,7 @@ async def test_a_text_that_is_said_to_call_a_tool_is_one_unless_a_call_was_not_r
 
 
 async def test_errors_that_say_nothing_are_none() -> None:
-    """K7: an empty `error`, or the code of success, next to an answer or between its chunks."""
+    """An empty `error`, or the code of success, next to an answer or between its chunks."""
     text = "Hello there."
     nothing: list[Any] = [
         *("", False, {}, None, [], 0, "none", "OK"),
@@ -343,7 +343,7 @@ async def test_errors_that_say_nothing_are_none() -> None:
 
 
 async def test_a_message_after_deltas_ends_what_they_began() -> None:
-    """K13: a message that sums up the deltas may be longer than they are."""
+    """A message that sums up the deltas may be longer than they are."""
     whole = {"role": "assistant", "content": "Hello there."}
 
     def message(**fields: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from tests.support.servers.upstream_server import CUT, DONE, Chunk, call_chunk, 
 
 
 async def test_bodies_are_read_by_their_first_bytes() -> None:
-    """K12: the content type is not trusted."""
+    """The content type is not trusted."""
     message: dict[str, Any] = {"role": "assistant", "content": "Hello there.", "tool_calls": [], "refusal": None}
     hello = completion(message)
     call = {
@@ -105,7 +105,7 @@ async def test_bodies_are_read_by_their_first_bytes() -> None:
 
 
 async def test_texts_are_read_wherever_they_are() -> None:
-    """K13: another shape or place of text, reasoning and calls."""
+    """Another shape or place of text, reasoning and calls."""
     thought = Outcome(text="Hello there.", reasoning="Hmm.")
     hello = {"delta": {"content": "Hello there."}}
     call = {"id": "x", "name": "lookup"}
@@ -240,7 +240,7 @@ async def test_texts_are_read_wherever_they_are() -> None:
 
 
 async def test_loose_types_are_converted() -> None:
-    """K14: numbers as texts, texts as numbers, what is null, and calls that say nothing."""
+    """Numbers as texts, texts as numbers, what is null, and calls that say nothing."""
     a = '{"q":"a"}'
     usage: Chunk = {"choices": [], "usage": {"prompt_tokens": "5", "completion_tokens": "7.0", "total_tokens": None}}
     await assert_rows(
@@ -313,14 +313,14 @@ async def test_loose_types_are_converted() -> None:
 
 
 async def test_a_stream_that_no_label_names_may_still_break() -> None:
-    """K12: a body of another label is held to the same end as an event stream."""
+    """A body of another label is held to the same end as an event stream."""
     sse = b"".join(map(event, (delta_chunk(content="Hello "), delta_chunk(content="there."))))
     start = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 9999\r\n\r\n"
     await assert_rows({"cut": ([start + sse, CUT], FAILED), "no end": (whole_body(sse + DONE, "text/plain"), FAILED)})
 
 
 async def test_usage_that_is_text_is_counted() -> None:
-    """K14: counts as texts are counts."""
+    """Counts may be texts."""
     chunk: Chunk = {"choices": [], "usage": {"prompt_tokens": "5", "completion_tokens": 7.0}}
     async with doors() as stack:
         stack.answer = events(delta_chunk("stop", content="Hello there."), call_chunk(0), chunk)
@@ -331,7 +331,7 @@ async def test_usage_that_is_text_is_counted() -> None:
 
 @pytest.mark.parametrize("arguments", ['{"q":}', '{"q":"a'])
 async def test_broken_arguments_are_no_whole_call_of_a_chat_completion(arguments: str) -> None:
-    """G-A5: no client could parse them. A call that the limit cut off is incomplete, as it stands."""
+    """No client could parse them. A call that the limit cut off is incomplete, as it stands."""
     async with doors() as stack:
         outcomes = await stack.ask(pieces(entry("lookup", arguments, index=0)))
         assert [outcomes[door].status for door in ("chat", "chat streamed")] == ["failed"] * 2
@@ -342,7 +342,7 @@ async def test_broken_arguments_are_no_whole_call_of_a_chat_completion(arguments
 
 
 async def test_tools_that_are_not_allowed_now_stay_in_the_prompt_of_a_response() -> None:
-    """D11: its beginning is in the engine's cache. Chat completions, which refuse no call, offer the allowed ones."""
+    """Its beginning is in the engine's cache. Chat completions, which refuse no call, offer the allowed ones."""
     named = {"type": "function", "name": "lookup"}
     async with doors() as stack:
         await stack.ask(said("stop"), tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [named]})

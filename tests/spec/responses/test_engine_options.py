@@ -26,7 +26,7 @@ async def chat(served: Served, **fields: Any) -> Any:
 
 
 async def test_options_of_an_engine_reach_it_from_both_apis() -> None:
-    """X5: thinking can be turned off, and answers can be guided."""
+    """Thinking can be turned off, and answers can be guided."""
     async with (
         UpstreamServer(stream(text_chunks("yes"))) as upstream,
         serving({"provider": "vllm", "base_url": upstream.base_url, **LIMITS}) as served,
@@ -42,7 +42,7 @@ async def test_options_of_an_engine_reach_it_from_both_apis() -> None:
     [({"echo": True}, "echo"), ({"chat_template": "{{ x }}"}, "chat_template"), ({"min_tokens": -1}, "min_tokens")],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    """X5: in both APIs."""
+    """Both APIs refuse it."""
     async with (
         UpstreamServer(stream(text_chunks("yes"))) as upstream,
         serving({"provider": "vllm", "base_url": upstream.base_url, **LIMITS}) as served,

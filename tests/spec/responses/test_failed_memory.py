@@ -61,7 +61,7 @@ async def fail(served: Served, way: str) -> None:
 
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_a_failed_answer_leaves_no_cycle_of_references(garbage: list[Any], failure: str) -> None:
-    """D6: neither the frames of a failed run nor its error refer to themselves, so its text is freed with them."""
+    """Neither the frames of a failed run nor its error refer to themselves, so its text is freed with them."""
     async with (
         UpstreamServer(FAILURES[failure]) as upstream,
         serving({"provider": "vllm", "base_url": upstream.base_url, **LIMITS, "max_answer_bytes": 50_000}) as served,

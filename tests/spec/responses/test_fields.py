@@ -34,7 +34,7 @@ MOVED = {
 
 @pytest.mark.parametrize("name", MOVED)
 async def test_a_name_of_chat_completions_is_refused_with_the_new_name(served: Served, name: str) -> None:
-    """X5: the error is OpenAI's own."""
+    """The error is OpenAI's own."""
     value, new = MOVED[name]
     error = await refusal(served, extra_body={name: value})
     assert error["message"] == (
@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 async def test_what_is_not_offered_is_refused_by_name(served: Served, name: str) -> None:
-    """G9, G19: neither dropped nor called invalid."""
+    """Neither dropped nor called invalid."""
     fields, param = REFUSED[name]
     error = await refusal(served, **fields)
     assert error["param"] == param
@@ -107,7 +107,7 @@ async def test_a_route_that_is_not_here_is_refused_by_name(served: Served, row: 
 
 
 async def test_stored_chat_completions_are_refused_by_name(served: Served) -> None:
-    """G24, the row "stored chat completions"; G26: neither an unknown URL nor a wrong method."""
+    """Stored chat completions are neither an unknown URL nor a wrong method."""
     completions: Any = served.client.chat.completions
     chat = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
     for call in (
@@ -221,19 +221,19 @@ ECHOED: dict[str, tuple[Json, Json]] = {
 
 @pytest.mark.parametrize("name", ECHOED)
 async def test_an_option_without_an_effect_is_echoed(served: Served, name: str) -> None:
-    """G9: the response says what the request asked for."""
+    """The response says what the request asked for."""
     fields, echoed = ECHOED[name]
     response = (await create(served, **fields)).to_dict()
     assert {key: response[key] for key in echoed} == echoed
 
 
 async def test_the_mode_of_reasoning_is_echoed(served: Served) -> None:
-    """G9: 'standard' is the mode that there is."""
+    """'standard' is the mode that there is."""
     assert (await create(served, reasoning={"mode": "standard"})).reasoning.mode == "standard"
 
 
 async def test_the_output_schema_of_a_function_is_echoed(served: Served) -> None:
-    """G26, G-A12: output_schema, async and allowed_callers come back."""
+    """Output_schema, async and allowed_callers come back."""
     tool = {**function("f"), "output_schema": {"type": "object"}, "async": True, "allowed_callers": ["direct"]}
     response = (await create(served, tools=[tool])).to_dict()
     assert response["tools"][0]["output_schema"] == {"type": "object"}
@@ -243,7 +243,7 @@ async def test_the_output_schema_of_a_function_is_echoed(served: Served) -> None
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_prewarm_calls_no_model(served: Served, streamed: bool) -> None:
-    """G9: later requests continue the input, and no model is called for the first."""
+    """Later requests continue the input, and no model is called for the first."""
     before = len(chat_requests(served))
     options: Json = {"prompt_cache_options": {"prewarm": True}}
     warm = (await stream(served, **options))[-1].response if streamed else await create(served, **options)
@@ -253,7 +253,7 @@ async def test_a_prewarm_calls_no_model(served: Served, streamed: bool) -> None:
 
 
 async def test_the_output_of_a_function_may_name_the_function() -> None:
-    """G23: without a call_id the output belongs to the oldest open call of that name."""
+    """Without a call_id the output belongs to the oldest open call of that name."""
     calls = {"calls": [{"call": "f", "id": "c1"}, {"call": "g", "id": "c2"}, {"call": "f", "id": "c3"}]}
     async with serving(scripted([calls], [{"text": "Done."}])) as served:
         tools = [function("f"), function("g")]
@@ -271,7 +271,7 @@ async def test_the_output_of_a_function_may_name_the_function() -> None:
 
 
 async def test_an_output_that_names_a_function_does_not_take_an_id_that_another_function_has_taken_over() -> None:
-    """G23: of two calls with one id the later one has it, and the output of the first function is that of its next
+    """The later of two calls with one id has it, and the output of the first function is that of its next
     call."""
     calls = [
         {"type": "function_call", "call_id": call_id, "name": name, "arguments": "{}"}
@@ -288,7 +288,7 @@ async def test_an_output_that_names_a_function_does_not_take_an_id_that_another_
 
 
 async def test_an_image_of_an_earlier_history_is_input(served: Served) -> None:
-    """G26: a history with an image_generation_call can be continued, and is listed as it was sent."""
+    """A history with an image_generation_call can be continued, and is listed as it was sent."""
     image = {
         "type": "image_generation_call",
         "id": "ig_1",
@@ -308,7 +308,7 @@ async def test_an_image_of_an_earlier_history_is_input(served: Served) -> None:
 
 
 async def test_an_image_of_the_input_is_listed_with_its_detail(served: Served) -> None:
-    """G6: the SDK's type requires it."""
+    """The SDK's type requires it."""
     url = "https://images.example/a.png"
     conversation = await served.client.conversations.create()
     parts: Any = [{"type": "input_image", "image_url": url}, {"type": "input_image", "image_url": url, "detail": "low"}]
@@ -321,7 +321,7 @@ async def test_an_image_of_the_input_is_listed_with_its_detail(served: Served) -
 
 
 async def test_an_unreadable_compaction_before_everything_else_is_an_error(served: Served) -> None:
-    """G11: no answer without its past."""
+    """No answer without its past."""
     item = {"type": "compaction", "id": "cmp_theirs", "encrypted_content": "gAAAAABfromElsewhere"}
     error = await refusal(served, input=[item, {"role": "user", "content": "And now?"}])
     assert (error["param"], error["code"]) == ("input[0].encrypted_content", "invalid_encrypted_content")
@@ -329,7 +329,7 @@ async def test_an_unreadable_compaction_before_everything_else_is_an_error(serve
 
 
 async def test_a_schema_of_the_text_is_echoed_with_all_its_fields() -> None:
-    """X12: `description` and `strict` are always there; in the Open Responses dialect the schema is null."""
+    """`description` and `strict` are always there; in the Open Responses dialect the schema is null."""
     script = [[{"text": "{}"}]]
     text = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
     async with serving({"provider": "scripted", "turns": script}) as served:
@@ -343,7 +343,7 @@ async def test_a_schema_of_the_text_is_echoed_with_all_its_fields() -> None:
 
 
 async def test_the_effort_that_was_used_is_echoed() -> None:
-    """G20: Harmony has three, and medium is the default."""
+    """Harmony has three, and medium is the default."""
     function_path = "tests.support.models.token_functions:plain"
     async with serving({"provider": "next_token", "function": function_path, "model": "next-token"}) as served:
         for requested, used in ((None, "medium"), ("minimal", "low"), ("high", "high"), ("max", "high")):
@@ -352,6 +352,6 @@ async def test_the_effort_that_was_used_is_echoed() -> None:
 
 
 async def test_the_tokens_of_the_only_model_are_counted_without_its_name(served: Served) -> None:
-    """G26: the SDK's count takes no model."""
+    """The SDK's count takes no model."""
     named = await responses(served).input_tokens.count(model="scripted", input="one two")
     assert await responses(served).input_tokens.count(input="one two") == named

@@ -46,7 +46,7 @@ async def wait_for_end(client: AsyncOpenAI) -> Any:
 
 @pytest.mark.parametrize("is_streamed", [True, False], ids=["streamed", "whole"])
 async def test_a_stored_response_goes_on_where_the_setting_says_so(is_streamed: bool) -> None:
-    """G-A9: to its end, where GET finds it."""
+    """To its end, where GET finds it."""
     async with serving(MODEL, server={"finish_stored_responses": True}) as served:
         await leave(served, stream=is_streamed)
         response = await wait_for_end(served.client)
@@ -56,7 +56,7 @@ async def test_a_stored_response_goes_on_where_the_setting_says_so(is_streamed: 
 
 @pytest.mark.parametrize(("finishes", "stored"), [(False, True), (True, False)], ids=["by default", "not stored"])
 async def test_others_are_cancelled(finishes: bool, stored: bool) -> None:
-    """G-A9: also one that is not stored, whose answer could not be read."""
+    """Also one that is not stored, whose answer could not be read."""
     async with serving(MODEL, server={"finish_stored_responses": finishes}) as served:
         await leave(served, store=stored, stream=True)
         async with asyncio.timeout(5):

@@ -40,7 +40,7 @@ def written() -> str:
 
 @pytest.mark.parametrize("way", ["chain", "items", "streamed"])
 async def test_messages_of_one_channel_are_items_of_their_own_and_return_so(served: Served, way: str) -> None:
-    """G-A4: two thoughts and two preambles before a call, kept here or by the client."""
+    """Two thoughts and two preambles before a call, kept here or by the client."""
     asking: dict[str, Any] = {"model": MODEL, "tools": [TOOL]}
     if way == "streamed":
         first = (await stream(served, input="twice", **asking))[-1].response
@@ -63,7 +63,7 @@ async def test_messages_of_one_channel_are_items_of_their_own_and_return_so(serv
 
 
 async def test_two_answers_are_two_messages(served: Served) -> None:
-    """G-A4: a chat completion has one message, and shows them as lines."""
+    """A chat completion has one message, and shows them as lines."""
     response = await create(served, model=MODEL, input="both")
     assert shape(response) == [("message", "Yes."), ("message", "No.")]
     assert [item.phase for item in response.output] == ["final_answer", "final_answer"]
@@ -78,7 +78,7 @@ async def test_two_answers_are_two_messages(served: Served) -> None:
 
 
 async def test_corrections_are_counted(served: Served) -> None:
-    """G-A14: on `/metrics`."""
+    """The counts are on `/metrics`."""
     before = HARMONY_REPAIRS.count
     await create(served, model=MODEL, input="hi")
     assert HARMONY_REPAIRS.count == before
@@ -92,14 +92,14 @@ async def test_corrections_are_counted(served: Served) -> None:
 
 
 async def test_summaries_follow_each_thought(served: Served) -> None:
-    """G-A4: a thought that is an item has a summary of its own."""
+    """A thought that is an item has a summary of its own."""
     response = await create(served, model=MODEL, input="twice", tools=[TOOL], reasoning={"summary": "auto"})
     thoughts = [item for item in response.output if item.type == "reasoning"]
     assert [[part.text for part in thought.summary] for thought in thoughts] == [["One."], ["Two."]]
 
 
 async def test_a_server_of_chat_completions_reads_thoughts_in_a_row_as_one() -> None:
-    """G-A4: its template has one text for the reasoning before a message."""
+    """Its template has one text for the reasoning before a message."""
     thoughts = [
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
         for text in ("One.", "Two.")

@@ -31,7 +31,7 @@ def reads_reasoning(text: str) -> bool:
 @pytest.mark.parametrize("hides", [True, False], ids=["hidden", "shown"])
 @pytest.mark.parametrize("is_background", [False, True], ids=["live", "background"])
 async def test_no_event_and_no_item_has_the_text(hides: bool, is_background: bool) -> None:
-    """G-A9: streamed, stored, in its conversation, followed; without the setting, each of them has it."""
+    """Streamed, stored, in its conversation, followed; without the setting, each of them has it."""
     async with serving(scripted(*TURNS), responses={"hide_reasoning": hides}) as served:
         conversation = (await served.client.conversations.create()).id
         events = await stream(served, include=INCLUDE, background=is_background, conversation=conversation)
@@ -49,7 +49,7 @@ async def test_no_event_and_no_item_has_the_text(hides: bool, is_background: boo
 
 
 async def test_encrypted_reasoning_comes_back_to_the_model() -> None:
-    """G-A9: of a client that stores the conversation itself."""
+    """The client stores the conversation itself."""
     async with serving(scripted(*TURNS), responses=HIDDEN) as served:
         first = await create(served, store=False, include=INCLUDE)
         items = [item.model_dump(exclude_none=True) for item in first.output]
@@ -59,7 +59,7 @@ async def test_encrypted_reasoning_comes_back_to_the_model() -> None:
 
 
 async def test_a_summary_is_that_of_a_model_and_never_the_reasoning_itself() -> None:
-    """G-A9: `summary_model` writes it; without one there is none."""
+    """`summary_model` writes it; without one there is none."""
     small = scripted([{"text": "It greets."}], model="small")
     router = {"provider": "router", "providers": {"main": scripted(*TURNS, model="main"), "small": small}}
     async with serving(router, responses={**HIDDEN, "summary_model": "small"}) as served:
@@ -73,7 +73,7 @@ async def test_a_summary_is_that_of_a_model_and_never_the_reasoning_itself() -> 
 
 
 async def test_chat_completions_hide_it_too() -> None:
-    """G-A9: as a stream of chunks and as a whole."""
+    """A stream of chunks hides it, and so does a whole completion."""
     body = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
     for is_streamed in (False, True):
         async with serving(scripted(*TURNS), responses=HIDDEN) as served:

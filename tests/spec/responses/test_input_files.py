@@ -270,7 +270,7 @@ NO_IMAGES = {
 
 @pytest.mark.parametrize("name", NO_IMAGES)
 async def test_data_that_is_no_image_is_refused_by_both_apis(name: str) -> None:
-    """R11: an image in a data URL is looked at like one by URL or file."""
+    """An image in a data URL is looked at like one by URL or file."""
     url = image_url(*NO_IMAGES[name])
     async with filing(sees=True) as served:
         error = await refusal(served, input=image(url))
@@ -282,7 +282,7 @@ async def test_data_that_is_no_image_is_refused_by_both_apis(name: str) -> None:
 
 
 async def test_an_image_has_the_type_that_its_bytes_have() -> None:
-    """R11: a PNG that its URL calls a JPEG is passed on as a PNG, in later turns, too."""
+    """A PNG that its URL calls a JPEG is passed on as a PNG, in later turns, too."""
     async with filing(sees=True) as served:
         for data, media_type in ((PNG, "image/png"), (GIF, "image/gif"), (JPEG, "image/jpeg"), (WEBP, "image/webp")):
             first = await create(served, input=image(image_url(data, "image/jpeg")))
@@ -336,7 +336,7 @@ def file_part(**fields: str) -> Any:
 
 
 async def test_a_chat_completion_reads_files_as_responses_do() -> None:
-    """X6: a model that takes text only is shown the text of a PDF, by every way that a file can come."""
+    """A model that takes text only is shown the text of a PDF, by every way that a file can come."""
     data = base64.b64encode(PDF).decode()
     async with filing() as served:
         file_id = await uploaded(served, "report.pdf", PDF)
@@ -350,7 +350,7 @@ async def test_a_chat_completion_reads_files_as_responses_do() -> None:
 
 
 async def test_a_chat_model_that_takes_files_is_sent_them() -> None:
-    """X6: a file by its id reaches such a model as data."""
+    """A file by its id reaches such a model as data."""
     async with filing(sees=True) as served:
         file_id = await uploaded(served, "report.pdf", PDF)
         await served.client.chat.completions.create(model="scripted", messages=file_part(file_id=file_id))
@@ -373,7 +373,7 @@ WRONG_CHAT_FILES: dict[str, tuple[dict[str, str], str, str]] = {
 
 @pytest.mark.parametrize("name", WRONG_CHAT_FILES)
 async def test_a_wrong_file_of_a_chat_is_refused_by_its_place(name: str) -> None:
-    """X6: the error names the part."""
+    """The error names the part of the message."""
     fields, field, code = WRONG_CHAT_FILES[name]
     async with filing() as served:
         with pytest.raises(BadRequestError) as caught:
@@ -382,7 +382,7 @@ async def test_a_wrong_file_of_a_chat_is_refused_by_its_place(name: str) -> None
 
 
 async def test_a_file_of_another_tenant_is_unknown_to_a_chat() -> None:
-    """X6: files by id are the tenant's own."""
+    """Files by id are the tenant's own."""
     async with filing() as served:
         file_id = await uploaded(served, "report.pdf", PDF)
         other = served.client.with_options(api_key="key-b")

@@ -90,7 +90,7 @@ async def test_text_without_logprobs_has_an_empty_list_of_them() -> None:
 
 
 async def test_a_stored_response_shows_the_logprobs_that_its_end_has_shown() -> None:
-    """G-A11: `top_logprobs` asks for them by itself, so they need no `include` later either."""
+    """`top_logprobs` asks for them by itself, so they need no `include` later either."""
     async with talking() as (served, _):
         response = await create(served, top_logprobs=2)
         again = await responses(served).retrieve(response.id)

@@ -39,7 +39,7 @@ async def test_an_unknown_model_is_not_found() -> None:
 
 
 async def test_the_error_of_an_unknown_model_names_those_that_exist() -> None:
-    """O-A 8: a beginner sends the name of an example."""
+    """A beginner sends the name of an example."""
     async with serving() as served:
         for ask in (
             served.client.responses.create(model="gpt-5", input="Hi"),

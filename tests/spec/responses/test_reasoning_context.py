@@ -68,7 +68,7 @@ async def test_no_other_context_is_known() -> None:
 
 
 async def test_a_chat_server_is_asked_for_all_turns_as_well_as_it_can_be() -> None:
-    """E1: the messages hold all reasoning, and the echo says what is certain: its template shows the current turn."""
+    """The messages hold all reasoning, and the echo says what is certain: its template shows the current turn."""
     said: list[Any] = [
         {"role": "user", "content": "one"},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "thought"}]},

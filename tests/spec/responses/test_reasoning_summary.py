@@ -35,7 +35,7 @@ def small_requests(served: Served) -> Any:
 
 @pytest.mark.parametrize("field", ["summary", "generate_summary"])
 async def test_the_reasoning_itself_is_the_summary_that_a_request_asks_for(field: str) -> None:
-    """X3: the SDK's events in their order, after the text of the reasoning and before its item is done."""
+    """The SDK's events in their order, after the text of the reasoning and before its item is done."""
     async with serving(scripted(TURN)) as served:
         events = await stream(served, reasoning={field: "auto"})
         stored = await responses(served).retrieve(events[-1].response.id)
@@ -50,7 +50,6 @@ async def test_the_reasoning_itself_is_the_summary_that_a_request_asks_for(field
 
 
 async def test_a_response_has_no_summary_unless_it_is_asked_for() -> None:
-    """X3: off by default."""
     async with serving(scripted(TURN)) as served:
         events = await stream(served, reasoning={"effort": "low"})
     assert not [name for name in short(events) if "summary" in name]
@@ -58,7 +57,7 @@ async def test_a_response_has_no_summary_unless_it_is_asked_for() -> None:
 
 
 async def test_a_whole_response_has_the_summary_and_the_next_turn_reads_the_reasoning_once() -> None:
-    """X3: the summary is for people; the model reads its own reasoning."""
+    """The summary is for people; the model reads its own reasoning."""
     async with serving(scripted(TURN, [{"text": "Again."}])) as served:
         first = await create(served, **ASKED)
         await create(served, input="more", previous_response_id=first.id)
@@ -68,7 +67,7 @@ async def test_a_whole_response_has_the_summary_and_the_next_turn_reads_the_reas
 
 
 async def test_a_background_response_and_a_conversation_store_the_summary() -> None:
-    """X3: stored items carry it."""
+    """Stored items carry it."""
     async with serving(scripted(TURN)) as served:
         conversation = await conversations(served).create()
         queued = await create(served, background=True, conversation=conversation.id, **ASKED)
@@ -81,7 +80,7 @@ async def test_a_background_response_and_a_conversation_store_the_summary() -> N
 
 
 async def test_a_model_that_the_config_names_writes_the_summary() -> None:
-    """X3: streamed as it is written, and of the length that the request asks for."""
+    """Streamed as it is written, and of the length that the request asks for."""
     written = [{"reasoning": "shorter..."}, {"text": ["I chose ", "to greet."]}]
     async with serving(two_models(written), responses={"summary_model": "small"}) as served:
         events = await stream(served, model="main", reasoning={"summary": "concise"})
@@ -96,7 +95,7 @@ async def test_a_model_that_the_config_names_writes_the_summary() -> None:
 
 @pytest.mark.parametrize("failing", [[{"fail": "gone"}], [{"reasoning": "hm"}]], ids=["fails", "writes nothing"])
 async def test_a_summary_that_cannot_be_written_is_the_reasoning_and_the_answer_is_unharmed(failing: Any) -> None:
-    """X3: the answer never depends on the summarizing model."""
+    """The answer never depends on the summarizing model."""
     async with serving(two_models(failing), responses={"summary_model": "small"}) as served:
         response = await create(served, model="main", **ASKED)
     assert (response.status, response.output_text) == ("completed", "Hello!")
@@ -104,7 +103,7 @@ async def test_a_summary_that_cannot_be_written_is_the_reasoning_and_the_answer_
 
 
 async def test_each_reasoning_of_a_response_has_its_own_summary() -> None:
-    """X3: also one that ends with a call, and one that the token limit cuts off."""
+    """Also one that ends with a call, and one that the token limit cuts off."""
     call = {"call": "get", "arguments": "{}"}
     async with serving(scripted([{"reasoning": "first"}, call], [{"reasoning": ["x"] * 40}])) as served:
         first = await create(served, **ASKED)

@@ -52,7 +52,7 @@ async def test_tagged_reasoning_is_a_reasoning_item_and_is_replayed_between_call
 
 @pytest.mark.parametrize("name", ["think_bare_close", "bare_json"])
 async def test_a_lone_close_ends_a_thought(name: str) -> None:
-    """K16: the first answer too, where it is not streamed; a stream has the thought as a message before the answer."""
+    """The first answer too, where it is not streamed; a stream has the thought as a message before the answer."""
     answer = '{"a": 1}' if name == "bare_json" else "Hello there."
     form: Any = {"text": {"format": {"type": "json_object"}}} if name == "bare_json" else {}
     async with doors(reasoning_tags="auto") as stack:
@@ -78,7 +78,7 @@ async def test_a_lone_close_ends_a_thought(name: str) -> None:
 
 
 async def test_a_lone_close_before_a_call_ends_a_thought() -> None:
-    """K16: it does so also when a call follows it and no text."""
+    """It does so also when a call follows it and no text."""
     chunks = [
         *(delta_chunk(content=piece) for piece in ("I look.", "</th", "ink>\n")),
         *call_chunks()[-2:],

@@ -141,7 +141,7 @@ LATE: Final[list[Any]] = [
 
 @pytest.mark.parametrize("wording", TEMPLATES)
 async def test_late_instructions_reach_a_model_whose_template_refuses_them(wording: str) -> None:
-    """K4: after one refusal, which is remembered, on every route that takes messages."""
+    """After one refusal, which is remembered, on every route that takes messages."""
     async with strict_server(TEMPLATES[wording]) as (served, upstream):
         assert await ask_both(served, instructions="Be brief.", input=LATE) == ["ok", "ok"]
         count = len(upstream.chats)
@@ -159,7 +159,7 @@ async def test_late_instructions_reach_a_model_whose_template_refuses_them(wordi
 
 
 async def test_instructions_keep_their_role_where_a_template_takes_them_first() -> None:
-    """K4: its words speak of all roles, and mean the late instructions."""
+    """Its words speak of all roles, and mean the late instructions."""
     words = "Only user and assistant roles are supported, with the exception of an initial optional system message!"
     async with strict_server(only_first(words)) as (served, upstream):
         assert await ask_both(served, instructions="Be brief.", input=LATE) == ["ok", "ok"]
@@ -170,7 +170,7 @@ async def test_instructions_keep_their_role_where_a_template_takes_them_first() 
 
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_refusal_of_a_template_is_known_in_any_form(shape: str) -> None:
-    """K4: its words are recognised, with any status. Codex sends the developer's message last."""
+    """Its words are recognised, with any status. Codex sends the developer's message last."""
     template = only_first("System message must be at the beginning.")
     async with strict_server(template, shape) as (served, upstream):
         late = [{"role": "user", "content": "hi"}, {"role": "developer", "content": "late"}]
@@ -180,14 +180,14 @@ async def test_a_refusal_of_a_template_is_known_in_any_form(shape: str) -> None:
 
 
 async def test_a_lenient_server_is_sent_messages_in_their_order() -> None:
-    """K4: nothing moves where nothing is refused."""
+    """Nothing moves where nothing is refused."""
     async with strict_server(lambda _: None) as (served, upstream):
         await ask_both(served, input=LATE)
         assert roles(upstream.chats[-1].json["messages"]) == ["user", "assistant", "system", "user"]
 
 
 async def test_another_refusal_is_not_taken_for_one_of_the_template() -> None:
-    """K4: the request fails at once, with its own reason."""
+    """The request fails at once, with its own reason."""
     async with strict_server(lambda _: "temperature must be at most 2") as (served, upstream):
         with pytest.raises(Exception, match="temperature must be at most 2"):
             await ask_both(served, input=LATE)
@@ -225,7 +225,7 @@ def parses_arguments(messages: Messages) -> str | None:
     ],
 )
 async def test_arguments_that_are_no_object_do_not_stop_a_conversation(written: str, sent: Any) -> None:
-    """K2: the engine gets an object, and the item stays as it was."""
+    """The engine gets an object, and the item stays as it was."""
     history: list[Any] = [
         {"role": "user", "content": "go"},
         {"type": "function_call", "call_id": "c1", "name": "lookup", "arguments": written},
@@ -253,7 +253,7 @@ async def test_arguments_that_are_no_object_do_not_stop_a_conversation(written: 
 
 
 async def test_arguments_that_are_an_object_stay_as_they_were_written() -> None:
-    """K2: the prompt's prefix does not change."""
+    """The prompt's prefix does not change."""
     written = '{ "q":"a",\n"q":"é"}'
     history: list[Any] = [
         {"type": "function_call", "call_id": "c1", "name": "lookup", "arguments": written},
@@ -266,7 +266,7 @@ async def test_arguments_that_are_an_object_stay_as_they_were_written() -> None:
 
 @pytest.mark.parametrize("written", ['{"text":"a', '```json\n{"text":"a"}\n```', "", '["a"]', '{"text": }'])
 async def test_the_model_reads_the_error_of_an_mcp_call_with_broken_arguments(written: str) -> None:
-    """K2: the response goes on, though the engine parses every call of the history; so does the one that follows."""
+    """The response goes on, though the engine parses every call of the history; so does the one that follows."""
 
     def answer(received: Received) -> Answer:
         messages = received.json["messages"]

@@ -117,7 +117,7 @@ async def test_a_form_that_cannot_be_is_refused(form: dict[str, Any], param: str
 
 
 async def test_a_wrong_answer_is_written_once_more_where_the_engine_promises_nothing() -> None:
-    """G12: the client sees the right answer alone; its usage counts both."""
+    """The client sees the right answer alone; its usage counts both."""
     async with serving(scripted(WRONG, ROME)) as served:
         parsed = await responses(served).parse(model="scripted", input="hi", text_format=Weather)
         sent_messages = messages(served)
@@ -130,7 +130,7 @@ async def test_a_wrong_answer_is_written_once_more_where_the_engine_promises_not
 
 @pytest.mark.parametrize("wrong", ['{"city": "Rome"}', "It is warm.", '{"city": 5, "degrees": 21}', ""])
 async def test_an_answer_that_stays_wrong_fails_and_says_why(wrong: str) -> None:
-    """G12: never a completed response without the form that was demanded."""
+    """Never a completed response without the form that was demanded."""
     async with serving(scripted([{"text": wrong}])) as served:
         with pytest.raises(InternalServerError) as caught:
             await create(served, text={"format": FORMAT})
@@ -141,7 +141,7 @@ async def test_an_answer_that_stays_wrong_fails_and_says_why(wrong: str) -> None
 
 
 async def test_a_streamed_answer_leaves_at_once_and_fails_at_its_end() -> None:
-    """G12: text that was sent is not taken back."""
+    """Text that was sent is not taken back."""
     async with serving(scripted(WRONG)) as served:
         events = await stream(served, text={"format": FORMAT})
         assert len(chat_requests(served)) == 1
@@ -161,7 +161,7 @@ async def test_a_streamed_answer_leaves_at_once_and_fails_at_its_end() -> None:
     ids=["not strict", "refusal", "call", "cut off"],
 )
 async def test_what_is_no_whole_strict_answer_is_not_checked(turn: Any, fields: Any) -> None:
-    """G12: only a whole answer can be right or wrong."""
+    """Only a whole answer can be right or wrong."""
     async with serving(scripted(turn)) as served:
         response = await create(served, **fields)
         assert len(chat_requests(served)) == 1
@@ -170,7 +170,7 @@ async def test_what_is_no_whole_strict_answer_is_not_checked(turn: Any, fields: 
 
 @pytest.mark.parametrize("promises", [False, True])
 async def test_an_upstream_is_believed_where_its_config_promises_to_hold_schemas(promises: bool) -> None:
-    """G12, K18: validators differ in details, so an engine's word counts; that something is no JSON at all is seen."""
+    """Validators differ in details, so an engine's word counts; that something is no JSON at all is seen."""
     wrong, right = WRONG[0]["text"], "".join(ROME[0]["text"])
     answers = [streamed(text_chunks(text)) for text in (wrong, right, "Warm.", right)]
     async with UpstreamServer(*(answers if not promises else [answers[0], *answers[2:]])) as upstream:
@@ -188,7 +188,7 @@ FENCED = ["```json\n", *ROME[0]["text"], "\n```\n"]
 
 @pytest.mark.parametrize("form", [FORMAT, JSON_OBJECT], ids=["schema", "object"])
 async def test_a_code_fence_around_the_json_is_taken_off(form: dict[str, Any]) -> None:
-    """K18: streamed or not; a fence shows with the first character, so nothing has left."""
+    """Streamed or not; a fence shows with the first character, so nothing has left."""
     right = "".join(ROME[0]["text"])
     async with UpstreamServer(streamed(text_chunks(*FENCED))) as upstream:
         async with serving({"provider": "vllm", "base_url": upstream.base_url}) as served:
@@ -202,7 +202,7 @@ async def test_a_code_fence_around_the_json_is_taken_off(form: dict[str, Any]) -
 
 @pytest.mark.parametrize("wrong", ['{"a": 1}\n\nLet me know!', "[1]", "Here it is:", "```json\n{no}\n```"])
 async def test_json_at_all_is_checked_too(wrong: str) -> None:
-    """K18: an answer that is no JSON object is written once more, and never completed."""
+    """An answer that is no JSON object is written once more, and never completed."""
     fields: dict[str, Any] = {"text": {"format": JSON_OBJECT}}
     async with serving(scripted([{"text": wrong}], [{"text": '{"a": 1}'}])) as served:
         assert (await create(served, **fields)).output_text == '{"a": 1}'
@@ -219,7 +219,7 @@ async def test_json_at_all_is_checked_too(wrong: str) -> None:
 
 
 async def test_a_streamed_text_that_cannot_become_json_is_written_once_more() -> None:
-    """K18: it waits, so that the client sees the right answer alone."""
+    """It waits, so that the client sees the right answer alone."""
     async with serving(scripted([{"text": [" ", "It", " is warm."]}], ROME)) as served:
         events = await stream(served, text={"format": FORMAT})
         assert len(chat_requests(served)) == 2
@@ -236,7 +236,7 @@ WRONG_CALLS = {"of no JSON": '{"city": }', "that break the schema": '{"city": 5,
 
 @pytest.mark.parametrize("arguments", WRONG_CALLS.values(), ids=WRONG_CALLS)
 async def test_a_call_with_wrong_arguments_is_written_once_more(arguments: str) -> None:
-    """G-A5: the client is given the right call alone; the model reads what was wrong."""
+    """The client is given the right call alone; the model reads what was wrong."""
     wrong = [{"text": "I look."}, {"call": "get", "arguments": arguments, "id": "c1"}]
     async with serving(scripted(wrong, [RIGHT_CALL])) as served:
         response = await create(served, tools=[STRICT])
@@ -249,7 +249,7 @@ async def test_a_call_with_wrong_arguments_is_written_once_more(arguments: str) 
 
 
 async def test_the_text_before_a_call_that_is_written_once_more_is_a_message_of_its_own() -> None:
-    """G-A5: the model may repeat it, as it reads what it has said; the two are not run together."""
+    """The model may repeat it, as it reads what it has said; the two are not run together."""
     wrong = [{"text": "I look."}, {"call": "get", "arguments": '{"city": }', "id": "c1"}]
     async with serving(scripted(wrong, [{"text": ["I look", " again."]}, RIGHT_CALL])) as served:
         response = await create(served, tools=[STRICT])
@@ -261,7 +261,7 @@ async def test_the_text_before_a_call_that_is_written_once_more_is_a_message_of_
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_escaped_lone_surrogate_in_arguments_is_json(stream: bool) -> None:
-    """G-A5: one parser refuses it, and every client's reads it."""
+    """One parser refuses it, and every client's reads it."""
     arguments = '{"city": "\\ud83d", "degrees": 1}'
     async with serving(scripted([{"call": "get", "arguments": arguments}])) as served:
         answer = await create(served, tools=[STRICT], stream=stream)
@@ -273,7 +273,7 @@ async def test_an_escaped_lone_surrogate_in_arguments_is_json(stream: bool) -> N
 
 @pytest.mark.parametrize("arguments", WRONG_CALLS.values(), ids=WRONG_CALLS)
 async def test_a_call_whose_arguments_stay_wrong_is_never_completed(arguments: str) -> None:
-    """G-A5: whole, streamed and in the background."""
+    """Whole, streamed and in the background."""
     async with serving(scripted([{"call": "get", "arguments": arguments}])) as served:
         with pytest.raises(InternalServerError, match="call of the function 'get' has wrong arguments") as caught:
             await create(served, tools=[STRICT])
@@ -287,7 +287,7 @@ async def test_a_call_whose_arguments_stay_wrong_is_never_completed(arguments: s
 
 
 async def test_only_what_is_known_of_a_function_is_checked() -> None:
-    """G-A5: without `strict` arguments are JSON of any form, blank ones are an object, and a cut call is not whole."""
+    """Without `strict` arguments are JSON of any form, blank ones are an object, and a cut call is not whole."""
     loose = function("get", parameters=SCHEMA)
     turns = [[{"call": "get", "arguments": arguments}] for arguments in ("[1]", " ", ["{"] * 40)]
     async with serving(scripted(*turns)) as served:

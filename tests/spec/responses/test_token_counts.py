@@ -34,7 +34,7 @@ async def counted(served: Served, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("engine", ["openai", "vllm"])
 async def test_a_server_that_cannot_count_gets_an_estimate_that_is_named_as_one(engine: str) -> None:
-    """X2: the estimate is of the text, then corrected by the usage of the last turn."""
+    """The estimate is of the text, then corrected by the usage of the last turn."""
     async with upstreamed(engine, answer("Hi.", 1010)) as (served, _):
         before = await counted(served, input=LONG)
         await create(served, model="fake-model", input=LONG)
@@ -45,7 +45,7 @@ async def test_a_server_that_cannot_count_gets_an_estimate_that_is_named_as_one(
 
 
 async def test_an_exact_count_is_not_called_an_estimate() -> None:
-    """X2: a server that counts is believed."""
+    """A server that counts is believed."""
     async with (
         UpstreamServer(streamed(text_chunks("Hi."))) as upstream,
         serving({"provider": "vllm", "base_url": upstream.base_url}) as served,
@@ -56,7 +56,7 @@ async def test_an_exact_count_is_not_called_an_estimate() -> None:
 
 @pytest.mark.parametrize("engine", ["openai", "vllm"])
 async def test_a_chain_is_compacted_by_the_usage_of_a_server_that_cannot_count(engine: str) -> None:
-    """X2, G8: the threshold holds by estimate; below it nothing is compacted."""
+    """The threshold holds by estimate; below it nothing is compacted."""
     answers = [answer("One.", 700), answer("Two.", 700), answer("All of it.", 700), answer("Three.", 90)]
     async with upstreamed(engine, *answers) as (served, upstream):
         below = {"context_management": [{"type": "compaction", "compact_threshold": 5000}]}

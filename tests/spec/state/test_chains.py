@@ -202,7 +202,7 @@ async def test_a_call_id_may_be_used_again_in_a_later_turn() -> None:
 
 
 async def test_outputs_that_the_chain_has_already_are_left_out() -> None:
-    """E3: Semantic Kernel sends the outputs of all rounds with each request; another output of a call is refused."""
+    """Semantic Kernel sends the outputs of all rounds with each request; another output of a call is refused."""
     async with serving(scripted([call(id="c1")], [call(id="c2")], [{"text": "Done."}])) as served:
         first = await create(served)
         second = await create(served, input=[output("c1", "one")], previous_response_id=first.id)

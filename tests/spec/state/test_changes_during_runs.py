@@ -192,7 +192,7 @@ async def answer_during(served: Served, change: Change, ways: tuple[str, ...]) -
 async def test_a_response_outlives_a_change_of_what_it_uses(
     prepare: Callable[[Served], Awaitable[Change]], tmp_path: Path
 ) -> None:
-    """D5: a run ends properly after any deletion meanwhile, and its chain is whole in every process."""
+    """A run ends properly after any deletion meanwhile, and its chain is whole in every process."""
     async with two_processes(tmp_path, prepare) as (one, other):
         change = await prepare(one)
         other.client.api_key = one.client.api_key
@@ -218,7 +218,7 @@ async def test_a_response_outlives_a_change_of_what_it_uses(
 
 @pytest.mark.parametrize("way", ["plain", "streamed", "background"])
 async def test_a_turn_of_a_conversation_that_is_deleted_meanwhile_fails_by_name(way: str, tmp_path: Path) -> None:
-    """D5: what it failed of is said, and it can be read in another process."""
+    """The failed response says why, and can be read in another process."""
     async with two_processes(tmp_path) as (one, other):
         conversation = await conversations(one).create(items=[{"role": "user", "content": "first"}])
         change = Change({"conversation": conversation.id}, lambda: conversations(one).delete(conversation.id))
@@ -235,7 +235,7 @@ async def test_a_turn_of_a_conversation_that_is_deleted_meanwhile_fails_by_name(
 
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_a_waiting_response_keeps_the_deleted_one_before_it(restarts: bool, tmp_path: Path) -> None:
-    """D5: a background response that has not begun, or whose worker has left, follows what its client has continued."""
+    """A background response that has not begun, or whose worker has left, follows what its client has continued."""
     async with two_processes(tmp_path) as (one, other):
         first = await create(one, input="first")
         waiting = await create(one, input="hold", previous_response_id=first.id, background=True)
@@ -263,7 +263,7 @@ async def test_a_waiting_response_keeps_the_deleted_one_before_it(restarts: bool
 
 
 async def test_deleting_a_response_that_another_conversation_holds_changes_nothing(tmp_path: Path) -> None:
-    """D5: the items of a turn are the conversation's own."""
+    """The items of a turn are the conversation's own."""
     async with two_processes(tmp_path) as (one, other):
         conversation = await conversations(one).create()
         first = await create(one, input="first", conversation=conversation.id)

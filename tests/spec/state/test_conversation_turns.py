@@ -284,7 +284,7 @@ async def test_a_cancelled_background_response_leaves_the_conversation_free_and_
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_response_whose_conversation_is_deleted_fails_and_says_why(background: bool) -> None:
-    """R12: it was a 500 without a param, which SDKs repeat."""
+    """It was a 500 without a param, which SDKs repeat."""
     async with serving(scripted([{"text": "a"}, {"wait_s": 0.3}, {"text": "b"}])) as served:
         conversation = await conversations(served).create(items=[user("x")])
         running = await create(served, input="Q", conversation=conversation.id, stream=True, background=background)
@@ -298,7 +298,7 @@ async def test_a_response_whose_conversation_is_deleted_fails_and_says_why(backg
 
 
 async def test_without_a_stream_a_conversation_deleted_during_its_turn_is_not_found() -> None:
-    """R12: the error names the conversation and is not repeated by SDKs."""
+    """The error names the conversation and is not repeated by SDKs."""
     async with serving(scripted([{"text": "a"}, {"wait_s": 0.3}, {"text": "b"}])) as served:
         conversation = await conversations(served).create(items=[user("x")])
         running = asyncio.create_task(create(served, input="Q", conversation=conversation.id))

@@ -191,7 +191,7 @@ MALFORMED = ("resp_" + "0" * 32, "x/../y", "\u00e9", "a b", "x" * 250, "conv_")
 
 @pytest.mark.parametrize("unknown", [NONE, "conv_1", *MALFORMED])
 async def test_an_unknown_conversation_is_not_found_and_no_id_is_refused(unknown: str) -> None:
-    """X7: an id of another form is an invalid value."""
+    """An id of another form is an invalid value."""
     status, code = (400, "invalid_value") if unknown in MALFORMED else (404, None)
     async with serving() as served:
         for input_items in (unknown, {"id": unknown}):

@@ -144,7 +144,7 @@ def owned_keys(world: World, *families: str) -> dict[str, list[str]]:
 
 
 async def test_no_type_of_record_is_missing_here(world: World) -> None:
-    """D3: a new type of record is damaged here, too."""
+    """A new type of record is damaged here, too."""
     families = {name for name in find_families(world.database) if not name.startswith(NOT_LISTED)}
     families |= {"TENANT/webhook_endpoint/ID", "~vs_expiring/TENANT/ID"}
     assert set(OWNED) <= families <= {*OWNED, *SHARED}
@@ -152,7 +152,7 @@ async def test_no_type_of_record_is_missing_here(world: World) -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 async def test_only_the_owner_notices_damaged_records(world: World, room: str) -> None:
-    """D3: others list, read, search and continue what is theirs, and no request ends on a bug."""
+    """Others list, read, search and continue what is theirs, and no request ends on a bug."""
     async with damaged(world, owned_keys(world, *ROOMS[room])):
         await check_beta(world)
         for project in OWNERS.values():
@@ -164,7 +164,7 @@ async def test_only_the_owner_notices_damaged_records(world: World, room: str) -
 @pytest.mark.long
 @pytest.mark.parametrize("family", OWNED)
 async def test_only_the_owner_notices_records_of_one_type(world: World, family: str) -> None:
-    """D3: the same with the other types whole, so that each is read as far as it can be."""
+    """The other types are whole, so that each is read as far as it can be."""
     async with damaged(world, owned_keys(world, family)):
         await check_beta(world)
         for project in OWNERS.values():
@@ -173,14 +173,14 @@ async def test_only_the_owner_notices_records_of_one_type(world: World, family: 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_no_project_is_stopped_by_damaged_records_of_all(world: World, damage: str) -> None:
-    """D3: what belongs to no project stops none."""
+    """Damaged records that belong to no project stop none."""
     families = find_families(world.database)
     async with damaged(world, {damage: [key for family in SHARED for key in families[family][""]]}):
         await check_beta(world)
 
 
 async def test_only_the_owner_notices_damaged_records_of_work_in_progress(world: World) -> None:
-    """D3, B2, B3: work in progress of others goes on."""
+    """Work in progress of others goes on."""
     async with damaged_work(world) as keys, damaged(world, keys):
         await check_beta(world)
         await check_ingestion(world)
@@ -200,7 +200,7 @@ async def damaged_work(world: World) -> AsyncGenerator[dict[str, list[str]]]:
 async def test_a_server_starts_with_damaged_records_of_every_type(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D3: a server that starts with all of them serves the project whose records are whole."""
+    """A server that starts with all of them serves the project whose records are whole."""
     async with damaged_work(world) as work:
         owned, shared = owned_keys(world, *OWNED), find_families(world.database)
         keys = {damage: [*owned[damage], *work[damage]] for damage in DAMAGES}
@@ -217,7 +217,7 @@ async def test_a_server_starts_with_damaged_records_of_every_type(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_server_starts_with_a_damaged_counter_of_all_projects(world: World, damage: str) -> None:
-    """D3: the projects go on under the limit of the organization, and setting it again sums the month."""
+    """The projects go on under the limit of the organization, and setting it again sums the month."""
     [key] = find_families(world.database)["/accounts/counters/.organization/*"][""]
     limit = {"threshold_amount": 1_000_000_00, "currency": "USD", "interval": "month"}
     async with damaged(world, {damage: [key]}), open_world(world.database.parent, like=world) as restarted:
@@ -228,7 +228,7 @@ async def test_a_server_starts_with_a_damaged_counter_of_all_projects(world: Wor
 
 
 async def test_an_owner_deletes_what_is_damaged_by_its_id(world: World) -> None:
-    """D3: what no list shows can be deleted, and what can be read is still there."""
+    """Objects that no list shows can be deleted, and those that can be read are still there."""
     deletable = {
         "/responses": ("fork", "TENANT/response/ID"),
         "/conversations": ("conversation", "TENANT/conversation/ID"),

@@ -55,7 +55,7 @@ def last_messages(served: Served) -> list[str]:
 
 
 async def test_a_full_store_refuses_responses_without_the_setting() -> None:
-    """G-A6: what is stored stays, and what cannot be is a 503."""
+    """Stored responses stay, and a response that cannot be stored is a 503."""
     async with evicting(is_on=False) as served:
         first = await create(served)
         with pytest.raises(APIStatusError, match="The store is full") as caught:
@@ -65,7 +65,7 @@ async def test_a_full_store_refuses_responses_without_the_setting() -> None:
 
 
 async def test_a_full_store_evicts_the_oldest_responses_first() -> None:
-    """G-A6: each request is answered, the newest responses can be read, and no part of an evicted one is left."""
+    """Each request is answered, the newest responses can be read, and no part of an evicted one is left."""
     async with evicting() as served:
         ids = [(await create(served)).id for _ in range(200)]
         page = await served.client.get("/responses?limit=100", cast_to=dict[str, Any])
@@ -84,7 +84,7 @@ async def test_a_full_store_evicts_the_oldest_responses_first() -> None:
 
 
 async def test_a_store_that_stays_full_keeps_its_number_of_responses() -> None:
-    """G-A6: nothing that an eviction leaves takes the room of responses for long."""
+    """Nothing that an eviction leaves takes the room of responses for long."""
     async with evicting() as served:
         counts: list[int] = []
         for _ in range(4):
@@ -95,7 +95,7 @@ async def test_a_store_that_stays_full_keeps_its_number_of_responses() -> None:
 
 
 async def test_runs_and_conversations_are_not_evicted() -> None:
-    """G-A6: a background response goes on, the one before it is kept for it, and a conversation keeps its items."""
+    """A background response goes on, the one before it is kept for it, and a conversation keeps its items."""
     async with evicting() as served:
         conversation = await conversations(served).create(items=[{"role": "user", "content": "first"}])
         await create(served, input="turn", conversation=conversation.id)
@@ -117,7 +117,7 @@ async def test_runs_and_conversations_are_not_evicted() -> None:
 
 
 async def test_a_chain_is_whole_while_its_newest_response_is_stored() -> None:
-    """G-A6: responses that others follow are evicted, and their items stay for those."""
+    """Responses that others follow are evicted, and their items stay for those."""
     async with evicting() as served:
         first = newest = await create(served, input="first")
         for _ in range(5):
@@ -130,7 +130,7 @@ async def test_a_chain_is_whole_while_its_newest_response_is_stored() -> None:
 
 
 async def test_a_continuation_that_runs_keeps_its_history() -> None:
-    """G-A6: the response before it is evicted while it is generated; it is stored whole, and continued."""
+    """The response before it is evicted while it is generated; it is stored whole, and continued."""
     async with evicting() as served:
         first = await create(served, input="first")
         running = asyncio.create_task(create(served, input="hold", previous_response_id=first.id))
@@ -145,7 +145,7 @@ async def test_a_continuation_that_runs_keeps_its_history() -> None:
 
 
 async def test_a_write_that_fits_into_no_empty_store_evicts_nothing() -> None:
-    """G-A6: to make room for it would lose all responses for nothing."""
+    """To make room for it would lose all responses for nothing."""
     async with evicting() as served:
         first = await create(served)
         with pytest.raises(APIStatusError, match="The store is full"):
@@ -154,7 +154,7 @@ async def test_a_write_that_fits_into_no_empty_store_evicts_nothing() -> None:
 
 
 async def test_what_expires_next_is_known_without_a_look_at_each_row() -> None:
-    """G-A6: a store that is always full looks through all its rows only after one of them has expired."""
+    """A store that is always full looks through all its rows only after one of them has expired."""
     store = SweepCounter(Memory.Config(max_bytes=10_000))
     now = 0.0
     store.now = lambda: now

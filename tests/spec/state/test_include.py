@@ -50,7 +50,7 @@ NONE: list[set[str]] = [set(), set()]
 
 
 async def test_a_response_shows_later_what_was_not_included_when_it_was_created(served: Served) -> None:
-    """G1: create without, GET with."""
+    """The request that creates the response does not include it, and the later GET does."""
     created = await create(served, tools=[TOOL])
     assert output(created) == NONE
     assert output(await responses(served).retrieve(created.id)) == NONE
@@ -59,7 +59,7 @@ async def test_a_response_shows_later_what_was_not_included_when_it_was_created(
 
 
 async def test_a_response_shows_no_longer_what_was_included_when_it_was_created(served: Served) -> None:
-    """G1: create with, GET without; the stream's items say what its response says."""
+    """Create with, GET without; the stream's items say what its response says."""
     events = await stream(served, tools=[TOOL], include=[*RESULTS, *SEALED])
     done = [event.item for event in events if event.type == "response.output_item.done"]
     assert [shown_fields(item) for item in done[:2]] == output(events[-1].response) == ALL
@@ -67,14 +67,14 @@ async def test_a_response_shows_no_longer_what_was_included_when_it_was_created(
 
 
 async def test_a_stream_without_include_shows_none_of_it(served: Served) -> None:
-    """G1: live events hide what the store has."""
+    """Live events hide what the store has."""
     events = await stream(served, tools=[TOOL])
     done = [event.item for event in events if event.type == "response.output_item.done"]
     assert [shown_fields(item) for item in done[:2]] == output(events[-1].response) == NONE
 
 
 async def test_the_stream_of_a_background_response_shows_what_each_reader_includes(served: Served) -> None:
-    """G1: the log has everything, and two readers of it see two streams."""
+    """The log has everything, and two readers of it see two streams."""
     events = await stream(served, tools=[TOOL], background=True)
     assert output(events[-1].response) == NONE
     response_id = events[-1].response.id
@@ -88,7 +88,7 @@ async def test_the_stream_of_a_background_response_shows_what_each_reader_includ
 
 
 async def test_the_items_of_a_conversation_show_what_their_request_includes(served: Served) -> None:
-    """G1: lists and single items."""
+    """Lists and single items show it."""
     client = served.client.conversations
     conversation = await client.create()
     await create(served, tools=[TOOL], conversation=conversation.id)
@@ -100,13 +100,13 @@ async def test_the_items_of_a_conversation_show_what_their_request_includes(serv
 
 
 async def test_the_searches_of_a_response_are_counted(served: Served) -> None:
-    """G22: tool_usage has what the server searched for."""
+    """Tool_usage has what the server searched for."""
     usage = (await create(served, tools=[TOOL])).tool_usage
     assert (usage.web_search.num_requests, usage.image_gen.total_tokens) == (1, 0)
 
 
 async def test_a_sealed_item_from_the_store_can_be_sent_back(served: Served) -> None:
-    """G1: what GET seals is the model's own reasoning."""
+    """The token that GET seals is the model's own reasoning."""
     created = await create(served, tools=[TOOL])
     included = await responses(served).retrieve(created.id, include=SEALED)
     item = {key: value for key, value in bare(included.output[0]).items() if key != "content"}
@@ -115,7 +115,7 @@ async def test_a_sealed_item_from_the_store_can_be_sent_back(served: Served) -> 
 
 
 async def test_the_input_items_show_what_their_request_includes(served: Served) -> None:
-    """G1: a call that a client sent with its outputs."""
+    """A call that a client sent with its outputs."""
     code = {
         "type": "code_interpreter_call",
         "id": "ci_sent",
@@ -134,7 +134,7 @@ async def test_the_input_items_show_what_their_request_includes(served: Served) 
 
 @pytest.mark.parametrize("method", ["retrieve", "input_items.list"])
 async def test_an_unknown_value_is_refused_everywhere(served: Served, method: str) -> None:
-    """G1: GET checked nothing."""
+    """The routes that read refuse it, too."""
     created = await create(served, tools=[TOOL])
     target: Any = responses(served)
     for name in method.split("."):

@@ -30,7 +30,7 @@ async def store_item(served: Served, text: str = "x" * 4000) -> str:
 
 
 async def test_an_item_may_be_referred_to_as_often_as_its_bytes_fit() -> None:
-    """D2, C1: repeated references to one item count with the bytes that they put into the prompt."""
+    """Repeated references to one item count with the bytes that they put into the prompt."""
     async with serving(responses=SMALL) as served:
         one = await store_item(served)
         await create(served, input=[reference(one)] * 3)
@@ -42,7 +42,7 @@ async def test_an_item_may_be_referred_to_as_often_as_its_bytes_fit() -> None:
 
 
 async def test_a_stored_request_may_refer_twice_to_an_item_with_an_id_of_its_client() -> None:
-    """D2: the response is stored, and the item is found afterwards."""
+    """The response is stored, and the item is found afterwards."""
     async with serving() as served:
         await create(served, input=[{"id": "mine", **user("one")}])
         await create(served, input=[reference("mine")] * 2)
@@ -51,7 +51,7 @@ async def test_a_stored_request_may_refer_twice_to_an_item_with_an_id_of_its_cli
 
 
 async def test_references_are_bounded_wherever_a_request_has_items() -> None:
-    """D2, C1: counting tokens, compacting, the background and a conversation load no more than a response."""
+    """Counting tokens, compacting, the background and a conversation load no more than a response."""
     async with serving(responses=SMALL) as served:
         one = await store_item(served)
         items: Any = [reference(one)] * 1000
@@ -70,7 +70,7 @@ async def test_references_are_bounded_wherever_a_request_has_items() -> None:
 
 
 async def test_references_count_together_with_the_history_before_them() -> None:
-    """D2, C1: what a chain or a conversation has loaded is not free for references."""
+    """Bytes that a chain or a conversation has loaded are not free for references."""
     async with serving(responses=SMALL) as served:
         one = await store_item(served, "x" * 3000)
         before = await create(served, input="y" * 6500)
@@ -83,7 +83,7 @@ async def test_references_count_together_with_the_history_before_them() -> None:
 
 
 async def test_references_to_many_responses_count_what_each_of_them_loads() -> None:
-    """D2, C1: an item of each of many large responses loads these, and counts as much."""
+    """An item of each of many large responses loads these, and counts as much."""
     async with serving(responses=SMALL) as served:
         ids = [(await create(served, input="x" * 2500)).output[0].id for _ in range(8)]
         await create(served, input=[reference(each) for each in ids[:2]])
@@ -92,7 +92,7 @@ async def test_references_to_many_responses_count_what_each_of_them_loads() -> N
 
 
 async def test_an_item_cannot_be_added_to_a_conversation_twice() -> None:
-    """D2: a conversation that would hold one item twice is refused, naming the second one."""
+    """A conversation that would hold one item twice is refused, naming the second one."""
     async with serving() as served:
         one = await store_item(served, "x")
         doubled: Any = [reference(one), reference(one)]
@@ -113,7 +113,7 @@ async def test_an_item_cannot_be_added_to_a_conversation_twice() -> None:
 
 
 async def test_items_of_a_connection_are_found_among_those_of_its_earlier_turns() -> None:
-    """C9: a connection finds its unstored items by their ids, those of a turn that was followed since included."""
+    """A connection finds its unstored items by their ids, those of a turn that was followed since included."""
     async with serving() as served, talking(served) as talk:
         first = await talk.ask(store=False, input="one")
         await talk.ask(store=False, input="two", previous_response_id=first.id)

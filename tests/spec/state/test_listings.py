@@ -40,7 +40,7 @@ async def test_responses_are_listed_newest_first_in_pages() -> None:
 
 
 async def test_questions_and_answers_are_searched_and_shown() -> None:
-    """U6: a question is found by its words, also one that an SDK sends after a long history."""
+    """A question is found by its words, also one that an SDK sends after a long history."""
     question = "Which fjord is the DEEPEST? " + "detail " * 60
     history = [{"role": "user", "content": "Old."}, {"role": "assistant", "content": "Yes."}]
     parts = [{"type": "input_text", "text": question}, {"type": "input_image", "image_url": PIXEL}]

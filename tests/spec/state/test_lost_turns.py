@@ -52,7 +52,7 @@ async def replay(served: Served, response: Response) -> list[Any]:
 
 
 async def test_a_turn_that_no_client_has_read_is_run_again() -> None:
-    """U4: a plain text answer survives a killed worker, and its log shows one turn."""
+    """A plain text answer survives a killed worker, and its log shows one turn."""
     async with serving(scripted(LOST, WHOLE), responses=BACKGROUND) as served:
         begun = await create(served, background=True)
         await wait_for_event(served, begun.id, b"two ")
@@ -65,7 +65,7 @@ async def test_a_turn_that_no_client_has_read_is_run_again() -> None:
 
 
 async def test_only_the_turn_that_was_lost_is_run_again() -> None:
-    """U4: the turns before it, and their calls, stand."""
+    """The turns before it, and their calls, stand."""
     first: Script = [call("web_search", '{"query": "whales"}')]
     turns = scripted(first, LOST, WHOLE)
     async with serving(turns, responses=BACKGROUND, tool_runtime=SEARCH) as served:
@@ -98,7 +98,7 @@ async def list_events(served: Served, response_id: str) -> None:
 
 @pytest.mark.parametrize("read", [follow, follow_late, list_events], ids=lambda read: read.__name__)
 async def test_a_turn_that_a_client_has_read_is_never_taken_back(read: Any) -> None:
-    """U4: the response fails, with what its readers have seen."""
+    """The response fails, with what its readers have seen."""
     async with serving(scripted(LOST, WHOLE), responses=BACKGROUND) as served:
         begun = await create(served, background=True)
         await wait_for_event(served, begun.id, b"two ")
@@ -112,7 +112,7 @@ async def test_a_turn_that_a_client_has_read_is_never_taken_back(read: Any) -> N
 
 
 async def test_a_response_that_is_streamed_from_its_beginning_is_never_taken_back() -> None:
-    """U4: its reader is stored with it."""
+    """Its reader is stored with it."""
     async with serving(scripted(LOST, WHOLE), responses=BACKGROUND) as served:
         events: list[Any] = []
         async for event in await create(served, background=True, stream=True):
@@ -124,7 +124,7 @@ async def test_a_response_that_is_streamed_from_its_beginning_is_never_taken_bac
 
 
 async def test_a_reader_that_comes_as_a_turn_is_taken_back_sees_one_turn() -> None:
-    """U4: of a reader and the worker that runs a turn again the first in the store decides, at any of their steps."""
+    """The first in the store decides, the reader or the worker that runs the turn again, at any of their steps."""
     outcomes: set[str] = set()
     for number in (0, 3, 6, 12):
         async with serving(scripted(LOST, WHOLE), responses=BACKGROUND) as served:

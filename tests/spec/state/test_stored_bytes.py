@@ -33,7 +33,7 @@ def assert_corrupt(exc: APIStatusError) -> None:
 
 
 async def test_a_response_that_does_not_validate_is_corrupt_for_every_reader(caplog: pytest.LogCaptureFixture) -> None:
-    """R4: a stored token count beyond 64 bits was a bug's 500 on each GET, stream, cancel and repeated key."""
+    """A stored token count beyond 64 bits was a bug's 500 on each GET, stream, cancel and repeated key."""
     key = {"Idempotency-Key": "k"}
     async with serving(responses=SOON) as served:
         response = await create(served, background=True, extra_headers=key)
@@ -58,7 +58,7 @@ async def test_a_response_that_does_not_validate_is_corrupt_for_every_reader(cap
 
 
 async def test_a_running_response_with_a_damaged_request_is_corrupt_and_delays_no_other() -> None:
-    """R4: the queue went round a damaged row, and each look at it was a bug."""
+    """The queue went round a damaged row, and each look at it was a bug."""
     one_place = {"background": {**SOON["background"], "max_running": 1}}
     async with serving(SLOW, responses=one_place) as served:
         running = await create(served, background=True)
@@ -76,7 +76,7 @@ async def test_a_running_response_with_a_damaged_request_is_corrupt_and_delays_n
 
 
 async def test_a_chain_over_a_damaged_turn_is_corrupt() -> None:
-    """R4: the turns of a chain and the items of a conversation are read with the same care."""
+    """The turns of a chain and the items of a conversation are read with the same care."""
     async with serving(responses={"cache_bytes": 0}) as served:
         first = await create(served)
         conversation = await conversations(served).create(items=[user("x")])
@@ -87,7 +87,7 @@ async def test_a_chain_over_a_damaged_turn_is_corrupt() -> None:
 
 
 async def test_a_response_after_one_that_runs_is_refused_because_it_runs() -> None:
-    """R12, G16: a previous response that has not ended was "not found"."""
+    """A previous response that has not ended was "not found"."""
     async with serving(SLOW, responses=SOON) as served:
         running = await create(served, background=True)
         error = await refusal(served, previous_response_id=running.id)
@@ -97,7 +97,7 @@ async def test_a_response_after_one_that_runs_is_refused_because_it_runs() -> No
 
 
 async def test_a_page_of_items_ends_at_eight_mebibytes() -> None:
-    """S5: a page of a hundred items of 30 MB took the process's memory."""
+    """A page of a hundred items of 30 MB took the process's memory."""
     async with serving() as served:
         conversation = await conversations(served).create()
         texts = [letter * 3_000_000 for letter in "abcde"]
@@ -111,7 +111,7 @@ async def test_a_page_of_items_ends_at_eight_mebibytes() -> None:
 
 
 async def test_an_item_above_eight_mebibytes_is_a_page_of_its_own() -> None:
-    """S5: a page holds at least one item."""
+    """A page holds at least one item."""
     async with serving() as served:
         conversation = await conversations(served).create()
         for letter in "ab":
@@ -123,7 +123,7 @@ async def test_an_item_above_eight_mebibytes_is_a_page_of_its_own() -> None:
 
 
 async def test_the_input_items_of_a_response_are_cut_into_the_same_pages() -> None:
-    """S5: the input of one response may be a whole body."""
+    """The input of one response may be a whole body."""
     async with serving(scripted([{"text": "ok"}])) as served:
         response = await create(served, input=[user(letter * 3_000_000) for letter in "abcde"])
         page = await responses(served).input_items.list(response.id, order="asc", limit=100)
@@ -133,7 +133,7 @@ async def test_the_input_items_of_a_response_are_cut_into_the_same_pages() -> No
 
 @pytest.mark.parametrize("cache_bytes", [0, 1_000_000])
 async def test_what_one_request_loads_has_a_limit_of_bytes(cache_bytes: int) -> None:
-    """S5: `conversation` and `previous_response_id` load all that is before them."""
+    """`conversation` and `previous_response_id` load all that is before them."""
     limits = {"max_history_bytes": 5500, "cache_bytes": cache_bytes}
     async with serving(scripted([{"text": "ok"}]), responses=limits) as served:
         conversation = await conversations(served).create()
@@ -150,7 +150,7 @@ async def test_what_one_request_loads_has_a_limit_of_bytes(cache_bytes: int) -> 
 
 
 async def test_a_tenant_over_its_quota_stores_no_more_until_it_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5: responses, conversations and idempotency records are counted as files are."""
+    """Responses, conversations and idempotency records are counted as files are."""
     monkeypatch.setattr("apis.storage.quota._MIN_REFUSAL_S", 0.0)
     store = {"provider": "memory", "max_tenant_bytes": 30_000}
     keyed = {"Idempotency-Key": "k"}
@@ -190,7 +190,7 @@ async def test_a_tenant_over_its_quota_stores_no_more_until_it_deletes(monkeypat
 async def test_an_answer_that_is_too_large_to_be_stored_ends_failed(
     monkeypatch: pytest.MonkeyPatch, *, background: bool
 ) -> None:
-    """R1: an answer of 200 MB stayed in progress, and the store answered no one else."""
+    """An answer of 200 MB stayed in progress, and the store answered no one else."""
     for module in ("providers.responses.store.history", "providers.kv_store.checks"):
         monkeypatch.setattr(f"{module}.MAX_VALUE_BYTES", 200_000)
     async with serving(scripted([{"text": ["x" * 30_000] * 10}], [{"text": "ok"}]), responses=SOON) as served:
@@ -208,7 +208,7 @@ async def test_an_answer_that_is_too_large_to_be_stored_ends_failed(
 async def test_an_answer_that_is_too_large_to_be_stored_is_an_error_without_a_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """R1: the client is not led to have it generated again."""
+    """The client is not led to have it generated again."""
     monkeypatch.setattr("providers.responses.store.history.MAX_VALUE_BYTES", 200_000)
     async with serving(scripted([{"text": ["x" * 30_000] * 10}])) as served:
         with pytest.raises(APIStatusError) as caught:
@@ -219,7 +219,7 @@ async def test_an_answer_that_is_too_large_to_be_stored_is_an_error_without_a_st
 async def test_a_cancelled_background_response_leaves_no_error_in_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R12: its journal, which was writing when the lease was taken, ended with a LeaseLost "never retrieved"."""
+    """Its journal, which was writing when the lease was taken, ended with a LeaseLost "never retrieved"."""
     write = Lease.write
 
     async def write_late(lease: Lease, ops: Sequence[Op] = (), *, durable: bool = False) -> bool:

@@ -140,7 +140,7 @@ async def test_traces_are_listed_in_pages_and_by_group_workflow_and_response() -
     ],
 )
 async def test_a_wrong_span_is_an_error_that_names_it_and_nothing_is_stored(broken: Json, param: str) -> None:
-    """S14: a time is of the last thirty days, or of the next one."""
+    """A time is of the last thirty days, or of the next one."""
     async with serving() as served:
         with pytest.raises(BadRequestError) as caught:
             await ingest(served.client, trace(), {**span(1), **broken})

@@ -103,7 +103,7 @@ async def test_bad_endpoints_are_refused_by_the_name_of_the_field() -> None:
 
 
 async def test_an_endpoint_that_cannot_be_read_stops_nothing_that_ends_with_an_event() -> None:
-    """D3: a damaged endpoint of a tenant gets no events; its responses still end, and the others get theirs."""
+    """A damaged endpoint of a tenant gets no events; its responses still end, and the others get theirs."""
     async with serving(scripted([{"wait_s": 600}])) as served:
         own = endpoints(served.client)
         endpoint = await own.create(name="n", url="https://example.com/x", event_types=ENDED)

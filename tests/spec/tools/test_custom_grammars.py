@@ -36,7 +36,7 @@ class Enforcing(Scripted):
 
 @pytest.mark.parametrize("form", [LARK, REGEX], ids=["lark", "regex"])
 async def test_an_input_that_matches_is_delivered(form: Json) -> None:
-    """G7: with all events of a custom call."""
+    """With all events of a custom call."""
     async with serving(scripted(writing("add 12"))) as served:
         events = await stream(served, tools=[{**TOOL, "format": form}])
     (item,) = events[-1].response.output
@@ -52,7 +52,7 @@ async def test_an_input_that_matches_is_delivered(form: Json) -> None:
 
 @pytest.mark.parametrize("form", [LARK, REGEX], ids=["lark", "regex"])
 async def test_an_input_that_does_not_match_is_written_once_more(form: Json) -> None:
-    """G7: the client sees the right call alone."""
+    """The client sees the right call alone."""
     async with serving(scripted(writing("add twelve"), writing("add 12"))) as served:
         response = await create(served, tools=[{**TOOL, "format": form}])
         sent_messages = messages(served)
@@ -63,7 +63,7 @@ async def test_an_input_that_does_not_match_is_written_once_more(form: Json) -> 
 
 @pytest.mark.parametrize("wrong", ["add twelve", "add ", "", "add 1;"])
 async def test_an_input_that_stays_wrong_is_delivered_and_says_so(wrong: str) -> None:
-    """G7: nothing is lost, and a client can answer the call."""
+    """Nothing is lost, and a client can answer the call."""
     async with serving(scripted(writing(wrong), writing(wrong), [{"text": "Done."}])) as served:
         response = await create(served, tools=[TOOL])
         assert len(chat_requests(served)) == 2
@@ -76,7 +76,7 @@ async def test_an_input_that_stays_wrong_is_delivered_and_says_so(wrong: str) ->
 
 
 async def test_a_wrong_input_next_to_another_call_is_delivered_too() -> None:
-    """G7: the response ends with the other call, so that there is no further try."""
+    """The response ends with the other call, so that there is no further try."""
     async with serving(scripted(writing("add twelve", "add 12"))) as served:
         response = await create(served, tools=[TOOL])
         assert len(chat_requests(served)) == 1
@@ -85,7 +85,7 @@ async def test_a_wrong_input_next_to_another_call_is_delivered_too() -> None:
 
 
 async def test_an_engine_that_enforces_grammars_is_believed_and_its_input_streams() -> None:
-    """G7: nothing waits there."""
+    """Nothing waits there."""
     section = {"provider": "tests.spec.tools.test_custom_grammars:Enforcing", "turns": [writing("add twelve")]}
     async with serving(section) as served:
         response = await create(served, tools=[TOOL])
@@ -93,7 +93,7 @@ async def test_an_engine_that_enforces_grammars_is_believed_and_its_input_stream
 
 
 async def test_a_chat_upstream_is_corrected() -> None:
-    """G7: on servers of chat completions a grammar is words in a description."""
+    """On servers of chat completions a grammar is words in a description."""
     answers = [streamed(call_chunks("sum", f'{{"input": "{text}"}}')) for text in ("add twelve", "add 12")]
     async with (
         UpstreamServer(*answers) as upstream,
@@ -114,7 +114,7 @@ INVALID: dict[str, Json] = {
 
 @pytest.mark.parametrize("form", INVALID.values(), ids=INVALID)
 async def test_a_grammar_that_does_not_compile_is_refused_by_its_field(form: Json) -> None:
-    """G7: refused when it is declared, on every engine."""
+    """Refused when it is declared, on every engine."""
     async with serving() as served:
         error = await refusal(served, tools=[{"type": "custom", "name": "free"}, {**TOOL, "format": form}])
         grouped = {"type": "namespace", "name": "n", "description": "N.", "tools": [{**TOOL, "format": form}]}

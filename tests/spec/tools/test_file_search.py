@@ -234,7 +234,7 @@ async def test_a_failing_embedder_is_an_error_for_the_model(tmp_path: Path) -> N
 async def test_arguments_that_no_search_can_have_are_an_error_for_the_model(
     tmp_path: Path, arguments: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """U10: and to the client and the log, in the words that the model got."""
+    """And to the client and the log, in the words that the model got."""
     caplog.set_level(logging.INFO)
     turns: list[Script] = [[{"call": "file_search", "arguments": arguments}], ANSWER]
     async with filing(tmp_path, *turns) as served:

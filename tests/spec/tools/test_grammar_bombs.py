@@ -74,7 +74,7 @@ async def error_of(call: Any) -> Json:
 @pytest.mark.parametrize("engine", ["scripted", "harmony"])
 @pytest.mark.parametrize("place", RESPONSES)
 async def test_a_response_refuses_it_by_its_field(place: str, engine: str) -> None:
-    """D1, S1: also what items of the input and searches add."""
+    """Also what items of the input and searches add."""
     fields, param = RESPONSES[place]
     async with serving(HARMONY if engine == "harmony" else None) as served:
         error = await error_of(create(served, **fields))
@@ -82,7 +82,7 @@ async def test_a_response_refuses_it_by_its_field(place: str, engine: str) -> No
 
 
 async def test_every_other_route_refuses_it_too() -> None:
-    """D1, S1: the count of input tokens, a conversation, a compaction and a batch's line."""
+    """The count of input tokens, a conversation, a compaction and a batch's line."""
     async with serving(more=BATCHES) as served:
         counting = served.client.responses.input_tokens.count(model="scripted", input="hi", tools=[tool()])  # pyright: ignore[reportArgumentType] - plain JSON
         assert (await error_of(counting))["param"] == "tools[0].format.definition"
@@ -123,7 +123,7 @@ CHATS: Mapping[str, tuple[Json, str, str]] = {
 @pytest.mark.parametrize("engine", ["scripted", "harmony"])
 @pytest.mark.parametrize("place", CHATS)
 async def test_a_chat_refuses_it_by_its_field(place: str, engine: str) -> None:
-    """S1: chats have the bound on references that responses have, on every engine."""
+    """Chats have the bound on references that responses have, on every engine."""
     fields, param, code = CHATS[place]
     async with serving(HARMONY if engine == "harmony" else None) as served:
         error = await error_of(chat(served, **fields))
@@ -133,7 +133,7 @@ async def test_a_chat_refuses_it_by_its_field(place: str, engine: str) -> None:
 
 
 async def test_a_chat_takes_a_schema_that_only_looks_odd() -> None:
-    """S1: the engine judges the rest."""
+    """The engine judges the rest."""
     odd = {"type": "object", "properties": {"a": {"$ref": "https://example.com/a"}, "b": {"items": "none"}}}
     async with serving() as served:
         completion = await chat(served, tools=[function(parameters=odd)])

@@ -89,7 +89,7 @@ async def test_a_call_that_takes_too_long_is_stopped_and_the_model_gets_an_error
 
 
 async def test_each_call_of_a_tool_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """G-A14: with its tool, ids, time and outcome, and without its arguments; also one that was cancelled."""
+    """With its tool, ids, time and outcome, and without its arguments; also one that was cancelled."""
     caplog.set_level(logging.INFO)
     line = re.compile(r"the call (\S+) of the tool (\S+) in (\S+) took \d\.\d{3} s: (.*)")
     async with meeting(together("secret", "words"), DONE, size=2) as (served, _):
@@ -240,7 +240,7 @@ async def test_a_model_that_goes_on_calling_beyond_its_limit_is_not_asked_for_ev
 
 
 async def test_what_a_model_answers_beyond_its_limit_is_the_answer() -> None:
-    """X10: the call beyond the limit is no item."""
+    """The call beyond the limit is no item."""
     async with meeting([search("a")], [search("b")], DONE) as (served, tool):
         response = await create(served, tools=[TOOL], max_tool_calls=1)
     assert (response.status, response.output_text, tool.queries) == ("completed", "Done.", ["a"])

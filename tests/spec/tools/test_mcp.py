@@ -164,7 +164,7 @@ async def test_a_server_is_listed_again_when_its_declaration_changes() -> None:
 
 @pytest.mark.parametrize(("stored", "expected"), [(False, "mcp_call"), (True, "mcp_list_tools")])
 async def test_a_list_that_is_sent_back_shows_nothing_of_the_servers_own(*, stored: bool, expected: str) -> None:
-    """G-A12: the store knows which declaration it was listed for; what is not stored counts as it is."""
+    """The store knows which declaration it was listed for; what is not stored counts as it is."""
     async with stacked(ECHO, DONE) as (served, real):
         first = await create(served, tools=[mcp(real)], store=stored)
         listing = bare(first.output[0])
@@ -189,7 +189,7 @@ async def test_a_list_that_a_client_sends_is_offered_only_where_it_is_valid() ->
 
 
 async def test_a_tool_that_its_server_has_changed_since_is_called_and_listed_again() -> None:
-    """K22: the call is made, and the model's next turn has the tool as it is now."""
+    """The call is made, and the model's next turn has the tool as it is now."""
     script: Script = [call("real__note", '{"text": "a"}', id="c1")]
     async with stacked(DONE, script, DONE, DONE) as (served, real):
         first = await create(served, tools=[mcp(real)])
@@ -217,7 +217,7 @@ async def test_a_tool_that_its_server_has_changed_since_is_called_and_listed_aga
 
 
 async def test_a_tool_that_is_gone_is_listed_no_more() -> None:
-    """K22: the model reads that a tool has gone, and is not offered it again."""
+    """The model reads that a tool has gone, and is not offered it again."""
     script: Script = [call("real__note", '{"text": "a"}', id="c1")]
     async with stacked(DONE, script, script, DONE) as (served, real):
         first = await create(served, tools=[mcp(real)])
@@ -244,7 +244,7 @@ def unauthorized(real: RealServer) -> Json:
 async def test_a_server_that_cannot_be_listed_refuses_the_request_before_a_model_is_asked(
     broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X4: 424 with the code and the words that OpenAI uses, streamed or not."""
+    """424 with the code and the words that OpenAI uses, streamed or not."""
     monkeypatch.setattr(response_runner, "EARLY_FAILURE_WAIT_S", 5)
     async with stacked(DONE) as (served, real):
         error = await refusal(served, 424, tools=[broken(real), function("get")])
@@ -254,7 +254,7 @@ async def test_a_server_that_cannot_be_listed_refuses_the_request_before_a_model
 
 
 async def test_a_server_that_fails_slowly_ends_the_stream_with_a_failed_response() -> None:
-    """X4: once the stream has begun, the error is that of the response."""
+    """Once the stream has begun, the error is that of the response."""
     async with stacked(DONE) as (served, real):
         real.refuses, real.refusal_delay_s = True, 0.2
         events = await stream(served, tools=[mcp(real)])
@@ -321,7 +321,7 @@ async def test_a_call_that_takes_too_long_is_an_error() -> None:
 
 
 async def test_calls_over_the_limit_are_ignored() -> None:
-    """X10: they are neither made nor shown; the model alone reads why."""
+    """They are neither made nor shown; the model alone reads why."""
     script: Script = [{"calls": [call("real__note", '{"text": "a"}'), call("real__note", '{"text": "b"}')]}]
     async with stacked(script, DONE) as (served, real):
         response = await create(served, tools=[mcp(real)], max_tool_calls=1)

@@ -290,7 +290,7 @@ async def test_an_approved_call_of_a_tool_that_is_no_longer_allowed_is_not_made(
 
 @pytest.mark.parametrize("needed", ["always", {"never": {"read_only": True}}])
 async def test_a_tool_that_changed_before_its_approval_is_approved_again(needed: Any) -> None:
-    """K22: what a user has approved is the tool that the user has seen."""
+    """A user approves the tool that the user has seen."""
     again: Script = [call("real__note", '{"text": "b"}', id="c2")]
     async with stacked(NOTE, again, DONE) as (served, real):
         first = await create(served, tools=[mcp(real, require_approval="always")])
@@ -312,7 +312,7 @@ async def test_a_tool_that_changed_before_its_approval_is_approved_again(needed:
 
 
 async def test_a_tool_that_needs_an_approval_since_it_changed_waits_for_one() -> None:
-    """K22: a tool that is no longer read-only is not called on the ground that it was."""
+    """A tool that is no longer read-only is not called on the ground that it was."""
     script: Script = [call("real__echo", '{"text": "a"}', id="c1")]
     async with stacked(DONE, script, script) as (served, real):
         free = {"never": {"read_only": True}}
@@ -373,7 +373,7 @@ async def test_counting_the_tokens_of_an_approval_does_not_make_the_call() -> No
 
 @pytest.mark.parametrize("how", ["chained", "sent back", "referred to"])
 async def test_an_approval_holds_for_the_server_that_was_declared_when_it_was_asked_for(how: str) -> None:
-    """S17, G-A12: the approved call is not made at another server that has the label now, though no item says which."""
+    """The approved call is not made at another server that has the label now, though no item says which."""
     async with stacked(NOTE, DONE) as (served, real):
         other = mcp(real, require_approval="always", server_url=f"{real.url}?other=1")
         first = await create(served, tools=[mcp(real, require_approval="always")])
@@ -390,7 +390,7 @@ async def test_an_approval_holds_for_the_server_that_was_declared_when_it_was_as
 
 
 async def test_the_operator_may_require_an_approval_of_a_server_that_it_configures() -> None:
-    """S12: `require_approval: never` of the request does not lift it."""
+    """`require_approval: never` of the request does not lift it."""
     real = RealServer()
     async with real.serving():
         rules = {"url": real.url, "require_approval": ["note"], "allowed_tools": ["note", "echo"]}

@@ -130,7 +130,7 @@ async def test_a_misdeed_in_a_call_is_an_error_that_the_model_sees(deed: str) ->
 
 
 async def test_only_the_valid_tools_of_a_hostile_list_are_offered() -> None:
-    """K23: a name of a schema is no fault."""
+    """A name of a schema is no fault."""
     async with facing(DO, DONE) as (served, server):
         server.tools = [
             tool("do"),

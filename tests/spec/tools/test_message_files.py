@@ -30,7 +30,7 @@ def result(served: Served) -> str:
 
 
 async def test_files_of_messages_are_in_the_container_under_their_names() -> None:
-    """G4: by id, by data and by URL."""
+    """By id, by data and by URL."""
     async with Site() as site:
         url = site.page("/papers/far.txt", "three", "text/plain")
         fetcher = {"provider": "safe", "allowed_ports": [site.port], "allowed_private_networks": [f"{SITE}/32"]}
@@ -56,7 +56,7 @@ async def check_files_by_every_way(served: Served, url: str) -> None:
 
 
 async def test_a_file_is_copied_once_and_a_later_turns_files_come_too() -> None:
-    """G4: what a program did to a file stays, over the turns of a chain."""
+    """The changes of a program to a file stay, over the turns of a chain."""
     turns: list[Script] = [[code("open('a.csv', 'a').write('!')")], DONE, LIST, DONE]
     async with interpreting(*turns) as served:
         first = await create(served, tools=[TOOL], input=user(by_data("a.csv", b"one")))
@@ -66,7 +66,7 @@ async def test_a_file_is_copied_once_and_a_later_turns_files_come_too() -> None:
 
 
 async def test_two_files_of_one_name_are_both_there_and_an_explicit_container_has_them_too() -> None:
-    """G4: nothing is lost."""
+    """Nothing is lost."""
     async with interpreting(LIST, DONE) as served:
         container = await served.client.containers.create(name="mine")
         tools = [{"type": "code_interpreter", "container": container.id}]
@@ -75,7 +75,7 @@ async def test_two_files_of_one_name_are_both_there_and_an_explicit_container_ha
 
 
 async def test_a_file_that_does_not_fit_is_named_and_the_call_runs() -> None:
-    """G4: the model learns what is missing."""
+    """The model learns what is missing."""
     large = by_data("large.html", b"<p>x</p><!--" + b"x" * (2 << 20) + b"-->")
     async with interpreting([code("6 * 7")], DONE, python={"scratch_mib": 1}) as served:
         await create(served, tools=[TOOL], input=user(large, by_data("small.csv", b"1")))
@@ -84,7 +84,7 @@ async def test_a_file_that_does_not_fit_is_named_and_the_call_runs() -> None:
 
 
 async def test_without_files_the_model_gets_no_instructions_about_them() -> None:
-    """G4: the tool's description is the usual one."""
+    """The tool's description is the usual one."""
     async with interpreting([code("6 * 7")], DONE) as served:
         await create(served, tools=[TOOL])
         assert result(served) == "42"

@@ -57,7 +57,7 @@ async def find_response(stack: Ending, response_id: str) -> Response:
 async def test_a_stream_that_is_cut_off_ends_with_a_failure_and_is_stored_as_failed(
     tmp_path: Path, signals: list[int]
 ) -> None:
-    """R5, O-A 5: at the end of the grace period and at a second Ctrl-C; it does not end as cancelled."""
+    """At the end of the grace period and at a second Ctrl-C; it does not end as cancelled."""
     async with ending(tmp_path, 0.5 if len(signals) == 1 else 30) as stack:
         events = [event async for event in _interrupted(stack, signals)]
     last = events[-1]
@@ -81,7 +81,7 @@ async def _interrupted(stack: Ending, signals: list[int]) -> AsyncGenerator[Any]
 
 
 async def test_what_is_not_streamed_is_a_503_that_a_client_may_repeat(tmp_path: Path) -> None:
-    """R5: OpenAI's body with `retry-after`, for responses and chat completions."""
+    """OpenAI's body with `retry-after`, for responses and chat completions."""
     async with ending(tmp_path) as stack:
         requests: list[Any] = [stack.client.responses.create(**ASK), stack.client.chat.completions.create(**CHAT)]
         tasks = [asyncio.ensure_future(each) for each in requests]
@@ -94,7 +94,7 @@ async def test_what_is_not_streamed_is_a_503_that_a_client_may_repeat(tmp_path: 
 
 
 async def test_a_chat_stream_that_is_cut_off_ends_with_an_error(tmp_path: Path) -> None:
-    """R5: as a failure of the upstream would, and then `[DONE]`."""
+    """The error is that of a failed upstream, and `[DONE]` follows."""
     async with ending(tmp_path) as stack:
         create: Any = stack.client.chat.completions.with_streaming_response.create
         async with create(**CHAT, stream=True) as answer:

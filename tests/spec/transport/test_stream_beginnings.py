@@ -81,7 +81,7 @@ SLOWNESS: Final[dict[str, Callable[[asyncio.Event, Answer], Answer]]] = {
     ("path", "slowness"), [*((SILENT[0], slowness) for slowness in SLOWNESS), (SILENT[1], "before its head")]
 )
 async def test_a_stream_of_chunks_begins_however_its_engine_is_slow(path: str, slowness: str) -> None:
-    """K11: headers, then comments, so that no proxy takes the connection for a dead one."""
+    """Headers, then comments, so that no proxy takes the connection for a dead one."""
     release = asyncio.Event()
     async with served_by(SLOWNESS[slowness](release, answer_of(path))) as (served, _):
         shorten_wait(served)
@@ -100,7 +100,7 @@ async def test_a_stream_of_chunks_begins_however_its_engine_is_slow(path: str, s
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("status", "mapped"), [(401, 502), (429, 429), (503, 502), (400, 400)])
 async def test_a_late_refusal_is_an_http_status(path: str, status: int, mapped: int) -> None:
-    """G-A2: an upstream has about a second to refuse a streamed request."""
+    """An upstream has about a second to refuse a streamed request."""
     release = asyncio.Event()
     answer = error_answer(status, "no", {"retry-after": "7"})
     async with served_by([Wait(release), *answer]) as (served, upstream):
@@ -114,7 +114,7 @@ async def test_a_late_refusal_is_an_http_status(path: str, status: int, mapped: 
 
 @pytest.mark.parametrize("path", SILENT)
 async def test_an_error_after_the_head_is_the_last_frame(path: str) -> None:
-    """K11: what fails after a second is an error within the stream."""
+    """A failure after a second is an error within the stream."""
     release = asyncio.Event()
     async with served_by([Wait(release), *error_answer(429)]) as (served, _):
         shorten_wait(served)
@@ -127,7 +127,7 @@ async def test_an_error_after_the_head_is_the_last_frame(path: str) -> None:
 
 
 async def test_a_response_waits_a_second_for_the_status_of_its_server() -> None:
-    """G-A2: then the first events leave; an accepted request is not waited for."""
+    """Then the first events leave; an accepted request is not waited for."""
     release = asyncio.Event()
     async with served_by([Wait(release), *answer_of("/v1/responses")]) as (served, _):
         began = time.monotonic()
@@ -145,7 +145,7 @@ async def test_a_response_waits_a_second_for_the_status_of_its_server() -> None:
 
 @pytest.mark.parametrize("path", SILENT)
 async def test_a_client_that_leaves_before_the_stream_begins_ends_the_generation(path: str) -> None:
-    """K11: the wait for the head holds nothing."""
+    """The wait for the head holds nothing."""
     async with served_by([HANG]) as (served, upstream):
         body = {"model": "fake-model", "stream": True, **BODIES[path]}
         async with aiohttp.ClientSession() as session:

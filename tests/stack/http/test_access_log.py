@@ -57,7 +57,7 @@ async def test_a_request_is_one_line(locked: Served, caplog: pytest.LogCaptureFi
 
 
 async def test_the_name_of_a_tenant_is_logged_where_the_run_config_wants_that(caplog: pytest.LogCaptureFixture) -> None:
-    """U29: a hash says nothing to an operator who has to find the tenant."""
+    """A hash says nothing to an operator who has to find the tenant."""
     caplog.set_level(logging.INFO, "stack")
     server = {"api_keys": KEYS, "access_log": True, "access_log_tenants": "named"}
     async with serving(server=server) as served:
@@ -67,7 +67,7 @@ async def test_the_name_of_a_tenant_is_logged_where_the_run_config_wants_that(ca
 
 
 async def test_a_first_request_has_a_key_where_the_server_needs_one() -> None:
-    """U29: the line that is printed at the start, and the error of the command without a key."""
+    """The line that is printed at the start, and the error of the command without a key."""
     async with serving(server={"api_keys": KEYS}) as served:
         config = served.stack.config
         assert build_try_line(config, "URL") == "try it: OPENAI_API_KEY=YOUR_KEY stack ask --url URL/v1 'Say hello.'"

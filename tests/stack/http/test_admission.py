@@ -10,14 +10,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
 async def test_a_405_names_the_methods_that_there_are(local: Served, method: str) -> None:
-    """R12: a 405 has `Allow`."""
+    """A 405 has `Allow`."""
     answer = await ask(local.url, HELLO, method=method, path="/v1/responses/resp_1")
     check_error(answer, 405)
     assert answer.headers["allow"] == "DELETE, GET, HEAD"
 
 
 async def test_a_websocket_that_a_proxy_did_not_pass_on_is_explained(local: Served) -> None:
-    """O-C 1: the 405 for a WebSocket's path names the headers that a proxy drops."""
+    """The 405 for a WebSocket's path names the headers that a proxy drops."""
     handshake = [("sec-websocket-key", "x"), ("sec-websocket-version", "13")]
     error = check_error(await ask(local.url, method="GET", kind=None, headers=handshake), 405)
     assert "`Upgrade: websocket`" in error["message"]
@@ -26,7 +26,7 @@ async def test_a_websocket_that_a_proxy_did_not_pass_on_is_explained(local: Serv
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "nonsense"])
 async def test_an_encoded_body_is_refused_by_the_name_of_its_encoding(local: Served, encoding: str) -> None:
-    """R12: `Content-Encoding` is a 415 that names it."""
+    """`Content-Encoding` is a 415 that names it."""
     error = check_error(await ask(local.url, b"\x1f\x8b", headers=[("content-encoding", encoding)]), 415)
     assert encoding in error["message"]
     assert (await ask(local.url, HELLO, headers=[("content-encoding", "identity")])).status == 200
@@ -47,7 +47,7 @@ HEADS = {
 async def test_a_head_that_cannot_be_right_is_refused(
     locked: Served, local: Served, head: bytes, status: int, keys: bool
 ) -> None:
-    """R12, S19: with and without keys, and in OpenAI's form."""
+    """With and without keys, and in OpenAI's form."""
     answer = await send(
         locked.url if keys else local.url, head + b"authorization: Bearer sk-one\r\nconnection: close\r\n\r\n"
     )
@@ -62,13 +62,13 @@ async def test_a_head_that_cannot_be_right_is_refused(
     "host", ["evil@127.0.0.1", "127.0.0.1, evil", "127.0.0.1:80:80", "127.0.0.1/", "[::1", "localhost:x"]
 )
 async def test_a_host_header_is_one_name_and_one_port(local: Served, host: str) -> None:
-    """S21: what a lenient parser takes for a loopback name is none."""
+    """A name that only a lenient parser takes for a loopback name is none."""
     check_error(await ask(local.url, HELLO, headers=[("host", host)]), 403)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses?search=secret", "/v1/models", "/healthz"])
 async def test_a_page_of_another_site_cannot_measure_a_server_without_keys(local: Served, path: str) -> None:
-    """S22: a browser says where a GET comes from, also without Origin; other clients do not send the header."""
+    """A browser says where a GET comes from, also without Origin; other clients do not send the header."""
     for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200), ("", 200)):
         headers = [("sec-fetch-site", site)] if site else []
         answer = await ask(local.url, method="GET", path=path, headers=headers, kind=None)
@@ -78,7 +78,7 @@ async def test_a_page_of_another_site_cannot_measure_a_server_without_keys(local
 
 
 async def test_a_page_that_may_call_sends_its_origin() -> None:
-    """S22: the page of an origin in `cors_origins`, and any page where all are allowed."""
+    """The page of an origin in `cors_origins`, and any page where all are allowed."""
     site = ("sec-fetch-site", "cross-site")
     for origins, headers, status in (
         ([PAGE], [site, ("origin", PAGE)], 200),
@@ -143,7 +143,7 @@ async def test_pages_of_the_server_itself_may_call(local: Served) -> None:
     ],
 )
 async def test_pages_from_elsewhere_may_not(local: Served, origin: str) -> None:
-    """S15: a page of another port of this machine is one from elsewhere, for WebSockets, too."""
+    """A page of another port of this machine is one from elsewhere, for WebSockets, too."""
     error = check_error(await ask(local.url, HELLO, headers=[("origin", origin)]), 403)
     assert "server.cors_origins" in error["message"]
     upgrade = [("upgrade", "websocket"), ("connection", "upgrade"), ("sec-websocket-version", "13")]
@@ -161,7 +161,7 @@ PREFLIGHT = [
 
 @pytest.mark.parametrize("origins", [[PAGE], ["*"]])
 async def test_pages_of_listed_origins_may_call_from_a_browser(origins: list[str]) -> None:
-    """O-A 12: CORS is a setting; a preflight needs no key, and errors can be read by the page, too."""
+    """CORS is a setting; a preflight needs no key, and errors can be read by the page, too."""
     async with serving(server={"api_keys": KEYS, "cors_origins": origins}) as served:
         preflight = await ask(served.url, method="OPTIONS", headers=PREFLIGHT, kind=None)
         assert preflight.status == 204

@@ -149,7 +149,7 @@ async def test_a_client_that_leaves_after_the_end_changes_nothing(caplog: pytest
 async def test_a_client_that_closes_only_its_half_is_served(
     stream: bool, early: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R12: a half-close after the request is no disconnect; closing both halves still is one (the tests above)."""
+    """A half-close after the request is no disconnect; closing both halves still is one (the tests above)."""
     turn = [{"text": "once "}, {"wait_s": 0.2}, {"text": "more"}]
     async with serving(scripted(turn)) as served, connection(served.url) as (reader, writer):
         writer.write(request(served.url, ask_for(stream=stream)))
@@ -167,7 +167,7 @@ async def test_a_client_that_closes_only_its_half_is_served(
 async def test_a_client_that_leaves_while_requests_wait_in_its_pipeline_stops_them(
     requests: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R12: a pipelining client that leaves is noticed, and is no bug in the log."""
+    """A pipelining client that leaves is noticed, and is no bug in the log."""
     async with serving(scripted(ENDLESS)) as served:
         async with connection(served.url) as (reader, writer):
             head = request(served.url, ask_for(stream=True)).replace(b"connection: close\r\n", b"")
@@ -182,7 +182,7 @@ async def test_a_client_that_leaves_while_requests_wait_in_its_pipeline_stops_th
 async def test_a_client_that_reads_nothing_is_cut_off_with_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R12: a stalled reader that is cut off leaves one info line and no traceback."""
+    """A stalled reader that is cut off leaves one info line and no traceback."""
     caplog.set_level(logging.INFO, "stack")
     monkeypatch.setattr(HttpServerConnection, "stall_s", 0.2)
     async with serving(scripted([{"text": ["x" * 65536] * 1000}])) as served:

@@ -177,7 +177,7 @@ async def test_json_has_several_spellings(local: Served, kind: str) -> None:
 
 
 async def test_a_body_that_is_announced_too_large_is_not_waited_for(local: Served) -> None:
-    """X9: the message names the setting."""
+    """The message names the setting."""
     for size in (65537, 10**12):
         head = request(local.url, headers=[("content-length", str(size))])
         error = check_error(await send(local.url, head), 413)

@@ -92,7 +92,7 @@ async def until(served: Served, name: str, expected: float, **labels: str) -> No
     ],
 )
 async def test_it_is_read_by_whom_the_config_lets(server: dict[str, Any], statuses: dict[str, int]) -> None:
-    """S16: the figures of several tenants are read with `metrics_key` alone."""
+    """The figures of several tenants are read with `metrics_key` alone."""
     async with serving(server=server) as served:
         for key, status in statuses.items():
             answer = await scrape(served, key)
@@ -362,7 +362,7 @@ async def test_a_scrape_of_any_worker_gives_the_sums_of_all_and_the_files_go_wit
 
 
 async def test_damaged_records_and_failures_of_watchers_are_counted() -> None:
-    """D3: the operator sees that something was skipped, and what."""
+    """The operator sees that something was skipped, and what."""
     async with serving(scripted()) as served:
         before = await figures(served)
         DAMAGED_RECORDS.add()

@@ -194,7 +194,7 @@ def test_commas_in_text_are_no_values(text: bytes) -> None:
 
 
 async def test_large_bodies_of_a_tenant_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5, S13: parsers hold the GIL; threads that pass it to each other would keep it from the event loop for seconds.
+    """Parsers hold the GIL; threads that pass it to each other would keep it from the event loop for seconds.
     One tenant's bodies delay no body of another for longer than one of them takes."""
     running, order, most = Counter[str](), list[str](), 0
 

@@ -46,7 +46,7 @@ async def test_a_server_whose_providers_are_unavailable_is_not_ready() -> None:
 
 @pytest.mark.parametrize("failure", ["fails", "hangs"])
 async def test_a_server_whose_store_does_not_answer_is_not_ready(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R12: the probe names the store, and reads it once a second however often it is asked."""
+    """The probe names the store, and reads it once a second however often it is asked."""
     monkeypatch.setattr(readiness, "_TIMEOUT_S", 0.1)
     async with serving() as served:
         reads = 0

@@ -42,14 +42,14 @@ async def served() -> AsyncGenerator[Served]:
 async def test_a_misspelt_field_is_refused_with_the_right_name(
     served: Served, fields: Json, param: str, suggestion: str
 ) -> None:
-    """U13: a field that has no effect because of a typing error is an error, as at OpenAI."""
+    """A field that has no effect because of a typing error is an error, as at OpenAI."""
     error = await refusal(served, extra_body=fields)
     assert (error["code"], error["param"]) == ("unknown_parameter", param)
     assert error["message"] == f"Unknown parameter: '{param}'. Did you mean '{suggestion}'?"
 
 
 async def test_fields_of_clients_and_engines_are_not_taken_for_misspelt_ones(served: Served) -> None:
-    """U13: what Codex, LangChain and clients of engines send in addition stays without an effect."""
+    """The additional fields of Codex, LangChain and clients of engines have no effect."""
     more = {
         "client_metadata": 1,
         "min_tokens": 1,
@@ -70,7 +70,7 @@ async def test_fields_of_clients_and_engines_are_not_taken_for_misspelt_ones(ser
 
 
 async def test_thousands_of_unknown_names_cost_no_more_than_a_few() -> None:
-    """U13: the names are compared in bounded work."""
+    """The names are compared in bounded work."""
     request = CreateResponse.model_validate({"model": "m", "input": "hi"})
     started = time.process_time()
     refuse_misspelt_field({f"extension_{number}": 1 for number in range(100_000)}, request)
@@ -97,13 +97,13 @@ CHAT_SHAPED: dict[str, tuple[Json, str]] = {
 async def test_shapes_of_chat_completions_are_refused_with_the_shape_here(
     served: Served, fields: Json, hint: str
 ) -> None:
-    """U19: the commonest shapes of chat completions get a hint, as `messages` does."""
+    """The commonest shapes of chat completions get a hint, as `messages` does."""
     error = await refusal(served, **fields)
     assert error["message"].endswith(hint)
 
 
 async def test_parts_of_responses_in_chat_completions_are_refused_with_the_names_there(served: Served) -> None:
-    """U19: the hint works in the other direction, too."""
+    """The hint works in the other direction, too."""
     content: Any = [{"type": "input_text", "text": "hi"}]
     with pytest.raises(BadRequestError) as caught:
         await served.client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": content}])
@@ -111,7 +111,7 @@ async def test_parts_of_responses_in_chat_completions_are_refused_with_the_names
 
 
 async def test_a_base_url_with_the_version_twice_is_named(served: Served) -> None:
-    """U20: the commonest mistake in the base URL of a client."""
+    """The commonest mistake in the base URL of a client."""
     async with AsyncOpenAI(base_url=f"{served.url}/v1/v1", api_key="none", max_retries=0) as client:
         with pytest.raises(NotFoundError) as caught:
             await client.responses.create(model="scripted", input="hi")
@@ -119,14 +119,14 @@ async def test_a_base_url_with_the_version_twice_is_named(served: Served) -> Non
 
 
 async def test_broken_json_is_refused_with_its_place(served: Served) -> None:
-    """U20: the error has the line and the column, and repeats nothing of the body."""
+    """The error has the line and the column, and repeats nothing of the body."""
     answer = await ask(served.url, body=b'{"model": "scripted",\n "input": nope}')
     assert answer.status == 400
     assert answer.json["error"]["message"] == "We could not parse the JSON body of your request (line 2, column 11)."
 
 
 async def test_an_absent_api_is_refused_by_name(served: Served) -> None:
-    """E6: a client of another API reads which API it is that this server does not have."""
+    """A client of another API reads which API it is that this server does not have."""
     answer = await ask(served.url, {"model": "m"}, path="/v1/evals")
     assert answer.status == 404
     assert "'/v1/evals' is not offered by this server." in answer.json["error"]["message"]

@@ -252,7 +252,7 @@ async def test_no_other_path_does(path: str) -> None:
     "origin", ["http://evil.example", "null", "https://localhost.evil.example", "http://localhost:3000"]
 )
 async def test_a_foreign_page_does_not_come_in(origin: str, caplog: pytest.LogCaptureFixture) -> None:
-    """S15: pages of other ports are foreign, too; a refused handshake is no error in the log."""
+    """Pages of other ports are foreign, too; a refused handshake is no error in the log."""
     async with serving() as served:
         check_error(await handshake(served, ("origin", origin)), 403)
         check_error(await handshake(served, ("host", "evil.example")), 403)
@@ -339,7 +339,7 @@ async def test_each_response_on_a_websocket_is_counted_and_logged(caplog: pytest
 
 @pytest.mark.parametrize("wait_s", [0.5, 30], ids=["what ends in time", "what does not"])
 async def test_sigterm_lets_responses_end_in_the_grace_period(tmp_path: Path, wait_s: float) -> None:
-    """R5: a WebSocket whose response still runs when the grace period ends gets `response.failed` and 1012."""
+    """A WebSocket whose response still runs when the grace period ends gets `response.failed` and 1012."""
     turn = [{"text": "one "}, {"wait_s": wait_s}, {"text": "two"}]
     sections: Any = {
         "server": {"port": 0, "grace_period_s": 1.5},

@@ -75,7 +75,7 @@ async def pipelining(
 
 
 async def test_pipelined_requests_wait_unparsed_and_are_answered_in_order() -> None:
-    """R2: however many requests are pipelined, a few are parsed; all are answered, in order."""
+    """However many requests are pipelined, a few are parsed; all are answered, in order."""
     gate, count = asyncio.Event(), 10_000
     async with pipelining(gate) as (protocol, reader, writer):
         writer.write(b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(count)))
@@ -93,7 +93,7 @@ async def test_pipelined_requests_wait_unparsed_and_are_answered_in_order() -> N
 
 
 async def test_a_pipeline_is_forgotten_with_its_connection() -> None:
-    """R2: what waits when the client leaves is freed at once."""
+    """Requests that wait when the client leaves are freed at once."""
     gate = asyncio.Event()
     async with pipelining(gate) as (protocol, _, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
@@ -149,7 +149,7 @@ def enter(registry: OpenConnections, address: str, now: float, *, is_silent: boo
 
 
 async def test_silent_connections_of_one_address_close_each_other() -> None:
-    """R10, S9: an address has so many connections without authentication; others are not touched."""
+    """An address has so many connections without authentication; others are not touched."""
     registry = OpenConnections(4096, 200, 75)
     neighbour = enter(registry, "10.0.0.2", 0)
     connection = enter(registry, "10.0.0.1", 0)
@@ -170,7 +170,7 @@ async def test_requests_that_run_and_new_connections_are_not_closed() -> None:
 
 
 async def test_a_burst_from_one_address_is_served_while_the_server_has_room() -> None:
-    """D9: by default, 5,000 connections may be open before the first of them sends its request."""
+    """By default, 5,000 connections may be open before the first of them sends its request."""
     config = HttpServerConfig()
     registry = OpenConnections(config.max_connections, config.max_silent_per_address, 75)
     burst = [enter(registry, "127.0.0.1", number / 500) for number in range(5000)]
@@ -179,7 +179,7 @@ async def test_a_burst_from_one_address_is_served_while_the_server_has_room() ->
 
 
 async def test_a_refused_connection_makes_room_at_once() -> None:
-    """D9: its client has a moment to read the refusal, in which it does not count."""
+    """Its client has a moment to read the refusal, in which it does not count."""
     registry = OpenConnections(4, 2, 75)
     refused = [enter(registry, "10.0.0.1", 10 * number) for number in range(20)]
     assert [each.was_closed_at_once for each in refused] == [False] * 18 + [None] * 2
@@ -187,7 +187,7 @@ async def test_a_refused_connection_makes_room_at_once() -> None:
 
 
 async def test_a_full_server_closes_the_oldest_anonymous_connection_or_the_new_one() -> None:
-    """R10: from however many addresses they come."""
+    """From however many addresses they come."""
     registry = OpenConnections(100, 200, 75)
     limit = 100 + open_connections.PROBE_RESERVE
     silent = [enter(registry, f"10.0.{number}.1", 0.0) for number in range(limit + 50)]
@@ -201,7 +201,7 @@ async def test_a_full_server_closes_the_oldest_anonymous_connection_or_the_new_o
 
 
 async def test_a_crowded_server_answers_probes_and_refuses_others_in_the_form_of_the_api() -> None:
-    """R10, S9: `/healthz` and `/readyz` have a reserve; all else gets a 503 that SDKs understand."""
+    """`/healthz` and `/readyz` have a reserve; all else gets a 503 that SDKs understand."""
     async with serving(server={"max_connections": 2}) as served, AsyncExitStack() as open_ends:
         for _ in range(2):
             await open_ends.enter_async_context(opened(served))
@@ -213,7 +213,7 @@ async def test_a_crowded_server_answers_probes_and_refuses_others_in_the_form_of
 
 
 async def test_a_connection_without_authentication_idles_for_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: after a 401, and after a probe, too."""
+    """After a 401, and after a probe, too."""
     monkeypatch.setattr(HttpServerConnection, "anonymous_idle_s", 0.1)
     async with serving(server={"api_keys": ["sk-one"]}) as served:
         for path, closes in (("/v1/models", True), ("/healthz", True), ("/v1/models", False)):
@@ -249,7 +249,7 @@ async def test_a_connection_idles_after_a_response_that_was_complete_before_its_
 
 @pytest.mark.parametrize("sent", ["", "POST /v1/resp"], ids=["silent", "half a head"])
 async def test_a_silent_connection_that_makes_room_gets_a_503(sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D9: with `Retry-After`, and it is not reset when its client goes on."""
+    """With `Retry-After`, and it is not reset when its client goes on."""
     monkeypatch.setattr(open_connections, "_MIN_AGE_S", 0.0)
     limits = {"max_silent_per_address": 1, "api_keys": KEYS}
     async with serving(server=limits) as served, connection(served.url) as (reader, writer):
@@ -263,7 +263,7 @@ async def test_a_silent_connection_that_makes_room_gets_a_503(sent: str, monkeyp
 
 
 async def test_a_burst_of_connections_that_write_late_is_served() -> None:
-    """D9: all connections are open before the first request is sent."""
+    """All connections are open before the first request is sent."""
     async with serving(server={"api_keys": KEYS}) as served, AsyncExitStack() as open_ends:
         burst = [await open_ends.enter_async_context(connection(served.url)) for _ in range(300)]
         for _, writer in burst:
@@ -275,7 +275,7 @@ async def test_a_burst_of_connections_that_write_late_is_served() -> None:
 
 
 async def test_bodies_in_progress_share_a_budget() -> None:
-    """R9, S5: bodies that are not whole count, a small one always fits, and what has ended is free again."""
+    """Bodies that are not whole count, a small one always fits, and what has ended is free again."""
     limits = {"max_body_bytes": 2 * MIB, "max_bodies_bytes": 4 * MIB}
     async with serving(server=limits) as served:
         head = request(served.url, headers=[("content-length", str(2 * MIB))])
@@ -315,7 +315,7 @@ def upload(url: str, size: int, key: str, *, is_whole: bool = True) -> bytes:
 
 
 async def test_uploads_in_progress_share_the_disk() -> None:
-    """S15: one tenant's uploads leave room for another's from the first one on, and what has ended is free again."""
+    """One tenant's uploads leave room for another's from the first one on, and what has ended is free again."""
     limits = {"max_uploads_bytes": 6 * MIB, "api_keys": KEYS}
     async with serving(server=limits, more={"files": {"provider": "kv"}}) as served:
         async with AsyncExitStack() as open_ends:
@@ -336,7 +336,7 @@ async def test_uploads_in_progress_share_the_disk() -> None:
 
 
 async def test_one_file_has_room_however_small_the_share_of_its_tenant_is() -> None:
-    """S15: the only upload of a tenant may be of the largest size, and leaves the rest to others; a file for which
+    """The only upload of a tenant may be of the largest size, and leaves the rest to others; a file for which
     there is never room is a 413."""
     limits = {"max_uploads_bytes": 6 * MIB, "api_keys": KEYS}
     files = {"provider": "kv", "max_file_bytes": 4 * MIB}
@@ -359,7 +359,7 @@ async def test_one_file_has_room_however_small_the_share_of_its_tenant_is() -> N
 async def test_an_upload_without_room_on_the_disk_is_a_503(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S15: it may be tried again, and leaves a line in the log instead of a traceback."""
+    """It may be tried again, and leaves a line in the log instead of a traceback."""
     async with serving(server={"api_keys": KEYS}, more={"files": {"provider": "kv"}}) as served:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
         refused = await send(served.url, upload(served.url, 2 * MIB, "sk-one"))
@@ -369,7 +369,7 @@ async def test_an_upload_without_room_on_the_disk_is_a_503(
 
 
 def test_one_tenant_takes_half_of_a_share_where_there_are_two() -> None:
-    """S9, R9: places of bodies, streams and WebSockets."""
+    """Places of bodies, streams and WebSockets."""
     shares = RequestShares(HttpServerConfig(max_bodies_bytes=128 * MIB, max_streams=4, max_websockets=2), 1 << 30)
     one: list[Place] = [shares.open_stream("a")]
     other = shares.open_stream("b")
@@ -394,7 +394,7 @@ def test_one_tenant_takes_half_of_a_share_where_there_are_two() -> None:
 
 
 async def test_streams_and_websockets_beyond_the_limit_are_a_429() -> None:
-    """S9: each is refused before any work, and its place is free when it has ended."""
+    """Each is refused before any work, and its place is free when it has ended."""
     endless = scripted([{"text": "once "}, {"wait_s": 30}])
     async with serving(endless, server={"max_streams": 1, "max_websockets": 1}) as served:
         async with connection(served.url) as (reader, writer):

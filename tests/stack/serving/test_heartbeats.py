@@ -21,7 +21,7 @@ def heartbeats() -> Heartbeats:
 
 
 def test_silence_is_counted_from_the_last_beat(heartbeats: Heartbeats) -> None:
-    """R12: the parent sees how long a worker has been silent."""
+    """The parent sees how long a worker has been silent."""
     assert heartbeats.observe(0, 0) == 0
     assert heartbeats.observe(0, 100) == 0  # it has not begun to beat: it is starting
     heartbeats.beat(0)
@@ -42,7 +42,7 @@ def test_a_parent_that_was_stopped_itself_blames_no_worker(heartbeats: Heartbeat
 
 @pytest.mark.long
 async def test_a_worker_that_is_stopped_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R12: a worker in SIGSTOP holds connections and serves none; it is killed, and another takes its place."""
+    """A worker in SIGSTOP holds connections and serves none; it is killed, and another takes its place."""
     monkeypatch.setattr(test_serve, "SCRIPT", IMPATIENT)
     async with launched(tmp_path, run={"workers": 2}) as running:
         await running.listening()

@@ -45,7 +45,7 @@ async def running_server(folder: Path, workers: int) -> AsyncGenerator[tuple[For
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_an_interrupted_server_ends_its_background_responses_at_once(workers: int, tmp_path: Path) -> None:
-    """U4: counted in the line, handed back or failed, without a dump of threads, with exit code 0."""
+    """Counted in the line, handed back or failed, without a dump of threads, with exit code 0."""
     database = tmp_path / "store.db"
     async with (
         running_server(tmp_path, workers) as (process, url),
@@ -88,7 +88,7 @@ def count_batches(database: Path, response_id: str) -> int:
 
 @pytest.mark.long
 async def test_workers_that_cannot_start_are_started_less_and_less_often(tmp_path: Path) -> None:
-    """D11: a mistake in the run config, which one restarted worker finds, while the other one serves."""
+    """A mistake in the run config, which one restarted worker finds, while the other one serves."""
     async with running_server(tmp_path, 2) as (process, url):
         worker, _ = psutil.Process(process.pid).children()
         (tmp_path / "run.yaml").write_text("inference: {provider: none-such}")

@@ -144,7 +144,7 @@ class Clients:
 
 
 async def test_workers_are_restarted_one_by_one_and_no_request_fails(tmp_path: Path) -> None:
-    """R8: no kept-alive connection is reset, even if its client repeats nothing."""
+    """No kept-alive connection is reset, even if its client repeats nothing."""
     echo = {"inference": {"provider": "scripted", "turns": [[{"text": "a"}, {"wait_s": 0.3}, {"text": "b"}]]}}
     async with worker_processes(tmp_path, sqlite(tmp_path), workers=2, more=echo) as workers:
         clients = Clients(workers.url)

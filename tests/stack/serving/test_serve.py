@@ -182,7 +182,7 @@ async def refuses_connections(at: str) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_a_draining_server_finishes_its_streams_and_then_refuses_connections(tmp_path: Path, number: int) -> None:
-    """O-C 5, O-A 5: a proxy chooses another server when the port is closed; SIGHUP drains, too; the log says it."""
+    """A proxy chooses another server when the port is closed; SIGHUP drains, too; the log says it."""
     async with serving(tmp_path) as running, streaming(running.url) as stream:
         running.signal(number)
         assert await until_draining(running.url) < SOON_S

@@ -97,7 +97,7 @@ async def largest_step(read_count: Callable[[], int]) -> AsyncGenerator[list[int
 @pytest.mark.parametrize("opcode", [0x9, 0xA], ids=["pings", "pongs"])
 @pytest.mark.parametrize("payload", [b"", b"x" * 125], ids=["empty", "full"])
 async def test_a_flood_of_control_frames_closes_its_connection(opcode: int, payload: bytes) -> None:
-    """S4: more than a hundred in a second are a breach of policy; the bytes after them are not parsed."""
+    """More than a hundred in a second are a breach of policy; the bytes after them are not parsed."""
     async with serving() as served, upgraded(served) as (reader, writer):
         writer.write(frame(opcode, payload) * 20_000)
         assert await close_code(reader) == 1008
@@ -109,7 +109,7 @@ async def test_a_flood_of_control_frames_closes_its_connection(opcode: int, payl
 
 
 async def test_few_frames_are_parsed_in_one_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4: however many come at once, on however many connections of one tenant."""
+    """However many come at once, on however many connections of one tenant."""
     monkeypatch.setattr(WebSocketServerConnection, "max_control_frames", 1_000_000)
     count, handle = 0, WebSocketServerConnection.handle_pong
 
@@ -134,7 +134,7 @@ async def test_few_frames_are_parsed_in_one_iteration(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("text", [b"{", b""], ids=["broken", "empty"])
 async def test_few_messages_are_answered_in_one_iteration(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4: messages that cost their sender nothing are each answered, a few at a time; another tenant is served."""
+    """Messages that cost their sender nothing are each answered, a few at a time; another tenant is served."""
     count, send = 0, WebSocketServerConnection.send
 
     async def count_and_send(self: WebSocketServerConnection, message: Any) -> None:
@@ -158,7 +158,7 @@ async def test_few_messages_are_answered_in_one_iteration(text: bytes, monkeypat
 
 
 async def test_unfinished_messages_are_counted_as_they_come() -> None:
-    """S9: in the same share as the bodies of HTTP requests, whether in one frame or in fragments."""
+    """In the same share as the bodies of HTTP requests, whether in one frame or in fragments."""
     limits = {"max_body_bytes": 2 * MIB, "max_bodies_bytes": 4 * MIB}
     async with serving(server=limits) as served:
         shares = served.app.state.services.shares
@@ -190,7 +190,7 @@ async def test_unfinished_messages_are_counted_as_they_come() -> None:
 
 @pytest.mark.parametrize("begin", [b"\x81", frame(0x1, b"{")[:-1], frame(0x1, b"", fin=False)])
 async def test_an_unfinished_message_has_a_limit_of_time(begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: as the body of a request, it may not be slower than 1 KiB/s; pings do not make it faster."""
+    """It may not be slower than 1 KiB/s, like the body of a request; pings do not make it faster."""
     monkeypatch.setattr(HttpServerConnection, "body_s", 0.1)
     async with serving() as served, upgraded(served) as (reader, writer):
         writer.write(begin)
@@ -206,7 +206,7 @@ async def test_an_unfinished_message_has_a_limit_of_time(begin: bytes, monkeypat
     ids=["one frame", "fragments", "the reason of a close"],
 )
 async def test_text_that_is_no_utf8_leaves_no_line_in_the_log(frames: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """S20: a client cannot fill the log with tracebacks."""
+    """A client cannot fill the log with tracebacks."""
     caplog.set_level(logging.INFO)
     async with serving() as served, upgraded(served) as (reader, writer):
         writer.write(frames)
@@ -215,7 +215,7 @@ async def test_text_that_is_no_utf8_leaves_no_line_in_the_log(frames: bytes, cap
 
 
 async def test_a_close_after_many_messages_is_answered() -> None:
-    """S4: what waits unparsed when either side closes does not keep the connection open."""
+    """Messages that wait unparsed when either side closes do not keep the connection open."""
     async with serving() as served, opened(served) as websocket:
         for _ in range(10):
             await websocket.send("x" * 5000)
@@ -233,7 +233,7 @@ def chunked(url: str, *, key: str = "", body: bytes = b"") -> bytes:
 
 
 async def test_few_chunks_of_one_byte_are_parsed_in_one_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4: also on several connections of one address."""
+    """Also on several connections of one address."""
     count, on_body = 0, HttpServerConnection.on_body
 
     def count_and_take(self: HttpServerConnection, body: bytes) -> None:
@@ -254,7 +254,7 @@ async def test_few_chunks_of_one_byte_are_parsed_in_one_iteration(monkeypatch: p
 
 
 async def test_trailers_are_no_headers() -> None:
-    """S5: headers after the body have no effect on how the request is checked."""
+    """Headers after the body have no effect on how the request is checked."""
     body = json.dumps(HELLO).encode()
     async with serving(server={"api_keys": KEYS}) as served:
         for key, status in (("", 401), ("sk-one", 200)):
@@ -272,7 +272,7 @@ async def test_trailers_are_no_headers() -> None:
     ids=["fields", "one value", "one name", "an extension of a chunk"],
 )
 async def test_trailers_count_with_the_head(trailers: bytes, server: Served) -> None:
-    """S5: 256 fields and 64 KiB together; the client learns it where the response has not begun."""
+    """256 fields and 64 KiB together; the client learns it where the response has not begun."""
     async with connection(server.url) as (reader, writer):
         head = chunked(server.url, body=b" ")
         writer.write(head.removesuffix(b"0\r\n") + trailers if trailers.startswith(b"1;") else head + trailers)
@@ -281,7 +281,7 @@ async def test_trailers_count_with_the_head(trailers: bytes, server: Served) -> 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_trailers_without_end_close_a_connection_that_was_answered(server: Served) -> None:
-    """S5: a request that was refused before its body was read."""
+    """A request that was refused before its body was read."""
     async with connection(server.url) as (reader, writer):
         writer.write(chunked(server.url, key="x", body=b" " * 70_000).replace(b"connection: close\r\n", b""))
         answer = await reader.readuntil(b"}}")
@@ -296,7 +296,7 @@ async def test_trailers_without_end_close_a_connection_that_was_answered(server:
 
 
 async def test_a_refusal_reaches_a_client_that_goes_on_sending() -> None:
-    """D9: its system would reset a connection that was closed at once, and drop the answer."""
+    """Its system would reset a connection that was closed at once, and drop the answer."""
     async with serving(server={"max_body_bytes": MIB, "max_bodies_bytes": MIB}) as served:
         for _ in range(5):
             async with connection(served.url) as (reader, writer):
@@ -305,7 +305,7 @@ async def test_a_refusal_reaches_a_client_that_goes_on_sending() -> None:
 
 
 async def test_large_bodies_of_one_tenant_delay_no_other() -> None:
-    """S13: they are parsed one at a time, in turns with those of other tenants."""
+    """They are parsed one at a time, in turns with those of other tenants."""
     items = [{"type": "message", "role": "user", "content": "x" * 100} for _ in range(2000)]
     large = {"model": "scripted", "input": items, "store": "no"}
     async with serving(server={"api_keys": KEYS}) as served:
@@ -321,7 +321,7 @@ async def test_large_bodies_of_one_tenant_delay_no_other() -> None:
 
 
 def test_bytes_held_for_a_client_that_has_left_are_dropped() -> None:
-    """D11: they leave no error in the log."""
+    """They leave no error in the log."""
     errors = list[object]()
 
     async def leave() -> None:
@@ -353,7 +353,7 @@ def test_bytes_held_for_a_client_that_has_left_are_dropped() -> None:
 
 
 def test_an_upstream_that_is_silent_is_worth_another_try_in_some_seconds() -> None:
-    """D11: 504 says when, as 502 and 503 do."""
+    """504 says when, as 502 and 503 do."""
     response = error_response(UpstreamTimeout("The inference server sent no token in time."))
     assert (response.status_code, response.headers["retry-after"]) == (504, "1")
 

@@ -90,7 +90,7 @@ def test_ids_that_programs_chose_are_hashed_the_same_way_each_time() -> None:
 
 
 def test_no_tenant_puts_a_span_under_the_trace_of_another() -> None:
-    """S14: where there are several tenants, an id stands for a trace of its tenant alone."""
+    """Where there are several tenants, an id stands for a trace of its tenant alone."""
     spans = [forward(span(1), span(1, id="b"), tenant=tenant, several_tenants=True) for tenant in ("a", "b")]
     ids = [{each.context.trace_id for each in own if each.context is not None} for own in spans]
     assert [len(own) for own in ids] == [1, 1]

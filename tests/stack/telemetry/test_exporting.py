@@ -14,7 +14,7 @@ from tests.support.servers.otlp_receiver import otlp_variables, receiving_otlp
 def test_a_span_that_cannot_be_encoded_is_dropped_alone_and_that_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S14: a time beyond the wire format's last one lost the spans of all tenants that were in its batch."""
+    """A time beyond the wire format's last one lost the spans of all tenants that were in its batch."""
     dropped: list[tuple[str, int]] = []
     with receiving_otlp() as receiver:
         for name, value in otlp_variables(receiver).items():

@@ -163,7 +163,7 @@ async def test_an_exception_of_the_receiver_ends_the_chat_and_its_connection() -
 
 @pytest.mark.parametrize("ending", [[HANG], []], ids=["written", "put"])
 async def test_an_error_of_the_consumer_is_no_failure_of_the_server(ending: list[Act]) -> None:
-    """C11: written or put, it opens no breaker, although it is of the kind that a server's failure is."""
+    """Written or put, it opens no breaker, although it is of the kind that a server's failure is."""
 
     def refuse(batch: Sequence[Delta]) -> Sequence[Delta]:
         if ending or isinstance(batch[-1], Finish):

@@ -159,7 +159,7 @@ def test_an_invalid_chunk_fails_the_stream_after_the_deltas_before_it(chunk: str
 
 
 def test_what_follows_a_finish_reason_is_part_of_the_answer() -> None:
-    """K7: the answer is read to the end of the stream, and its last finish reason counts."""
+    """The answer is read to the end of the stream, and its last finish reason counts."""
     late = [delta_chunk(content="b"), call_chunk(0, "{}", call_id="x", name="f"), delta_chunk("length")]
     assert read([delta_chunk("stop", content="a"), *late, usage_chunk(1, 2)]) == [
         TextDelta("a"),
@@ -171,7 +171,7 @@ def test_what_follows_a_finish_reason_is_part_of_the_answer() -> None:
 
 
 def test_a_finish_reason_within_the_answer_is_no_end() -> None:
-    """K7: where more follows the last finish reason, only `[DONE]` says that it is all."""
+    """Where more follows the last finish reason, only `[DONE]` says that it is all."""
     chunks = [delta_chunk("stop", content="a"), delta_chunk(content="b")]
     assert read(chunks)[:2] == [TextDelta("a"), TextDelta("b")]
     assert type(failure(chunks, done=False)) is UpstreamError
@@ -182,7 +182,7 @@ def test_a_finish_reason_within_the_answer_is_no_end() -> None:
     ("reasons", "means"), [(("length", "stop"), "length"), (("stop", "content_filter"), "content_filter")]
 )
 def test_of_two_finish_reasons_at_one_end_the_one_that_takes_more_counts(reasons: Any, means: Any) -> None:
-    """K7: an answer that was cut is not whole because another chunk says so."""
+    """An answer that was cut is not whole because another chunk says so."""
     assert read([delta_chunk(content="a"), *map(delta_chunk, reasons)])[-1] == Finish(means, Usage())
 
 
@@ -283,7 +283,7 @@ def test_logprobs_of_a_token_that_is_no_text_yet_wait_for_it() -> None:
 
 
 def test_logprobs_that_were_not_requested_are_skipped() -> None:
-    """D11: log probabilities are decoded for a request that wants them, and not for others."""
+    """Log probabilities are decoded for a request that wants them, and not for others."""
     odd = {"content": [{"token": 5, "logprob": "no number"}] * 3}
     assert read([delta_chunk(content="a", logprobs=odd), *text_chunks()]) == [TextDelta("a"), STOP]
 

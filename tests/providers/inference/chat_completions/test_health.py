@@ -45,7 +45,7 @@ async def fail_until_open(vllm: VLLM) -> StackError:
 
 
 async def test_a_single_server_that_is_back_is_used_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """O3: a breaker closes as soon as the server answers a check, and the change is logged once each way."""
+    """A breaker closes as soon as the server answers a check, and the change is logged once each way."""
     caplog.set_level(logging.INFO)
     port = free_port()
     async with started(f"http://127.0.0.1:{port}/v1", **WATCHED) as vllm:
@@ -63,7 +63,7 @@ async def test_a_single_server_that_is_back_is_used_at_once(caplog: pytest.LogCa
 
 
 async def test_a_server_that_answers_checks_is_not_refused_by_its_breaker() -> None:
-    """O3: for a single server an open breaker only lengthens an outage."""
+    """For a single server an open breaker only lengthens an outage."""
     async with UpstreamServer(error_answer(500)) as upstream, started(upstream.base_url, **WATCHED) as vllm:
         await fail_until_open(vllm)
         upstream.then(OK)
@@ -78,7 +78,7 @@ async def test_a_server_that_answers_checks_is_not_refused_by_its_breaker() -> N
 
 
 async def test_replicas_that_are_back_take_all_requests() -> None:
-    """O3: no probe holds up the others."""
+    """No probe holds up the others."""
     async with AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(UpstreamServer(error_answer(503))) for _ in range(2)]
         healthy = [replica.routes["/v1/models"] for replica in replicas]
@@ -102,7 +102,7 @@ async def test_replicas_that_are_back_take_all_requests() -> None:
 
 
 async def test_a_server_without_failures_is_checked_once() -> None:
-    """O10: the check at the start is the only request of a single server that is well."""
+    """The check at the start is the only request of a single server that is well."""
     async with UpstreamServer(OK) as upstream, started(upstream.base_url, **WATCHED) as vllm:
         await upstream.until_received(1)
         await asyncio.sleep(0.2)
@@ -111,7 +111,7 @@ async def test_a_server_without_failures_is_checked_once() -> None:
 
 
 async def test_a_base_url_without_v1_is_hinted_at(caplog: pytest.LogCaptureFixture) -> None:
-    """O10: the log and the error of `models` say what is probably wrong."""
+    """The log and the error of `models` say what is probably wrong."""
     async with UpstreamServer(OK) as upstream, started(upstream.base_url.removesuffix("/v1"), **WATCHED) as vllm:
         await until(lambda: "does not list its models" in caplog.text)
         assert "ends with /v1" in caplog.text
@@ -122,7 +122,7 @@ async def test_a_base_url_without_v1_is_hinted_at(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize(("answer", "words"), [(error_answer(500, "CUDA out of memory"), "CUDA out of memory")])
 async def test_a_failing_server_leaves_a_trace(answer: Answer, words: str, caplog: pytest.LogCaptureFixture) -> None:
-    """O4: a warning with the replica's URL, the request's id and the server's own words, which no client sees."""
+    """A warning with the replica's URL, the request's id and the server's own words, which no client sees."""
     token = REQUEST_ID.set("req_77")
     async with UpstreamServer(answer) as upstream, started(upstream.base_url, max_retries=1) as vllm:
         with pytest.raises(UpstreamError) as caught:
@@ -136,7 +136,7 @@ async def test_a_failing_server_leaves_a_trace(answer: Answer, words: str, caplo
 
 
 async def test_a_call_whose_attempt_is_repeated_says_so() -> None:
-    """G25: a caller that waits for the first output sees that an attempt failed, and that one was accepted."""
+    """A caller that waits for the first output sees that an attempt failed, and that one was accepted."""
     attempts = CallAttempts()
     token = CALL_ATTEMPTS.set(attempts)
     async with UpstreamServer(error_answer(500), OK) as upstream, started(upstream.base_url) as vllm:
@@ -152,7 +152,7 @@ LISTING = {**LIMITS, "lists_all_models": True}
 
 
 async def test_an_unknown_model_is_not_passed_on() -> None:
-    """X13: an upstream that ignores names would answer as that model."""
+    """An upstream that ignores names would answer as that model."""
     async with UpstreamServer(OK) as upstream, started(upstream.base_url, lists_all_models=True) as vllm:
         with pytest.raises(ModelNotFound):
             await drain(vllm, chat_request(model="gpt-5"))
@@ -174,7 +174,7 @@ async def test_an_unknown_model_is_not_passed_on() -> None:
     ],
 )
 async def test_a_list_that_cannot_be_read_forbids_nothing(listing: Answer, model: str) -> None:
-    """X13: servers without a list serve any model, and Ollama's default tag may be left out."""
+    """Servers without a list serve any model, and Ollama's default tag may be left out."""
     async with UpstreamServer(OK) as upstream, started(upstream.base_url, lists_all_models=True) as vllm:
         upstream.routes["/v1/models"] = listing
         for _ in range(2):

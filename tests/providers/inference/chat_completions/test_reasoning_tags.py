@@ -93,7 +93,7 @@ def test_a_template_may_open_the_tag(answer: str, options: dict[str, bool], expe
 @pytest.mark.parametrize("reason", ["stop", "length"])
 @pytest.mark.parametrize("holds_text", [True, False])
 def test_an_answer_without_tags_is_no_thought_of_a_model_that_may_open_one(*, holds_text: bool, reason: Any) -> None:
-    """K16: the preset was found by the name. What was cut off is a thought, what ended by itself is the answer."""
+    """The preset was found by the name. What was cut off is a thought, what ended by itself is the answer."""
     splitter = TagSplitter(TAGS_PRESETS["think-open"], starts_open=True, holds_text=holds_text, is_guess=True)
     deltas = [*splitter.feed([TextDelta("Hel")]), *splitter.feed([TextDelta("lo.")])]
     deltas += splitter.feed([Finish(reason, Usage())])
@@ -104,7 +104,7 @@ def test_an_answer_without_tags_is_no_thought_of_a_model_that_may_open_one(*, ho
 
 
 def test_in_a_stream_the_answer_after_a_lone_close_is_a_message_of_its_own() -> None:
-    """K16: the thought has left as text; the phase of the answer begins another message."""
+    """The thought has left as text; the phase of the answer begins another message."""
     splitter = TagSplitter(THINK, starts_open=False)
     texts = ("I th", "ink.</th", "ink>\n\n", "Hel", "lo.")
     deltas = [delta for text in texts for delta in splitter.feed([TextDelta(text)])]
@@ -118,7 +118,7 @@ def test_in_a_stream_the_answer_after_a_lone_close_is_a_message_of_its_own() -> 
 
 
 async def test_a_model_that_had_a_lone_close_is_read_as_thinking_from_then_on() -> None:
-    """K16: until an answer of it has no tag. The prompts of one tenant do not change another's answers."""
+    """Until an answer of it has no tag. The prompts of one tenant do not change another's answers."""
     models = OpeningModels()
 
     async def ask(*texts: str, tenant: str = "a", end: Sequence[Delta] = (FINISH,)) -> list[Delta]:

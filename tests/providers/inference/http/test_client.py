@@ -477,7 +477,7 @@ def test_headers_cannot_break_out() -> None:
 async def test_the_limit_that_was_reached_is_named_though_a_timer_is_early(
     monkeypatch: pytest.MonkeyPatch, connect_timeout_s: float, error: type[Exception]
 ) -> None:
-    """B14: which limit it was is known from the limits, and not from the clock after the timer."""
+    """Which limit it was is known from the limits, and not from the clock after the timer."""
     client = HttpClient()
 
     def end_at_once(_: float) -> asyncio.Timeout:

@@ -29,7 +29,7 @@ async def add(runs: Runs, tenant: str, *, start_now: bool = False) -> tuple[Resp
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("part", ["queue", "run", "request", "orphan", "lease"])
 async def test_a_damaged_run_stops_no_other(part: str, damage: str, tmp_path: Path) -> None:
-    """D3, C4: with any of its records damaged, and after a restart too, because nothing of it is in memory."""
+    """With any of its records damaged, and after a restart too, because nothing of it is in memory."""
     store = SQLite(SQLite.Config(path=str(tmp_path / "store.db"), survives_power_loss=False))
     await store.start()
     runs = Runs(store, QueueLimits(10, 100), lease_s=0.1, retention_s=100)

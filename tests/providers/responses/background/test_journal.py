@@ -82,7 +82,7 @@ async def test_later_output_waits_for_the_tick_or_a_full_batch(
 
 
 async def test_the_ends_of_a_large_answer_are_no_single_value(log: EventLog, journal: Journal) -> None:
-    """D11: the store takes values of 64 MiB, and an answer of 16 is repeated by the events that end it."""
+    """The store takes values of 64 MiB, and an answer of 16 is repeated by the events that end it."""
     ops = journal.final_ops([delta("y" * 700_000) for _ in range(4)])
     batches = [op for op in ops if isinstance(op, Put)]
     assert [int(op.key[-8:]) for op in batches] == [3, 4, 5, 6]

@@ -48,7 +48,7 @@ async def add(runs: Runs, rank: Rank, *ops: Op) -> ResponseRef:
 
 @pytest.mark.parametrize("rank", [Rank(5), Rank(5, 3600)], ids=["queued", "deferred"])
 async def test_a_drain_waits_for_a_run_that_is_being_claimed(rank: Rank) -> None:
-    """C5: also for one with a completion window."""
+    """Also for one with a completion window."""
     runs, executed = SlowRuns(), list[ResponseRef]()
 
     async def execute(claimed_run: ClaimedRun, _: StackError | None) -> None:
@@ -70,7 +70,7 @@ async def test_a_drain_waits_for_a_run_that_is_being_claimed(rank: Rank) -> None
 
 
 async def test_a_run_that_is_stopped_as_it_begins_is_given_back() -> None:
-    """C8: a drain returns, and another worker can claim the run at once."""
+    """A drain returns, and another worker can claim the run at once."""
     runs, executed = SlowRuns(), list[ResponseRef]()
     runs.answered.set()
     ref = await add(runs, Rank(5))
@@ -92,7 +92,7 @@ async def test_a_run_that_is_stopped_as_it_begins_is_given_back() -> None:
 
 
 async def test_a_run_that_has_lost_a_worker_and_a_line_alone_are_never_executed_together() -> None:
-    """S1: were they, and one of them ended this process, the other would be blamed with it."""
+    """Were they, and one of them ended this process, the other would be blamed with it."""
     store, executing, may_end = Memory(Memory.Config()), asyncio.Event(), asyncio.Event()
     lost = Runs(store, QueueLimits(10, 10), lease_s=0.05, retention_s=100, sign=WorkerSign(store, 1, name="lost"))
     ref = await add(lost, Rank(5))
@@ -129,7 +129,7 @@ async def enter(capacity: SpareCapacity) -> None:
 
 
 async def test_a_slot_that_is_free_again_is_no_lost_condition() -> None:
-    """C7: another run took the slot between the look and the write, and has left it since."""
+    """Another run took the slot between the look and the write, and has left it since."""
 
     class Crowded(Memory):
         """Refuses the next write, as where another run takes the slot and is claimed at once."""

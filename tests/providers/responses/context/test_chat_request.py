@@ -304,7 +304,7 @@ PATTERNS = [
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns_of_every_dialect_are_let_through(pattern: str) -> None:
-    """R11: the check of patterns refuses no pattern that some engine takes."""
+    """The check of patterns refuses no pattern that some engine takes."""
     assert chat(tools=[{**F, "parameters": properties(a={"type": "string", "pattern": pattern}), "strict": True}])
 
 
@@ -347,7 +347,7 @@ NAMED: dict[str, Fields] = {
 @pytest.mark.parametrize("schema", NAMED.values(), ids=NAMED)
 @pytest.mark.parametrize("strict", [False, None])
 def test_names_of_schemas_and_places_do_not_matter_without_strict(schema: Fields, strict: bool | None) -> None:
-    """K23: nothing is looked up by them."""
+    """Nothing is looked up by them."""
     assert chat(tools=[{**F, "parameters": schema, "strict": strict}])
 
 
@@ -356,7 +356,7 @@ def test_names_of_schemas_and_places_do_not_matter_without_strict(schema: Fields
     ["#none", "other.json", "https://example.com/other.json", "address.json#/$defs/none", "address.json#none"],
 )
 def test_a_name_that_the_schema_does_not_give_leads_nowhere(reference: str) -> None:
-    """K23: nothing is fetched."""
+    """No schema is fetched for it."""
     parameters = {**BUNDLED, "properties": {"a": {"$ref": reference}}}
     with pytest.raises(InvalidRequest) as caught:
         chat(tools=[{**F, "parameters": parameters}])
@@ -364,7 +364,7 @@ def test_a_name_that_the_schema_does_not_give_leads_nowhere(reference: str) -> N
 
 
 def test_a_chain_of_names_is_as_long_as_one_of_pointers() -> None:
-    """K23, S1: anchors in a row count."""
+    """Anchors that follow each other count."""
     anchors = {f"d{n}": {"$anchor": f"a{n}", "$ref": f"#a{n + 1}"} for n in range(300)}
     parameters = {**properties(a={"$ref": "#a0"}), "$defs": {**anchors, "last": {"$anchor": "a300"}}}
     with pytest.raises(InvalidRequest, match="nested too deeply"):
@@ -380,7 +380,7 @@ def test_schemas_that_clients_make_are_let_through(schema: Fields) -> None:
 
 @pytest.mark.parametrize(("name", "schema"), BAD.items(), ids=BAD)
 def test_schemas_that_do_harm_are_refused(name: str, schema: Fields) -> None:
-    """R11: values that a keyword cannot have are refused before any engine sees them."""
+    """Values that a keyword cannot have are refused before any engine sees them."""
     started = time.perf_counter()
     with pytest.raises(InvalidRequest) as caught:
         chat(text={"format": {"type": "json_schema", "name": "a", "schema": schema}})

@@ -79,7 +79,7 @@ def test_a_key_that_is_too_short_is_refused(keys: list[bytes]) -> None:
 
 @pytest.mark.parametrize("purpose", ["compaction", "tool result"])
 def test_a_token_is_of_one_purpose(purpose: Purpose) -> None:
-    """S21: reasoning, compactions and tool results have keys of their own."""
+    """Reasoning, compactions and tool results have keys of their own."""
     sealer = Sealer([KEY])
     token = sealer.seal("a thought", tenant="a", model="m", purpose=purpose)
     assert reason(sealer, token) == "organization_mismatch"

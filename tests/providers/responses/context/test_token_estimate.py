@@ -58,7 +58,7 @@ async def test_the_last_usage_of_each_model_corrects_its_estimates() -> None:
 
 
 async def test_what_one_tenant_teaches_changes_no_estimate_of_another() -> None:
-    """D11: a tenant whose prompts have unusual tokens, or that lies about them, does not shorten others' chats."""
+    """A tenant whose prompts have unusual tokens, or that lies about them, does not shorten others' chats."""
     counters = TokenCounters(Scripted(Scripted.Config()))
     counters.of_tenant("a").record_usage(chat("x" * 384), Usage(200, 5))
     assert counters.of_tenant("a").estimate(chat("y" * 784)) == 400

@@ -76,7 +76,7 @@ def scan(*pieces: str) -> tuple[str, list[tuple[int | str, int, int]]]:
         ("【2†L4†site】", LINKS[2], [2]),
         ("【0†L2】", LINKS[1], [line_number(0, 2)]),
         ("【0†L5-L7】", LINKS[1], [line_number(0, 2)]),
-        ("【0†L1-L3】", LINKS[1], [line_number(0, 2)]),  # G-A15: it begins on the heading
+        ("【0†L1-L3】", LINKS[1], [line_number(0, 2)]),  # it begins on the heading
         ("【0†L0-2】", LINKS[1], [line_number(0, 2)]),
         ("【0†L6】", LINKS[2], [line_number(0, 6)]),
         ("【0†L105】", LINKS[2], [line_number(0, 6)]),

@@ -235,7 +235,7 @@ async def test_breaking_off_closes_a_listing_that_is_under_way() -> None:
 
 
 async def test_each_item_is_converted_once_for_all_turns_that_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6: the work before a turn grows with the items that are new, not with the whole output."""
+    """The work before a turn grows with the items that are new, not with the whole output."""
     converted: list[str | None] = []
 
     def convert(items: Iterable[ResponseOutputItem]) -> list[Item]:

@@ -17,7 +17,7 @@ async def work(limit_s: float, duration_s: float = 60, steps: int = 1) -> None:
 
 @pytest.mark.parametrize("steps", [1, 6000])
 async def test_work_ends_at_the_limit_and_the_task_is_not_cancelled(steps: int) -> None:
-    """R3: the limit holds although no output comes, and output that comes all the time does not move it."""
+    """The limit holds although no output comes, and output that comes all the time does not move it."""
     with pytest.raises(UpstreamTimeout, match="response_timeout_s"):
         await work(0.05, steps=steps)
     task = asyncio.current_task()
@@ -33,7 +33,7 @@ async def test_work_that_ends_in_time_is_not_disturbed() -> None:
 
 @pytest.mark.parametrize("limit_s", [60, 0.01])
 async def test_a_cancellation_from_outside_stays_one(limit_s: float) -> None:
-    """R3: also where the limit passes in the same moment."""
+    """Also where the limit passes in the same moment."""
     task = asyncio.create_task(work(limit_s))
     await asyncio.sleep(0)
     if limit_s < 1:

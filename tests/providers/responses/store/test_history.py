@@ -148,7 +148,7 @@ async def test_a_stored_item_is_found_with_its_result() -> None:
 
 
 async def test_items_of_one_turn_are_found_in_a_few_reads() -> None:
-    """D8, C2: the number of reads, and the items that are decoded, do not grow with items times size of the turn."""
+    """The number of reads, and the items that are decoded, do not grow with items times size of the turn."""
     stored = Kept()
     items = [{"type": "message", "role": "user", "content": "x" * 100, "id": f"mine{number}"} for number in range(256)]
     await stored.save_items(items)
@@ -163,7 +163,7 @@ async def test_items_of_one_turn_are_found_in_a_few_reads() -> None:
 
 
 async def test_unknown_items_are_looked_for_in_a_few_reads() -> None:
-    """D8, C2: ids that nothing is stored of cost no read each."""
+    """Ids that nothing is stored of cost no read each."""
     stored = Kept()
     ids = ResponseIds()
     params = {ids.new_item_id("fs"): "input[0].id" for _ in range(100)}
@@ -173,7 +173,7 @@ async def test_unknown_items_are_looked_for_in_a_few_reads() -> None:
 
 @CACHES
 async def test_turns_that_are_looked_up_count_for_what_a_request_may_load(cache_bytes: int) -> None:
-    """D2, C1: a turn counts once, however many of its items are asked for."""
+    """A turn counts once, however many of its items are asked for."""
     stored = Kept(cache_bytes=cache_bytes)
     items = [{"type": "message", "role": "user", "content": "x" * 900, "id": f"mine{number}"} for number in range(4)]
     await stored.save_items(items)

@@ -24,7 +24,7 @@ def turn(size: int) -> CachedTurn:
 
 
 def test_a_tenant_that_fills_the_cache_evicts_its_own_turns() -> None:
-    """S18: one tenant made the unstored chains of all others unknown."""
+    """One tenant made the unstored chains of all others unknown."""
     cache = HistoryCache(10_000, math.inf)
     for number in range(3):
         cache.put("quiet", f"q{number}", turn(100))

@@ -15,7 +15,7 @@ from tests.providers.responses.store.kept import CACHES, DAY_S, TENANT, Kept, da
 
 @CACHES
 async def test_a_turn_whose_predecessor_was_deleted_meanwhile_has_its_history(cache_bytes: int) -> None:
-    """D5: also in another process, and for all turns after it."""
+    """Also in another process, and for all turns after it."""
     stored = Kept(cache_bytes=cache_bytes)
     a = await stored.say("a")
     b = await stored.say("b", a)
@@ -44,7 +44,7 @@ async def test_a_turn_whose_predecessor_was_deleted_meanwhile_has_its_history(ca
 
 
 async def test_a_turn_after_a_deletion_follows_its_own_predecessor() -> None:
-    """D5: the place of a deleted turn is not taken by another one, which its successors would follow."""
+    """The place of a deleted turn is not taken by another one, which its successors would follow."""
     stored = Kept()
     a = await stored.say("a")
     b = await stored.say("b", a)
@@ -57,7 +57,7 @@ async def test_a_turn_after_a_deletion_follows_its_own_predecessor() -> None:
 
 
 async def test_deletions_during_continuations_lose_no_chain() -> None:
-    """D5: this holds for any order of their reads and writes."""
+    """This holds for any order of their reads and writes."""
     for seed in range(60):
         stored = Kept()
         stored.store.dice = random.Random(seed)
@@ -80,7 +80,7 @@ async def test_deletions_during_continuations_lose_no_chain() -> None:
 
 
 async def test_the_turn_before_a_background_response_is_kept_until_that_has_ended() -> None:
-    """D5: deleted, the response before it is unknown, and is still the history of the one that runs."""
+    """Deleted, the response before it is unknown, and is still the history of the one that runs."""
     stored = Kept()
     a = await stored.say("a")
     past = await stored.history.load_history(a, tenant=TENANT)
@@ -102,7 +102,7 @@ async def test_the_turn_before_a_background_response_is_kept_until_that_has_ende
 
 
 async def test_a_chain_that_is_read_while_it_is_deleted_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D5: reading prolongs the life of what is stored, and of nothing else."""
+    """Reading prolongs the life of what is stored, and of nothing else."""
     stored = Kept(retention_s=10 * DAY_S)
     a = await stored.say("a")
     await days_later(stored, 6, monkeypatch)

@@ -55,7 +55,7 @@ def test_a_call_waits_unless_the_request_exempts_it(required: Any, waiting: list
 
 @pytest.mark.parametrize("required", ["never", {"never": {"tool_names": ALL}}])
 def test_the_operator_may_require_an_approval_that_the_request_does_not(required: Any) -> None:
-    """S12: the stricter of both rules wins."""
+    """The stricter of both rules wins."""
     declaration = declared(require_approval=required)
     for policy, waiting in ((frozenset({"write"}), ["write"]), (None, ALL)):
         rules = ServerPolicy(approval_required=policy)

@@ -37,7 +37,7 @@ class Listed(Inference):
 
 
 async def test_requests_that_come_together_wait_for_one_listing() -> None:
-    """C10: fifty requests at once list the models once."""
+    """Fifty requests at once list the models once."""
     inference = Listed()
     catalog = ModelCatalog(inference)
     requests = [asyncio.create_task(catalog.modalities("m")) for _ in range(50)]
@@ -48,7 +48,7 @@ async def test_requests_that_come_together_wait_for_one_listing() -> None:
 
 
 async def test_a_failed_listing_is_remembered_for_a_while() -> None:
-    """C10: while the upstream is down, requests do not each wait for its time-out, nor in the next seconds."""
+    """While the upstream is down, requests do not each wait for its time-out, nor in the next seconds."""
     inference = Listed()
     inference.is_down = True
     catalog = ModelCatalog(inference)
@@ -61,7 +61,7 @@ async def test_a_failed_listing_is_remembered_for_a_while() -> None:
 
 
 async def test_the_last_list_is_used_while_the_models_are_listed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C10: a known list serves the others during a new listing, and after one that failed."""
+    """A known list serves the others during a new listing, and after one that failed."""
     inference = Listed()
     catalog = ModelCatalog(inference)
     inference.ready.set()

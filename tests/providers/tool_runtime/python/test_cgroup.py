@@ -50,7 +50,7 @@ def processes_of(group: Path) -> list[int]:
 
 @pytest.mark.parametrize("mark", ["user.delegate", "trusted.delegate"])
 def test_the_processes_of_a_delegated_group_move_into_one_of_their_own(mark: str) -> None:
-    """S2: with v2 a group whose children have limits must hold no process."""
+    """With v2 a group whose children have limits must hold no process."""
     with group_with_processes() as (group, pids):
         os.setxattr(group, mark, b"1")
         controllers = (group / "cgroup.controllers").read_text().split()
@@ -65,7 +65,7 @@ def test_the_processes_of_a_delegated_group_move_into_one_of_their_own(mark: str
 
 
 def test_a_group_of_others_is_left_alone() -> None:
-    """S2: a login session's group, for one, holds its shell, too."""
+    """A login session's group, for one, holds its shell, too."""
     with group_with_processes() as (group, pids):
         assert prepare_delegated_group(group, ["memory", "pids"]) is False
         assert processes_of(group) == sorted(pids)

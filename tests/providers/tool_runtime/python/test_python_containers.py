@@ -220,7 +220,7 @@ async def small() -> AsyncGenerator[Python]:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", RUINOUS)
 async def test_a_container_keeps_its_files_when_a_program(name: str, small: Python) -> None:
-    """K20: what was uploaded and what was made is there afterwards, and for the next program."""
+    """Uploaded files and files of programs are there afterwards, and for the next program."""
     code, exit_statuses = RUINOUS[name]
     containers = small.containers()
     container = await make_container(containers)
@@ -244,7 +244,7 @@ async def test_a_container_keeps_its_files_when_a_program(name: str, small: Pyth
 
 
 async def test_a_container_keeps_its_files_when_its_caller_leaves(session_log: SessionLog) -> None:
-    """K20: the program ends, and nothing else."""
+    """The program ends, and nothing else."""
     async with started(**PATIENCE) as python:
         container = await make_container(python.containers())
         await text_of(python, "x = 1; open('made.txt', 'w').close()", container)
@@ -260,7 +260,7 @@ async def test_a_container_keeps_its_files_when_its_caller_leaves(session_log: S
 
 
 async def test_the_variables_that_a_command_has_ended_are_missed() -> None:
-    """K20: the next program says that it begins a new session, and why."""
+    """The next program says that it begins a new session, and why."""
     async with started(**PATIENCE) as python:
         container = await make_container(python.containers())
         await text_of(python, "x = 1; open('made.txt', 'w').close()", container)
@@ -279,7 +279,7 @@ async def test_the_variables_that_a_command_has_ended_are_missed() -> None:
 
 
 async def test_a_container_that_has_lost_its_files_has_expired() -> None:
-    """K20: no empty list of files that says `running`."""
+    """No empty list of files that says `running`."""
     async with started(**PATIENCE) as python:
         container = await make_container(python.containers())
         before = sandboxes()

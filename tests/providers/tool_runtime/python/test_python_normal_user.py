@@ -27,12 +27,12 @@ def run_escapes(folder: Path, *options: str) -> str:
 
 
 def test_memory_is_bounded_for_a_normal_user(tmp_path: Path) -> None:
-    """S2, S3: shared maps, buffers of sockets and processes together, where no control group counts them."""
+    """Shared maps, buffers of sockets and processes together, where no control group counts them."""
     assert run_escapes(tmp_path, "-k", "(maps and two) or (buffers and sockets) or internet").startswith("....")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_every_escape_fails_for_a_normal_user(tmp_path: Path) -> None:
-    """S2, S20: the whole suite of escapes."""
+    """The whole suite of escapes."""
     run_escapes(tmp_path)

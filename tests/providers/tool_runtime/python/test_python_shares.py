@@ -39,7 +39,7 @@ async def use_once(pool: PythonSessionPool, tenant: str, name: str) -> None:
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 async def test_a_tenant_whose_programs_fill_its_share_takes_no_container_from_another(tmp_path: Path) -> None:
-    """S6: programs of one tenant neither end another's idle container nor keep it from a new one."""
+    """Programs of one tenant neither end another's idle container nor keep it from a new one."""
     config = Python.Config.model_validate({"max_sessions": 4})
     store = Memory(Memory.Config())
     python = Python(
@@ -73,7 +73,7 @@ async def outcome_of(task: "asyncio.Task[object]") -> str:
 
 
 async def test_a_new_session_is_not_taken_away_before_its_first_use() -> None:
-    """S6: between its creation and its first use, while its record is written, a session counts as in use."""
+    """Between its creation and its first use, while its record is written, a session counts as in use."""
     pool = PythonSessionPool(never_start, FairShare("Python sessions", 2), 1)
     await use_once(pool, "t", "used")
     pool.create_session("t", "new", SETTINGS)
@@ -88,7 +88,7 @@ async def test_a_new_session_is_not_taken_away_before_its_first_use() -> None:
 
 
 async def test_a_tenant_beyond_its_share_loses_its_own_session_first() -> None:
-    """S6: room is made among the sessions of the tenant that creates one, and only one of them ends."""
+    """Room is made among the sessions of the tenant that creates one, and only one of them ends."""
     pool = PythonSessionPool(never_start, FairShare("Python sessions", 4), 1)
     for name in ("1", "2", "3"):
         await use_once(pool, "loud", name)

@@ -49,7 +49,7 @@ async def test_hosts_are_opened_in_the_sandbox_alone() -> None:
 
 
 async def test_the_start_says_what_holds_programs() -> None:
-    """S2: one line."""
+    """The log says it in one line."""
     assert "bubblewrap with seccomp; " in await confinement_of(stack_config([]))
     unconfined = await confinement_of(stack_config([], backend="dangerously_unsandboxed"))
     assert "tool_runtime.providers.code" in unconfined
@@ -57,7 +57,7 @@ async def test_the_start_says_what_holds_programs() -> None:
 
 
 async def test_several_tenants_need_bounds_that_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2: a server of several tenants does not start without a control group, unless its config permits it."""
+    """A server of several tenants does not start without a control group, unless its config permits it."""
     async with started() as python:
         if python.shared_use_risk() is None:
             await confinement_of(stack_config(KEYS))
@@ -74,7 +74,7 @@ async def test_several_tenants_need_bounds_that_hold(monkeypatch: pytest.MonkeyP
 
 
 async def test_programs_may_have_a_server_of_their_own_where_the_operator_allows_it() -> None:
-    """S3: the option for a server inside."""
+    """The option for a server inside."""
     program = (
         "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
         "client = socket.create_connection(server.getsockname())\nclient.send(b'hi'); server.accept()[0].recv(9)"
@@ -87,7 +87,7 @@ async def test_programs_may_have_a_server_of_their_own_where_the_operator_allows
 
 
 async def test_an_address_space_of_a_half_gibibyte_more_suffices_for_threads_and_processes() -> None:
-    """S2: the bound on the address space leaves room for what libraries reserve."""
+    """The bound on the address space leaves room for what libraries reserve."""
     program = (
         "import threading, multiprocessing, resource\n"
         "threads = [threading.Thread(target=bytearray, args=(1 << 20,)) for _ in range(20)]\n"
@@ -120,7 +120,7 @@ async def refusal(python: Path) -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only a server run by root has another user for its programs")
 async def test_an_interpreter_in_a_closed_folder_is_named_with_the_folder(closed_folder: Path) -> None:
-    """G5: neither bubblewrap nor user namespaces are to blame."""
+    """Neither bubblewrap nor user namespaces are to blame."""
     make_environment(closed_folder / "venv")
     message = await refusal(closed_folder / "venv/bin/python")
     assert f"{closed_folder}/venv/bin/python cannot be used" in message
@@ -132,7 +132,7 @@ async def test_an_interpreter_in_a_closed_folder_is_named_with_the_folder(closed
 
 
 async def test_an_interpreter_below_a_folder_of_the_sandboxs_own_is_named(tmp_path: Path) -> None:
-    """G5: every sandbox has a /tmp of its own."""
+    """Every sandbox has a /tmp of its own."""
     folder = Path(tempfile.mkdtemp(prefix="python-open-", dir="/tmp"))
     try:
         folder.chmod(0o755)
@@ -175,7 +175,7 @@ def test_the_process_of_a_server_imports_nothing_heavy() -> None:
 async def test_programs_import_the_packages_of_the_environment_that_the_run_config_names(
     closed_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G-A8: the packaged config takes it from `TOOLS_PYTHON`; without it the system's Python has no packages."""
+    """The packaged config takes it from `TOOLS_PYTHON`; without it the system's Python has no packages."""
     make_environment(closed_folder / "venv")
     closed_folder.chmod(0o755)
     (site_packages,) = (closed_folder / "venv/lib").glob("python*/site-packages")

@@ -322,7 +322,7 @@ async def test_the_socket_is_its_users_alone_and_goes_with_it(store: KVStore) ->
 
 
 def test_a_folder_that_another_user_has_taken_stops_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S24: its name cannot be known before, and one that others may use is not used."""
+    """Its name cannot be known before, and one that others may use is not used."""
     with tempfile.TemporaryDirectory() as short:
         monkeypatch.setattr(tempfile, "tempdir", short)
         first = socket_path("deployment", b"settings")

@@ -77,7 +77,7 @@ FORGOTTEN: Final = {
 
 @pytest.mark.parametrize("shape", FORGOTTEN)
 async def test_a_forgotten_session_is_opened_again_after_any_error_of_the_server(shape: str) -> None:
-    """K1: no call and no list is lost, and what the server did not run is run once."""
+    """No call and no list is lost, and what the server did not run is run once."""
     async with reached({"forgotten": FORGOTTEN[shape]}) as (server, mcp):
         for count, call in enumerate((called(declared(server.url), "good"), listed(declared(server.url))), 1):
             await text_of(mcp, called(declared(server.url), "good"))
@@ -89,7 +89,7 @@ async def test_a_forgotten_session_is_opened_again_after_any_error_of_the_server
 
 @pytest.mark.parametrize("name", ["sess_200err", "sess_rpc404", "sess_rpc404str"])
 async def test_a_recorded_server_that_was_restarted_is_used_on(name: str) -> None:
-    """K1: as servers of the official SDKs say it."""
+    """The errors are those of servers of the official SDKs."""
     async with reached(recorded(name)) as (server, mcp):
         for _ in range(2):
             assert await text_of(mcp, called(declared(server.url), "lookup")) == "RESULT of lookup"
@@ -98,7 +98,7 @@ async def test_a_recorded_server_that_was_restarted_is_used_on(name: str) -> Non
 
 
 async def test_a_session_that_is_lost_before_its_first_call_is_opened_again() -> None:
-    """K1: a server of several machines, the first of which knows no session of the other."""
+    """A server of several machines, the first of which knows no session of the other."""
     async with reached({"forgotten": FORGOTTEN["404, empty"]}) as (server, mcp):
         holding = asyncio.create_task(server.initialized_once.wait())
         call = asyncio.create_task(text_of(mcp, called(declared(server.url), "good")))
@@ -117,7 +117,7 @@ REFUSED: Final = {
 
 @pytest.mark.parametrize("shape", REFUSED)
 async def test_a_call_that_may_have_run_is_not_repeated(shape: str) -> None:
-    """K1: other errors say nothing about the session."""
+    """Other errors say nothing about the session."""
     async with reached({"forgotten": REFUSED[shape]}) as (server, mcp):
         await text_of(mcp, called(declared(server.url), "good"))
         server.forget()
@@ -127,7 +127,7 @@ async def test_a_call_that_may_have_run_is_not_repeated(shape: str) -> None:
 
 
 async def test_a_session_that_ends_in_mid_call_is_not_used_again_and_the_call_is_not_repeated() -> None:
-    """K1: after a stream has begun, a session that has ended may have done the work."""
+    """After a stream has begun, a session that has ended may have done the work."""
     message = json.dumps({"jsonrpc": "2.0", "id": 0, "error": {"code": -32000, "message": "Session terminated"}})
     shape = {"status": 200, "body": f"data: {message}\n\n", "headers": {"content-type": "text/event-stream"}}
     async with reached({"forgotten": shape}) as (server, mcp):
@@ -140,7 +140,7 @@ async def test_a_session_that_ends_in_mid_call_is_not_used_again_and_the_call_is
 
 
 async def test_calls_that_fail_do_not_keep_a_dead_session() -> None:
-    """K1: only an answer of the server's renews the time for which a session may be idle."""
+    """Only an answer of the server's renews the time for which a session may be idle."""
     async with reached({"forgotten": REFUSED["internal error"]}, idle_s=0.2) as (server, mcp):
         await text_of(mcp, called(declared(server.url), "good"))
         server.forget()
@@ -177,12 +177,12 @@ async def test_calls_that_fail_do_not_keep_a_dead_session() -> None:
     ],
 )
 def test_words_say_whether_a_server_knows_the_session(words: str, is_lost: bool) -> None:
-    """K1: servers say it in words of their own."""
+    """Servers say it in words of their own."""
     assert names_lost_session(words) is is_lost
 
 
 async def test_a_session_counts_until_its_last_call_is_over() -> None:
-    """B14: a session that is replaced while it serves a call still has its place."""
+    """A session that is replaced while it serves a call still has its place."""
     habit = {"forgotten": FORGOTTEN["404, empty"], "asks": {"method": "ping"}}
     async with reached(habit, max_sessions=1) as (server, mcp):
         server.hold_answers()
@@ -226,7 +226,7 @@ MENDED: Final[dict[str, tuple[Json, Json]]] = {
 
 @pytest.mark.parametrize("oddity", MENDED)
 async def test_a_tool_that_can_be_mended_is_offered(oddity: str) -> None:
-    """K3: and so are the other tools."""
+    """The other tools are offered, too."""
     entry, schema = MENDED[oddity]
     async with reached({"tools": [GOOD, {"name": "odd", **entry}, {**GOOD, "name": "last"}]}) as (server, mcp):
         tools = await tools_of(mcp, listed(declared(server.url)))
@@ -254,7 +254,7 @@ async def test_a_tool_that_can_be_mended_is_offered(oddity: str) -> None:
 async def test_a_tool_beyond_repair_is_left_out_and_the_others_stay(
     entry: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """K3: the log says what is left out."""
+    """The log says what is left out."""
     async with reached({"tools": [GOOD, entry, {**GOOD, "name": "last"}]}) as (server, mcp):
         tools = await tools_of(mcp, listed(declared(server.url)))
         assert await text_of(mcp, replace(called(declared(server.url), "last"), listed_tool=tools[1]))
@@ -265,20 +265,20 @@ async def test_a_tool_beyond_repair_is_left_out_and_the_others_stay(
 
 @pytest.mark.parametrize("name", ["one_outnotype", "one_titlenum", "schema1_empty"])
 async def test_the_tools_of_a_recorded_server_are_offered(name: str) -> None:
-    """K3: as servers in use send them."""
+    """The tools are those that servers in use send."""
     async with reached(recorded(name)) as (server, mcp):
         tools = await tools_of(mcp, listed(declared(server.url)))
     assert len(tools) == 2
 
 
 async def test_a_handshake_without_what_is_not_needed_is_enough() -> None:
-    """K3: the name of a server, and what it can do, are for others to read."""
+    """The name of a server, and what it can do, are for others to read."""
     async with reached({"handshake": {"serverInfo": None, "capabilities": None, "instructions": 5}}) as (server, mcp):
         assert [tool.name for tool in await tools_of(mcp, listed(declared(server.url)))] == ["good"]
 
 
 async def test_a_list_is_followed_to_its_end() -> None:
-    """K17: a recorded server lists 101 tools on eleven pages."""
+    """A recorded server lists 101 tools on eleven pages."""
     async with reached(recorded("pages_10_101")) as (server, mcp):
         assert len(await tools_of(mcp, listed(declared(server.url)))) == 101
 
@@ -326,7 +326,7 @@ ENDLESS: Final[dict[str, tuple[Callable[[str | None], Json], int, int]]] = {
 
 @pytest.mark.parametrize("habit", ENDLESS)
 async def test_a_list_without_an_end_is_ended_and_the_log_says_so(habit: str, caplog: pytest.LogCaptureFixture) -> None:
-    """K17: what has been listed is kept."""
+    """The tools that were listed until then stay."""
     page, requests, count = ENDLESS[habit]
     async with reached({"page": page}) as (server, mcp):
         assert len(await tools_of(mcp, listed(declared(server.url)))) == count
@@ -336,7 +336,7 @@ async def test_a_list_without_an_end_is_ended_and_the_log_says_so(habit: str, ca
 
 @pytest.mark.parametrize("cursor", ["", None])
 async def test_an_empty_cursor_is_none(cursor: Any) -> None:
-    """K17: the list has ended."""
+    """The list has ended."""
 
     def list_all(_: str | None) -> Json:
         return {"tools": [GOOD], "nextCursor": cursor}
@@ -421,7 +421,7 @@ RESULTS: Final[dict[str, tuple[Json, str]]] = {
 
 @pytest.mark.parametrize("shape", RESULTS)
 async def test_a_result_is_read_block_by_block(shape: str) -> None:
-    """K21: what is odd does not take the rest along, and structured content is not lost."""
+    """An odd block does not take the rest along, and structured content is not lost."""
     result, text = RESULTS[shape]
     async with reached({"result": result}) as (server, mcp):
         assert await text_of(mcp, called(declared(server.url), "good")) == text
@@ -429,14 +429,14 @@ async def test_a_result_is_read_block_by_block(shape: str) -> None:
 
 @pytest.mark.parametrize(("name", "text"), [("r_structured_ack", "STRUCT"), ("r_unknown_block", "HELLO")])
 async def test_the_model_reads_what_a_recorded_server_says(name: str, text: str) -> None:
-    """K21: as servers in use send it."""
+    """The results are those that servers in use send."""
     async with reached(recorded(name)) as (server, mcp):
         assert text in await text_of(mcp, called(declared(server.url), "report"))
 
 
 @pytest.mark.parametrize("is_error", [True, "true", 1])
 async def test_a_failure_of_the_tool_is_one_however_it_says_so(is_error: Any) -> None:
-    """K21: with what it says in its structured content."""
+    """With what it says in its structured content."""
     result = {"content": [TEXT], "isError": is_error, "structuredContent": {"why": "full"}}
     async with reached({"result": result}) as (server, mcp):
         failed = await failure(mcp, called(declared(server.url), "good"))
@@ -446,7 +446,7 @@ async def test_a_failure_of_the_tool_is_one_however_it_says_so(is_error: Any) ->
 
 @pytest.mark.parametrize("result", [{"task": {"taskId": "1"}}, {"resultType": "input_required", "requestState": "x"}])
 def test_a_result_that_is_still_to_come_is_left_unchanged(result: Json) -> None:
-    """K21: it is no empty one."""
+    """It is not taken for an empty result."""
     assert mend_call_result(result) == result
 
 
@@ -461,7 +461,7 @@ ASKED: Final[dict[str, Json]] = {
 
 @pytest.mark.parametrize("method", ASKED)
 async def test_a_server_that_asks_outside_of_the_calls_stream_is_refused_at_once(method: str) -> None:
-    """E4: its request reaches the client, which has no user to ask."""
+    """Its request reaches the client, which has no user to ask."""
     async with reached({"asks": {"method": method, "params": ASKED[method]}}) as (server, mcp):
         failed = await failure(mcp, called(declared(server.url), "good"))
         assert "not supported" in failed.message
@@ -469,7 +469,7 @@ async def test_a_server_that_asks_outside_of_the_calls_stream_is_refused_at_once
 
 
 async def test_a_private_address_is_refused_with_the_way_to_permit_it() -> None:
-    """U18: a server of one's own is a server of the run config."""
+    """A server of one's own is a server of the run config."""
     async with FieldServer({}) as server, started("http://127.0.0.2:80/") as mcp:
         failed = await failure(mcp, listed(declared(server.url)))
     assert code(failed) == -32000

@@ -31,7 +31,7 @@ def hanging(server: RealServer, number: int) -> dict[str, Any]:
 
 
 async def test_calls_of_one_tenant_that_hang_leave_sessions_for_another() -> None:
-    """S13: one tenant's calls to servers that do not answer take its share of the sessions only."""
+    """One tenant's calls to servers that do not answer take its share of the sessions only."""
     async with reached(max_sessions=4) as (mcp, server):
         calls = [asyncio.create_task(text_of(mcp, called(hanging(server, n), "hang", "loud"))) for n in range(2)]
         async with asyncio.timeout(10):
@@ -44,7 +44,7 @@ async def test_calls_of_one_tenant_that_hang_leave_sessions_for_another() -> Non
 
 
 async def test_a_tenant_at_its_share_replaces_its_own_idle_session() -> None:
-    """S13: the session of another tenant stays open."""
+    """The session of another tenant stays open."""
     async with reached(max_sessions=4) as (mcp, server):
         for number, tenant in enumerate(("quiet", "loud", "loud", "loud", "loud")):
             await text_of(mcp, called(hanging(server, number), "echo", tenant, text="a"))
@@ -54,7 +54,7 @@ async def test_a_tenant_at_its_share_replaces_its_own_idle_session() -> None:
 
 
 async def test_a_server_of_the_run_config_is_known_to_its_tenants_alone() -> None:
-    """S12: other tenants get the error that there is none, by label and by connector."""
+    """Other tenants get the error that there is none, by label and by connector."""
     server = RealServer()
     async with server.serving():
         rules: dict[str, Any] = {"url": server.url, "tenants": ["quiet"]}
@@ -68,7 +68,7 @@ async def test_a_server_of_the_run_config_is_known_to_its_tenants_alone() -> Non
 
 
 async def test_only_the_tools_that_both_the_operator_and_the_request_allow_are_there() -> None:
-    """S12: the stricter of both rules wins."""
+    """The stricter of both rules wins."""
     server = RealServer()
     async with server.serving():
         rules = {"url": server.url, "allowed_tools": ["echo", "note"]}
@@ -82,7 +82,7 @@ async def test_only_the_tools_that_both_the_operator_and_the_request_allow_are_t
 
 
 async def test_a_request_cannot_replace_a_header_of_the_run_config() -> None:
-    """S12: the operator's headers stay, and the request may add others."""
+    """The operator's headers stay, and the request may add others."""
     server = RealServer()
     async with server.serving():
         rules = {"url": server.url, "headers": {"Authorization": "Bearer of-the-config"}}
@@ -97,7 +97,7 @@ async def test_a_request_cannot_replace_a_header_of_the_run_config() -> None:
 
 
 async def test_a_private_server_is_reached_without_opening_its_network_to_requests() -> None:
-    """S12: `private` holds for the server of the run config, not for a `server_url` of the same address."""
+    """`private` holds for the server of the run config, not for a `server_url` of the same address."""
     server = RealServer()
     async with server.serving():
         rules = {"url": server.url, "private": True}
@@ -117,7 +117,7 @@ async def test_a_private_server_is_reached_without_opening_its_network_to_reques
 
 
 def test_the_operator_names_the_tools_that_need_an_approval() -> None:
-    """S12: `always`, `never`, or names; what the request declares is not looked at."""
+    """`always`, `never`, or names; what the request declares is not looked at."""
     servers = {name: {"url": "https://a.example/", "require_approval": name} for name in ("always", "never")}
     server = {"url": "https://a.example/", "require_approval": ["write"]}
     mcp = MCP(
