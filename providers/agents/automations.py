@@ -37,6 +37,7 @@ DUE_PREFIX: Final = "/automation_due/"
 _MAX_TARGET_BYTES: Final = 1024 * 1024
 _FIELDS: Final[Mapping[str, Sequence[str]]] = {"periodic": ("expression", "timezone"), "once": ("run_at",)}
 """The fields of a schedule by its kind."""
+_SHOWN_TIMES: Final = 5
 _MAX_QUEUED: Final = 10
 """Invocations of one automation that may wait for their delivery."""
 
@@ -138,11 +139,13 @@ class StoredAutomations:
         key = _automation_key(tenant, automation_id)
         ops = move_due(record, tenant, automation_id)
         await self.kv.write([Put(key, encode_record(record), None, ABSENT), *ops])
-        return _show(automation_id, record)
+        return _show_planned(automation_id, record)
 
     async def get(self, automation_id: str, *, tenant: str) -> Json:
         """Return the automation. Raises AgentNotFound."""
-        return _show(automation_id, (await self.load(automation_id, tenant))[0])
+        record, _ = await self.load(automation_id, tenant)
+        await _load_zone(record)
+        return _show_planned(automation_id, record)
 
     async def load(self, automation_id: str, tenant: str) -> tuple[AutomationRecord, int]:
         """Return the record of an automation, and its version. Raises AgentNotFound."""
@@ -159,7 +162,7 @@ class StoredAutomations:
         while len(listed) < at_once:
             rows = await list_from(self.kv, prefix, AutomationRecord, cursor, order=params.order, limit=at_once)
             listed += [
-                _show(row.key.removeprefix(prefix), row.record)
+                _show_planned(row.key.removeprefix(prefix), row.record, 1)
                 for row in rows
                 if params.session_id in (None, row.record.target.get("session_id"))
             ]
@@ -191,7 +194,7 @@ class StoredAutomations:
                 _plan(record, now)
             return ()
 
-        return _show(automation_id, await self.edit(automation_id, tenant, edit))
+        return _show_planned(automation_id, await self.edit(automation_id, tenant, edit))
 
     async def pause(self, automation_id: str, *, tenant: str) -> Json:
         """Have the schedule rest: its times pass without an invocation. Raises AgentNotFound and Conflict."""
@@ -201,7 +204,7 @@ class StoredAutomations:
             record.status, record.next_at = "paused", None
             return ()
 
-        return _show(automation_id, await self.edit(automation_id, tenant, edit))
+        return _show_planned(automation_id, await self.edit(automation_id, tenant, edit))
 
     async def resume(self, automation_id: str, *, tenant: str) -> Json:
         """Have the schedule go on with its next time; the one time of an automation that has passed comes at once.
@@ -214,7 +217,7 @@ class StoredAutomations:
                 record.next_at = record.run_at if record.type == "once" else _next_time(record, now)
             return ()
 
-        return _show(automation_id, await self.edit(automation_id, tenant, edit))
+        return _show_planned(automation_id, await self.edit(automation_id, tenant, edit))
 
     async def delete(self, automation_id: str, *, tenant: str) -> Json:
         """Delete an automation with the records of its invocations; those that are queued are not delivered. Raises
@@ -407,6 +410,14 @@ def _show(automation_id: str, record: AutomationRecord) -> Json:
     if record.type == "once":
         return {**fields, "run_at": record.run_at}
     return {**fields, "expression": record.expression, "timezone": record.timezone}
+
+
+def _show_planned(automation_id: str, record: AutomationRecord, count: int = _SHOWN_TIMES) -> Json:
+    """Return the automation with its next times, at most `count`: its time zone is loaded, where they are several."""
+    times = [] if record.next_at is None else [record.next_at]
+    if times and count > 1 and record.type == "periodic":
+        times += list_next(record.expression, record.timezone, times[0], count - 1)
+    return {**_show(automation_id, record), "next_times": times}
 
 
 def _show_invocation(automation_id: str, invocation_id: str, record: InvocationRecord) -> Json:

@@ -120,7 +120,8 @@ class SessionState(msgspec.Struct, omit_defaults=True):
 
 
 class TurnRecord(msgspec.Struct, omit_defaults=True):
-    """A turn; its items are those from `first_item` to `end_item`, None while it has not ended."""
+    """A turn; its items are those from `first_item` to `end_item`, None while it has not ended. `first_event` is the
+    number of its first event."""
 
     status: TurnStatus
     created_at: int
@@ -131,6 +132,7 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
     error: Json | None = None
     usage: TokenSums | None = None
     cache_ttl: str | None = None
+    first_event: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

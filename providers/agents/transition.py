@@ -107,7 +107,10 @@ class Transition:
     def begin_turn(self, messages: Sequence[Json], key_id: str) -> None:
         """Begin a turn that reads these messages, for the key that sent them."""
         turn = self.state.turn = ActiveTurn(f"turn_{new_id_key()}", key_id)
-        self.turn_record = TurnRecord("queued", self.now, self.state.items, cache_ttl=self.record.cache_ttl)
+        first_item, first_event = self.state.items, self.state.events
+        self.turn_record = TurnRecord(
+            "queued", self.now, first_item, cache_ttl=self.record.cache_ttl, first_event=first_event
+        )
         self.state.error = None
         self.emit_of_turn("created", turn=self._show_turn())
         self.add_messages(messages)
@@ -275,6 +278,7 @@ def show_turn(ref: SessionRef, agent_id: str, turn_id: str, record: TurnRecord) 
         "created_at": record.created_at,
         "started_at": record.started_at,
         "completed_at": record.completed_at,
+        "sequence_number": record.first_event,
         "prompt_cache_options": None if record.cache_ttl is None else {"ttl": record.cache_ttl},
     }
 

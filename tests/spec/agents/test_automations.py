@@ -61,6 +61,11 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
+def times_of(automation: Any) -> list[int]:
+    """Return the next times of an automation, an extension."""
+    return automation.next_times
+
+
 async def invocations_of(served: Served, automation_id: str) -> list[AutomationInvocation]:
     """Return the invocations of an automation, oldest first."""
     listed = served.client.beta.agents.automations.invocations.list(automation_id, order="asc")
@@ -225,7 +230,11 @@ async def test_an_automation_rests_once_its_session_is_gone(served: Served) -> N
 async def test_pause_and_resume(served: Served) -> None:
     clock, automations = Clock(served), served.client.beta.agents.automations
     automation = await automations.create(**HOURLY, target=RESPONSE)
-    assert (await automations.pause(automation.id)).status == "paused"
+    next_times = [int(clock.now) + 1800 + 3600 * hours for hours in range(5)]
+    assert [times_of(each) for each in (automation, await automations.retrieve(automation.id))] == [next_times] * 2
+    assert [times_of(each) async for each in automations.list()] == [next_times[:1]]
+    paused = await automations.pause(automation.id)
+    assert (paused.status, times_of(paused)) == ("paused", [])
     clock.set(2026, 3, 28, 15, 0)
     await asyncio.sleep(0.05)
     assert (await automations.resume(automation.id)).status == "active"

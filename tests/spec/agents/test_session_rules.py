@@ -216,6 +216,7 @@ async def test_the_stream_of_events_begins_now_or_after_a_number(served: Served)
     await rest(served.client, session.id)
     events = await read_log(served.client, session.id, 24)
     assert events[12].to_dict() == live.to_dict()
+    assert [turn.to_dict()["sequence_number"] for turn in await list_turns(served.client, session.id)] == [1, 13]
     async with await sessions.events.stream(session.id, extra_query={"starting_after": 11}) as stream:
         assert (await anext(aiter(stream))).to_dict() == events[11].to_dict()
     async with await sessions.events.stream(
