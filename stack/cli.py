@@ -24,7 +24,8 @@ for package in (
 app = typer.Typer(
     help=(
         "Serve the Responses API over models that you run yourself.\n\n"
-        "FILE is a run config: a path, or the name of a packaged one (local, gpt-oss, vllm, tools, multi-provider).\n\n"
+        "FILE is a run config: a path, or the name of a packaged one (local, gpt-oss, vllm, tools, local-tools, "
+        "multi-provider).\n\n"
         "Exit codes: 0 done, or ended by a signal after running requests had finished; 1 something that the stack "
         "needs cannot be reached, or the check failed; 2 wrong usage; 78 the run config or the environment is wrong."
     ),
@@ -67,6 +68,9 @@ ModelsOption = Annotated[
         help="Model of the local engine: a name that `stack models` lists, hf:OWNER/REPOSITORY/FILE.gguf, or a path. "
         "Several are loaded as they are requested.",
     ),
+]
+ToolsOption = Annotated[
+    bool, typer.Option("--tools", help="With the packaged config local: with the tools that this machine can run.")
 ]
 LibraryNameArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A listed name, or hf:OWNER/NAME/FILE.gguf.")]
 RequestsArgument = Annotated[str, typer.Argument(metavar="IN.jsonl", help="One request per line, as in /v1/batches.")]
@@ -120,6 +124,7 @@ def run(
     workers: WorkersOption = 1,
     reload: ReloadOption = False,
     model: ModelsOption = None,
+    tools: ToolsOption = False,
 ) -> None:
     """Serve FILE until SIGTERM or Ctrl-C.
 
@@ -131,8 +136,13 @@ def run(
     gc.disable()
     try:
         server = {"host": host, "port": port}
-        launch = import_from_string("stack.serving.launch:LaunchOptions")(file, server, models=tuple(model or ()))
         with import_from_string("stack.serving.exit_codes:exit_on_error")():
+            left_out: dict[str, str] = {}
+            if tools:
+                file = import_from_string("stack.local_tools:name_tools_config")(file)
+                left_out = import_from_string("stack.local_tools:find_missing_parts")()
+            options = import_from_string("stack.serving.launch:LaunchOptions")
+            launch = options(file, server, models=tuple(model or ()), left_out=left_out)
             code = import_from_string("stack.serving.launch:run")(launch, workers=workers, reload=reload)
     finally:
         gc.enable()

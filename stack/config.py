@@ -3,7 +3,7 @@
 import ipaddress
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -155,12 +155,13 @@ def load_config(
     *,
     server: Mapping[str, object] | None = None,
     models: Sequence[str] = (),
+    left_out: Iterable[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> StackConfig:
     """Read the run config `name`: a path, or the bare name of a packaged config.
 
     `server` overrides keys of the file's `server` section where they are not None, `models` the models of its
-    inference section; `env` is the environment to
+    inference section; the parts at the paths `left_out` are taken for not written. `env` is the environment to
     substitute from, the process's own by default. Raises ConfigError.
     """
     path = find_config(name)
@@ -172,6 +173,8 @@ def load_config(
         raw["server"] |= overrides
     if models:
         _choose_models(source, raw, models)
+    for place in left_out:
+        _leave_out(raw, place.split("."))
     try:
         config = StackConfig.model_validate(raw)
     except ValidationError as exc:
@@ -183,16 +186,27 @@ def load_config(
 
 
 def _choose_models(source: str, raw: Mapping[str, Any], models: Sequence[str]) -> None:
-    section = raw.get("inference")
-    name = cast("dict[str, Any]", section).get("provider") if isinstance(section, dict) else None
-    if name != MODEL_CHOICE_PROVIDER:
-        raise ConfigError(
-            f"{source}: inference.provider: --model chooses models of the provider {MODEL_CHOICE_PROVIDER}, and this "
-            f"is {name}. Name the model in the inference section, or: stack run local --model {models[0]}"
-        )
-    section = cast("dict[str, Any]", section)
-    section.pop("model_path", None)
-    section |= {"model": models[0], "models": list(models[1:])}
+    inference = raw.get("inference")
+    section = cast("dict[str, Any]", inference) if isinstance(inference, dict) else {}
+    members = section.get("providers")
+    of_router = cast("dict[str, Any]", members).values() if isinstance(members, dict) else ()
+    for each in (section, *of_router):
+        if isinstance(each, dict) and cast("dict[str, Any]", each).get("provider") == MODEL_CHOICE_PROVIDER:
+            chosen = cast("dict[str, Any]", each)
+            chosen.pop("model_path", None)
+            chosen |= {"model": models[0], "models": list(models[1:])}
+            return
+    raise ConfigError(
+        f"{source}: inference.provider: --model chooses models of the provider {MODEL_CHOICE_PROVIDER}, and this is "
+        f"{section.get('provider')}. Name the model in the inference section, or: stack run local --model {models[0]}"
+    )
+
+
+def _leave_out(raw: dict[str, Any], keys: Sequence[str]) -> None:
+    *parents, last = keys
+    for key in parents:
+        raw = raw.get(key, {})
+    raw.pop(last, None)
 
 
 def _valid_part(exc: ValidationError, raw: Mapping[str, object], source: str) -> StackConfig | None:

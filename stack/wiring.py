@@ -67,11 +67,15 @@ class ProviderSpec:
 
 
 def load_wired_config(
-    name: str, *, server: Mapping[str, object] | None = None, models: Sequence[str] = ()
+    name: str,
+    *,
+    server: Mapping[str, object] | None = None,
+    models: Sequence[str] = (),
+    left_out: Iterable[str] = (),
 ) -> tuple[StackConfig, dict[str, ProviderSpec]]:
     """Return the run config `name` and its providers. Raises ConfigError with a line for each mistake in the file."""
     try:
-        config = load_config(name, server=server, models=models)
+        config = load_config(name, server=server, models=models, left_out=left_out)
     except InvalidConfig as exc:
         if exc.valid_part is not None:
             try:

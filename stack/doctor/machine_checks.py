@@ -36,7 +36,8 @@ async def check_machine(model: str | None, server: HttpServerConfig) -> AsyncGen
     yield _check_memory(listing, model)
 
 
-def _check_bubblewrap() -> Finding:
+def find_sandbox_fault() -> str:
+    """Return why programs of tools cannot run in bubblewrap on this machine, and the remedy; empty where they can."""
     try:
         command = [*build_isolation_command({}, []), "/usr/bin/true"]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_SANDBOX_TIMEOUT_S, check=False)  # noqa: S603 - a constant
@@ -46,13 +47,17 @@ def _check_bubblewrap() -> Finding:
     except (OSError, subprocess.TimeoutExpired) as exc:
         fault = f"it does not start: {exc}"
     if not fault:
-        return Finding("bubblewrap", "ok", "programs of tools can run in a sandbox")
-    return Finding(
-        "bubblewrap",
-        "warning",
+        return ""
+    return (
         f"{fault}. Without it the code interpreter and the shell do not run. It also needs unprivileged user "
-        "namespaces: sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0",
+        "namespaces: sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0"
     )
+
+
+def _check_bubblewrap() -> Finding:
+    if fault := find_sandbox_fault():
+        return Finding("bubblewrap", "warning", fault)
+    return Finding("bubblewrap", "ok", "programs of tools can run in a sandbox")
 
 
 def _check_port(server: HttpServerConfig) -> Finding:

@@ -26,7 +26,7 @@ from uvicorn.supervisors.statreload import StatReload
 
 from apis.errors import ConfigError
 from apis.imports import import_from_string
-from stack.build import confinement_lines, machine_lines
+from stack.build import align_lines, confinement_lines, machine_lines
 from stack.config import StackConfig, find_config, load_config
 from stack.http.metrics import forget_worker, share_metrics
 from stack.serving.exit_codes import exit_on_error
@@ -51,13 +51,18 @@ _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """The run config by path or name, fields that override its `server` section, the app's factory, and models that
-    replace those of its inference section."""
+    """The run config by path or name, fields that override its `server` section, the app's factory, models that replace
+    those of its inference section, and the paths of parts that are left out of it, each with the reason."""
 
     file: str
     server: Mapping[str, object] = field(default_factory=dict[str, object])
     app: str = "stack.http.app:create_app"
     models: Sequence[str] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def load(self) -> StackConfig:
+        """Return the run config. Raises ConfigError."""
+        return load_config(self.file, server=self.server, models=self.models, left_out=self.left_out)
 
 
 def run(launch: LaunchOptions, *, workers: int = 1, reload: bool = False) -> int:
@@ -65,13 +70,14 @@ def run(launch: LaunchOptions, *, workers: int = 1, reload: bool = False) -> int
 
     Raises ConfigError, or StackError where a service that the stack needs cannot be reached.
     """
-    config, specs = load_wired_config(launch.file, server=launch.server, models=launch.models)
+    config, specs = load_wired_config(launch.file, server=launch.server, models=launch.models, left_out=launch.left_out)
     if workers > 1 and config.kv_store.provider == "memory":
         raise ConfigError(
             f"{config.source}: kv_store.provider: memory is of one process, and {workers} workers need to share "
             "one store. Choose sqlite, redis or postgres, or run one worker."
         )
-    _print_lines(*wiring_lines(specs))
+    left_out = {f"no {path}": reason for path, reason in launch.left_out.items()}
+    _print_lines(*wiring_lines(specs), *(align_lines(left_out) if left_out else ()))
     listener = bind_listener(config.server)
     set_up_logging(config.server.log_level)
     if reload or workers > 1:
@@ -118,7 +124,7 @@ def build_try_line(config: StackConfig, url: str) -> str:
 def _serve(
     launch: LaunchOptions, listener: socket.socket, shared_state: _SharedState | None = None, number: int = 0
 ) -> None:
-    config = load_config(launch.file, server=launch.server, models=launch.models)
+    config = launch.load()
     app = import_from_string(launch.app)(config)
 
     def announce() -> None:
@@ -151,7 +157,7 @@ def _run_worker(
     os.setpgrp()
     _reset_signals()
     with exit_on_error():
-        set_up_logging(load_config(launch.file, server=launch.server, models=launch.models).server.log_level)
+        set_up_logging(launch.load().server.log_level)
         if shared_state is not None:
             share_metrics(shared_state.metrics_directory, number)
         _serve(launch, sockets[0], shared_state, number)

@@ -244,6 +244,6 @@ def test_the_module_is_the_command() -> None:
     run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (78, "")
     assert run.stderr == (
-        "nowhere: no such file. Give a path, or one of the packaged configs: gpt-oss, local, multi-provider, tools, "
-        "vllm.\n"
+        "nowhere: no such file. Give a path, or one of the packaged configs: gpt-oss, local-tools, local, "
+        "multi-provider, tools, vllm.\n"
     )

@@ -213,8 +213,8 @@ def test_a_missing_file_is_an_error_with_the_packaged_names() -> None:
     with pytest.raises(ConfigError) as caught:
         find_config("nowhere.yaml")
     assert str(caught.value) == (
-        "nowhere.yaml: no such file. Give a path, or one of the packaged configs: gpt-oss, local, multi-provider, "
-        "tools, vllm."
+        "nowhere.yaml: no such file. Give a path, or one of the packaged configs: gpt-oss, local-tools, local, "
+        "multi-provider, tools, vllm."
     )
 
 
