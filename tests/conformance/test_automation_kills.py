@@ -48,20 +48,23 @@ async def list_all(workers: Workers, path: str) -> list[Any]:
 async def run_under_kills(workers: Workers, count: int, kills: int) -> None:
     """Create automations of one time each, and kill workers around that time."""
     sessions_before = len(await list_all(workers, "/agents/sessions"))
-    run_at = int(time.time()) + 2
-    automations: list[str] = []
-    for number in range(count):
+    run_times: dict[str, int] = {}
+
+    async def create(number: int) -> None:
+        run_at = int(time.time()) + 3  # its own, since a busy machine takes long to create many
         body = {"type": "once", "name": str(number), "run_at": run_at, "target": TARGETS[number % 2]}
         answer = await workers.ask("POST", "/agents/automations", headers=BETA, json=body)
         assert answer.status_code == 201, answer.text
-        automations.append(answer.json()["id"])
-    await asyncio.sleep(max(0.0, run_at - time.time()))
+        run_times[answer.json()["id"]] = run_at
+
+    await asyncio.gather(*map(create, range(count)))
+    await asyncio.sleep(max(0.0, min(run_times.values()) - time.time()))
     for _ in range(kills):
         await asyncio.sleep(random.uniform(0.0, 0.3))
         if processes := workers.processes():
             random.choice(processes).kill()
     invocations: list[Any] = []
-    for automation_id in automations:
+    for automation_id, run_at in run_times.items():
         async with asyncio.timeout(60):
             while True:
                 listed = await list_all(workers, f"/agents/automations/{automation_id}/invocations")

@@ -17,6 +17,7 @@ DENIED_NETWORKS: Final[tuple[IPNetwork, ...]] = tuple(
         "10.0.0.0/8",
         "100.64.0.0/10",
         "127.0.0.0/8",
+        "168.63.129.16/32",  # a public address, but within Azure it gives a machine its settings
         "169.254.0.0/16",
         "172.16.0.0/12",
         "192.0.0.0/24",

@@ -229,7 +229,7 @@ class SessionOperations:
             sandbox, proxy = (await asyncio.shield(self._sandbox)).sandbox, None
             if entry.settings.network is not None:
                 owner, secrets = (tenant, name or ""), entry.contents.secrets
-                proxy = await self._egress.open_proxy(owner, entry.settings.network, secrets)
+                proxy = await self._egress.open_proxy(owner, entry.settings.network, secrets, entry.network_use)
             return await PythonSession.start(sandbox, limits, entry.contents.skill_files, proxy)
         except (SessionEnded, OSError) as exc:
             _log.warning("a Python session could not start: %s", exc)

@@ -13,7 +13,7 @@ from typing import Final
 
 from apis.fair_share import FairShare, Place
 from apis.skills.bundle import SkillFile
-from providers.tool_runtime.python.egress.settings import NetworkSettings, SecretValue
+from providers.tool_runtime.python.egress.settings import NetworkSettings, NetworkUse, SecretValue
 from providers.tool_runtime.python.messages import SessionFailure
 from providers.tool_runtime.python.session import PythonSession
 
@@ -65,6 +65,7 @@ class SessionEntry:
     uploaded_names: set[str] = field(default_factory=set[str])
     record_written_at: float = field(default_factory=time.time)
     first_use_deadline: float | None = field(default_factory=lambda: time.monotonic() + _FIRST_USE_S)
+    network_use: NetworkUse = field(default_factory=NetworkUse)
 
     @property
     def is_idle(self) -> bool:

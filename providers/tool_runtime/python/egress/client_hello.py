@@ -21,12 +21,42 @@ class ClientHello:
     has_encrypted_name: bool
 
 
-def parse_client_hello(data: bytes) -> ClientHello | None:
-    """Return the hello at the beginning of a connection, or None while more of it has to come. Raises ValueError for
-    bytes that do not begin like TLS, and for a hello that could be read in two ways."""
-    message = _join_records(data)
-    if message is None:
-        return None
+class HelloReader:
+    """Reads the hello at the beginning of a connection as its bytes come. None is read twice, however small the pieces
+    and the records of TLS are. `data` has all bytes."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._position = 0
+        self._message = bytearray()
+
+    def feed(self, data: bytes) -> ClientHello | None:
+        """Return the hello, or None while more of it has to come. Raises ValueError for bytes that do not begin like
+        TLS, and for a hello that could be read in two ways."""
+        self.data += data
+        while len(self._message) < 4 or len(self._message) < 4 + self._length:
+            header = bytes(self.data[self._position : self._position + 5])
+            if not _HANDSHAKE_START.startswith(header[:2]):
+                raise ValueError("no record of a handshake")
+            if len(header) < 5:
+                return None
+            begin, size = self._position + 5, int.from_bytes(header[3:], "big")
+            if not size or begin + size > MAX_HELLO_BYTES:
+                raise ValueError("the record is empty, or the hello too long")
+            if len(self.data) < begin + size:
+                return None
+            self._message += self.data[begin : begin + size]
+            self._position = begin + size
+            if self._message[0] != _CLIENT_HELLO:
+                raise ValueError("no hello")
+        return _read_hello(bytes(self._message[4 : 4 + self._length]))
+
+    @property
+    def _length(self) -> int:
+        return int.from_bytes(self._message[1:4], "big")
+
+
+def _read_hello(message: bytes) -> ClientHello:
     fields = _Fields(message)
     fields.skip(2 + 32)
     fields.take(1)  # session id
@@ -51,28 +81,6 @@ def _read_name(extension: "_Fields") -> str:
     if kind or names.has_more or extension.has_more:
         raise ValueError("the hello has another name than that of one host")
     return name.decode("ascii").lower()
-
-
-def _join_records(data: bytes) -> bytes | None:
-    """Return the body of the first message, which may be in several records."""
-    message, position = b"", 0
-    while len(message) < 4 or len(message) < 4 + int.from_bytes(message[1:4], "big"):
-        header = data[position : position + 5]
-        if not _HANDSHAKE_START.startswith(header[:2]):
-            raise ValueError("no record of a handshake")
-        if len(header) < 5:
-            return None
-        size = int.from_bytes(header[3:], "big")
-        position += 5
-        if not size or position + size > MAX_HELLO_BYTES:
-            raise ValueError("the record is empty, or the hello too long")
-        if len(data) < position + size:
-            return None
-        message += data[position : position + size]
-        position += size
-        if message[0] != _CLIENT_HELLO:
-            raise ValueError("no hello")
-    return message[4 : 4 + int.from_bytes(message[1:4], "big")]
 
 
 class _Fields:

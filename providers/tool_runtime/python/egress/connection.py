@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import h11
 
+from providers.common.fair_turns import turn_of
 from providers.common.net.checked_hosts import AddressRefused, HostUnknown
 from providers.common.net.host_names import is_address, text_to_host
-from providers.tool_runtime.python.egress.client_hello import UNRECOGNIZED_NAME_ALERT, ClientHello, parse_client_hello
-from providers.tool_runtime.python.egress.exchange import AnswerFailed, ByteStream, ProgramConnection
+from providers.tool_runtime.python.egress.client_hello import UNRECOGNIZED_NAME_ALERT, ClientHello, HelloReader
+from providers.tool_runtime.python.egress.exchange import CONNECTION_WORK, AnswerFailed, ByteStream, ProgramConnection
 from providers.tool_runtime.python.egress.secrets import HostSecrets
 from providers.tool_runtime.python.egress.settings import EgressCounts
 
@@ -56,7 +57,8 @@ class ProxyConnection:
     def __init__(self, proxy: "ContainerProxy", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._proxy = proxy
         self._settings = proxy.egress.settings
-        self._program = ProgramConnection(ByteStream(reader, writer, self._count_sent))
+        self._turn = turn_of(proxy.tenant)
+        self._program = ProgramConnection(ByteStream(reader, writer, self._count_sent, self._turn))
         self._upstream: ByteStream | None = None
         self._target: _Target | None = None
         self._sent_bytes = 0
@@ -101,18 +103,21 @@ class ProxyConnection:
         return "connected"
 
     async def _serve_request(self) -> None:
+        await self._turn.wait(CONNECTION_WORK)
         async with asyncio.timeout(self._settings.head_timeout_s):
             request = await self._program.read_request()
         if request is None:
             return
         target = self._target = _read_target(request)
         self._check(target)
-        secrets = self._proxy.secrets_of_host(target.host) if target.path is None else None
-        host = self._upstream = await self._connect(target, with_tls=secrets is not None)
+        secrets = self._proxy.secrets_of_host(target.host)
+        host = self._upstream = await self._connect(target, with_tls=secrets is not None and target.path is None)
         self._proxy.count(EgressCounts(connections=1))
         self._touch()
         if target.path is not None:
-            await self._program.exchange(request, host, target.authority, target.path, None)
+            # no secret leaves in plain, but the host may return one that it got over TLS
+            redacting = secrets.without_values() if secrets is not None else None
+            await self._program.exchange(request, host, target.authority, target.path, redacting)
         elif secrets is None:
             await self._tunnel(host, target.host)
         else:
@@ -150,26 +155,25 @@ class ProxyConnection:
             raise _Refused("timed out", f"The host {host} did not answer in time.", status=504) from None
         except OSError:
             raise _Refused("unreachable", f"The host {host} cannot be reached.", status=502) from None
-        return ByteStream(reader, writer, self._count_received)
+        return ByteStream(reader, writer, self._count_received, self._turn)
 
     async def _tunnel(self, host: ByteStream, name: str) -> None:
         """Pass the bytes of TLS on, whose first message must ask for the same host."""
         program = self._program.stream
         await self._program.accept()
         async with asyncio.timeout(self._settings.head_timeout_s):
-            data = self._program.early_bytes
+            reader, data = HelloReader(), self._program.early_bytes
             try:
-                while (hello := parse_client_hello(data)) is None:
-                    if not (more := await program.read()):
+                while (hello := reader.feed(data)) is None:
+                    if not (data := await program.read()):
                         return
-                    data += more
             except ValueError:
                 raise _Refused("no TLS", "Only TLS passes through a tunnel.") from None
         if not _asks_for(hello, name):
             await program.write(UNRECOGNIZED_NAME_ALERT)
             program.writer.close()
             raise _Refused("wrong name", "TLS asks for another host than the tunnel.")
-        await host.write(data)
+        await host.write(bytes(reader.data))
         ways = [asyncio.ensure_future(_pass_on(program, host)), asyncio.ensure_future(_pass_on(host, program))]
         try:
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)

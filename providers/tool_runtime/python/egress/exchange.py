@@ -10,11 +10,18 @@ from typing import Final
 
 import h11
 
-from providers.tool_runtime.python.egress.secrets import HostSecrets, RedactedStream
+from providers.common.fair_turns import TURN_WORK, TenantTurn
+from providers.tool_runtime.python.egress.redaction import RedactedStream
+from providers.tool_runtime.python.egress.secrets import HostSecrets
 
 _MAX_HEAD_BYTES: Final = 16 * 1024
 _MAX_ANSWER_HEAD_BYTES: Final = 64 * 1024
-_READ_BYTES: Final = 64 * 1024
+_READ_BYTES: Final = 32 * 1024
+CONNECTION_WORK: Final = TURN_WORK // 2
+"""Work of a turn on one connection, apart from its bytes."""
+_EVENT_WORK: Final = TURN_WORK // 32
+"""Work on a part of a message in HTTP, which may have one byte."""
+_BYTES_PER_WORK: Final = 8
 _HOP_HEADERS: Final = frozenset(
     {b"connection", b"expect", b"host", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
@@ -33,16 +40,18 @@ class AnswerFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class ByteStream:
     """Both directions of a connection. `count` is called with the length of all that passes, and raises where that is
-    too much."""
+    too much. All work on it takes place in turns of the tenant."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     count: Callable[[int], None]
+    turn: TenantTurn
 
     async def read(self) -> bytes:
         """Return some bytes; none at the end."""
         data = await self.reader.read(_READ_BYTES)
         self.count(len(data))
+        await self.turn.wait(len(data) // _BYTES_PER_WORK)
         return data
 
     async def write(self, data: bytes) -> None:
@@ -96,10 +105,14 @@ class ProgramConnection:
         self, request: h11.Request, host: ByteStream, authority: str, target: bytes, secrets: HostSecrets | None
     ) -> None:
         """Send the request to the host and its answer to the program. Raises AnswerFailed where the host does not
-        answer, h11.RemoteProtocolError for a wrong body of the program, and OSError."""
+        answer, h11.RemoteProtocolError for a wrong body of the program or headers that values make too long, and
+        OSError."""
         headers = _pick_headers(request.headers, _SECRET_HEADERS if secrets else ())
         if secrets is not None:
-            headers = [*secrets.put_in(headers), (b"accept-encoding", b"identity")]
+            try:
+                headers = [*secrets.put_in(headers), (b"accept-encoding", b"identity")]
+            except OverflowError:
+                raise h11.RemoteProtocolError("The secrets are too long.", error_status_hint=431) from None
         framing = [(name, value) for name, value in request.headers if name == b"transfer-encoding"]
         upstream = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_ANSWER_HEAD_BYTES)
         own_headers = [(b"host", authority.encode()), *headers, *framing, (b"connection", b"close")]
@@ -133,13 +146,16 @@ class ProgramConnection:
         sending: "asyncio.Future[None]",
         secrets: HostSecrets | None,
     ) -> None:
-        redacted = RedactedStream(secrets) if secrets is not None else None
+        redacted = RedactedStream(secrets.redaction) if secrets is not None else None
         while True:
             event = await self._next_of_answer(upstream, host, sending)
             if isinstance(event, h11.Response):
                 await self._send(_build_answer(event, secrets))
             elif isinstance(event, h11.Data):
-                data = bytes(event.data) if redacted is None else redacted.feed(bytes(event.data))
+                data = bytes(event.data)
+                if redacted is not None:
+                    await host.turn.wait(redacted.work(data))
+                    data = redacted.feed(data)
                 if data:
                     await self._send(h11.Data(data=data))
             elif isinstance(event, h11.EndOfMessage):
@@ -169,12 +185,14 @@ class ProgramConnection:
                 raise
             raise AnswerFailed("The host did not answer in proper HTTP.") from None
         if isinstance(event, h11.Event):
+            await host.turn.wait(_EVENT_WORK)
             return event
         raise AnswerFailed("The host did not answer in proper HTTP.")
 
     async def _next_event(self) -> object:
         while (event := self._http.next_event()) is h11.NEED_DATA:
             self._http.receive_data(await self.stream.read())
+        await self.stream.turn.wait(_EVENT_WORK)
         return event
 
     async def _send(self, *events: h11.Event) -> None:
@@ -205,6 +223,7 @@ def _build_answer(answer: h11.Response, secrets: HostSecrets | None) -> h11.Resp
         encodings = [value.strip().lower() for name, value in headers if name == b"content-encoding"]
         if any(encoding not in _PLAIN_ENCODINGS for encoding in encodings):
             raise AnswerFailed("The host compressed its answer, which is not passed on because secrets belong to it.")
-        headers = [(name, secrets.redact(value)) for name, value in headers if name != b"content-length"]
-        reason = secrets.redact(reason)
+        lines = [reason, *(part for header in headers if header[0] != b"content-length" for part in header)]
+        reason, *parts = secrets.redaction.redact(b"\n".join(lines)).split(b"\n")
+        headers = [*zip(parts[::2], parts[1::2], strict=True)]
     return h11.Response(status_code=answer.status_code, reason=reason, headers=[*headers, (b"connection", b"close")])

@@ -18,7 +18,13 @@ from providers.tool_runtime.python.egress.connection import ProxyConnection
 from providers.tool_runtime.python.egress.environment import build_environment, read_system_certificates
 from providers.tool_runtime.python.egress.rules import HostRule, HostRules
 from providers.tool_runtime.python.egress.secrets import ContainerSecrets, HostSecrets
-from providers.tool_runtime.python.egress.settings import EgressCounts, EgressSettings, NetworkSettings, SecretValue
+from providers.tool_runtime.python.egress.settings import (
+    EgressCounts,
+    EgressSettings,
+    NetworkSettings,
+    NetworkUse,
+    SecretValue,
+)
 
 if TYPE_CHECKING:
     from providers.tool_runtime.python.egress.authority import ContainerAuthority
@@ -47,9 +53,14 @@ class Egress:
         self.places = FairShare("connections of containers", settings.max_connections, several_tenants=several_tenants)
 
     async def open_proxy(
-        self, owner: tuple[str, str], settings: NetworkSettings, secrets: Sequence[SecretValue]
+        self,
+        owner: tuple[str, str],
+        settings: NetworkSettings,
+        secrets: Sequence[SecretValue],
+        use: NetworkUse | None = None,
     ) -> "ContainerProxy":
-        """Return the proxy of a new container, whose `owner` is its tenant and its name. Raises OSError."""
+        """Return the proxy of a container, whose `owner` is its tenant and its name. `use` has the bytes of its former
+        proxies. Raises OSError."""
         authority: ContainerAuthority | None = None
         certificates = await asyncio.to_thread(read_system_certificates)
         if secrets:
@@ -59,7 +70,10 @@ class Egress:
             authority = await asyncio.to_thread(authority_type)
             certificates += authority.certificate
         rules = HostRules(map(HostRule.parse, settings.allowed_domains))
-        return ContainerProxy(self, owner, rules, ContainerSecrets(secrets), certificates, authority)
+        of_container = await asyncio.to_thread(ContainerSecrets, secrets)
+        proxy = ContainerProxy(self, owner, rules, of_container, certificates, authority)
+        proxy.use = use or NetworkUse()
+        return proxy
 
     async def load_upstream_context(self) -> ssl.SSLContext:
         """Return the context by which hosts are verified. Raises OSError."""
@@ -71,7 +85,7 @@ class Egress:
 
 
 class ContainerProxy:
-    """Proxy of one container. `environment` and `certificates` are what programs need to use it."""
+    """Proxy of one container. `environment` and `certificates` are what programs need to use it; `use` is bounded."""
 
     def __init__(
         self,
@@ -94,7 +108,7 @@ class ContainerProxy:
         self._accepting: asyncio.Task[None] | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._counts = EgressCounts()
-        self._total_bytes = 0
+        self.use = NetworkUse()
 
     def serve(self, listener: socket.socket) -> None:
         """Accept connections on a listening socket of the sandbox until `close`, which closes it."""
@@ -131,8 +145,8 @@ class ContainerProxy:
     def count(self, counts: EgressCounts) -> bool:
         """Add to the counts; return False where the container has used up its bytes."""
         self._counts += counts
-        self._total_bytes += counts.sent_bytes + counts.received_bytes
-        return self._total_bytes <= self.egress.settings.container_bytes
+        self.use.total_bytes += counts.sent_bytes + counts.received_bytes
+        return self.use.total_bytes <= self.egress.settings.container_bytes
 
     def take_counts(self) -> EgressCounts:
         """Return the counts since the last call."""

@@ -44,6 +44,14 @@ class NetworkSettings:
     allowed_domains: Sequence[str]
 
 
+@dataclass(slots=True)
+class NetworkUse:
+    """Bytes of a container in both directions, since it was created: a sandbox that ended and began again has the same
+    bound."""
+
+    total_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class EgressCounts:
     """Work of a proxy since it was counted last: connections to hosts, refusals, and bytes in both directions."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from providers.tool_runtime.python.egress.settings import EgressCounts
+from providers.tool_runtime.python.egress.settings import EgressCounts, NetworkSettings
 from tests.support.servers.container_proxy import Opened, container_proxy, server_context
 from tests.support.servers.fetcher_hosts import SITE, Canary, Site
 
@@ -242,6 +242,28 @@ async def test_a_hundred_connections_of_a_container_wait_for_each_other(site: Si
         assert opened.egress.places.used <= 8
 
 
+async def test_a_body_in_chunks_of_one_byte_does_not_stop_the_others(site: Site) -> None:
+    """Each chunk is work in a turn of its tenant: the event loop has many turns while they come."""
+    iterations = 0
+
+    async def count() -> None:
+        nonlocal iterations
+        while True:
+            await asyncio.sleep(0)
+            iterations += 1
+
+    site.page("/x", "the page", "text/plain")
+    async with container_proxy([f"{HOST}:{site.port}"]) as opened:
+        lines = [f"POST http://{HOST}:{site.port}/x HTTP/1.1", f"Host: {HOST}:{site.port}"]
+        head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""])
+        counting = asyncio.ensure_future(count())
+        answer = await opened.ask(head.encode() + b"1\r\na\r\n" * 10_000 + b"0\r\n\r\n")
+        counting.cancel()
+        assert status(answer) == 200
+    assert site.requests[0][3] == b"a" * 10_000
+    assert iterations > 10_000 / 64
+
+
 async def test_one_tenant_leaves_connections_for_another(site: Site) -> None:
     hosts = [f"{HOST}:{site.port}"]
     site.endless("/endless", b"x", 0.01, {})
@@ -307,6 +329,9 @@ async def test_the_bytes_of_a_container_are_bounded(site: Site) -> None:
         answer = await opened.get(f"{url}/x")
         assert (status(answer), b"egress.max_container_mib" in answer) == (403, True)
         assert len(site.requests) == 2
+        owner = (opened.proxy.tenant, opened.proxy.container)
+        again = await opened.egress.open_proxy(owner, NetworkSettings([HOST]), (), opened.proxy.use)
+        assert not again.count(EgressCounts())  # a program that ends its sandbox gains no bytes
 
 
 async def test_a_head_that_is_too_long_is_refused(site: Site) -> None:

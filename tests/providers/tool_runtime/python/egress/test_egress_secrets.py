@@ -154,6 +154,36 @@ async def test_an_answer_in_which_no_secret_can_be_found_is_not_passed_on(site: 
         assert b"compressed its answer" in answer
 
 
+async def test_a_secret_that_a_host_kept_does_not_come_back_in_plain(site: Site) -> None:
+    notes: list[str] = []
+
+    async def keep(request: web.Request) -> web.Response:
+        notes.append(request.headers["X-Note"])
+        return web.Response()
+
+    async def show(request: web.Request) -> web.Response:
+        assert request.headers["Accept-Encoding"] == "identity"
+        return web.Response(text=notes[0], headers={"X-Note": notes[0], "x-" + notes[0]: "a name"})
+
+    site.pages["/keep"] = keep
+    async with Site() as plain:
+        plain.pages["/tell"] = show
+        hosts = [f"{HOST}:{site.port}", f"{HOST}:{plain.port}"]
+        async with container_proxy(hosts, secrets={(HOST, "API_KEY"): SECRET}) as opened:
+            placeholder = opened.proxy.environment["API_KEY"]
+            await ask(opened, site, request_of(site, f"X-Note: {placeholder}", path="/keep"))
+            assert notes == [SECRET]
+            answer = await opened.get(f"http://{HOST}:{plain.port}/tell", "Accept-Encoding: gzip")
+            assert (answer.count(placeholder.encode()), SECRET.encode() in answer) == (3, False)
+
+
+async def test_headers_that_secrets_make_too_long_are_not_sent(site: Site) -> None:
+    async with container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): "x" * 60_000}) as opened:
+        header = f"X-Note: {opened.proxy.environment['API_KEY'] * 300}"
+        assert (await ask(opened, site, request_of(site, header))).startswith(b"HTTP/1.1 431")
+    assert site.requests == []
+
+
 async def test_a_stream_is_redacted_as_it_comes(site: Site) -> None:
     is_read = asyncio.Event()
 
