@@ -23,7 +23,9 @@ _GUARD_TTL_S: Final = 3 * MAX_UPLOAD_S
 _READS: Final = 2
 """Reads of a piece whose checksum is wrong: it may have been damaged on its way."""
 _PLAIN_TENANT: Final = re.compile(r"[a-z0-9_-]{1,200}")
-_OBJECT_NAME: Final = re.compile(r"([tx])-([a-z0-9_-]*)/([a-z]+[-_][0-9a-f]{44})/[0-9]{6}")
+_OBJECT_NAME: Final = re.compile(r"(t|x[0-9]*)-([a-z0-9_/-]*)/([a-z]+[-_][0-9a-f]{44})/[0-9]{6}")
+_FOLDER_CHARS: Final = 200
+"""Characters in the name of a folder: file systems take 255 bytes."""
 
 
 class BlobRecord(msgspec.Struct, omit_defaults=True):
@@ -148,8 +150,13 @@ def blobs_key(tenant: str, file_id: str) -> str:
 
 
 def tenant_folder(tenant: str) -> str:
-    """Return the folder of a tenant, which is different for each also where names differ in case alone."""
-    return f"t-{tenant}" if _PLAIN_TENANT.fullmatch(tenant) else f"x-{tenant.encode().hex()}"
+    """Return the folder of a tenant, which is different for each also where names differ in case alone, and which is in
+    no folder of another one."""
+    if _PLAIN_TENANT.fullmatch(tenant):
+        return f"t-{tenant}"
+    digits = tenant.encode().hex()
+    folders = [digits[start : start + _FOLDER_CHARS] for start in range(0, len(digits), _FOLDER_CHARS)]
+    return f"x{len(folders) if len(folders) > 1 else ''}-{'/'.join(folders)}"
 
 
 def blob_folder(tenant: str, blob_id: str) -> str:
@@ -163,7 +170,7 @@ def parse_folder(name: str) -> tuple[str, str] | None:
     if match is None:
         return None
     try:
-        tenant = match[2] if match[1] == "t" else bytes.fromhex(match[2]).decode()
+        tenant = match[2] if match[1] == "t" else bytes.fromhex(match[2].replace("/", "")).decode()
     except ValueError:
         return None
     return (tenant, match[3]) if tenant_folder(tenant) == f"{match[1]}-{match[2]}" else None

@@ -18,9 +18,9 @@ import msgspec
 from apis.documents.files import Files
 from apis.errors import ConfigError, NotFound, StackError, StorageCorrupt
 from apis.storage.kv_store import Delete, KVStore, Op, Put
-from apis.storage.records import decode_record, encode_record, scan_groups
+from apis.storage.records import encode_record, scan_groups
 from providers.common.state.blobs import new_blob
-from providers.common.state.scan import scan_records
+from providers.common.state.scan import decode_or_skip, scan_records
 from providers.files.object_store import ObjectStoreFiles
 from providers.files.recorded import RecordedFiles
 from providers.files.records import UploadRecord, pending_key, record_key
@@ -63,8 +63,8 @@ class FileMove:
         await self._delete_old_bytes()
         self._total = len([None async for _ in self._list()])
         async with aclosing(self._list()) as files:
-            async for tenant, file_id, record in files:
-                await self._try_move(tenant, file_id, record)
+            async for tenant, file_id in files:
+                await self._try_move(tenant, file_id)
         line = self._describe()
         if self._failures:
             raise StackError(f"{line}; {len(self._failures)} failed, run it again: {self._failures[0]}")
@@ -84,8 +84,8 @@ class FileMove:
             raise ConfigError("Servers use this store without the new files.provider: restart them with it first.")
         raise ConfigError("Servers use this store, or did a minute ago: stop them, because they read one place alone.")
 
-    async def _list(self) -> AsyncGenerator[tuple[str, str, UploadRecord]]:
-        """Yield the tenants, ids and records of the files that are still in the source."""
+    async def _list(self) -> AsyncGenerator[tuple[str, str]]:
+        """Yield the tenants and ids of the files that are still in the source."""
         async with aclosing(scan_groups(self._kv, "", limit=1)) as tenants:
             async for tenant, _ in tenants:
                 if not tenant or tenant.startswith("~"):
@@ -93,13 +93,12 @@ class FileMove:
                 async with aclosing(scan_records(self._kv, record_key(tenant, ""), UploadRecord)) as rows:
                     async for key, record, _ in rows:
                         if record.object_store == self._source_id:
-                            yield tenant, key.rpartition("/")[2], record
+                            yield tenant, key.rpartition("/")[2]
 
-    async def _try_move(self, tenant: str, file_id: str, record: UploadRecord) -> None:
+    async def _try_move(self, tenant: str, file_id: str) -> None:
         try:
-            await self._move(tenant, file_id, record)
+            self._moved_bytes += await self._move(tenant, file_id)
             self._done += 1
-            self._moved_bytes += record.size
         except NotFound:
             self._total -= 1  # deleted meanwhile
         except StackError as exc:
@@ -107,12 +106,18 @@ class FileMove:
             self._failures.append(f"{file_id}: {exc.message}")
         self._show(self._describe())
 
-    async def _move(self, tenant: str, file_id: str, record: UploadRecord) -> None:
+    async def _move(self, tenant: str, file_id: str) -> int:
+        """Move a file; return its size in bytes. Raises NotFound where it was deleted or moved meanwhile."""
         source, target = self._source, self._target
+        record, version = await target.load(file_id, tenant)
+        if record.object_store != self._source_id:
+            raise NotFound("The file was moved already.")
         life_s = None if record.expires_at is None else max(1.0, record.expires_at - time.time())
         blob_id = target.new_blob_id(file_id)
         content = target.new_bytes(tenant, blob_id, life_s)
-        # its guard is not that of the file, whose bytes a sweep of guards would delete
+        # Its guard is not that of the file, whose bytes a sweep of guards would delete. Another move of this file, from
+        # now on, takes the guard and so ends this one; one that has moved it meanwhile has changed the record.
+        unchanged = Put(record_key(tenant, file_id), encode_record(record), life_s, version)
         guard_key = pending_key(tenant, f"{file_id}.moved" if blob_id == file_id else blob_id)
         blob_ids: Sequence[str] = ()
 
@@ -131,7 +136,7 @@ class FileMove:
             ]
             return list({op.key: op for op in ops}.values())
 
-        async with new_blob(self._kv, content, guard_key, ttl_s=content.guard_ttl_s) as blob:
+        async with new_blob(self._kv, content, guard_key, ttl_s=content.guard_ttl_s, also=[unchanged]) as blob:
             read = hashlib.sha256()
             size = await blob.write(_digest(source.read_bytes(file_id, record, tenant), read.update))
             written = hashlib.sha256()
@@ -143,16 +148,23 @@ class FileMove:
             await blob.publish(prepare)
         await source.delete_bytes(blob_ids, tenant)
         await self._kv.write([Delete(_moved_key(tenant, file_id))])
+        return record.size
 
     async def _delete_old_bytes(self) -> None:
         """Delete the bytes that an earlier move has left in the source."""
         async for key, old, _ in scan_records(self._kv, _MOVED_PREFIX, OldBytes):
             tenant, _, file_id = key.removeprefix(_MOVED_PREFIX).rpartition("/")
-            entry = await self._kv.get(record_key(tenant, file_id))
-            is_old = entry is None or decode_record(entry, UploadRecord).object_store != old.object_store
-            if old.object_store == self._source_id and is_old:
+            if old.object_store == self._source_id and await self._is_elsewhere(tenant, file_id, old.object_store):
                 await self._source.delete_bytes(old.blob_ids, tenant)
                 await self._kv.write([Delete(key)])
+
+    async def _is_elsewhere(self, tenant: str, file_id: str, object_store: str) -> bool:
+        """Return true if no file needs the bytes that are in this place. A damaged record may."""
+        key = record_key(tenant, file_id)
+        if (entry := await self._kv.get(key)) is None:
+            return True
+        record = decode_or_skip(self._kv, key, entry, UploadRecord)
+        return record is not None and record.object_store != object_store
 
 
 async def _digest(data: AsyncGenerator[bytes], add: Callable[[bytes], object]) -> AsyncGenerator[bytes]:

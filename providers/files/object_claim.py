@@ -33,13 +33,20 @@ async def claim_folder(objects: Objects, kv: KVStore, url: str) -> str:
         await objects.put(CLAIM_NAME, encode_record(FolderClaim(await _find_id(kv, url))))
         claim = await objects.get(CLAIM_NAME)
     store_id = _read_claim(claim, url)
-    async for _, record, _ in scan_records(kv, _PREFIX, FolderClaim):
-        if record.id == store_id:
-            return store_id
+    if await find_claim_key(kv, store_id):
+        return store_id
     raise ConfigError(
         f"url: {url} has the files of another kv_store. Choose another prefix; or, if that store is lost and its files "
         f"may be deleted, delete the object {CLAIM_NAME} there."
     )
+
+
+async def find_claim_key(kv: KVStore, store_id: str) -> str:
+    """Return the key under which the KVStore has the claim of this object store; empty where it has none."""
+    async for key, record, _ in scan_records(kv, _PREFIX, FolderClaim):
+        if record.id == store_id:
+            return key
+    return ""
 
 
 async def _find_id(kv: KVStore, url: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from apis.errors import StorageCorrupt
+from apis.errors import StorageCorrupt, StoreUnavailable
 from apis.storage.kv_store import Delete, Entry, KVStore
 from apis.storage.lease import Lease
 from apis.storage.records import decode_record
@@ -19,6 +19,7 @@ from providers.common.jobs import LeaderQueue
 from providers.common.state.blobs import ABANDONED
 from providers.common.state.scan import decode_or_skip
 from providers.files.blob_objects import BlobRecord, blob_folder, blob_key, parse_folder
+from providers.files.object_claim import find_claim_key
 from providers.files.object_config import ObjectStoreConfig
 from providers.files.objects import Objects, StoredObject
 from providers.files.records import pending_key, record_key
@@ -46,22 +47,27 @@ class OrphanQueue(LeaderQueue):
 
     async def work(self, lease: Lease) -> None:
         store_id, count = await self._claim(), 0
+        if not (claim_key := await find_claim_key(self.kv, store_id)):
+            raise _records_lost()
         async with aclosing(self._objects.list()) as pages:
             async for page in pages:
                 lease.check()
-                count += await self._sweep(page, store_id)
+                count += await self._sweep(page, store_id, claim_key)
         if count:
             _log.info("deleted the objects of %d blobs that no file has", count)
 
-    async def _sweep(self, page: Sequence[StoredObject], store_id: str) -> int:
-        """Delete the orphans among these objects; return the number of their blobs."""
+    async def _sweep(self, page: Sequence[StoredObject], store_id: str, claim_key: str) -> int:
+        """Delete the orphans among these objects; return the number of their blobs. Raises StoreUnavailable where the
+        store has lost its records, and therefore the claim: a backup of them would still need all objects."""
         cutoff = time.time() - self._grace_s
         names = [parse_folder(each.name) for each in page if each.modified_at < cutoff]
         blobs = list(dict.fromkeys(name for name in names if name is not None))
         if not blobs:
             return 0
         keys = [blob_key(*blob) for blob in blobs] + [pending_key(*blob) for blob in blobs]
-        entries = await self.kv.get_many(keys)
+        claim, *entries = await self.kv.get_many([claim_key, *keys])
+        if claim is None:
+            raise _records_lost()
         count = 0
         for blob, entry, guard in zip(blobs, entries, entries[len(blobs) :], strict=False):
             if not _may_appear(guard) and await self._delete_record(blob, entry, store_id):
@@ -85,6 +91,10 @@ class OrphanQueue(LeaderQueue):
 def sweep_key(url: str) -> str:
     """Return the key of the lease of the process that sweeps the object store at this URL."""
     return f"/file_sweep/{hashlib.sha256(url.encode()).hexdigest()}"
+
+
+def _records_lost() -> StoreUnavailable:
+    return StoreUnavailable("The store has lost the records of its files. No object is deleted.")
 
 
 def _may_appear(guard: Entry | None) -> bool:

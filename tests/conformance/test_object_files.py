@@ -10,7 +10,7 @@ import pytest
 
 from apis.documents.files import CreateFile, FileExpiry, FileListParams, FileParts, Files
 from apis.errors import ConfigError, InvalidRequest, NotFound, StorageCorrupt, StoreUnavailable
-from apis.storage.kv_store import KVStore, Op
+from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.lease import Lease
 from providers.files.blob_objects import OBJECT_BYTES, blob_key
 from providers.files.object_claim import CLAIM_NAME
@@ -133,10 +133,24 @@ class OverObjects(FilesPromises):
 
     async def test_the_bytes_of_a_tenant_are_deleted_and_of_no_other(self, files: Files) -> None:
         assert isinstance(files, ObjectStoreFiles)
-        for tenant in ("t", "T", "t2", "t/x", "ü"):
+        tenants = ("t", "T", "t2", "t/x", "ü", "T" * 100, "T" * 101, "T" * 200, "T" * 201)
+        for tenant in tenants:
             await files.create(NEW, pieces(b"x"), tenant=tenant)
-        await files.delete_outside_of_store(tenant="t")
-        assert len(await names_in(files.objects)) == 4
+        for number, tenant in enumerate(tenants, 1):
+            await files.delete_outside_of_store(tenant=tenant)
+            assert len(await names_in(files.objects)) == len(tenants) - number
+
+    async def test_a_store_that_has_lost_its_records_deletes_no_object(self, files: Files, store: KVStore) -> None:
+        """A Redis that was restarted without its data; a backup of it has the records."""
+        assert isinstance(files, ObjectStoreFiles)
+        file = await files.create(NEW, pieces(b"x" * 100), tenant="t")
+        backup = [Put(key, entry.value) for key, entry in await store.scan("")]
+        await store.write([Delete(op.key) for op in backup])
+        with pytest.raises(StoreUnavailable, match="lost the records"):
+            await sweep(files)
+        await store.write(backup)
+        await sweep(files)
+        assert await files.read(file.id, tenant="t") == b"x" * 100
 
 
 class TestOverAFolder(OverObjects):

@@ -165,6 +165,44 @@ async def test_bytes_that_a_killed_move_left_are_deleted_by_the_next(tmp_path: P
     assert await first.read(file.id, tenant="t") == DATA
 
 
+async def test_moves_at_the_same_time_lose_no_file(tmp_path: Path) -> None:
+    kv = Memory(Memory.Config())
+    stored, first, second = providers(kv, tmp_path)
+    data = [bytes([number]) * 300_000 for number in range(8)]
+    files = [await first.create(CreateFile(purpose="user_data"), pieces(each), tenant="t") for each in data]
+    for source, target in ((first, stored), (stored, second), (second, first)):
+        moves = [FileMove(source, target, lambda _line: None).run() for _ in range(3)]
+        lines = await asyncio.gather(*moves)
+        assert sum(int(line.partition("/")[0].removeprefix("moved ")) for line in lines) == len(files)
+        for file, each in zip(files, data, strict=True):
+            assert await target.read(file.id, tenant="t") == each
+    assert len(list((tmp_path / "first-objects").rglob("0*"))) == len(files)
+    assert await kv.scan("t/file_piece/") == await kv.scan("~") == []
+
+
+async def test_a_damaged_record_does_not_stop_a_move(tmp_path: Path) -> None:
+    """Neither of a file that an earlier move has left in half, whose bytes may be needed, nor of another one."""
+
+    class Dead(StoredFiles):
+        async def delete_bytes(self, blob_ids: Sequence[str], tenant: str) -> None:
+            raise StackError("killed")
+
+    kv = Memory(Memory.Config())
+    stored, first, _ = providers(kv, tmp_path)
+    request = CreateFile(purpose="user_data")
+    files = [await stored.create(request, pieces(DATA), tenant="t") for _ in range(2)]
+    with pytest.raises(StackError):
+        await FileMove(Dead(StoredFiles.Config(), kv), first, lambda _line: None).run()
+    files += [await stored.create(request, pieces(DATA), tenant="t") for _ in range(2)]
+    for damaged in (files[0], files[2]):
+        await kv.put(f"t/file/{damaged.id}", b"\xff")
+    assert (await FileMove(stored, first, lambda _line: None).run()).startswith("moved 1/1 files")
+    for whole in (files[1], files[3]):
+        assert await first.read(whole.id, tenant="t") == DATA
+    remaining = {key.split("/")[2] for key, _ in await kv.scan("t/file_piece/")}
+    assert remaining == {files[0].id, files[2].id}
+
+
 async def test_a_download_goes_on_where_its_file_has_moved(tmp_path: Path) -> None:
     kv = Memory(Memory.Config())
     stored, first, _ = providers(kv, tmp_path)

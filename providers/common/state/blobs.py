@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol
 
-from apis.errors import StackError, StorageCorrupt, StoreUnavailable
+from apis.errors import NotFound, StackError, StorageCorrupt, StoreUnavailable
 from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.records import delete_all, encode_record
 from providers.common.state.change import write_prepared
@@ -62,9 +62,14 @@ class NewBlob:
         self._guard_version = 0
         self._is_published = False
 
-    async def begin(self, started_at: float) -> None:
-        """Write the guard."""
-        self._guard_version = await self._kv.put(self._guard_key, encode_record(started_at), ttl_s=self._ttl_s)
+    async def begin(self, started_at: float, also: Sequence[Op]) -> bool:
+        """Write the guard, and `also`; returns False, and writes nothing, if a condition of these does not hold."""
+        guard = Put(self._guard_key, encode_record(started_at), self._ttl_s)
+        versions = await self._kv.write([guard, *also])
+        if versions is None:
+            return False
+        self._guard_version = versions[0]
+        return True
 
     async def write(self, data: AsyncIterable[bytes]) -> int:
         """Write the bytes; returns their number."""
@@ -101,12 +106,14 @@ class NewBlob:
 
 @asynccontextmanager
 async def new_blob(
-    kv: KVStore, content: BlobBytes, guard_key: str, *, ttl_s: float | None = None
+    kv: KVStore, content: BlobBytes, guard_key: str, *, ttl_s: float | None = None, also: Sequence[Op] = ()
 ) -> AsyncGenerator[NewBlob]:
     """Write a blob, whose guard expires after `ttl_s`: from then on it cannot be published. It is discarded where the
-    context ends with an exception before it was published, also a cancellation."""
+    context ends with an exception before it was published, also a cancellation. `also` is written with the guard.
+    Raises NotFound if a condition of these operations does not hold."""
     blob = NewBlob(kv, content, guard_key, ttl_s)
-    await blob.begin(time.time())
+    if not await blob.begin(time.time(), also):
+        raise NotFound("The subject of these bytes was changed or deleted meanwhile.")
     try:
         yield blob
     except BaseException:

@@ -65,7 +65,7 @@ def test_only_a_folder_is_bound_to_its_machine() -> None:
 def test_a_tenant_is_found_again_by_its_folder(tenant: str) -> None:
     blob_id = f"file-{5:044x}"
     assert parse_folder(f"{tenant_folder(tenant)}/{blob_id}/000001") == (tenant, blob_id)
-    assert "/" not in tenant_folder(tenant)
+    assert all(len(name) < 256 for name in tenant_folder(tenant).split("/"))  # as file systems have them
 
 
 @pytest.mark.parametrize("name", ["x", "t-a/b/000000", f"t-A/file-{5:044x}/000000", f"x-zz/file-{5:044x}/000000"])
