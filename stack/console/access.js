@@ -10,6 +10,7 @@ const NEEDS = {
   responses: (key) => has(key, "responses", "read"),
   runs: (key) => has(key, "responses", "read"),
   conversations: (key) => has(key, "responses", "read"),
+  agents: (key) => has(key, "responses", "read"),
   files: (key) => has(key, "files", "read"),
   traces: (key) => has(key, "responses", "read"),
   figures: () => true,

@@ -84,12 +84,14 @@ export const remove = (path) => call("DELETE", path);
 
 /** Yield the events of a streamed call as {event, size, at}; `at` is the time in ms at which it came. */
 export async function* stream(method, path, options) {
-  const response = await send(method, path, options);
-  yield* readEvents(response.body);
+  yield* await openStream(method, path, options);
 }
 
+/** Return the events of a streamed call once the server has begun to answer it. */
+export const openStream = async (method, path, options) => readEvents((await send(method, path, options)).body);
+
 /** The bytes that a path returns: only a request can carry the key, so no link could. */
-export const fetchBlob = async (path) => (await send("GET", path)).blob();
+export const fetchBlob = async (path, options) => (await send("GET", path, options)).blob();
 /** Save what a path returns as a file. */
 export const download = async (path, name) => saveBlob(await fetchBlob(path), name);
 

@@ -8,6 +8,7 @@ export const SHORTCUTS = [
   ["g r", "Responses"],
   ["g u", "Runs"],
   ["g c", "Conversations"],
+  ["g e", "Agents, their sessions and schedules"],
   ["g f", "Files"],
   ["g t", "Traces"],
   ["g s", "Figures"],
@@ -15,7 +16,7 @@ export const SHORTCUTS = [
   ["g m", "Team, for administrators"],
   ["?", "this list"],
 ];
-const VIEWS = { p: "playground", r: "responses", u: "runs", c: "conversations", f: "files", t: "traces", s: "figures", a: "usage", m: "team" };
+const VIEWS = { p: "playground", r: "responses", u: "runs", c: "conversations", e: "agents", f: "files", t: "traces", s: "figures", a: "usage", m: "team" };
 
 /** Listen to the page's shortcuts; `onHelp` shows the list. Return the function that stops it. */
 export function listenToKeys(onHelp) {

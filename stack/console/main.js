@@ -5,6 +5,7 @@ import { UNAUTHORIZED, get } from "./api.js";
 import { SHORTCUTS, listenToKeys } from "./keys.js";
 import { Icon } from "./parts/icons.js";
 import { KeyDialog } from "./parts/key_dialog.js";
+import { lazy } from "./parts/lazy.js";
 import { Failure } from "./parts/states.js";
 import { hashOf, useRoute } from "./route.js";
 import { readKey, readSession } from "./session.js";
@@ -31,6 +32,7 @@ const VIEWS = [
   ["responses", "Responses", "Responses", Responses],
   ["runs", "Runs", "Background runs", Runs],
   ["conversations", "Convs", "Conversations", Conversations],
+  ["agents", "Agents", "Agents", lazy(async () => (await import("./agents/main.js")).Agents)],
   ["files", "Files", "Files and vector stores", Files],
   ["traces", "Traces", "Traces", Traces],
   ["figures", "Figures", "Figures", Figures],
@@ -104,10 +106,13 @@ function App({ problem }) {
       const key = await loadKey();
       setAccess(key);
       refusedKey.current = null;
-      setModels(mayListModels(key) ? (await get("models")).data : []);
+      const listed = mayListModels(key) ? (await get("models")).data : [];
+      setModels(listed);
       setError(null);
+      return listed;
     } catch (failure) {
       setError(failure);
+      return [];
     }
   }, []);
   useEffect(() => {
@@ -142,7 +147,7 @@ function App({ problem }) {
       ${error && html`<${Failure} error=${error} onRetry=${loadModels} />`}
       ${broken
         ? html`<${Failure} error=${broken} onRetry=${retry} />`
-        : html`<${Current} key=${view === "playground" ? `${reloads} ${view} ${route.id}` : `${reloads} ${view} ${KEEPS.has(view) ? "" : route.id}`} route=${route} models=${models} access=${access || UNKNOWN} />`}
+        : html`<${Current} key=${view === "playground" ? `${reloads} ${view} ${route.id}` : `${reloads} ${view} ${KEEPS.has(view) ? "" : route.id}`} route=${route} models=${models} access=${access || UNKNOWN} onModels=${loadModels} />`}
     </main>
     ${dialog?.kind === "key" &&
     html`<${KeyDialog}

@@ -4,14 +4,14 @@ import { get } from "../api.js";
 import { html, useCallback, useEffect, useState } from "../vendor/preact.js";
 import { Empty, Failure, Skeleton } from "./states.js";
 
-/** Load pages of `path`; return {rows, error, more, reload}. `more` is null at the end. */
-export function usePages(path, query = {}) {
+/** Load pages of `path` by `read`; return {rows, error, more, reload}. `more` is null at the end. */
+export function usePages(path, query = {}, read = get) {
   const [state, setState] = useState({ rows: null, error: null, after: null });
   const key = JSON.stringify([path, query]);
   const load = useCallback(
     async (after, before) => {
       try {
-        const page = await get(path, { limit: 50, ...query, after });
+        const page = await read(path, { limit: 50, ...query, after });
         const last = page.last_id || page.data.at(-1)?.id;
         setState({ rows: [...before, ...page.data], error: null, after: page.has_more ? last : null });
       } catch (error) {

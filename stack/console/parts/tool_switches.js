@@ -18,7 +18,7 @@ export function ToolSwitches({ settings, tools, onChange }) {
 }
 
 /** A tool that is on although the server lacks it can be switched off. */
-function Switch({ label, note, reason, isOn = false, onChange }) {
+export function Switch({ label, note, reason, isOn = false, onChange }) {
   const id = useUniqueId();
   return html`<div class="switch ${reason ? "absent" : ""}">
     <label class="check"><input type="checkbox" checked=${isOn} disabled=${Boolean(reason) && !isOn} aria-describedby=${id} onChange=${onChange} /> ${label}</label>

@@ -1,0 +1,90 @@
+// From the events of a session to what is shown: a pure function, the same for live events and for those that were stored.
+//
+// The items are a window on the session: at most MOST_ITEMS of them, with `hasEarlier` and `isAtEnd` saying what is beyond.
+
+/** Items that are shown, and kept, at once. */
+export const MOST_ITEMS = 240;
+const DROPPED_AT_ONCE = 40;
+/** Characters of a command's output that are kept while it runs; its end is the part that counts. */
+const MOST_OUTPUT_CHARS = 100_000;
+
+export const emptySession = () => ({ session: null, turns: new Map(), items: [], hasEarlier: false, isAtEnd: true, lastNumber: undefined, environment: null, error: null });
+
+export const isFinal = (item) => Boolean(item.status) && item.status !== "in_progress";
+export const hasEnded = (turn) => ["completed", "failed", "cancelled"].includes(turn.status);
+
+/** The state with turns that were read; one that has ended does not run again. */
+export function withTurns(state, turns) {
+  const all = new Map(state.turns);
+  for (const turn of turns) if (!all.has(turn.id) || !hasEnded(all.get(turn.id))) all.set(turn.id, turn);
+  return { ...state, turns: all };
+}
+
+/** Return the state after `event`; one that it knows already changes nothing. */
+export function reduce(state, event) {
+  const number = event.sequence_number;
+  if (number !== undefined && number <= state.lastNumber) return state;
+  const next = step(state, event);
+  return number === undefined ? next : { ...next, lastNumber: number };
+}
+
+function step(state, event) {
+  const { type } = event;
+  if (type === "error") return { ...state, error: event.error };
+  if (event.session) return { ...state, session: event.session, error: null };
+  if (event.turn) return withTurns(state, [event.turn]);
+  if (event.environment) return { ...state, environment: event.environment };
+  const name = type.replace(/^agent\.(session\.turn|output)\./, "");
+  if (name === "item.added") return withItem(state, event);
+  if (name === "item.done") return changeItem(state, event.item.id, () => ({ ...event.item, turn_id: event.item.turn_id || event.turn_id }), event);
+  const change = CHANGES[name];
+  return change ? changeItem(state, event.item_id, (item) => (isFinal(item) ? item : change(item, event))) : state;
+}
+
+function withItem(state, event) {
+  const item = { ...event.item, turn_id: event.item.turn_id || event.turn_id };
+  if (state.items.some(({ id }) => id === item.id)) return changeItem(state, item.id, (known) => (isFinal(known) ? known : item));
+  if (!state.isAtEnd) return state;
+  const items = [...state.items, item];
+  if (items.length <= MOST_ITEMS) return { ...state, items };
+  return { ...state, items: items.slice(DROPPED_AT_ONCE), hasEarlier: true };
+}
+
+/** Change the item of that id; `event` adds it where it is missing. */
+function changeItem(state, id, change, event) {
+  const index = state.items.findLastIndex((item) => item.id === id);
+  if (index < 0) return event ? withItem(state, event) : state;
+  const changed = change(state.items[index]);
+  if (changed === state.items[index]) return state;
+  const items = state.items.slice();
+  items[index] = changed;
+  return { ...state, items };
+}
+
+const put = (list, index, value) => {
+  const copy = (list || []).slice();
+  copy[index] = value;
+  return copy;
+};
+const setPart = (field, index) => (item, event) => ({ ...item, [field]: put(item[field], event[index], event.part) });
+const text = (field, index, join) => (item, event) => {
+  const before = item[field]?.[event[index]] || { type: field === "summary" ? "summary_text" : "output_text", text: "" };
+  return { ...item, [field]: put(item[field], event[index], { ...before, text: join(before.text, event) }) };
+};
+const grown = (before, event) => before + event.delta;
+const whole = (_, event) => event.text;
+
+const CHANGES = {
+  "content_part.added": setPart("content", "content_index"),
+  "content_part.done": setPart("content", "content_index"),
+  "output_text.delta": text("content", "content_index", grown),
+  "output_text.done": text("content", "content_index", whole),
+  "reasoning_summary_part.added": setPart("summary", "summary_index"),
+  "reasoning_summary_part.done": setPart("summary", "summary_index"),
+  "reasoning_summary_text.delta": text("summary", "summary_index", grown),
+  "reasoning_summary_text.done": text("summary", "summary_index", whole),
+  "command_execution_output.delta": (item, { delta }) => {
+    const output = (item.output || "") + delta;
+    return output.length > MOST_OUTPUT_CHARS * 1.2 ? { ...item, output: output.slice(-MOST_OUTPUT_CHARS), isCut: true } : { ...item, output };
+  },
+};
