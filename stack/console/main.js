@@ -19,7 +19,6 @@ import { Playground } from "./views/playground.js";
 import { ResponseView } from "./views/response.js";
 import { Responses } from "./views/responses.js";
 import { Runs } from "./views/runs.js";
-import { Team } from "./views/team.js";
 import { Traces } from "./views/traces.js";
 import { Usage } from "./views/usage.js";
 
@@ -37,7 +36,7 @@ const VIEWS = [
   ["traces", "Traces", "Traces", Traces],
   ["figures", "Figures", "Figures", Figures],
   ["usage", "Usage", "Usage of this key", Usage],
-  ["team", "Team", "Team", Team],
+  ["team", "Team", "Team", lazy(async () => (await import("./views/team.js")).Team)],
 ];
 
 function Rail({ views, current, onKey, onTheme, needsKey }) {

@@ -5,6 +5,7 @@ import { cutTools, joinTools, same } from "./tools.js";
 
 const KNOWN = new Set(["id", "object", "name", "model", "instructions", "tools", "reasoning", "metadata", "created_at", "updated_at"]);
 
+export const SUMMARIES = ["auto", "concise", "detailed"];
 export const EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /** The form of an agent; without one, of a new agent. */
@@ -13,6 +14,7 @@ export const fieldsOf = (agent) => ({
   model: agent?.model || "",
   instructions: agent?.instructions || "",
   effort: agent?.reasoning?.effort || "",
+  summary: agent?.reasoning?.summary || "",
   tools: cutTools(agent?.tools || []),
   metadata: rowsOf(agent?.metadata),
 });
@@ -28,9 +30,9 @@ export function changesOf(fields, agent) {
     model: fields.model.trim(),
     instructions: fields.instructions || null,
     tools: joinTools(fields.tools, before.tools),
-    reasoning: { ...before.reasoning, effort: fields.effort || null },
+    reasoning: { ...before.reasoning, effort: fields.effort || null, summary: fields.summary || null },
     metadata: pairsOf(fields.metadata),
   };
-  const wasSame = { ...before, reasoning: { ...before.reasoning, effort: before.reasoning?.effort || null } };
+  const wasSame = { ...before, reasoning: { ...before.reasoning, effort: before.reasoning?.effort || null, summary: before.reasoning?.summary || null } };
   return Object.fromEntries(Object.entries(body).filter(([name, value]) => !same(value, wasSame[name])));
 }

@@ -4,7 +4,7 @@ import { problemOf } from "../schema/metaschema.js";
 import { Failure } from "../parts/states.js";
 import { useTools } from "../tools.js";
 import { html, useMemo, useState } from "../vendor/preact.js";
-import { EFFORTS, changesOf, fieldsOf } from "./agent_fields.js";
+import { EFFORTS, SUMMARIES, changesOf, fieldsOf } from "./agent_fields.js";
 import { MetadataFields } from "./metadata_fields.js";
 import { ToolFields } from "./tool_fields.js";
 
@@ -51,6 +51,7 @@ export function AgentForm({ agent, models, onSave }) {
         ${[...new Set([...known, fields.model])].filter(Boolean).map((id) => html`<option key=${id} value=${id}>${id}</option>`)}
       </select></label>
       <label>Effort<select value=${fields.effort} onChange=${set("effort")}><option value="">default</option>${EFFORTS.map((effort) => html`<option key=${effort} value=${effort}>${effort}</option>`)}</select></label>
+      <label>Reasoning that is shown<select value=${fields.summary} onChange=${set("summary")}><option value="">none</option>${SUMMARIES.map((summary) => html`<option key=${summary} value=${summary}>${summary === "auto" ? "a summary" : `a ${summary} summary`}</option>`)}</select></label>
     </div>
     <label>Instructions<textarea rows="7" placeholder="You are …" value=${fields.instructions} onInput=${set("instructions")}></textarea></label>
     <${ToolFields} value=${fields.tools} server=${server} problem=${problem} onChange=${(tools) => change({ tools })} />
