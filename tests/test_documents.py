@@ -27,6 +27,7 @@ from tests.support.sdk.client import sdk_client
 from tests.support.sdk.reference_pages import render_pages
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.stack_process import STACK, running_stack
+from tests.support.waiting import until
 from tests.test_vocabulary import PROSE
 
 ROOT = Path(__file__).parent.parent
@@ -298,9 +299,7 @@ async def test_streams_pass_through_nginx(tmp_path: Path) -> None:
         )
         nginx = await asyncio.create_subprocess_exec("nginx", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"))
         try:
-            async with asyncio.timeout(20):
-                while not (tmp_path / "socket").exists():  # noqa: ASYNC110 - nginx sets no event
-                    await asyncio.sleep(0.05)
+            await until((tmp_path / "socket").exists, within_s=20)
             body = '{"model": "scripted", "input": "Hi", "stream": true}'
             request = ("curl", "-sN", "--unix-socket", str(tmp_path / "socket"), "http://127.0.0.1/v1/responses")
             output = await output_of((*request, "-H", "Content-Type: application/json", "-d", body))

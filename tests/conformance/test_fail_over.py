@@ -23,6 +23,7 @@ from tests.support.sdk.client import TLS, sdk_client
 from tests.support.servers.postgres_server import PostgresServer, StandbyServer
 from tests.support.servers.redis_group import RedisGroup, redis_cluster, redis_sentinels
 from tests.support.servers.worker_processes import Workers, check_log, worker_processes
+from tests.support.waiting import until
 
 FAIL_OVERS = int(os.environ.get("STACK_FAIL_OVERS", "1"))
 BOUND_S = 60.0
@@ -92,9 +93,10 @@ async def fail_over_under_load(workers: Workers, switch: Callable[[], Awaitable[
                 batch = await client.batches.retrieve(batch.id)
         await switch()
         acknowledged = len(load.stored), len(load.background)
-        async with asyncio.timeout(BOUND_S):
-            while len(load.stored) < acknowledged[0] + 10 or len(load.background) < acknowledged[1] + 10:  # noqa: ASYNC110 - the load sets no event
-                await asyncio.sleep(0.1)
+        await until(
+            lambda: len(load.stored) >= acknowledged[0] + 10 and len(load.background) >= acknowledged[1] + 10,
+            within_s=BOUND_S,
+        )
         stop.set()
         await asyncio.gather(*loading)
         for response_id in load.stored:

@@ -13,6 +13,7 @@ from apis.errors import StoreUnavailable
 from tests.support.laws.stream_laws import check_stream
 from tests.support.sdk.requests import create, responses
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until_ended
 
 FULL_BYTES = 1024 * 1024
 TURN: list[dict[str, Any]] = [
@@ -46,10 +47,7 @@ async def until_deltas(served: Served, response_id: str) -> None:
 
 
 async def ended(served: Served, response_id: str) -> Any:
-    async with asyncio.timeout(20):
-        while (response := await responses(served).retrieve(response_id)).status in ("queued", "in_progress"):  # noqa: ASYNC110  # polling is what clients do
-            await asyncio.sleep(0.05)
-    return response
+    return await until_ended(responses(served), response_id, within_s=20)
 
 
 async def test_a_full_disk_refuses_what_is_to_be_stored_and_loses_nothing_that_was(tmp_path: Path) -> None:

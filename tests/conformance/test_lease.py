@@ -10,6 +10,7 @@ from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost, release_lease_of
 from tests.conformance.kv_store import Backend
 from tests.support.forwarding_store import ForwardingStore
+from tests.support.waiting import until
 
 LEASE_S = 0.4
 KEY = "/lease/t"
@@ -194,8 +195,7 @@ async def test_a_write_finds_out_that_another_took_the_lease_during_an_outage(ho
     await holders.first.acquire()
     holders.lossy.lost_acknowledgements = 1
     writing = asyncio.create_task(holders.first.write([Put("x", b"first")]))
-    while holders.lossy.lost_acknowledgements:  # noqa: ASYNC110 - a store sets no event
-        await asyncio.sleep(0)
+    await until(lambda: not holders.lossy.lost_acknowledgements)
     assert await holders.second.acquire([Put("x", b"second")], expect=None) is not None
     with pytest.raises(LeaseLost):
         await writing
@@ -206,8 +206,7 @@ async def test_a_cancelled_write_leaves_a_lease_that_can_be_written_and_released
     await holders.first.acquire()
     holders.lossy.lost_acknowledgements = 1
     writing = asyncio.create_task(holders.first.write([Put("x", b"1")]))
-    while holders.lossy.lost_acknowledgements:  # noqa: ASYNC110 - a store sets no event
-        await asyncio.sleep(0)
+    await until(lambda: not holders.lossy.lost_acknowledgements)
     writing.cancel()
     await asyncio.wait({writing})
     assert await holders.first.write([Put("x", b"2")])

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.support.servers.job_worker import (
     lease_key,
     open_store,
 )
+from tests.support.waiting import until
 
 BOUND_S = 60
 PROGRAM = "tests.support.servers.job_worker"
@@ -46,19 +47,13 @@ async def worker_process(section: dict[str, Any]) -> AsyncGenerator[asyncio.subp
         await process.wait()
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not await holds():  # noqa: ASYNC110 - a store sets no event
-            await asyncio.sleep(0.02)
-
-
 async def read_ends(kv: KVStore, *names: str) -> list[str]:
     """Return the ends of these jobs once they all have one."""
 
     async def have_ended() -> bool:
         return None not in await kv.get_many([end_key(name) for name in names])
 
-    await until(have_ended)
+    await until(have_ended, BOUND_S)
     return [entry.value.decode() for entry in await kv.get_many([end_key(name) for name in names]) if entry]
 
 
@@ -72,7 +67,7 @@ async def wait_for_lease(kv: KVStore, name: str) -> None:
     async def is_held() -> bool:
         return await kv.get(lease_key(name)) is not None
 
-    await until(is_held)
+    await until(is_held, BOUND_S)
 
 
 async def test_a_job_that_ends_its_workers_fails_alone(shared_store: dict[str, Any], kv: KVStore) -> None:
@@ -165,7 +160,7 @@ async def test_an_error_delays_the_next_attempt_and_counts_for_nothing(kv: KVSto
         async def is_given_back() -> bool:
             return (await read_record(kv, "a/late")).handovers == 1
 
-        await until(is_given_back)
+        await until(is_given_back, BOUND_S)
         assert (await read_record(kv, "a/late")).workers == []
         assert await read_ends(kv, "a/late") == ["done 2"]
     assert asyncio.get_running_loop().time() - began_at > 0.9
@@ -207,7 +202,7 @@ async def test_tenants_take_turns_for_places_that_are_free(kv: KVStore) -> None:
         async def have_begun() -> bool:
             return len(worker.queue.begun) == 4
 
-        await until(have_begun)
+        await until(have_begun, BOUND_S)
         assert [name[0] for name in worker.queue.begun] == ["a", "b", "a", "b"]
 
 

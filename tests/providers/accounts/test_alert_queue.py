@@ -25,6 +25,7 @@ from providers.common.jobs import LeasedJobs
 from providers.common.state.worker_signs import WorkerSign
 from providers.kv_store.memory import Memory
 from tests.support.servers.mail_server import Mailbox, serving_mail
+from tests.support.waiting import until
 
 ALERT = SpendAlert("alert_1", None, 0, ("team@example.org",), None, 0)
 
@@ -71,9 +72,7 @@ async def test_a_round_that_read_the_store_before_an_email_was_recorded_does_not
         async with asyncio.timeout(5):
             await log.waiting.wait()  # the next round has seen that there is no notice
         box.answering.set()
-        async with asyncio.timeout(5):
-            while not await kv.scan("/accounts/alert_notices/"):  # noqa: ASYNC110 - a store sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: kv.scan("/accounts/alert_notices/"))
         log.answering.set()
         await asyncio.sleep(0.2)
         assert len(box.mails) == 1

@@ -25,6 +25,7 @@ from providers.common.state.scan import decode_or_skip
 from providers.common.state.worker_signs import WorkerSign
 from providers.kv_store.memory import Memory
 from tests.support.sdk.batch_files import batch_line
+from tests.support.waiting import until, until_empty
 
 ClaimedBlock = Claim[BatchBlock, BlockRecord]
 LIMITS = LineLimits(max_attempts=3, retry_s=0.01)
@@ -162,8 +163,7 @@ async def test_busy_places_go_round_the_tenants(kv: Memory) -> None:
         executions.append(execution_of(kv, claimed, LineGate(capacity, executor)))
     running = asyncio.create_task(executions[0].run())
     async with asyncio.timeout(10):
-        while loud.running < 16:  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0)
+        await until(lambda: loud.running >= 16)
         clients = 1
         await asyncio.gather(executions[1].run(), executions[2].run())
     assert len(quiet.executed) == 32
@@ -295,13 +295,11 @@ async def test_a_line_that_has_cost_two_workers_fails_alone(kv: Memory) -> None:
     execution = execution_of(kv, first, line_gate(executor, 8))
     running = asyncio.create_task(execution._run_lines())  # pyright: ignore[reportPrivateUsage]  # `run` would release the lease
     async with asyncio.timeout(5):
-        while not executor.executed:  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0)
+        await until(lambda: executor.executed)
         await asyncio.sleep(0.1)  # time for any other line to begin
         assert [body["input"] for _, body in executor.executed] == ["1"]
         running.cancel()
-        while await kv.scan(ref.lease_prefix):  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0.01)
+        await until_empty(lambda: kv.scan(ref.lease_prefix))
     again = Executor(wait_s=0.001)
     await execute(kv, await claim(kv, ref, batch, worker="two"), again)
     assert [body["input"] for _, body in again.executed] == ["2", "3", "4", "5", "6"]
@@ -384,9 +382,7 @@ async def test_a_drained_block_ends_what_it_began_and_returns_the_rest(kv: Memor
     executor = Executor(wait_s=0.05)
     execution = execution_of(kv, claimed, line_gate(executor, 4))
     running = asyncio.create_task(run(kv, claimed, execution))
-    async with asyncio.timeout(5):
-        while executor.running < 4:  # noqa: ASYNC110 - the executor sets no event
-            await asyncio.sleep(0.001)
+    await until(lambda: executor.running >= 4)
     execution.stop("drain")
     await running
     assert len(executor.executed) == 4

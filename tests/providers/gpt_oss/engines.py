@@ -61,12 +61,6 @@ def ids_of(steps: Sequence[EngineStep]) -> list[int]:
     return [token for step in steps for token in step.ids]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - the numbers of another thread set no event
-            await asyncio.sleep(0.001)
-
-
 async def acquired(semaphore: threading.Semaphore) -> None:
     assert await asyncio.to_thread(semaphore.acquire, timeout=WAIT_S)
 

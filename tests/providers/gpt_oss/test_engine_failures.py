@@ -11,8 +11,9 @@ from apis.errors import UpstreamError
 from providers.inference.gpt_oss.engine import engine as engine_module
 from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
 from tests.providers.gpt_oss.driving import alone, echo
-from tests.providers.gpt_oss.engines import WAIT_S, GatedRunner, acquired, ask, forever, gather, ids_of, running, until
+from tests.providers.gpt_oss.engines import WAIT_S, GatedRunner, acquired, ask, forever, gather, ids_of, running
 from tests.support.models.scripted_runner import RunnerShape, ScriptedRunner
+from tests.support.waiting import until
 
 
 async def test_a_failing_step_fails_its_requests_and_no_others() -> None:

@@ -29,6 +29,7 @@ from tests.support.servers.upstream_server import (
     stream,
     text_chunks,
 )
+from tests.support.waiting import until
 
 
 class Site:
@@ -262,9 +263,7 @@ async def test_a_provider_whose_servers_do_not_answer_their_checks_is_asked_last
         assert await ask(router) == "a"
         await site.a.stop()
         assert await ask(router) == "b"
-        async with asyncio.timeout(5):
-            while a.upstreams()[0].is_healthy:  # noqa: ASYNC110 - nothing says when a check has ended
-                await asyncio.sleep(0)
+        await until(lambda: not a.upstreams()[0].is_healthy)
         assert router._breakers["a"].allows_request()  # pyright: ignore[reportPrivateUsage] - it was not the breaker
         assert await ask(router) == "b"
 

@@ -15,6 +15,7 @@ from apis.errors import ConfigError
 from providers.inference.model_files.catalogue import HubFile
 from providers.inference.model_files.hub import fetch_hub_file, list_hub_cache, remove_cached_file
 from tests.support.servers.hub_server import COMMIT, HubServer, hub_environment, running_hub
+from tests.support.waiting import until
 
 REPOSITORY = "someone/tiny-GGUF"
 FILE = "tiny-Q4.gguf"
@@ -96,9 +97,7 @@ async def test_a_stopped_download_continues_at_the_next_start(hub: HubServer, ca
     hub.put(REPOSITORY, FILE, LARGE)
     hub.stalls_after = KEPT_BYTES + 300_000
     stopped = asyncio.create_task(fetch())
-    async with asyncio.timeout(60):
-        while partials(cache) != [KEPT_BYTES]:  # noqa: ASYNC110 - the file of another process is the condition
-            await asyncio.sleep(0.02)
+    await until(lambda: partials(cache) == [KEPT_BYTES], within_s=60)
     stopped.cancel()
     await asyncio.gather(stopped, return_exceptions=True)
     hub.resumed.set()

@@ -18,6 +18,7 @@ from tests.providers.llama_cpp.asking import MODEL, chat_request, text_of
 from tests.support.servers.ended_processes import running_children
 from tests.support.servers.hub_server import hub_environment, running_hub
 from tests.support.servers.serving import serving
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("model_is_there")]
 
@@ -121,9 +122,7 @@ async def test_a_caller_that_leaves_does_not_stop_the_load(tmp_path: Path) -> No
     async with pooled(tmp_path, "ab", memory_gb=TWO_GB) as inference:
         others = engines()
         leaving = asyncio.create_task(answer(inference, "b"))
-        async with asyncio.timeout(20):
-            while not engines() - others:  # noqa: ASYNC110 - the process is the condition
-                await asyncio.sleep(0.01)
+        await until(lambda: engines() - others, within_s=20)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         loading = engines() - others
@@ -136,9 +135,7 @@ async def test_a_stack_that_ends_while_a_model_loads_leaves_no_process(tmp_path:
     async with pooled(tmp_path, "abc", memory_gb=ONE_GB) as inference:
         waiting = [asyncio.create_task(answer(inference, name)) for name in "bcb"]
         loaded = engines() - others
-        async with asyncio.timeout(20):
-            while not engines() - others - loaded:  # noqa: ASYNC110 - the process is the condition
-                await asyncio.sleep(0.01)
+        await until(lambda: engines() - others - loaded, within_s=20)
         await inference.close()
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(outcome, Exception | asyncio.CancelledError) for outcome in outcomes)

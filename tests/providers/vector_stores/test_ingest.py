@@ -25,6 +25,7 @@ from providers.vector_stores import records as file_records
 from providers.vector_stores.hybrid import HybridVectorStores
 from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX
 from tests.support.models.hashing import DIMENSIONS, Hashing
+from tests.support.waiting import until
 
 BOUND_S = 30
 LEASE_S = 0.2
@@ -295,9 +296,7 @@ async def test_a_worker_that_stalled_past_its_lease_neither_renews_nor_deletes_t
     assert (entry.value, entry.version) == (b"another worker", version), "the stalled worker renewed the claim"
     assert model.gate is not None
     model.gate.set()
-    async with asyncio.timeout(BOUND_S):
-        while stalled._ingest.claims:  # noqa: ASYNC110  # pyright: ignore[reportPrivateUsage] - no event says that a task ended
-            await asyncio.sleep(0.005)
+    await until(lambda: not stalled._ingest.claims, within_s=BOUND_S)
     entry = await setting.kv.get(claim)
     assert entry is not None, "the stalled worker deleted the claim"
     assert entry.version == version

@@ -29,6 +29,7 @@ from providers.vector_stores import records
 from providers.vector_stores.hybrid import HybridVectorStores
 from providers.vector_stores.records import EXPIRING_PREFIX, FileRef, StoreRecord
 from tests.providers.vector_stores.test_ingest import BOUND_S, Setting, T, settled
+from tests.support.waiting import until_empty
 
 DAY_S: Final = 86_400
 DAMAGED_VALUES: Final = (b"\xff\xfejunk", b'[{"a":1}]')
@@ -291,9 +292,7 @@ async def test_a_damaged_expired_store_does_not_stop_the_sweep(setting: Records)
     await setting.kv.put(f"{T}/vs/{damaged_id}", b"\xff")
     stores.now = lambda: time.time() + 2 * DAY_S
     task = asyncio.create_task(stores._sweep_stores())  # pyright: ignore[reportPrivateUsage] - it runs once an hour
-    async with asyncio.timeout(BOUND_S):
-        while await setting.indexed(store_id):  # noqa: ASYNC110 - an index sets no event
-            await asyncio.sleep(0)
+    await until_empty(lambda: setting.indexed(store_id), within_s=BOUND_S)
     assert not task.done()
     task.cancel()
 

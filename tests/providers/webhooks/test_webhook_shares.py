@@ -17,6 +17,7 @@ from providers.kv_store.memory import Memory
 from providers.webhooks.queue import WebhookDelivery, WebhookQueue
 from providers.webhooks.receivers import Webhook
 from tests.support.servers.webhook_receiver import SECRET
+from tests.support.waiting import until
 
 
 class Hanging(Fetcher):
@@ -106,7 +107,5 @@ async def test_a_damaged_delivery_stops_no_other_webhook(damaged: bytes) -> None
         await store_delivery(kv, hook, "2")
     queue = WebhookQueue(kv, hooks, network, WorkerSign(kv, 0.1))
     queue.start()
-    async with asyncio.timeout(5):
-        while len(network.opened) < 2:  # noqa: ASYNC110 - the network sets no event
-            await asyncio.sleep(0.01)
+    await until(lambda: len(network.opened) >= 2)
     await queue.close()

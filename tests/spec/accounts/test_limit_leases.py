@@ -17,6 +17,7 @@ from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.prices import Prices
 from providers.accounts.records import heartbeat_key
 from providers.kv_store.memory import Memory
+from tests.support.waiting import until_empty
 
 CALLER = ("p", "k")
 USE = Use("m", UsageCounts(1, 10, 0, 20))
@@ -75,9 +76,7 @@ class ReleasingMemory(CountingMemory):
 
 
 async def wait_until_given_back(store: Memory) -> None:
-    async with asyncio.timeout(5):
-        while await store.scan(LEASES):  # noqa: ASYNC110 - the store sets no event
-            await asyncio.sleep(0.01)
+    await until_empty(lambda: store.scan(LEASES))
 
 
 async def test_many_requests_share_few_writes_and_the_rest_is_given_back_when_they_end() -> None:

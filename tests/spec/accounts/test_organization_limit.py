@@ -17,6 +17,7 @@ from providers.accounts.ledger.stored_ledger import StoredLedger
 from providers.accounts.prices import ModelPrice, Prices
 from providers.accounts.records import heartbeat_key
 from providers.kv_store.memory import Memory
+from tests.support.waiting import until
 
 PRICES = Prices({"m": ModelPrice(input=0, output=1_000_000)})
 USE = Use("m", UsageCounts(1, 10, 0, 20))
@@ -185,9 +186,7 @@ async def test_one_process_of_all_counts_the_ends_of_the_others_and_the_next_one
     ledgers = [StoredLedger(store, PRICES, 1e6, sweep_interval_s=0.05) for _ in range(8)]
     for ledger in ledgers:
         ledger.start()
-    async with asyncio.timeout(5):
-        while store.scans < 4:  # noqa: ASYNC110 - the store sets no event
-            await asyncio.sleep(0.01)
+    await until(lambda: store.scans >= 4)
     holders = [key for key, _ in await store.scan("/accounts/sweep_lease")]
     assert len(holders) == 1
     store.scans, looks = 0, 8
@@ -196,8 +195,6 @@ async def test_one_process_of_all_counts_the_ends_of_the_others_and_the_next_one
     for ledger in ledgers[:-1]:
         await ledger.close()
     before = store.scans
-    async with asyncio.timeout(5):
-        while store.scans < before + 2:  # noqa: ASYNC110 - the store sets no event
-            await asyncio.sleep(0.01)
+    await until(lambda: store.scans >= before + 2)
     await ledgers[-1].close()
     assert await store.get("/accounts/sweep_lease") is None

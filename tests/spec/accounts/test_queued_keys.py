@@ -10,6 +10,7 @@ from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import chat_requests
 from tests.support.servers.serving import Served, serving
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of
+from tests.support.waiting import until, until_empty
 
 HOLDING = {"provider": "tests.support.servers.held_model:Held"}
 ENDED = ("completed", "failed", "incomplete", "cancelled")
@@ -22,9 +23,7 @@ async def create_waiting(served: Served, client: Any, **fields: Any) -> list[str
     for text in ("hold", "second", "third"):
         options = fields if text != "hold" else {}
         ids.append((await client.responses.create(model="scripted", input=text, background=True, **options)).id)
-    async with asyncio.timeout(10):
-        while not asked_texts(served) and not getattr(served.stack.inference, "held_count"):  # noqa: ASYNC110, B009 - of the held model only, which sets no event
-            await asyncio.sleep(0.005)
+    await until(lambda: asked_texts(served) or served.stack.inference.held_count)
     return ids
 
 
@@ -47,9 +46,7 @@ async def test_responses_that_wait_fail_when_their_key_has_ended(way: str, end: 
                 await organization.projects.api_keys.delete(stored.id, project_id=project_id)
             else:
                 await organization.projects.archive(project_id)
-            async with asyncio.timeout(10):
-                while await is_admitted(client):  # noqa: ASYNC110 - a cache sets no event
-                    await asyncio.sleep(0.05)
+            await until_empty(lambda: is_admitted(client))
         getattr(served.stack.inference, "released").set()  # noqa: B009 - of the held model only
         ended = [await wait_for_end(served, response_id, project_id) for response_id in ids]
     assert [(response.status, response.error and response.error.code) for response in ended] == [

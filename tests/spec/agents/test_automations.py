@@ -1,7 +1,7 @@
 """Automations through the official SDK: schedules, their invocations, and what each of them begins."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from openai.types.beta.agents.automations import AutomationInvocation
 from tests.support.sdk.answer_shapes import call
 from tests.support.sdk.sessions import rest
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 NONE: Any = {"type": "none"}
@@ -53,12 +54,6 @@ class Clock:
 async def served() -> AsyncIterator[Served]:
     async with serving() as served:
         yield served
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(10):
-        while not await holds():  # noqa: ASYNC110 - a server in between sets no event
-            await asyncio.sleep(0.01)
 
 
 def times_of(automation: Any) -> list[int]:

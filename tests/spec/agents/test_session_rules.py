@@ -23,6 +23,7 @@ from tests.support.sdk.sessions import (
 )
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.webhook_receiver import SECRET, receiving
+from tests.support.waiting import until_empty
 
 Json = dict[str, Any]
 FUNCTION: Any = {"type": "function", "name": "get", "description": "d", "parameters": {"type": "object"}}
@@ -282,9 +283,7 @@ async def test_a_turn_of_a_session_waits_for_nothing_in_this_process() -> None:
     async with serving(scripted([CALL], [{"text": "done"}])) as served:
         session = await run_session(served.client, tools=[FUNCTION])
         kv = served.stack.kv_store
-        async with asyncio.timeout(5):
-            while await kv.scan("/agent_turn"):  # noqa: ASYNC110 - a lease that is released sets no event
-                await asyncio.sleep(0.01)
+        await until_empty(lambda: kv.scan("/agent_turn"))
         assert served.stack.responses.count_running() == 0
         assert await kv.scan("/run/") == []
         assert session.status == "requires_action"

@@ -12,6 +12,7 @@ from tests.support.sdk.batch_files import batch_line, create_batch, read_results
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.held_model import Held
 from tests.support.servers.serving import Served, serving
+from tests.support.waiting import until
 
 KEYS = [{"key": f"key-of-{name}", "tenant": name} for name in ("alpha", "beta")]
 LINES = 20
@@ -42,9 +43,7 @@ async def hold_batches(served: Served, alpha: AsyncOpenAI, beta: AsyncOpenAI) ->
         await create_batch(alpha, [batch_line(text) for text in texts]),
         await create_batch(beta, [batch_line("hold beta")]),
     )
-    async with asyncio.timeout(10):
-        while cast(Held, served.stack.inference).held_count < 2:  # noqa: ASYNC110 - the model sets no event
-            await asyncio.sleep(0.005)
+    await until(lambda: cast(Held, served.stack.inference).held_count >= 2)
     return batches
 
 

@@ -12,6 +12,7 @@ from tests.support.laws.message_laws import check_message_frames
 from tests.support.sdk.messages import HI, create, fail_with, messages_client, stream
 from tests.support.servers.serving import scripted, serving
 from tests.support.tenants.accounts import new_project, organization_of, serving_accounts
+from tests.support.waiting import until
 
 TWO_KEYS: Any = {"api_keys": KEYS}
 
@@ -117,9 +118,7 @@ async def test_a_full_server_is_overloaded() -> None:
     async with serving(scripted(turn), server=full) as served, messages_client(served) as client:
         inference: Any = served.stack.inference
         first = asyncio.create_task(create(client))
-        async with asyncio.timeout(10):
-            while not inference.requests:  # noqa: ASYNC110 - the model sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: inference.requests)
         with pytest.raises(anthropic.OverloadedError) as caught:
             await create(client)
         assert (await first).content[0].text == "late"

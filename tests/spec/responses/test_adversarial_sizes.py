@@ -20,6 +20,7 @@ from providers.inference.scripted import Scripted
 from tests.support.servers.loop_turns import measured_turns
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.traced_memory import traced_memory
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 SOME, MANY = 5_000, 25_000
@@ -209,9 +210,7 @@ async def test_a_client_that_leaves_after_a_large_body_is_noticed() -> None:
                     break
         model = served.stack.inference
         assert isinstance(model, Scripted)
-        async with asyncio.timeout(5):
-            while not model.abandoned_chats:  # noqa: ASYNC110 - a model sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: model.abandoned_chats)
 
 
 async def test_a_large_message_of_a_websocket_is_in_memory_once_while_it_is_answered() -> None:

@@ -32,6 +32,7 @@ from tests.support.servers.upstream_server import (
     usage_chunk,
 )
 from tests.support.servers.upstream_server import stream as whole
+from tests.support.waiting import until
 
 MIB = 1024 * 1024
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
@@ -112,8 +113,7 @@ async def test_the_answers_of_a_tenant_have_a_bound_together() -> None:
             assert "max_bodies_bytes" in failed.error.message
             assert 50_000 < len(failed.output[0].content[0].text) < 900_000
         assert (answer.status, len(answer.output_text)) == ("completed", 900_001)
-        while share.used:  # noqa: ASYNC110  # a share sets no event
-            await asyncio.sleep(0.02)
+        await until(lambda: not share.used)
 
 
 @pytest.mark.parametrize("chunk", [delta_chunk(content="z" * 1000), call_chunk(0, "z" * 1000)], ids=["text", "call"])

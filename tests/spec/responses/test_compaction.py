@@ -1,6 +1,5 @@
 """Conversations that are compacted: by asking for it, and by themselves when they grow too long."""
 
-import asyncio
 from typing import Any
 
 import aiohttp
@@ -14,6 +13,7 @@ from tests.support.sdk.requests import bare, chat_requests, create, messages, re
 from tests.support.sdk.web_pages import browsing
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 SUMMED: Script = [{"reasoning": "hm"}, {"text": ["They met ", "Ada in Rome."]}]
@@ -230,9 +230,7 @@ async def test_a_client_that_leaves_stops_it() -> None:
                 session.post(f"{served.url}/v1/responses/compact", json={"model": "scripted", "input": TALK}),
             ):
                 pass
-        async with asyncio.timeout(10):
-            while not inference.abandoned_chats:  # noqa: ASYNC110  # what is waited for sets no event
-                await asyncio.sleep(0)
+        await until(lambda: inference.abandoned_chats)
 
 
 # --- by themselves ----------------------------------------------------------------------------------------------------

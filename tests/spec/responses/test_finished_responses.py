@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 from tests.stack.http.raw import connection, request
 from tests.support.servers.held_model import Held
 from tests.support.servers.serving import Served, serving
+from tests.support.waiting import until
 
 TEXT = "hold " + "and go on " * 200
 MODEL: Any = {"provider": "tests.support.servers.held_model:Held"}
@@ -23,9 +24,7 @@ async def leave(served: Served, **fields: Any) -> Held:
     body = json.dumps({"model": "scripted", "input": TEXT, **fields}).encode()
     async with connection(served.url) as (_, writer):
         writer.write(request(served.url, body))
-        async with asyncio.timeout(10):
-            while not model.held_count:  # noqa: ASYNC110 - the model sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: model.held_count)
         # a reset: a connection that is only half closed is served
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     await asyncio.sleep(0.3)  # the server notices it
@@ -59,7 +58,5 @@ async def test_others_are_cancelled(finishes: bool, stored: bool) -> None:
     """Also one that is not stored, whose answer could not be read."""
     async with serving(MODEL, server={"finish_stored_responses": finishes}) as served:
         await leave(served, store=stored, stream=True)
-        async with asyncio.timeout(5):
-            while served.app.state.services.monitor.open_streams:  # noqa: ASYNC110 - a stream sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: not served.app.state.services.monitor.open_streams)
         assert not served.stack.inference.requests  # type: ignore[attr-defined]  # the model of these tests

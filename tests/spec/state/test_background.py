@@ -10,6 +10,7 @@ from providers.inference.scripted import Scripted
 from tests.support.laws.stream_laws import check_stream
 from tests.support.sdk.requests import bare, create, responses, stream
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until, until_ended
 
 SLOW = scripted([{"text": ["one ", "two "]}, {"wait_s": 30}, {"text": "three"}])
 SOON = {"background": {"poll_s": 0.05, "lease_s": 1}}
@@ -20,10 +21,7 @@ async def begin(served: Served, **fields: Any) -> Any:
 
 
 async def ended(served: Served, response_id: str) -> Any:
-    async with asyncio.timeout(10):
-        while (response := await responses(served).retrieve(response_id)).status in ("queued", "in_progress"):  # noqa: ASYNC110  # polling is what is tested
-            await asyncio.sleep(0.01)
-    return response
+    return await until_ended(responses(served), response_id)
 
 
 async def replay(served: Served, response_id: str, **fields: Any) -> list[Any]:
@@ -128,9 +126,7 @@ async def test_a_cancelled_response_stops_its_model_and_stays_cancelled() -> Non
             "incomplete",
         )
         assert response.usage.output_tokens == 2
-        async with asyncio.timeout(2):
-            while not model.abandoned_chats:  # noqa: ASYNC110  # a model sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: model.abandoned_chats, within_s=2)
         events = await reading
         check_stream(events, whole=False)
         assert events[-1].type == "response.output_item.done"

@@ -19,6 +19,7 @@ from tests.support.servers.held_model import Held
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of
+from tests.support.waiting import until, until_ended
 
 Json = dict[str, Any]
 RUNNING = ("queued", "in_progress")
@@ -171,18 +172,13 @@ async def answer(served: Served, way: str, fields: Json) -> Any:
     if way == "streamed":
         return [event async for event in await create(served, stream=True, **fields)][-1].response
     response = await create(served, background=True, **fields)
-    async with asyncio.timeout(10):
-        while (response := await responses(served).retrieve(response.id)).status in RUNNING:  # noqa: ASYNC110 - a server sets no event
-            await asyncio.sleep(0.01)
-    return response
+    return await until_ended(responses(served), response.id)
 
 
 async def answer_during(served: Served, change: Change, ways: tuple[str, ...]) -> list[Any]:
     """Return the answers to the request in each way; the change is made while all of them are generated."""
     answering = [asyncio.create_task(answer(served, way, change.fields)) for way in ways]
-    async with asyncio.timeout(10):
-        while read_held(served).held_count < len(ways):  # noqa: ASYNC110 - the model sets no event
-            await asyncio.sleep(0.005)
+    await until(lambda: read_held(served).held_count >= len(ways))
     await change.make()
     read_held(served).released.set()
     return await asyncio.gather(*answering)
@@ -239,18 +235,14 @@ async def test_a_waiting_response_keeps_the_deleted_one_before_it(restarts: bool
     async with two_processes(tmp_path) as (one, other):
         first = await create(one, input="first")
         waiting = await create(one, input="hold", previous_response_id=first.id, background=True)
-        async with asyncio.timeout(10):
-            while not read_held(one).held_count:  # noqa: ASYNC110 - the model sets no event
-                await asyncio.sleep(0.005)
+        await until(lambda: read_held(one).held_count)
         await responses(one).delete(first.id)
         read_held(other).released.set()
         if restarts:
             await one.stack.responses.drain()
         else:
             read_held(one).released.set()
-        async with asyncio.timeout(10):
-            while (ended := await responses(other).retrieve(waiting.id)).status in RUNNING:  # noqa: ASYNC110 - a server sets no event
-                await asyncio.sleep(0.01)
+        ended = await until_ended(responses(other), waiting.id)
         assert (ended.status, ended.output_text) == ("completed", "hold")
         with pytest.raises(NotFoundError):
             await responses(other).retrieve(first.id)

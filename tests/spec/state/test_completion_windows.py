@@ -11,6 +11,7 @@ from providers.responses.background.ranks import DEFERRED_PREFIX
 from tests.support.sdk.batch_files import batch_line, create_batch, wait_for_end
 from tests.support.sdk.requests import create, responses
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until
 
 SOON = {"background": {"poll_s": 0.05, "lease_s": 1}}
 SLOW = scripted([{"text": ["one ", "two "]}, {"wait_s": 30}, {"text": "three"}])
@@ -54,9 +55,7 @@ async def test_a_response_with_a_window_waits_for_the_place_of_a_batchs_line() -
     steps = [{"text": "a"}, {"wait_s": 1}, {"text": "b"}]
     async with serving(scripted(steps), responses=SOON, more=ONE_PLACE) as served:
         batch = await create_batch(served.client, [batch_line("a")])
-        async with asyncio.timeout(10):
-            while not model_of(served).requests:  # noqa: ASYNC110 - a model sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: model_of(served).requests)
         first, second = await begin(served, "8h", input="late"), await begin(served, "2h", input="soon")
         plain = await create(served, background=True, input="plain")
         assert (await wait_for_status(served, plain.id, "completed")).output_text == "ab"

@@ -13,6 +13,7 @@ from tests.support.sdk.conversations import conversations, keys_of, locked, text
 from tests.support.sdk.requests import create, messages, refusal, responses, stream
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until, until_empty
 
 Json = dict[str, Any]
 SLOW = scripted([{"text": "one "}, {"wait_s": 30}, {"text": "two"}], [{"text": "later"}])
@@ -264,9 +265,7 @@ async def test_a_client_that_leaves_leaves_the_conversation_free_and_as_it_was()
         conversation = await conversations(served).create()
         async with await create(served, conversation=conversation.id, stream=True) as events:
             await until_text(events)
-        async with asyncio.timeout(5):
-            while await locked(served):  # noqa: ASYNC110  # a store sets no event
-                await asyncio.sleep(0.01)
+        await until_empty(lambda: locked(served))
         assert await texts(served, conversation.id) == []
         assert (await create(served, input="Q", conversation=conversation.id)).output_text == "later"
 
@@ -302,9 +301,7 @@ async def test_without_a_stream_a_conversation_deleted_during_its_turn_is_not_fo
     async with serving(scripted([{"text": "a"}, {"wait_s": 0.3}, {"text": "b"}])) as served:
         conversation = await conversations(served).create(items=[user("x")])
         running = asyncio.create_task(create(served, input="Q", conversation=conversation.id))
-        async with asyncio.timeout(5):
-            while not await locked(served):  # noqa: ASYNC110 - a store sets no event
-                await asyncio.sleep(0.01)
+        await until(lambda: locked(served))
         await conversations(served).delete(conversation.id)
         with pytest.raises(NotFoundError) as caught:
             await running
@@ -350,7 +347,5 @@ async def test_a_websocket_that_closes_leaves_the_conversation_free_and_as_it_wa
         async with talking(served) as talk:
             await talk.send(input="Q", conversation=conversation.id)
             await talk.until("response.output_text.delta")
-        async with asyncio.timeout(5):
-            while await locked(served):  # noqa: ASYNC110  # a store sets no event
-                await asyncio.sleep(0.01)
+        await until_empty(lambda: locked(served))
         assert await texts(served, conversation.id) == []

@@ -7,6 +7,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until_ended
 
 Json = dict[str, Any]
 WORDS = [f"word{number} " for number in range(40)]
@@ -19,9 +20,7 @@ async def events(client: AsyncOpenAI, response_id: str, **query: Any) -> Json:
 
 
 async def ended(served: Served, response_id: str) -> None:
-    async with asyncio.timeout(10):
-        while (await served.client.responses.retrieve(response_id)).status in ("queued", "in_progress"):  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.02)
+    await until_ended(served.client.responses, response_id)
 
 
 async def paged(client: AsyncOpenAI, response_id: str, **query: Any) -> list[Json]:

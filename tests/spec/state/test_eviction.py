@@ -1,7 +1,7 @@
 """Eviction: a memory store that is full deletes the oldest stored responses, where the run config asks for it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from tests.support.sdk.conversations import conversations, texts
 from tests.support.sdk.requests import chat_requests, create, responses
 from tests.support.servers.held_model import Held
 from tests.support.servers.serving import Served, serving
+from tests.support.waiting import until, until_ended
 
 RUNNING = ("queued", "in_progress")
 MAX_BYTES = 150_000
@@ -37,17 +38,8 @@ class SweepCounter(Memory):
         return await super().sweep()
 
 
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_true():  # noqa: ASYNC110 - the model sets no event
-            await asyncio.sleep(0.005)
-
-
 async def ended(served: Served, response_id: str) -> Any:
-    async with asyncio.timeout(10):
-        while (response := await responses(served).retrieve(response_id)).status in RUNNING:  # noqa: ASYNC110 - a server sets no event
-            await asyncio.sleep(0.01)
-    return response
+    return await until_ended(responses(served), response_id)
 
 
 def last_messages(served: Served) -> list[str]:

@@ -15,6 +15,7 @@ from tests.support.sdk.requests import messages, responses
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import DONE, Json, offered, playing, with_mcp
 from tests.support.servers.serving import Served, serving
+from tests.support.waiting import until
 
 ECHO: Script = [{"reasoning": "I ask."}, call("real__echo", '{"text": "hello"}', id="c1")]
 STUCK: Script = [{"wait_s": 30}]
@@ -151,8 +152,7 @@ async def test_a_run_that_is_claimed_as_its_worker_leaves_goes_to_another(
         monkeypatch.setattr(execution, "load_checkpoints", load_while_draining)
         await leave(first, queued.id, "response.in_progress")
         async with asyncio.timeout(10):
-            while not drains:  # noqa: ASYNC110 - a claim sets no event
-                await asyncio.sleep(0.01)
+            await until(lambda: drains)
             await drains[0]
         third = await stacks.enter_async_context(serving(playing(DONE), kv_store=store, responses=BACKGROUND))
         assert (await whole(third, queued.id))[-1].response.output_text == "Done."

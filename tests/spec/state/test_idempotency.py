@@ -11,6 +11,7 @@ from tests.support.laws.stream_laws import check_frames, check_stream
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import bare, chat_requests, responses
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until
 
 SLOW = scripted([{"text": ["one ", "two "]}, {"wait_s": 0.5}, {"text": "three"}])
 SOON = {"background": {"poll_s": 0.05, "lease_s": 1}}
@@ -91,8 +92,7 @@ async def test_a_background_stream_is_followed_while_it_runs() -> None:
             {"model": "scripted", "input": "hi", "stream": True, "background": True},
         )
         async with asyncio.timeout(10), aiohttp.ClientSession() as session:
-            while not await served.stack.kv_store.scan("/run/"):  # noqa: ASYNC110  # the store sets no event
-                await asyncio.sleep(0.01)
+            await until(lambda: served.stack.kv_store.scan("/run/"))
             async with session.post(url, json=body, headers={"Idempotency-Key": "k"}) as answer:
                 async for line in answer.content:
                     if b"one " in line:
@@ -105,9 +105,7 @@ async def test_a_client_that_left_comes_back_for_its_response() -> None:
     async with serving(SLOW) as served:
         for fields in WAYS:
             leaving = asyncio.create_task(post(served, str(fields), **fields))
-            async with asyncio.timeout(10):
-                while not await served.stack.kv_store.scan("/idempotency_lease/"):  # noqa: ASYNC110  # as above
-                    await asyncio.sleep(0.01)
+            await until(lambda: served.stack.kv_store.scan("/idempotency_lease/"))
             leaving.cancel()
             status, body, replayed = await post(served, str(fields), **fields)
             assert (status, replayed) == (200, True)
@@ -200,9 +198,7 @@ async def test_a_client_that_waits_for_too_long_is_asked_to_try_again(monkeypatc
     monkeypatch.setattr("stack.http.idempotency._WAIT_S", 0.1)
     async with serving(SLOW) as served:
         first = asyncio.create_task(post(served))
-        async with asyncio.timeout(10):
-            while not await served.stack.kv_store.scan("/idempotency_lease/"):  # noqa: ASYNC110  # as above
-                await asyncio.sleep(0.01)
+        await until(lambda: served.stack.kv_store.scan("/idempotency_lease/"))
         status, body, _ = await post(served)
         assert (status, b"idempotency_key_in_use" in body) == (409, True)
         assert (await first)[0] == 200

@@ -11,6 +11,7 @@ from tests.support.laws.stream_laws import check_stream
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import bare, chat_requests, create, responses
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until, until_ended
 
 LOST: Script = [{"reasoning": "hm"}, {"text": ["one ", "two "]}, {"wait_s": 30}, {"text": "three"}]
 WHOLE: Script = [{"text": ["four ", "five"]}]
@@ -37,10 +38,7 @@ async def lose_worker(served: Served, response_id: str) -> None:
 
 
 async def ended(served: Served, response_id: str) -> Any:
-    async with asyncio.timeout(10):
-        while (response := await responses(served).retrieve(response_id)).status in ("queued", "in_progress"):  # noqa: ASYNC110 - a server sets no event
-            await asyncio.sleep(0.01)
-    return response
+    return await until_ended(responses(served), response_id)
 
 
 async def replay(served: Served, response: Response) -> list[Any]:
@@ -132,8 +130,7 @@ async def test_a_reader_that_comes_as_a_turn_is_taken_back_sees_one_turn() -> No
             await wait_for_event(served, begun.id, b"two ")
             await lose_worker(served, begun.id)
             async with asyncio.timeout(10):
-                while not await served.stack.kv_store.scan("/lease/"):  # noqa: ASYNC110 - a store sets no event
-                    await asyncio.sleep(0)
+                await until(lambda: served.stack.kv_store.scan("/lease/"))
                 for _ in range(number):
                     await asyncio.sleep(0)
             events = [event async for event in await responses(served).retrieve(begun.id, stream=True)]

@@ -16,6 +16,7 @@ from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import create, responses
 from tests.support.servers.serving import MEMORY, SCRIPTED, Served, scripted, serving
 from tests.support.servers.webhook_receiver import SECRET, receiving
+from tests.support.waiting import until, until_empty
 
 SOON = {"poll_s": 0.05, "lease_s": 1}
 SLOW = scripted([{"text": "a"}, {"wait_s": 30}])
@@ -100,9 +101,7 @@ async def test_what_was_not_taken_is_sent_again_under_the_same_id() -> None:
 
 
 async def nothing_left(served: Served) -> None:
-    async with asyncio.timeout(10):
-        while await served.stack.kv_store.scan("/webhook"):  # noqa: ASYNC110  # the store sets no event
-            await asyncio.sleep(0.02)
+    await until_empty(lambda: served.stack.kv_store.scan("/webhook"))
 
 
 async def test_what_is_too_old_is_given_up() -> None:
@@ -128,9 +127,7 @@ async def test_a_private_receiver_is_refused_unless_the_config_says_so(caplog: p
     caplog.set_level(logging.INFO, "providers")
     async with receiving() as receiver, serving(**webhooks_section(receiver.hook(private=False))) as served:
         await begin(served)
-        async with asyncio.timeout(10):
-            while "again in" not in caplog.text:  # noqa: ASYNC110  # the log sets no event
-                await asyncio.sleep(0.02)
+        await until(lambda: "again in" in caplog.text)
         assert receiver.requests == []
     assert "127.0.0.1" in caplog.text
     assert SECRET not in caplog.text

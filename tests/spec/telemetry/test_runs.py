@@ -26,6 +26,7 @@ from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.upstream_server import UpstreamServer, error_answer, text_chunks
 from tests.support.servers.upstream_server import stream as upstream_stream
 from tests.support.servers.webhook_receiver import receiving
+from tests.support.waiting import until
 
 DONE: Script = [{"text": "Done."}]
 SOON: dict[str, Any] = {"background": {"poll_s": 0.05}}
@@ -232,9 +233,7 @@ async def test_a_client_that_leaves_cancels_its_spans(otlp: OtlpReceiver) -> Non
             async for event in events:
                 if event.type == "response.output_text.delta":
                     break
-        async with asyncio.timeout(5):
-            while served.app.state.services.monitor.open_streams:  # noqa: ASYNC110 - the monitor sets no event
-                await asyncio.sleep(0)
+        await until(lambda: not served.app.state.services.monitor.open_streams)
     check_all(otlp)
     for name in ("invoke_agent", "chat "):
         (span,) = otlp.named(name)

@@ -16,6 +16,7 @@ from tests.support.servers.mcp_stack import mcp, stacked
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.upstream_server import UpstreamServer, call_chunks
 from tests.support.servers.upstream_server import stream as streamed
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 TOOL: Json = {"type": "web_search"}
@@ -104,8 +105,7 @@ async def test_each_call_of_a_tool_is_in_the_log(caplog: pytest.LogCaptureFixtur
                 async for event in events:
                     if event.type == "response.web_search_call.searching":
                         break
-            while tool.running or not tool.queries:  # noqa: ASYNC110 - a call that is cancelled sets no event
-                await asyncio.sleep(0.01)
+            await until(lambda: not tool.running and tool.queries)
     logged = [match.groups() for record in caplog.records if (match := line.fullmatch(record.getMessage()))]
     assert [outcome for *_, outcome in logged] == ["cancelled"]
     assert "secret" not in caplog.text

@@ -12,6 +12,7 @@ from tests.support.sdk.drawing import DONE, IMAGE_TOOL, draw, drawing, image_of
 from tests.support.sdk.requests import create, messages, stream
 from tests.support.servers.images_server import Handler, b64
 from tests.support.servers.serving import serving
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 TOOL = IMAGE_TOOL
@@ -131,9 +132,7 @@ async def test_places_are_shared_among_tenants() -> None:
             flood: list[asyncio.Task[Any]] = [asyncio.create_task(create(**ask)) for create in create_all[:3]]
             await asyncio.wait_for(server.reached.wait(), 5)
             one: asyncio.Task[Any] = asyncio.create_task(create_all[3](**ask))
-            async with asyncio.timeout(5):
-                while server.running < 2:  # noqa: ASYNC110 - the server sets no event for the second
-                    await asyncio.sleep(0.01)
+            await until(lambda: server.running >= 2)
             server.release.set()
             await asyncio.gather(one, *flood)
     assert server.most_running == 2

@@ -13,6 +13,7 @@ from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import chat_requests
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until
 
 KEYS = [{"key": "key-a", "tenant": "a"}, {"key": "key-b", "tenant": "b"}]
 
@@ -35,9 +36,7 @@ async def ask(client: AsyncOpenAI, text: str, **fields: Any) -> str:
 
 
 async def wait_for_waiting(served: Served, count: int) -> None:
-    async with asyncio.timeout(5):
-        while served.app.state.services.admission.waiting != count:  # noqa: ASYNC110 - nothing is signalled
-            await asyncio.sleep(0.005)
+    await until(lambda: served.app.state.services.admission.waiting == count)
 
 
 def texts_of(served: Served) -> list[str]:
@@ -48,9 +47,7 @@ def texts_of(served: Served) -> list[str]:
 async def test_requests_wait_by_tier_and_flex_waits_for_every_tenant() -> None:
     async with busy(2, max_running=1) as (served, a, b):
         tasks = [asyncio.create_task(ask(a, "first"))]
-        async with asyncio.timeout(5):
-            while not chat_requests(served):  # noqa: ASYNC110 - nothing is signalled
-                await asyncio.sleep(0.005)
+        await until(lambda: chat_requests(served))
         waiting: list[tuple[AsyncOpenAI, str]] = [
             (a, "flex"),
             (a, "default"),
@@ -73,9 +70,7 @@ async def test_requests_wait_by_tier_and_flex_waits_for_every_tenant() -> None:
 async def test_a_request_beyond_the_queue_is_refused_before_any_work() -> None:
     async with busy(1, max_running=1, max_waiting=2) as (served, a, b):
         tasks = [asyncio.create_task(ask(a, "one"))]
-        async with asyncio.timeout(5):
-            while not chat_requests(served):  # noqa: ASYNC110 - nothing is signalled
-                await asyncio.sleep(0.005)
+        await until(lambda: chat_requests(served))
         tasks += [asyncio.create_task(ask(client, "more")) for client in (a, b)]
         await wait_for_waiting(served, 2)
         for call in (
@@ -97,9 +92,7 @@ async def test_a_request_beyond_the_queue_is_refused_before_any_work() -> None:
 async def test_a_request_that_waits_too_long_is_refused_and_one_whose_client_leaves_is_forgotten() -> None:
     async with busy(2, max_running=1, max_wait_s=0.2) as (served, a, b):
         running = asyncio.create_task(ask(a, "one"))
-        async with asyncio.timeout(5):
-            while not chat_requests(served):  # noqa: ASYNC110 - nothing is signalled
-                await asyncio.sleep(0.005)
+        await until(lambda: chat_requests(served))
         began_at = time.monotonic()
         with pytest.raises(InternalServerError, match="max_wait_s"):
             await ask(b, "late")

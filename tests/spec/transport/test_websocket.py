@@ -26,6 +26,7 @@ from tests.support.servers.upstream_server import (
     http_chunk,
     text_chunks,
 )
+from tests.support.waiting import until
 
 SLOW = scripted([{"text": "one "}, {"wait_s": 30}, {"text": "two"}])
 LIMITS = ResponsesWebSocketLimits(
@@ -41,9 +42,7 @@ def model(served: Served) -> Scripted:
 
 async def calm(served: Served, count: int = 1) -> None:
     """Wait until so many generations were left early."""
-    async with asyncio.timeout(1):
-        while model(served).abandoned_chats < count:  # noqa: ASYNC110  # what is waited for sets no event
-            await asyncio.sleep(0)
+    await until(lambda: model(served).abandoned_chats >= count, within_s=1)
 
 
 # --- turns -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,19 +13,13 @@ from providers.inference.scripted import Scripted
 from stack.serving.connection import HttpServerConnection
 from tests.stack.http.raw import connection, parse, request
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until
 
 ENDLESS: list[dict[str, Any]] = [{"text": "once "}, {"wait_s": 30}, {"text": "more"}]
 
 
 def ask_for(stream: bool, **fields: Any) -> dict[str, Any]:
     return {"model": "scripted", "input": "hi", "stream": stream, **fields}
-
-
-async def until(condition: Callable[[], Any], within_s: float = 1.0) -> None:
-    """Wait for a condition whose change sets no event."""
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110  # what is waited for sets no event
-            await asyncio.sleep(0)
 
 
 def model(served: Served) -> Scripted:
@@ -63,7 +56,7 @@ async def test_a_client_that_leaves_its_stream_stops_it(
             await reader.readuntil(received)
             if reset:
                 writer.transport.abort()
-        await until(lambda: model(served).abandoned_chats == 1)
+        await until(lambda: model(served).abandoned_chats == 1, within_s=1)
         await stored(served, "cancelled")
         assert_calm(caplog)
         log_records = [record.getMessage() for record in caplog.records if record.name != "stack.access"]
@@ -91,8 +84,8 @@ async def test_a_client_that_leaves_before_a_whole_answer_stops_it(caplog: pytes
     async with serving(scripted(ENDLESS)) as served:
         async with connection(served.url) as (_, writer):
             writer.write(request(served.url, ask_for(stream=False)))
-            await until(lambda: model(served).requests)
-        await until(lambda: model(served).abandoned_chats == 1)
+            await until(lambda: model(served).requests, within_s=1)
+        await until(lambda: model(served).abandoned_chats == 1, within_s=1)
         await stored(served, "cancelled")
         assert_calm(caplog)
 
@@ -102,7 +95,7 @@ async def test_nothing_is_kept_of_what_was_not_to_be_stored(caplog: pytest.LogCa
         async with connection(served.url) as (reader, writer):
             writer.write(request(served.url, ask_for(stream=True, store=False)))
             await reader.readuntil(b"output_text.delta")
-        await until(lambda: model(served).abandoned_chats == 1)
+        await until(lambda: model(served).abandoned_chats == 1, within_s=1)
         assert not await served.stack.kv_store.scan("default/")
         assert_calm(caplog)
 
@@ -129,8 +122,8 @@ async def test_a_chat_stream_that_is_left_stops_too(caplog: pytest.LogCaptureFix
                 writer.write(request(served.url, {**chat, "stream": stream}, path="/v1/chat/completions"))
                 if stream:
                     await reader.readuntil(b"once")
-                await until(lambda number=number: len(model(served).requests) == number)
-            await until(lambda number=number: model(served).abandoned_chats == number)
+                await until(lambda number=number: len(model(served).requests) == number, within_s=1)
+            await until(lambda number=number: model(served).abandoned_chats == number, within_s=1)
         assert_calm(caplog)
 
 
@@ -173,7 +166,7 @@ async def test_a_client_that_leaves_while_requests_wait_in_its_pipeline_stops_th
             head = request(served.url, ask_for(stream=True)).replace(b"connection: close\r\n", b"")
             writer.write(head * (1 + requests))
             await reader.readuntil(b"response.in_progress")
-        await until(lambda: model(served).abandoned_chats == 1)
+        await until(lambda: model(served).abandoned_chats == 1, within_s=1)
         await stored(served, "cancelled")
         assert len(model(served).requests) == 1
         assert_calm(caplog)
@@ -235,7 +228,7 @@ async def test_a_model_waits_for_a_client_that_does_not_read() -> None:
             )
             assert size < len(piece) * pieces / 3
             await loop.sock_recv(client, 65536)
-        await until(lambda: model(served).abandoned_chats == 1)
+        await until(lambda: model(served).abandoned_chats == 1, within_s=1)
         await stored(served, "cancelled")
 
 

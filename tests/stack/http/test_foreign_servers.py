@@ -8,6 +8,7 @@ import httpx
 from stack.config import StackConfig
 from stack.http.app import create_app
 from tests.support.servers.serving import MEMORY, SCRIPTED
+from tests.support.waiting import until
 
 
 async def test_another_server_starts_asks_and_ends_the_app() -> None:
@@ -22,8 +23,7 @@ async def test_another_server_starts_asks_and_ends_the_app() -> None:
     lifespan = asyncio.create_task(app({"type": "lifespan", "asgi": {}, "state": {}}, messages.get, send))
     await messages.put({"type": "lifespan.startup"})
     async with asyncio.timeout(10):
-        while not sent:  # noqa: ASYNC110 - its start sets no event
-            await asyncio.sleep(0.01)
+        await until(lambda: sent)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             answer = await client.post("/v1/responses", json={"model": "scripted", "input": "Hi"})

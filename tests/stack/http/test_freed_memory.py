@@ -6,6 +6,7 @@ import psutil
 
 from apis.fair_share import FairShare
 from stack.http.freed_memory import find_trim, return_freed_memory
+from tests.support.waiting import until
 
 MIB = 1024 * 1024
 
@@ -24,9 +25,7 @@ class WatchedShare(FairShare):
 async def looked_at(share: WatchedShare, times: int) -> None:
     """Return when the watch has looked at the share that many times more."""
     enough = share.looks + times
-    async with asyncio.timeout(10):
-        while share.looks < enough:  # noqa: ASYNC110 - the watch has no event
-            await asyncio.sleep(0.005)
+    await until(lambda: share.looks >= enough)
 
 
 async def test_memory_is_returned_when_the_last_large_request_is_over() -> None:
@@ -44,9 +43,7 @@ async def test_memory_is_returned_when_the_last_large_request_is_over() -> None:
     await looked_at(share, 3)
     assert calls == []
     place.release()
-    async with asyncio.timeout(10):
-        while not calls:  # noqa: ASYNC110 - the watch has no event
-            await asyncio.sleep(0.005)
+    await until(lambda: calls)
     await looked_at(share, 3)
     assert calls == [0], "it is returned once, and not again as long as the process does not grow"
     watch.cancel()

@@ -23,6 +23,7 @@ from stack.serving.socket_connection import WebSocketServerConnection
 from tests.stack.http.raw import BOUND_S, Answer, ask, check_error, connection, parse
 from tests.support.servers.forked_process import STACK_PROGRAM, forked_process
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until
 
 ENDLESS: list[dict[str, Any]] = [{"text": "once "}, {"wait_s": 30}, {"text": "more"}]
 CREATE: dict[str, Any] = {"type": "response.create", "model": "scripted", "input": "hi"}
@@ -70,9 +71,7 @@ def model(served: Served) -> Scripted:
 
 
 async def left_early(served: Served, count: int = 1) -> None:
-    async with asyncio.timeout(1):
-        while model(served).abandoned_chats < count:  # noqa: ASYNC110  # what is waited for sets no event
-            await asyncio.sleep(0)
+    await until(lambda: model(served).abandoned_chats >= count, within_s=1)
 
 
 # --- bad messages ----------------------------------------------------------------------------------------------------
@@ -226,8 +225,7 @@ async def test_a_client_that_reads_nothing_is_waited_for_and_then_cut_off(monkey
             await reader.readuntil(b"\r\n\r\n")
             text = json.dumps(CREATE).encode()
             writer.write(struct.pack("!BB4x", 0x81, 0x80 | len(text)) + text)
-            while not model(served).abandoned_chats:  # noqa: ASYNC110  # what is waited for sets no event
-                await asyncio.sleep(0)
+            await until(lambda: model(served).abandoned_chats)
             writer.close()
 
 

@@ -25,6 +25,7 @@ from stack.serving.connection import HttpServerConnection
 from stack.serving.open_connections import OpenConnections, TrackedPeer
 from tests.stack.http.raw import JSON, KEYS, ask, bearer, check_error, connection, parse, request, send
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until
 
 
 @asynccontextmanager
@@ -79,8 +80,7 @@ async def test_pipelined_requests_wait_unparsed_and_are_answered_in_order() -> N
     gate, count = asyncio.Event(), 10_000
     async with pipelining(gate) as (protocol, reader, writer):
         writer.write(b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(count)))
-        while not protocol.pipeline:  # noqa: ASYNC110  # the protocol sets no event
-            await asyncio.sleep(0.01)
+        await until(lambda: protocol.pipeline)
         await asyncio.sleep(0.05)
         waiting = len(protocol.pipeline)
         print(f"{waiting} of {count} requests are parsed")
@@ -97,8 +97,7 @@ async def test_a_pipeline_is_forgotten_with_its_connection() -> None:
     gate = asyncio.Event()
     async with pipelining(gate) as (protocol, _, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
-        while not protocol.pipeline:  # noqa: ASYNC110  # the protocol sets no event
-            await asyncio.sleep(0.01)
+        await until(lambda: protocol.pipeline)
         writer.transport.abort()
         while protocol.pipeline:  # as above
             gate.set()
@@ -322,9 +321,7 @@ async def test_uploads_in_progress_share_the_disk() -> None:
             _, writer = await open_ends.enter_async_context(connection(served.url))
             writer.write(upload(served.url, int(1.9 * MIB), "sk-one", is_whole=False))
             shares = served.app.state.services.shares
-            async with asyncio.timeout(10):
-                while shares._uploads.used * PLACE_BYTES < 1.8 * MIB:  # noqa: ASYNC110  # a share sets no event
-                    await asyncio.sleep(0.01)
+            await until(lambda: shares._uploads.used * PLACE_BYTES >= 1.8 * MIB)
             refused = await send(served.url, upload(served.url, 2 * MIB, "sk-one"))
             assert check_error(refused, 503)["code"] == "overloaded"
             assert refused.headers["retry-after"] == "1"
@@ -345,9 +342,7 @@ async def test_one_file_has_room_however_small_the_share_of_its_tenant_is() -> N
         async with connection(served.url) as (_, writer):
             writer.write(upload(served.url, int(3.9 * MIB), "sk-one", is_whole=False))
             shares = served.app.state.services.shares
-            async with asyncio.timeout(10):
-                while shares._uploads.used * PLACE_BYTES < 3.8 * MIB:  # noqa: ASYNC110  # a share sets no event
-                    await asyncio.sleep(0.01)
+            await until(lambda: shares._uploads.used * PLACE_BYTES >= 3.8 * MIB)
             check_error(await send(served.url, upload(served.url, 2 * MIB, "sk-one")), 503)
             assert (await send(served.url, upload(served.url, MIB, "sk-two"))).status == 200
     async with serving(server={**limits, "max_uploads_bytes": 3 * MIB}, more={"files": files}) as served:
@@ -406,6 +401,4 @@ async def test_streams_and_websockets_beyond_the_limit_are_a_429() -> None:
             with pytest.raises(InvalidStatus, match="429"):
                 async with opened(served):
                     pass
-        async with asyncio.timeout(5):
-            while served.app.state.services.shares._streams.used:  # noqa: ASYNC110  # as above
-                await asyncio.sleep(0.01)
+        await until(lambda: not served.app.state.services.shares._streams.used)

@@ -1,6 +1,5 @@
 """Workers whose event loop stands still: how the parent sees it, and what it does."""
 
-import asyncio
 import multiprocessing
 import os
 import signal
@@ -11,6 +10,7 @@ import pytest
 from stack.serving.heartbeats import Heartbeats
 from tests.stack.serving import test_serve
 from tests.stack.serving.test_serve import children, launched, pid
+from tests.support.waiting import until
 
 IMPATIENT = "import stack.serving.launch as launch\nlaunch._SILENCE_TIMEOUT_S = 1.0\n" + test_serve.SCRIPT
 
@@ -46,12 +46,10 @@ async def test_a_worker_that_is_stopped_is_replaced(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(test_serve, "SCRIPT", IMPATIENT)
     async with launched(tmp_path, run={"workers": 2}) as running:
         await running.listening()
-        while len(children(running)) < 2:  # noqa: ASYNC110  # as below
-            await asyncio.sleep(0.05)
+        await until(lambda: len(children(running)) >= 2, within_s=30)
         stopped = await pid(running.url)
         os.kill(stopped, signal.SIGSTOP)
-        while stopped in {child.pid for child in children(running)}:  # noqa: ASYNC110  # another process sets no event
-            await asyncio.sleep(0.05)
+        await until(lambda: stopped not in {child.pid for child in children(running)}, within_s=30)
         assert await pid(running.url) != stopped
         running.signal()
         assert (await running.end())[0] == 0

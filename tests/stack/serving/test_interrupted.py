@@ -19,6 +19,7 @@ from tests.support.sdk.client import TLS
 from tests.support.sdk.requests import responses
 from tests.support.servers.forked_process import STACK_PROGRAM, ForkedProcess, forked_process
 from tests.support.servers.serving import scripted, serving
+from tests.support.waiting import until_ended
 
 ROOT = Path(__file__).resolve().parents[3]
 SOON_S = 20.0
@@ -73,9 +74,7 @@ async def test_an_interrupted_server_ends_its_background_responses_at_once(worke
     options = {"background": {"lease_s": 2, "poll_s": 0.1}}
     async with serving(scripted([{"text": ["four ", "five"]}]), kv_store=store, responses=options) as served:
         failed = await responses(served).retrieve(read)
-        async with asyncio.timeout(10):
-            while (response := await responses(served).retrieve(unread)).status in ("queued", "in_progress"):  # noqa: ASYNC110 - a server sets no event
-                await asyncio.sleep(0.05)
+        response = await until_ended(responses(served), unread)
     assert (failed.status, failed.output_text) == ("failed", "one two ")
     assert "shut down" in failed.error.message
     assert (response.status, response.output_text) == ("completed", "four five")

@@ -21,6 +21,7 @@ import pytest
 from tests.support.laws.stream_laws import check_frames, check_stream
 from tests.support.sdk.client import TLS, sdk_client
 from tests.support.servers.worker_processes import UNLOSABLE_LEASE_S, Workers, worker_processes
+from tests.support.waiting import until
 
 ROLLS = int(os.environ.get("STACK_ROLLS", "1"))
 GRACE_S = 10.0
@@ -35,9 +36,7 @@ def sqlite(folder: Path) -> dict[str, Any]:
 
 async def seconds_until(line: Any) -> float:
     began = time.monotonic()
-    async with asyncio.timeout(30):
-        while not await line():  # noqa: ASYNC110  # another process sets no event
-            await asyncio.sleep(0.01)
+    await until(line, within_s=30)
     return time.monotonic() - began
 
 

@@ -27,6 +27,7 @@ from stack.serving.launch import find_python_files
 from stack.serving.listener import bind_listener, listener_url
 from tests.support.sdk.client import TLS
 from tests.support.servers.forked_process import ForkedProcess, forked_process
+from tests.support.waiting import until
 
 BOUND_S = 60.0
 # Far more than it takes and far less than the default grace period, on however busy a machine.
@@ -189,8 +190,7 @@ async def test_a_draining_server_finishes_its_streams_and_then_refuses_connectio
         async with httpx.AsyncClient(trust_env=False, verify=TLS) as client:
             late = await client.get(f"{running.url}/pid")
         assert (late.status_code, late.headers["connection"]) == (200, "close")
-        while not await refuses_connections(running.url):  # noqa: ASYNC110  # another process sets no event
-            await asyncio.sleep(0.02)
+        await until(lambda: refuses_connections(running.url))
         assert "ended" in await stream.finish()
         code, seconds = await running.end()
         [line] = (await running.errors()).splitlines()

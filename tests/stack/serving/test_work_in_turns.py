@@ -23,6 +23,7 @@ from stack.serving.response_transport import ResponseTransport
 from stack.serving.socket_connection import WebSocketServerConnection
 from tests.stack.http.raw import HELLO, KEYS, ask, bearer, check_error, connection, parse, request
 from tests.support.servers.serving import Served, serving
+from tests.support.waiting import until
 
 MIB = 1024 * 1024
 MASK = bytes(4)
@@ -127,8 +128,7 @@ async def test_few_frames_are_parsed_in_one_iteration(monkeypatch: pytest.Monkey
     ):
         for writer in (one, other):
             writer.write(frame(0xA) * 5000)
-        while count < 10_000:  # noqa: ASYNC110  # a connection sets no event
-            await asyncio.sleep(0)
+        await until(lambda: count >= 10_000)
     assert 0 < largest[0] <= 400
 
 
@@ -167,21 +167,15 @@ async def test_unfinished_messages_are_counted_as_they_come() -> None:
             one.write(frame(0x1, b" " * (2 * MIB - 1000))[:-1])
             _, other = await open_ends.enter_async_context(upgraded(served))
             other.write(frame(0x1, b" " * MIB, fin=False) + frame(0x0, b" " * (MIB - 1000), fin=False))
-            async with asyncio.timeout(10):
-                while shares.bytes.used < 4 * MIB // PLACE_BYTES:  # noqa: ASYNC110  # a share sets no event
-                    await asyncio.sleep(0.01)
+            await until(lambda: shares.bytes.used >= 4 * MIB // PLACE_BYTES)
             reader, third = await open_ends.enter_async_context(upgraded(served))
             third.write(frame(0x1, b" " * MIB)[:-1])
             assert await close_code(reader) == 1013
             large = await ask(served.url, {**HELLO, "input": "x" * MIB})
             assert check_error(large, 503)["code"] == "overloaded"
             one.write(b" ")  # the message is whole, and no JSON
-            async with asyncio.timeout(10):
-                while shares.bytes.used > 2 * MIB // PLACE_BYTES:  # noqa: ASYNC110  # as above
-                    await asyncio.sleep(0.01)
-        async with asyncio.timeout(10):
-            while shares.bytes.used:  # noqa: ASYNC110  # as above
-                await asyncio.sleep(0.01)
+            await until(lambda: shares.bytes.used <= 2 * MIB // PLACE_BYTES)
+        await until(lambda: not shares.bytes.used)
         async with opened(served) as websocket:
             await websocket.send(json.dumps({**CREATE, "input": "x" * MIB}))
             while b'"response.completed"' not in await websocket.recv(decode=False):
@@ -248,8 +242,7 @@ async def test_few_chunks_of_one_byte_are_parsed_in_one_iteration(monkeypatch: p
             for _ in range(4):
                 _, writer = await open_ends.enter_async_context(connection(served.url))
                 writer.write(head + b"1\r\n \r\n" * 5000)
-            while count < 20_000:  # noqa: ASYNC110  # as above
-                await asyncio.sleep(0)
+            await until(lambda: count >= 20_000)
     assert 0 < largest[0] <= 2500
 
 

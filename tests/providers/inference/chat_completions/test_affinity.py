@@ -20,6 +20,7 @@ from tests.conformance.inference import drain
 from tests.providers.inference.remote import chat_request, started
 from tests.support.servers.prefix_cache_server import PrefixCacheServer
 from tests.support.servers.upstream_server import error_answer
+from tests.support.waiting import until
 
 KEYS = [f"key {number}" for number in range(2000)]
 URLS = [f"http://10.0.0.{number}/v1" for number in range(4)]
@@ -62,9 +63,7 @@ async def test_a_hot_key_stays_within_the_bounded_load() -> None:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(80):
                 tasks.create_task(drain(vllm, chat_request(prompt_cache_key="hot")))
-            async with asyncio.timeout(10):
-                while sum(len(server.chats) for server in servers) < 80:  # noqa: ASYNC110 - four servers, one condition
-                    await asyncio.sleep(0.01)
+            await until(lambda: sum(len(server.chats) for server in servers) >= 80)
             loads = sorted(len(server.chats) for server in servers)
             gate.set()
         assert loads[-1] <= 25  # 1.25 times the mean
@@ -173,11 +172,9 @@ async def test_a_chain_that_was_given_away_does_not_come_back_to_an_idle_server(
             for name in [name for name in others if servers[homes[name]] is first][:8]:
                 tasks.create_task(drain(vllm, chat_request(prompt_cache_key=name)))
             async with asyncio.timeout(10):
-                while len(first.chats) < 8:  # noqa: ASYNC110 - checks of health arrive, too
-                    await asyncio.sleep(0.01)
+                await until(lambda: len(first.chats) >= 8)
                 tasks.create_task(drain(vllm, chat_request(prompt_cache_key="chain")))
-                while not second.chats:  # noqa: ASYNC110 - the same
-                    await asyncio.sleep(0.01)
+                await until(lambda: second.chats)
             gate.set()
         for _ in range(2):
             await drain(vllm, chat_request(prompt_cache_key="chain"))

@@ -23,15 +23,10 @@ from tests.support.servers.upstream_server import (
     stream,
     text_chunks,
 )
+from tests.support.waiting import until
 
 OK = stream(text_chunks("a"))
 WATCHED: dict[str, Any] = {"health_interval_s": 0.05, "max_retries": 0, "breaker_failures": 2, "breaker_window_s": 60}
-
-
-async def until(condition: Any, limit_s: float = 5) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - the condition is state of several objects
-            await asyncio.sleep(0.005)
 
 
 async def fail_until_open(vllm: VLLM) -> StackError:

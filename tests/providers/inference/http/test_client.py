@@ -38,6 +38,7 @@ from tests.support.servers.upstream_server import (
     http_chunk,
     plain_answer,
 )
+from tests.support.waiting import until
 
 CHUNKED = head() + http_chunk(b"ab") + http_chunk(b"cd") + LAST_HTTP_CHUNK
 LENGTH = b"HTTP/1.1 200 OK\r\nX: 1\r\ncontent-length: 4\r\n\r\nabcd"
@@ -75,9 +76,7 @@ async def open_response() -> tuple[HttpConnection, Wire]:
 
 async def until_aborted(wire: Wire) -> None:
     """Much data is parsed in turns."""
-    async with asyncio.timeout(5):
-        while not wire.aborted:  # noqa: ASYNC110  # the transport sets no event
-            await asyncio.sleep(0)
+    await until(lambda: wire.aborted)
 
 
 async def read(answer: HttpConnection) -> bytes:
@@ -248,9 +247,7 @@ async def test_the_pieces_of_a_tenant_alone_are_larger() -> None:
     pieces = list[int]()
     answer.push_data(lambda data: pieces.append(len(data)), math.inf)
     answer.data_received(http_chunk(b"x" * 200_000))
-    async with asyncio.timeout(5):
-        while sum(pieces) < 200_000:  # noqa: ASYNC110  # as above
-            await asyncio.sleep(0)
+    await until(lambda: sum(pieces) >= 200_000)
     assert TURN_WORK < max(pieces) <= 4 * TURN_WORK
 
 
@@ -334,8 +331,7 @@ async def get_and_close(http: HttpClient, url: str) -> None:
         await read(answer)
         assert answer.is_reusable
         http.release(answer)
-        while not answer.is_closing:  # noqa: ASYNC110 - it sets no event
-            await asyncio.sleep(0)
+        await until(lambda: answer.is_closing)
 
 
 async def test_idle_connections_are_closed() -> None:

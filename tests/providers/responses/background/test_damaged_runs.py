@@ -15,6 +15,7 @@ from providers.responses.background.workers import BackgroundConfig, BackgroundW
 from providers.responses.events.ids import ResponseIds
 from tests.providers.responses.background.test_workers import REQUEST
 from tests.support.damage import DAMAGES, damage_record
+from tests.support.waiting import until
 
 CONFIG: Final = BackgroundConfig(poll_s=0.02, lease_s=0.1)
 
@@ -48,9 +49,7 @@ async def test_a_damaged_run_stops_no_other(part: str, damage: str, tmp_path: Pa
     workers = BackgroundWorkers(runs, execute, CONFIG)
     workers.start()
     expected = {*others, *([damaged] if part in ("queue", "lease") else [])}
-    async with asyncio.timeout(10):
-        while executed != expected:  # noqa: ASYNC110 - a store sets no event
-            await asyncio.sleep(0.01)
+    await until(lambda: executed == expected)
     await workers.close()
     await runs.delete(damaged)
     assert await store.scan("/run/") == []

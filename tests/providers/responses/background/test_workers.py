@@ -18,6 +18,7 @@ from providers.responses.background.ranks import QueueLimits, Rank
 from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs, StoredRequest
 from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers
 from providers.responses.events.ids import ResponseIds
+from tests.support.waiting import until
 
 REQUEST = StoredRequest(msgspec.Raw(b"{}"), msgspec.Raw(b"[]"), 0, 1)
 
@@ -110,8 +111,7 @@ async def test_a_run_that_has_lost_a_worker_and_a_line_alone_are_never_executed_
     async with asyncio.timeout(10):
         async with capacity.admit("a", alone=True):
             workers.start()
-            while not await runs.list_orphaned():  # noqa: ASYNC110 - a lease that expires sets no event
-                await asyncio.sleep(0.01)
+            await until(runs.list_orphaned)
             await asyncio.sleep(0.1)  # some looks at the orphans
             assert not executing.is_set()
         await executing.wait()

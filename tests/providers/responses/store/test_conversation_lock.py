@@ -13,6 +13,7 @@ from providers.responses.context.conversations import StoredConversations
 from providers.responses.store.conversation_items import ConversationKeys
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import History
+from tests.support.waiting import until, until_empty
 
 LEASE_S = 0.9
 """A machine with other work stands still for less."""
@@ -87,9 +88,7 @@ async def test_a_renewal_of_unknown_outcome_does_no_harm(
 ) -> None:
     async with floor:
         store.before, store.after = before, after
-        async with asyncio.timeout(10):
-            while store.before or store.after:  # noqa: ASYNC110  # a store sets no event
-                await asyncio.sleep(0.005)
+        await until(lambda: not store.before and not store.after)
         await renewals(store, floor, 2)
         assert await ends(store, floor)
 
@@ -97,9 +96,7 @@ async def test_a_renewal_of_unknown_outcome_does_no_harm(
 async def test_it_can_end_right_after_a_renewal_of_unknown_outcome(store: Unsure, floor: ConversationLock) -> None:
     async with floor:
         store.after = 1
-        async with asyncio.timeout(10):
-            while store.after:  # noqa: ASYNC110  # a store sets no event
-                await asyncio.sleep(0)
+        await until(lambda: not store.after)
         assert await ends(store, floor)
 
 
@@ -109,6 +106,4 @@ async def test_giving_it_up_during_an_outage_is_no_error_and_it_passes_with_its_
     async with floor:
         store.before = 100
     assert await floor.is_held()
-    async with asyncio.timeout(10):
-        while await floor.is_held():  # noqa: ASYNC110  # a store sets no event
-            await asyncio.sleep(0.005)
+    await until_empty(floor.is_held)

@@ -31,6 +31,7 @@ from tests.providers.tool_runtime.python.python_abuses import ABUSES
 from tests.providers.tool_runtime.python.python_escapes import ESCAPES, MARK, PRELUDE
 from tests.providers.tool_runtime.python.test_cgroup import find_control_groups
 from tests.providers.tool_runtime.python.test_python import server_processes, server_socket
+from tests.support.waiting import until
 
 RUNS = int(os.environ.get("PYTHON_ESCAPE_RUNS", "1"))
 PROGRAMS = {**ESCAPES, **ABUSES}
@@ -131,9 +132,7 @@ async def python(host: Host) -> AsyncGenerator[Python]:
         (server,) = server_processes()
         yield python
     with suppress(TimeoutError):  # a process that was killed ends a moment later on a busy machine
-        async with asyncio.timeout(5):
-            while not descendants() <= host.before:  # noqa: ASYNC110 - the end of a grandchild is not reported
-                await asyncio.sleep(0.05)
+        await until(lambda: descendants() <= host.before)
     assert descendants() <= host.before
     assert not find_control_groups(server.pid)
 

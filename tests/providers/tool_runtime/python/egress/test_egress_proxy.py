@@ -15,6 +15,7 @@ from aiohttp import web
 from providers.tool_runtime.python.egress.settings import EgressCounts, NetworkSettings
 from tests.support.servers.container_proxy import Opened, container_proxy, server_context
 from tests.support.servers.fetcher_hosts import SITE, Canary, Site
+from tests.support.waiting import until
 
 HOST = "api.example.com"
 
@@ -279,8 +280,7 @@ async def test_one_tenant_leaves_connections_for_another(site: Site) -> None:
         assert greedy.egress.places.used == 4
         async with container_proxy(hosts, egress=greedy.egress, owner=("other", "cntr_2")) as other:
             asking = asyncio.ensure_future(other.get(f"http://{hosts[0]}/x"))
-            while not greedy.egress.places.waiting:  # noqa: ASYNC110 - nothing reports it
-                await asyncio.sleep(0.01)
+            await until(lambda: greedy.egress.places.waiting)
             again = asyncio.ensure_future(greedy.get(f"http://{hosts[0]}/x"))
             opened_streams[0][1].transport.abort()
             assert status(await asking) == 200

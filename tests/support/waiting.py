@@ -1,0 +1,46 @@
+"""Waiting for state whose change sets no event: of a store, of another process, of a server in between."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+RUNNING: Final = ("queued", "in_progress")
+"""Statuses of a response that has not ended."""
+_PAUSE_S: Final = 0.005
+_TURNS_WITHOUT_PAUSE: Final = 100
+"""Turns of the event loop that are looked at one by one, because a state may be short."""
+
+
+async def until(holds: Callable[[], object], within_s: float = 10) -> None:
+    """Wait until `holds`, a function or a coroutine function, returns a true value. Raises TimeoutError."""
+    turns = 0
+    async with asyncio.timeout(within_s):
+        while not (await result if inspect.isawaitable(result := holds()) else result):
+            await asyncio.sleep(0 if turns < _TURNS_WITHOUT_PAUSE else _PAUSE_S)
+            turns += 1
+
+
+async def until_empty(load: Callable[[], Awaitable[object]], within_s: float = 10) -> None:
+    """Wait until a coroutine function returns nothing."""
+
+    async def is_empty() -> bool:
+        return not await load()
+
+    await until(is_empty, within_s)
+
+
+async def until_ended(responses: Any, response_id: str, within_s: float = 10) -> Any:
+    """Return a background response when it has ended; `responses` are those of a client."""
+    async with asyncio.timeout(within_s):
+        while (response := await responses.retrieve(response_id)).status in RUNNING:  # noqa: ASYNC110 - a server sets no event
+            await asyncio.sleep(_PAUSE_S)
+    return response
+
+
+async def until_text(responses: Any, response_id: str, within_s: float = 10) -> None:
+    """Follow a background response until it has a first text."""
+    async with asyncio.timeout(within_s), await responses.retrieve(response_id, stream=True) as events:
+        async for event in events:
+            if event.type == "response.output_text.delta":
+                return
