@@ -8,11 +8,12 @@ from apis.accounts.usage import count_one_request
 from apis.chat import ChatRequest, TextPart
 from apis.deltas import Delta, DeltaBatch, Finish, Usage, count_delayed, estimate_tokens, measure_deltas
 from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError
-from apis.inference import Inference, Model
+from apis.inference import Inference
 from apis.moderation import Moderation, ModerationScores, OutputBlocked
 from apis.sink import Sink
 from apis.wire.request_options import ModerationOptions
 from providers.common.chat_tokens import measure_chat
+from providers.common.wrapped_inference import WrappedInference
 
 _OVERLAP_PART: Final = 2
 """A window is judged together with this part of its length of the text before it."""
@@ -119,7 +120,7 @@ class RequestModeration:
         return {"type": "moderation_result", "model": result.model, **result.to_json()}
 
 
-class ModeratedInference(Inference):
+class ModeratedInference(WrappedInference):
     """Wraps an Inference whose answers are moderated: text, reasoning and arguments of calls.
 
     Where flagged output is blocked, what the model writes waits until a window of it is judged. A flagged window does
@@ -127,14 +128,8 @@ class ModeratedInference(Inference):
     """
 
     def __init__(self, inference: Inference, moderation: RequestModeration) -> None:
-        self._inference = inference
+        super().__init__(inference)
         self._moderation = moderation
-
-    async def models(self) -> Sequence[Model]:
-        return await self._inference.models()
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        return await self._inference.count_tokens(request)
 
     async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
         answer = _JudgedAnswer(sink, self._moderation)

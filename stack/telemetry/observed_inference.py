@@ -5,22 +5,17 @@ completions of clients all pass here, and without telemetry nothing is wrapped.
 """
 
 import time
-from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
 from apis.chat import ChatRequest
-from apis.completion import CompletionBatch, CompletionRequest
 from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import Delta, DeltaBatch, Finish, Usage
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
-from apis.inference import DefaultSampling, Inference, Model, ModelHost, ModelNames
+from apis.inference import Inference, ModelHost
 from apis.moderation import OutputBlocked
-from apis.observation.background import UpstreamHealth
-from apis.provider import ProviderMetrics
 from apis.sink import ConvertedSink, Sink
 from apis.telemetry import Attributes, AttributeValue, Span, SpanType, current_agent, error_type_of
-from apis.transcription import Transcript, TranscriptionRequest
-from apis.wire.base import Effort
+from providers.common.wrapped_inference import WrappedInference
 from stack.telemetry import messages
 from stack.telemetry.recorder import SpanRecorder
 
@@ -35,34 +30,13 @@ class _ChunkSampling:
     """Chunks since the last one that was timed."""
 
 
-class ObservedInference(Inference):
+class ObservedInference(WrappedInference):
     """Forwards every call to `inference`. The span of a call is current while the provider sends its request."""
 
     def __init__(self, inference: Inference, recorder: SpanRecorder) -> None:
-        self._inference = inference
+        super().__init__(inference)
         self._recorder = recorder
         self._sampling = _ChunkSampling()
-
-    async def models(self) -> Sequence[Model]:
-        return await self._inference.models()
-
-    async def find_names(self, model: str) -> ModelNames:
-        return await self._inference.find_names(model)
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        return await self._inference.count_tokens(request)
-
-    async def used_effort(self, request: ChatRequest) -> Effort | None:
-        return await self._inference.used_effort(request)
-
-    async def default_sampling(self, model: str) -> DefaultSampling | None:
-        return await self._inference.default_sampling(model)
-
-    async def model_host(self, model: str) -> ModelHost:
-        return await self._inference.model_host(model)
-
-    def metrics(self) -> ProviderMetrics | None:
-        return self._inference.metrics()
 
     async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
         host = await self._inference.model_host(request.model)
@@ -77,15 +51,6 @@ class ObservedInference(Inference):
             raise
         finally:
             call.end()
-
-    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
-        return self._inference.complete(request)
-
-    async def transcribe(self, request: TranscriptionRequest, sink: Sink[str]) -> Transcript:
-        return await self._inference.transcribe(request, sink)
-
-    def upstreams(self) -> Sequence[UpstreamHealth]:
-        return self._inference.upstreams()
 
     async def decide(self, request: DecisionRequest) -> Decisions:
         host = await self._inference.model_host(request.model)

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from tests.support.sdk.sessions import create_session, kinds, list_items, read_log, rest, send, tool_result
+from tests.support.sdk.sessions import FUNCTION, create_session, kinds, list_items, read_log, rest, send, tool_result
 from tests.support.servers.serving import serving
 
-FUNCTION: Any = {"type": "function", "name": "get", "description": "d", "parameters": {"type": "object"}}
 MODEL = {"provider": "tests.support.servers.stepping_provider:Stepping"}
 
 

@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -32,8 +32,9 @@ from apis.deltas import (
     count_delayed,
 )
 from apis.errors import UpstreamError
-from apis.inference import Inference, Model
+from apis.inference import Inference
 from apis.sink import ConvertedSink, Sink
+from providers.common.wrapped_inference import WrappedInference
 from providers.responses.events.open_items import EMPTY_ARGUMENTS
 from providers.responses.events.response_object import add_usage
 
@@ -72,7 +73,7 @@ class CheckRules:
     """Calls leave as they are generated."""
 
 
-class CheckedInference(Inference):
+class CheckedInference(WrappedInference):
     """Wraps an Inference whose engine may ignore the format of a chat and the schemas of its functions.
 
     An answer is checked when it is complete. What is to be checked waits until then, unless `rules` say that it leaves
@@ -80,15 +81,9 @@ class CheckedInference(Inference):
     answer that is wrong in the end.
     """
 
-    def __init__(self, inference: Inference, rules: "CheckRules") -> None:
-        self._inference = inference
+    def __init__(self, inference: Inference, rules: CheckRules) -> None:
+        super().__init__(inference)
         self._rules = rules
-
-    async def models(self) -> Sequence[Model]:
-        return await self._inference.models()
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        return await self._inference.count_tokens(request)
 
     async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
         answer = self._begin_answer(request)

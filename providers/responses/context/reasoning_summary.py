@@ -3,15 +3,16 @@ model that the run config names."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
 
 from apis.chat import ChatRequest, Message
 from apis.deltas import DelayedOutput, Delta, DeltaBatch, ReasoningDelta, ReasoningSummaryDelta, TextDelta
 from apis.errors import StackError
-from apis.inference import Inference, Model
+from apis.inference import Inference
 from apis.sink import Sink
+from providers.common.wrapped_inference import WrappedInference
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ notes. Add nothing that the notes do not say, do not answer the request, and wri
 </notes>"""
 
 
-class SummarizingInference(Inference):
+class SummarizingInference(WrappedInference):
     """Wraps an Inference, and follows each run of reasoning deltas by a summary of it. Without `summary_model` the
     summary is the reasoning itself; so it is where that model fails or takes too long. Without `repeats_reasoning`
     there is no summary then."""
@@ -44,16 +45,10 @@ class SummarizingInference(Inference):
     def __init__(
         self, inference: Inference, style: str, summary_model: str | None, *, repeats_reasoning: bool = True
     ) -> None:
-        self._inference = inference
+        super().__init__(inference)
         self._length = _LENGTHS[style]
         self._summary_model = summary_model
         self._repeats_reasoning = repeats_reasoning
-
-    async def models(self) -> Sequence[Model]:
-        return await self._inference.models()
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        return await self._inference.count_tokens(request)
 
     async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
         await self._inference.stream(request, _SummarySink(sink, lambda text: self._summarize(text, request)))

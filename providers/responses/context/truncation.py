@@ -11,9 +11,10 @@ from typing import Final
 from apis.chat import ChatRequest, ImagePart, Message, TextPart
 from apis.deltas import Delta, DeltaBatch
 from apis.errors import ContextLengthExceeded, StackError
-from apis.inference import Inference, Model
+from apis.inference import Inference
 from apis.responses import CreateResponse
 from apis.sink import ConvertedSink, Sink
+from providers.common.wrapped_inference import WrappedInference
 
 _INSTRUCTION_ROLES: Final = ("system", "developer")
 _DROPPED_IMAGE: Final = "[An earlier image was left out here.]"
@@ -21,18 +22,9 @@ _MAX_RESERVED_TOKENS: Final = 4096
 """Tokens reserved for an answer without a limit in the request; an eighth of the context if that is less."""
 
 
-class TruncatingInference(Inference):
+class TruncatingInference(WrappedInference):
     """Wraps an Inference, and shortens only those chats that it refuses as too long. Raises like the wrapped one, also
     ContextLengthExceeded where the last turn alone is too long, with one image of its calls."""
-
-    def __init__(self, inference: Inference) -> None:
-        self._inference = inference
-
-    async def models(self) -> Sequence[Model]:
-        return await self._inference.models()
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        return await self._inference.count_tokens(request)
 
     async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
         offsets: Sequence[int] | None = None

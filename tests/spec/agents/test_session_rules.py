@@ -9,7 +9,9 @@ import openai
 import pytest
 
 from tests.support.sdk.sessions import (
+    CALL,
     CANCEL,
+    FUNCTION,
     NONE,
     create_session,
     list_items,
@@ -26,8 +28,6 @@ from tests.support.servers.webhook_receiver import SECRET, receiving
 from tests.support.waiting import until_empty
 
 Json = dict[str, Any]
-FUNCTION: Any = {"type": "function", "name": "get", "description": "d", "parameters": {"type": "object"}}
-CALL: Json = {"call": "get", "arguments": "{}", "id": "call_1"}
 BETA = {"OpenAI-Beta": "agents=v1"}
 
 

@@ -13,6 +13,8 @@ from apis.storage.kv_store import Entry
 from providers.kv_store.memory import Memory
 from tests.support.damage import DAMAGES, damage_record, stored_keys
 from tests.support.sdk.sessions import (
+    CALL,
+    FUNCTION,
     list_items,
     list_turns,
     message,
@@ -26,8 +28,6 @@ from tests.support.servers.mcp_stack import with_mcp
 from tests.support.servers.serving import Served, scripted, serving
 
 Json = dict[str, Any]
-FUNCTION: Any = {"type": "function", "name": "get", "description": "d", "parameters": {"type": "object"}}
-CALL: Json = {"call": "get", "arguments": "{}", "id": "call_1"}
 AGENTS: Json = {"agents": {"provider": "kv", "poll_s": 0.05, "retry_s": 0.05, "lease_s": 2}}
 
 

@@ -12,7 +12,9 @@ from pydantic import BaseModel
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import messages
 from tests.support.sdk.sessions import (
+    CALL,
     CANCEL,
+    FUNCTION,
     NONE,
     create_session,
     kinds,
@@ -28,8 +30,6 @@ from tests.support.sdk.sessions import (
 from tests.support.servers.serving import Served, scripted, serving
 
 Json = dict[str, Any]
-FUNCTION: Json = {"type": "function", "name": "get", "description": "d", "parameters": {"type": "object"}}
-CALL: Json = {"call": "get", "arguments": '{"a": 1}', "id": "call_1"}
 FIRST_TURN = [
     *("created", "turn.created", "turn.item.added", "in_progress", "turn.in_progress"),
     *("turn.item.added", "turn.content_part.added", "turn.output_text.delta", "turn.output_text.done"),

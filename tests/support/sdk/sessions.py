@@ -8,6 +8,10 @@ from openai import AsyncOpenAI
 from openai.types.beta import AgentSession
 
 NONE: Any = {"type": "none"}
+FUNCTION: Any = {"type": "function", "name": "get", "description": "d", "parameters": {"type": "object"}}
+"""A function that the client runs."""
+CALL: Any = {"call": "get", "arguments": '{"a": 1}', "id": "call_1"}
+"""The call of it, in a script of the model."""
 RESTING = ("idle", "failed", "requires_action")
 
 
