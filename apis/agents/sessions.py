@@ -1,13 +1,12 @@
 """Sessions of agents: their creation, the events that a client sends to one, and the listings of what is in one."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from apis.agents.agents import AgentListParams, AgentOptions, AgentReasoning, Cursor, ModelName, Order
 from apis.agents.tools import AgentTools
-from apis.batches.batches import BatchOwner, LineAnswer
 from apis.responses import StreamOptions
 from apis.wire.base import Metadata, Wire
 from apis.wire.item_parts import text_or_list
@@ -186,11 +185,3 @@ class TurnListParams(Wire):
     after: Cursor | None = None
     limit: int = Field(20, ge=1, le=100)
     order: Order = "desc"
-
-
-class TurnExecutor(Protocol):
-    """Begins the responses of turns as the route of responses does, with the rights and limits of the session's key."""
-
-    async def execute(self, endpoint: str, body: bytes, *, owner: BatchOwner, response_id: str) -> LineAnswer:
-        """Return the answer; an error is one, too. Raises StoreUnavailable: the response may have begun."""
-        ...

@@ -64,13 +64,17 @@ class BatchOwner:
     key_id: str = ""
 
 
-class LineExecutor(Protocol):
-    """Executes one request of a batch as the route of its endpoint does."""
+class RequestExecutor(Protocol):
+    """Executes requests of jobs as the routes of their endpoints do, with the rights and limits of a key."""
 
     async def execute(self, endpoint: str, body: bytes, *, owner: BatchOwner, response_id: str) -> LineAnswer:
         """Return the answer; an error is one, too. A response has the id `response_id`, and one that is stored under it
-        already is returned without another call of the model. Raises StoreUnavailable: the line has no result yet."""
+        already is returned without another call of the model. Raises StoreUnavailable: the request may have begun."""
         ...
+
+
+class LineExecutor(RequestExecutor, Protocol):
+    """Executes the requests of batches."""
 
     async def may_execute(self, owner: BatchOwner) -> bool:
         """Return false once the key of the batch was revoked or has expired. Raises StoreUnavailable."""

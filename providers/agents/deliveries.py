@@ -7,8 +7,8 @@ import msgspec
 import orjson
 
 from apis.agents.automations import ExistingSessionTarget, NewSessionTarget, ResponseTarget
-from apis.agents.sessions import MessageEvent, RequestKey, SendEvents, SessionMessage, TurnExecutor
-from apis.batches.batches import BatchOwner
+from apis.agents.sessions import MessageEvent, RequestKey, SendEvents, SessionMessage
+from apis.batches.batches import BatchOwner, RequestExecutor
 from apis.errors import NotFound, Overloaded, RateLimited, StackError, StoreUnavailable
 from apis.responses import Responses
 from providers.agents.activity import SessionActivity
@@ -39,7 +39,7 @@ class TargetDeliverer:
     """Delivers invocations to sessions, and as responses of an executor."""
 
     def __init__(
-        self, sessions: StoredSessions, activity: SessionActivity, responses: Responses, executor: TurnExecutor
+        self, sessions: StoredSessions, activity: SessionActivity, responses: Responses, executor: RequestExecutor
     ) -> None:
         self._sessions = sessions
         self._activity = activity

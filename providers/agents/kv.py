@@ -6,7 +6,7 @@ from pydantic import Field
 
 from apis.agents.agents import MODEL_PREFIX
 from apis.agents.automations import AutomationTarget, ExistingSessionTarget, ResponseTarget
-from apis.agents.sessions import TurnExecutor
+from apis.batches.batches import RequestExecutor
 from apis.chat import ChatRequest
 from apis.errors import AgentNotFound, InvalidRequest, ModelNotFound, NotFound
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
@@ -77,7 +77,7 @@ class StoredAgents(Provider):
         )
         self._automation_queue: AutomationQueue | None = None
 
-    def drive_with(self, executor: TurnExecutor) -> None:
+    def drive_with(self, executor: RequestExecutor) -> None:
         """Drive turns in this process from now on, until it drains or closes."""
         config = self._config
         places = FairShare("turns of sessions", config.max_turns, several_tenants=self._tenants.are_several)

@@ -12,8 +12,7 @@ from typing import Any, Final
 import orjson
 from openai.types.responses import Response
 
-from apis.agents.sessions import TurnExecutor
-from apis.batches.batches import BatchOwner
+from apis.batches.batches import BatchOwner, RequestExecutor
 from apis.errors import AgentNotFound, InvalidRequest, NotFound, RateLimited, StackError, StorageCorrupt
 from apis.events import LoggedEvent, ResponseEvent
 from apis.fair_share import FairShare
@@ -65,7 +64,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         kv: KVStore,
         store: SessionStore,
         responses: Responses,
-        executor: TurnExecutor,
+        executor: RequestExecutor,
         places: FairShare,
         lease_s: float,
         retry_s: float,

@@ -289,8 +289,7 @@ class ResponsePreparer:
         if history.has_mailbox:
             key = mailbox_key(tenant, request.previous_response_id or "")
             entry = await self._kv.get(key)
-            mailbox = None if entry is None else read_mailbox(self._kv, key, entry)
-            items += [] if mailbox is None else mailbox.read_items()
+            items += read_mailbox(self._kv, key, entry)[1]
             ops += [] if entry is None else [Delete(key)]
         return request.model_copy(update={"input": [*items, *read_input(request.input)]}) if items else request, ops
 

@@ -16,6 +16,7 @@ from apis.images import CreateImage
 from apis.inference import ModelNames
 from apis.moderation import CreateModeration
 from apis.responses import CreateResponse
+from providers.agents.kv import StoredAgents
 from providers.common.demand import build_demand
 from providers.common.permissions import find_model, require_request
 from stack.build import Stack
@@ -38,7 +39,8 @@ async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> Gran
     """Resolve a request and check it: the one place on the way of every request that names a model or tools. One whose
     model is a stored agent goes on with the agent's fields. Raises PermissionDenied, ModelNotFound, and InvalidRequest
     for a prompt that is not there."""
-    request = await _resolve_agent(stack, caller, request)
+    if stack.agents is not None and (getattr(request, "model", None) or "").startswith(MODEL_PREFIX):
+        request = await _resolve_agent(stack.agents, caller, request)
     resolved: BaseModel = request
     if isinstance(request, CreateResponse) and request.prompt is not None:
         resolved = stack.responses.resolve_prompt(request)
@@ -54,11 +56,8 @@ async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> Gran
     return GrantedRequest(_apply_settings(caller, request), resolved, model)
 
 
-async def _resolve_agent(stack: Stack, caller: Caller, request: RequestT) -> RequestT:
+async def _resolve_agent(agents: StoredAgents, caller: Caller, request: RequestT) -> RequestT:
     """Return a request whose model is a stored agent with the agent's fields put under its own."""
-    agents, name = stack.agents, getattr(request, "model", None)
-    if agents is None or not isinstance(name, str) or not name.startswith(MODEL_PREFIX):
-        return request
     if isinstance(request, CreateResponse):
         return cast("RequestT", await agents.resolve_response(request, tenant=caller.tenant))
     if isinstance(request, ChatRequest):

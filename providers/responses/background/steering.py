@@ -86,7 +86,7 @@ class Steering:
                 message = "A response cannot be steered that holds what is not stored, such as an MCP server's headers."
                 raise SteeringRefused(message, param="previous_response_id")
             check_steering(running)
-            mailbox = (None if entry is None else read_mailbox(self._kv, key, entry)) or Mailbox()
+            mailbox, _ = read_mailbox(self._kv, key, entry)
             steer = mailbox.add(request)
             life_s = self._runs.retention_s + running.window_s
             version = ABSENT if entry is None else entry.version
@@ -186,10 +186,9 @@ class Steering:
     ) -> tuple[QueuedSuccessor | None, bool]:
         """Return the response that reads the mailbox, if it can be queued; and True if the mailbox is to stay."""
         response = finished.response
-        mailbox = None if entry is None else read_mailbox(self._kv, mailbox_key(ref.tenant, ref.id), entry)
-        if mailbox is None or response.status not in ("completed", "incomplete"):
+        mailbox, items = read_mailbox(self._kv, mailbox_key(ref.tenant, ref.id), entry)
+        if not mailbox.posted or response.status not in ("completed", "incomplete"):
             return None, False
-        items = mailbox.read_items()
         if list_required_input(response, answered_calls(items)):
             return None, True
         successor = self._build_successor(request, ref, mailbox.successor_id, items, key_id)

@@ -77,13 +77,14 @@ class Mailbox(msgspec.Struct):
         ]
 
 
-def read_mailbox(kv: KVStore, key: str, entry: Entry) -> Mailbox | None:
-    """Return a stored mailbox; None if it is damaged, which is logged and counted."""
-    with skipping_damaged(kv, key, "Mailbox"):
-        mailbox = decode_record(entry, Mailbox)
-        mailbox.read_items()
-        return mailbox
-    return None
+def read_mailbox(kv: KVStore, key: str, entry: Entry | None) -> tuple[Mailbox, list[Item]]:
+    """Return a stored mailbox and its items; an empty one if there is none, or it is damaged, which is logged and
+    counted."""
+    if entry is not None:
+        with skipping_damaged(kv, key, "Mailbox"):
+            mailbox = decode_record(entry, Mailbox)
+            return mailbox, mailbox.read_items()
+    return Mailbox(), []
 
 
 def mailbox_key(tenant: str, response_id: str) -> str:
