@@ -15,6 +15,7 @@ from apis.decisions import DecisionRequest, Decisions
 from apis.deltas import Delta, DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import Unsupported
+from apis.model_pulls import ModelInstaller
 from apis.observation.background import UpstreamHealth
 from apis.provider import Provider
 from apis.sink import Sink, Stream, put_all
@@ -189,6 +190,10 @@ class Inference(Provider, ABC):
         come. The promises of `stream` hold. Raises Unsupported for a model that transcribes no audio, which is the
         default."""
         raise Unsupported(f"The model '{request.model}' transcribes no audio.", param="model")
+
+    def installer(self) -> ModelInstaller | None:
+        """Return what fetches further models for this provider; None where it serves those of its run config alone."""
+        return None
 
     def upstreams(self) -> Sequence[UpstreamHealth]:
         """Return the servers that the provider sends requests to and their health as it last saw it; none for a

@@ -61,6 +61,7 @@ LONE_INTERFACES: Final = {
     "Fetcher": "responses, tools, readers, accounts and webhooks fetch by it",
     "ImageGenerator": "responses make images by it",
     "Meter": "responses, batches and vector stores end charges by it",
+    "ModelInstaller": "inference hands it out",
     "Observation": "Responses hands it out",
     "Reader": "responses and vector stores read files by it",
     "Responses": "the API of the product",

@@ -12,6 +12,8 @@ export const ms = (value) =>
 export const bytes = (value) =>
   value < 1024 ? `${value} B` : value < 1024 ** 2 ? `${(value / 1024).toFixed(1)} KiB` : `${(value / 1024 ** 2).toFixed(1)} MiB`;
 
+export const gigabytes = (value) => (value < 1e8 ? `${(value / 1e6).toFixed(0)} MB` : `${(value / 1e9).toFixed(1)} GB`);
+
 export const count = (value) => (value ?? 0).toLocaleString("en-US");
 
 /** Shorten an id in the middle; its title and its copy are whole. */

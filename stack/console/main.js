@@ -3,6 +3,7 @@
 import { UNKNOWN, loadKey, mayListModels, mayShow } from "./access.js";
 import { UNAUTHORIZED, get } from "./api.js";
 import { SHORTCUTS, listenToKeys } from "./keys.js";
+import { MODELS_CHANGED } from "./local_models.js";
 import { Icon } from "./parts/icons.js";
 import { KeyDialog } from "./parts/key_dialog.js";
 import { lazy } from "./parts/lazy.js";
@@ -122,9 +123,10 @@ function App({ problem }) {
       failedSignIn.current = "";
     };
     addEventListener(UNAUTHORIZED, refused);
+    addEventListener(MODELS_CHANGED, loadModels);
     if (problem) openKeyDialog(problem, true);
     loadModels();
-    return () => removeEventListener(UNAUTHORIZED, refused);
+    return () => (removeEventListener(UNAUTHORIZED, refused), removeEventListener(MODELS_CHANGED, loadModels));
   }, []);
   useEffect(() => listenToKeys(() => setDialog({ kind: "help" })), []);
   useEffect(() => {

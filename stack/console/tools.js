@@ -12,17 +12,18 @@ export const HOSTED_TOOLS = [
   ["image_generation", "Pictures", "makes pictures"],
 ];
 
-/** What the server says of its tools: {byType: Map, servers: labels of MCP servers, stores, isKnown}. One that does not say it is
+/** What the server says of its tools: {byType: Map, servers: labels of MCP servers, stores, isKnown,
+ * mayInstall: models}. One that does not say it is
  * taken to have all. */
 export function useTools() {
-  const [tools, setTools] = useState({ byType: new Map(), servers: [], stores: [], isKnown: false });
+  const [tools, setTools] = useState({ byType: new Map(), servers: [], stores: [], isKnown: false, mayInstall: false });
   useEffect(() => {
     let isWanted = true;
     (async () => {
       const overview = await get("stack/overview").catch(() => null);
       if (!overview?.tools || !isWanted) return;
       const byType = new Map(overview.tools.map((tool) => [tool.type, tool]));
-      const known = { byType, servers: byType.get("mcp")?.servers || [], stores: [], isKnown: true };
+      const known = { byType, servers: byType.get("mcp")?.servers || [], stores: [], isKnown: true, mayInstall: Boolean(overview.may_install_models) };
       setTools(known);
       if (byType.get("file_search")?.reason) return;
       const stores = await getAll("vector_stores").catch(() => []);

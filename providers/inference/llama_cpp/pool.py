@@ -108,6 +108,13 @@ class ModelPool:
             await http.close()
         await asyncio.gather(*(self._unload(pooled) for pooled in self._models.values()))
 
+    def add(self, pooled: PooledModel, free_bytes: int) -> None:
+        """Serve one model more. `free_bytes` are those that further models may take now: a pool that had one model and
+        no limit gets one."""
+        loaded_bytes = sum(each.needed_bytes for each in self._models.values() if each.engine is not None)
+        self._limits = replace(self._limits, memory_bytes=min(self._limits.memory_bytes, free_bytes + loaded_bytes))
+        self._models[pooled.model.id] = pooled
+
     def models(self) -> list[Model]:
         """Return all models, loaded or not. Raises UpstreamError while every loaded one is down."""
         loaded = [pooled.engine for pooled in self._models.values() if pooled.engine is not None]

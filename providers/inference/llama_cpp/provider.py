@@ -7,7 +7,7 @@ model is used: generation.py. Which files there are and where they come from: mo
 import asyncio
 import importlib.util
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Annotated, Final, Literal
@@ -25,11 +25,13 @@ from apis.imports import install_command
 from apis.inference import Inference, Model
 from apis.provider import Provider, ProviderMetrics, UserPath
 from apis.sink import Sink
+from apis.storage.kv_store import KVStore
 from apis.wire.base import Effort
 from providers.inference.chat_completions.reasoning_tags import TagsOption
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.llama_cpp.embedding_generation import EmbeddingGeneration
 from providers.inference.llama_cpp.generation import Generation
+from providers.inference.llama_cpp.installation import CatalogueInstaller
 from providers.inference.llama_cpp.model_building import ModelSettings, build_model
 from providers.inference.llama_cpp.pool import ModelPool, PooledModel, PoolLimits
 from providers.inference.llama_cpp.threads import default_threads
@@ -37,6 +39,7 @@ from providers.inference.model_files.catalogue import DEFAULT_MODEL
 from providers.inference.model_files.choice import ChosenModels, ModelNeeds, choose_models
 from providers.inference.model_files.fit import ContextMemory
 from providers.inference.model_files.references import ModelReference, parse_reference
+from providers.inference.model_files.resolve import LocalModel
 
 NGRAM: Final = "ngram"
 """The `draft_model` that is no model."""
@@ -53,8 +56,10 @@ class LlamaCpp(Inference):
         at the first start. `models` are further ones: the first is loaded at the start, the others when they are
         requested; together they take at most `memory_gb` (default: nine tenths of what is free at the start), for which
         the least recently used are unloaded. One that is in use stays for `min_loaded_s` at least. `run_anyway` loads a
-        model that does not seem to fit. `model_path` is a GGUF file, served under `model` or the file's name;
-        `projector_path` is the GGUF file (mmproj) through which that model, or the one of `model`, sees images.
+        model that does not seem to fit. With `installs_models` the page and POST /v1/stack/models/pull fetch further
+        models of the catalogue, where the key may; they are served from then on. `model_path` is a GGUF file, served
+        under `model` or the file's name; `projector_path` is the GGUF file (mmproj) through which that model, or the
+        one of `model`, sees images.
 
         `parallel` requests of a model are served at once, each with `context_tokens` of its own, and others wait, in
         turn by tenant. `prompt_cache_mib` is for the caches of conversations that are in no slot; several tenants have
@@ -71,6 +76,7 @@ class LlamaCpp(Inference):
 
         model: str = Field(DEFAULT_MODEL, min_length=1, max_length=1024)
         models: list[str] = Field(default_factory=list, max_length=64)
+        installs_models: bool = False
         model_path: UserPath | None = None
         projector_path: UserPath | None = None
         context_tokens: int = Field(_DEFAULT_MEMORY.context_tokens, ge=256, le=2**20)
@@ -89,11 +95,15 @@ class LlamaCpp(Inference):
         harmony: HarmonyOptions = HarmonyOptions()
         reasoning_tags: TagsOption | None = None
 
-    def __init__(self, config: Config, tenants: Tenants = ONE_TENANT) -> None:
+    def __init__(self, config: Config, tenants: Tenants = ONE_TENANT, kv_store: KVStore | None = None) -> None:
         self._config = config
         self._tenants = tenants
-        self._generations: Mapping[str, Generation] = {}
+        self._generations: dict[str, Generation] = {}
         self._pool: ModelPool | None = None
+        self._settings: ModelSettings | None = None
+        self._installer: CatalogueInstaller | None = None
+        if config.installs_models and kv_store is not None:
+            self._installer = CatalogueInstaller(kv_store, self._generations.keys, self._add_model)
 
     async def start(self) -> None:
         """Fetch the models that are missing, and return when the first one is loaded. Raises ConfigError when a model
@@ -111,20 +121,27 @@ class LlamaCpp(Inference):
             sys.stderr.write(f"{line}\n")
         self._pool = await self._build_pool(chosen, memory)
         await self._pool.start()
+        if self._installer is not None:
+            self._installer.start()
 
     async def close(self) -> None:
-        """End the engines and every stream in progress."""
+        """End the engines and every stream in progress. A fetch of a model goes on after the next start."""
+        if self._installer is not None:
+            await self._installer.close()
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
 
     async def models(self) -> Sequence[Model]:
         """Return all models, loaded or not. Raises UpstreamError while the engine of every loaded one is down."""
-        return self._get_pool().models()
+        pool = self._get_pool()
+        if self._installer is not None:
+            await self._installer.serve_installed()
+        return pool.models()
 
     async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
         """See `Inference.stream`."""
-        generation = self._find_generation(request.model)
+        generation = await self._find_generation(request.model)
         generation.check(request)
         with self._name_engine_in_errors():
             async with self._get_pool().use(request.model, share_of_salt(request.cache_salt)) as client:
@@ -132,7 +149,7 @@ class LlamaCpp(Inference):
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """See `Inference.complete`. One completion of one prompt."""
-        generation = self._find_generation(request.model)
+        generation = await self._find_generation(request.model)
         generation.check_completion(request)
         with self._name_engine_in_errors():
             async with (
@@ -144,7 +161,7 @@ class LlamaCpp(Inference):
 
     async def decide(self, request: DecisionRequest) -> Decisions:
         """See `Inference.decide`."""
-        generation = self._find_generation(request.model)
+        generation = await self._find_generation(request.model)
         generation.check_decision(request)
         with self._name_engine_in_errors():
             async with self._get_pool().use(request.model, share_of_salt(request.cache_salt)) as client:
@@ -153,7 +170,7 @@ class LlamaCpp(Inference):
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the first prompt that the model reads; with tools, this may be the one for the
         decision."""
-        generation = self._find_generation(request.model)
+        generation = await self._find_generation(request.model)
         generation.check(request)
         pool, tenant = self._get_pool(), share_of_salt(request.cache_salt)
         return await generation.count_tokens(lambda: pool.use(request.model, tenant, generates=False), request)
@@ -165,13 +182,17 @@ class LlamaCpp(Inference):
 
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """See `Inference.embed`."""
-        generation = self._find_generation(request.model)
+        generation = await self._find_generation(request.model)
         if not isinstance(generation, EmbeddingGeneration):
             return await super().embed(request, tenant=tenant)
         generation.check_embedding(request)
         with self._name_engine_in_errors():
             async with self._get_pool().use(request.model, tenant) as client:
                 return await generation.embed(client, request)
+
+    def installer(self) -> CatalogueInstaller | None:
+        """See `Inference.installer`."""
+        return self._installer
 
     def metrics(self) -> ProviderMetrics | None:
         """See `Provider.metrics`."""
@@ -196,19 +217,28 @@ class LlamaCpp(Inference):
             memory, threads, config.max_output_tokens, config.harmony, config.reasoning_tags, several_tenants
         )
         pooled_models: list[PooledModel] = []
-        generations: dict[str, Generation] = {}
+        self._settings = settings
+        self._generations.clear()
         for local in chosen.models:
-            pooled, generations[local.id] = await build_model(local, settings)
+            pooled, self._generations[local.id] = await build_model(local, settings)
             pooled_models.append(pooled)
-        self._generations = generations
         limits = PoolLimits(chosen.memory_bytes, config.min_loaded_s, config.start_timeout_s, config.token_timeout_s)
         return ModelPool(pooled_models, limits, several_tenants=several_tenants)
 
-    def _find_generation(self, model: str) -> Generation:
+    async def _find_generation(self, model: str) -> Generation:
         self._get_pool()
+        if model not in self._generations and self._installer is not None:
+            await self._installer.serve_installed()
         if model not in self._generations:
             raise ModelNotFound(model, self._generations)
         return self._generations[model]
+
+    async def _add_model(self, local: LocalModel, free_bytes: int) -> None:
+        """Serve one model more. Raises ConfigError."""
+        assert self._settings is not None
+        pooled, generation = await build_model(local, self._settings)
+        self._get_pool().add(pooled, free_bytes)
+        self._generations[local.id] = generation
 
     def _get_pool(self) -> ModelPool:
         if self._pool is None:

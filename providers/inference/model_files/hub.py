@@ -7,7 +7,7 @@ import asyncio
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -51,16 +51,20 @@ class HubCache:
     files: Sequence[CachedFile]
 
 
-async def fetch_hub_file(file: HubFile, timeout_s: float, limit_bytes: int | None = None) -> tuple[Path, bool]:
+async def fetch_hub_file(
+    file: HubFile, timeout_s: float, limit_bytes: int | None = None, on_progress: Callable[[int], None] | None = None
+) -> tuple[Path, bool]:
     """Return the file's path in the cache, and true if it was downloaded now. A larger file than `limit_bytes` is not.
 
     A file that is there is used without a network. A download is verified against the SHA-256 of the catalogue and of
-    the hub, continues where an earlier one ended, and is shown on stderr. Raises ConfigError with the remedy.
+    the hub, continues where an earlier one ended, and is shown on stderr, or `on_progress` gets its bytes. Raises
+    ConfigError with the remedy.
     """
     marks = models_dir() / "verified"
     try:
         async with asyncio.timeout(timeout_s):
             fetched = await _run_child(
+                on_progress=on_progress,
                 action="fetch",
                 repository=file.repository,
                 file=file.file,
@@ -90,7 +94,7 @@ async def remove_cached_file(repository: str, file: str) -> int:
         return await _run_child(action="remove", repository=repository, file=file)
 
 
-async def _run_child(**settings: Any) -> Any:
+async def _run_child(*, on_progress: Callable[[int], None] | None = None, **settings: Any) -> Any:
     if await asyncio.to_thread(importlib.util.find_spec, "huggingface_hub") is None:
         raise ConfigError(f"Models of the Hugging Face hub need huggingface_hub: {install_command('local')}.")
     # -P: the child's own folder must not shadow its imports.
@@ -104,8 +108,11 @@ async def _run_child(**settings: Any) -> Any:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        process.stdin.write(json.dumps({**settings, "reports": on_progress is not None}).encode() + b"\n")
         reply: dict[str, Any] = json.loads(await process.stdout.readline() or b"{}")
+        while on_progress is not None and "done_bytes" in reply:
+            on_progress(int(reply["done_bytes"]))
+            reply = json.loads(await process.stdout.readline() or b"{}")
     except (OSError, ValueError) as exc:
         raise ConfigError(f"The process that works on the Hugging Face cache failed: {exc}") from exc
     finally:

@@ -2,8 +2,8 @@
 
 Run as a script. It reads one line of JSON settings from stdin, writes one line of JSON to stdout, either `{"result":
 ...}` or `{"error": "..."}`, shows progress on stderr, and ends at once when its stdin ends: with its parent, or because
-the parent gave up. huggingface_hub reads HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. Nothing of this project is
-imported here.
+the parent gave up. With `reports` the progress is in lines of `{"done_bytes": ...}` before that line. huggingface_hub
+reads HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. Nothing of this project is imported here.
 
 A download goes to `blobs/DIGEST.incomplete` of the cache, under the lock that every tool of the hub uses, so that the
 next attempt continues where this one ended. It gets its name in the cache once its SHA-256 is that of the hub.
@@ -21,7 +21,7 @@ import shutil
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -56,6 +56,8 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     settings = json.loads(sys.stdin.buffer.readline())
+    if settings.pop("reports"):
+        Report.output = output
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         outcome: dict[str, Any] = {"result": ACTIONS[settings.pop("action")](**settings)}
@@ -172,7 +174,7 @@ def download_partial(url: str, metadata: Any, partial: Path) -> None:
                     headers=download_headers(url, metadata.location),
                     expected_size=metadata.size,
                     displayed_filename=partial.name[:12],
-                    tqdm_class=None if sys.stderr.isatty() else ProgressLines,
+                    tqdm_class=find_progress_class(),
                 )
         except (httpx2.HTTPError, OSError) as exc:
             if isinstance(exc, OSError) and exc.errno in DISK_ERRORS:
@@ -292,6 +294,34 @@ def remove(repository: str, file: str) -> int:
     if folder.exists() and not in_use and not any(path.is_file() for path in (folder / "snapshots").rglob("*")):
         shutil.rmtree(folder)
     return freed
+
+
+def find_progress_class() -> Any:
+    """Return the bar that shows a download; None for the library's own, on a terminal."""
+    if Report.output is not None:
+        return Report
+    return None if sys.stderr.isatty() else ProgressLines
+
+
+class Report:
+    """Progress in lines of JSON for the parent, one for each piece. Has the part of tqdm that is used."""
+
+    output: IO[str] | None = None
+
+    def __init__(self, *_: object, initial: int = 0, **__: object) -> None:
+        self._done = initial
+
+    def update(self, count: float = 1) -> None:
+        self._done += int(count)
+        if self.output is not None:
+            self.output.write(json.dumps({"done_bytes": self._done}) + "\n")
+            self.output.flush()
+
+    def __enter__(self) -> "Report":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: the last line is that of the result."""
 
 
 class ProgressLines:

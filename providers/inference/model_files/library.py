@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -77,10 +77,17 @@ class GgufLibrary:
         free_bytes = await asyncio.to_thread(_free_bytes, cache.folder)
         return LibraryListing(rows, str(machine), machine.model_bytes, [str(folder) for folder in folders], free_bytes)
 
-    async def pull(self, name: str) -> str:
-        """Fetch and verify the model if it is not there, with progress on stderr; return its path."""
+    async def pull(self, name: str, on_progress: Callable[[int], None] | None = None) -> str:
+        """Fetch and verify the model if it is not there; return its path. Progress is shown on stderr, or `on_progress`
+        gets the bytes that are there."""
         reference = _fetched_reference(name)
-        return str((await resolve_model(reference, _FETCH_TIMEOUT_S)).path)
+        return str((await resolve_model(reference, _FETCH_TIMEOUT_S, on_progress=on_progress)).path)
+
+    async def is_on_disk(self, name: str) -> bool:
+        """Return True if all files of a model of the catalogue are there."""
+        return any(
+            model.name == name and model.disk_bytes >= model.size_bytes for model in (await self.list_models()).models
+        )
 
     async def remove(self, name: str) -> int:
         """Remove the model's files; return the bytes that became free. A running server keeps the files it uses until

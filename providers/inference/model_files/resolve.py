@@ -1,7 +1,7 @@
 """From the model that a run config names to files on this machine, fetched if need be, and what they need."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,14 +35,18 @@ class LocalModel:
 
 
 async def resolve_model(
-    reference: ModelReference, fetch_timeout_s: float, limit_bytes: int | None = None
+    reference: ModelReference,
+    fetch_timeout_s: float,
+    limit_bytes: int | None = None,
+    *,
+    on_progress: Callable[[int], None] | None = None,
 ) -> LocalModel:
     """Return the model that the reference names, after fetching and verifying what is missing; a file of more than
-    `limit_bytes` is not fetched. Raises ConfigError."""
+    `limit_bytes` is not fetched. `on_progress` gets the bytes of its files that are there. Raises ConfigError."""
     projector_path = reference.projector_path
     if projector_path is not None and not await asyncio.to_thread(projector_path.is_file):
         raise ConfigError(f"projector_path: there is no file {projector_path}.")
-    local = await _resolve_weights(reference, fetch_timeout_s, limit_bytes)
+    local = await _resolve_weights(reference, fetch_timeout_s, limit_bytes, on_progress)
     if projector_path is not None:
         local = await asyncio.to_thread(_add_projector, local, projector_path)
     if reference.draft_tokens == 0:
@@ -59,13 +63,23 @@ async def resolve_model(
     return _add_draft(local, draft, reference.draft_tokens)
 
 
-async def _resolve_weights(reference: ModelReference, fetch_timeout_s: float, limit_bytes: int | None) -> LocalModel:
+async def _resolve_weights(
+    reference: ModelReference,
+    fetch_timeout_s: float,
+    limit_bytes: int | None,
+    on_progress: Callable[[int], None] | None,
+) -> LocalModel:
     model = reference.model
     if reference.path is not None:
         return await asyncio.to_thread(describe_file, reference.id, reference.path)
     if model is not None and model.package:
         return await _resolve_package(model, fetch_timeout_s)
-    fetched = [await fetch_hub_file(file, fetch_timeout_s, limit_bytes) for file in reference.files]
+    fetched: list[tuple[Path, bool]] = []
+    before_bytes = 0
+    for file in reference.files:
+        on_bytes = None if on_progress is None else _after(before_bytes, on_progress)
+        fetched.append(await fetch_hub_file(file, fetch_timeout_s, limit_bytes, on_bytes))
+        before_bytes += file.size_bytes
     paths = [path for path, _ in fetched]
     downloaded = any(is_new for _, is_new in fetched)
     if model is None:
@@ -73,6 +87,11 @@ async def _resolve_weights(reference: ModelReference, fetch_timeout_s: float, li
     projector_path = paths[-1] if model.projector is not None else None
     local = await asyncio.to_thread(_describe_catalogue_model, model, paths[0], downloaded=downloaded)
     return replace(local, projector_path=projector_path)
+
+
+def _after(before_bytes: int, on_progress: Callable[[int], None]) -> Callable[[int], None]:
+    """Return a receiver of one file's bytes, which adds those of the files before it."""
+    return lambda done_bytes: on_progress(before_bytes + done_bytes)
 
 
 async def _resolve_package(model: CatalogueModel, fetch_timeout_s: float) -> LocalModel:

@@ -2,6 +2,7 @@
 
 import { HOSTED_TOOLS, reasonOf } from "../tools.js";
 import { html } from "../vendor/preact.js";
+import { ModelOffer } from "./model_offer.js";
 
 /** [tool that the example needs, question]; the first three whose tools are there are offered. */
 const EXAMPLES = [
@@ -14,8 +15,8 @@ const EXAMPLES = [
   ["", "Solve x² − 5x + 6 = 0 step by step, with formulas."],
 ];
 
-/** `onAsk(text, tool)` sends an example with its tool switched on. */
-export function Welcome({ tools, model, onAsk }) {
+/** `onAsk(text, tool)` sends an example with its tool switched on; `onUse(id)` chooses a model. */
+export function Welcome({ tools, model, models, onAsk, onUse }) {
   const has = ([type]) => !type || (tools.isKnown && !reasonOf(tools, type));
   const there = HOSTED_TOOLS.filter(has);
   const absent = HOSTED_TOOLS.filter((row) => tools.isKnown && !has(row));
@@ -23,6 +24,7 @@ export function Welcome({ tools, model, onAsk }) {
     <h2>What do you want to know?</h2>
     ${model && html`<p>You ask <b>${model}</b>, on this server.${tools.isKnown ? (there.length ? ` It can use ${listOf(there)}.` : " It has no tools yet.") : ""}</p>`}
     <div class="examples">${EXAMPLES.filter((row) => has(row) && (row[0] !== "file_search" || tools.stores.length > 0)).slice(0, 3).map(([tool, text]) => html`<button key=${text} onClick=${() => onAsk(text, tool)}>${tool && html`<b class="small">${HOSTED_TOOLS.find(([type]) => type === tool)[1]}</b>`}<span>${text}</span></button>`)}</div>
+    <${ModelOffer} wanted=${tools.mayInstall} models=${models} current=${model} onUse=${onUse} />
     ${absent.length > 0 &&
     html`<details class="small"><summary>What this server does not have yet</summary>
       <dl>${absent.map(([type, name]) => html`<div key=${type}><dt>${name}</dt><dd>${reasonOf(tools, type)}</dd></div>`)}</dl></details>`}

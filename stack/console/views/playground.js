@@ -153,7 +153,7 @@ export function Playground({ route, models }) {
     onAnswer=${(item, given) => attempt(thread, () => thread.answer(settingsOf(thread), item, given))}
     onRetry=${(turn) => attempt(thread, () => thread.send(settingsOf(thread), turn.input, thread.turns.indexOf(turn)))}
     onEdit=${(turn) => edit(thread, thread.turns.indexOf(turn))}
-    empty=${html`<${Welcome} tools=${tools} model=${settingsOf(thread).model} onAsk=${askExample} />`}
+    empty=${html`<${Welcome} tools=${tools} models=${models} model=${settingsOf(thread).model} onAsk=${askExample} onUse=${(model) => change({ ...settings, model })} />`}
     >${compare &&
     html`<div class="row column-head"><${ModelMenu} label="Model ${["left", "right"][index]}" models=${chats} value=${settingsOf(thread).model} onChange=${(model) => (index ? setParams({ compare: model }) : change({ ...settings, model }))} /></div>`}<//>`;
 

@@ -20,6 +20,7 @@ from stack import __version__
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.route import RESPONSES, Route
+from stack.http.routes.local_models import LOCAL_MODEL_ROUTES, may_install
 
 _GAUGES: Final = {
     "stack_requests_in_flight": "requests_in_flight",
@@ -38,6 +39,7 @@ async def get_overview(_http: Request, context: HttpContext, services: Services)
         "time": time.time(),
         "scope": "server",
         "background": background,
+        "may_install_models": may_install(context, services),
         "tools": [asdict(tool) for tool in services.stack.responses.describe_tools(tenant=context.tenant)],
     }
     if not (services.stack.config.shows_server or context.is_administrator):
@@ -56,7 +58,8 @@ async def get_overview(_http: Request, context: HttpContext, services: Services)
     )
 
 
-OVERVIEW_ROUTES: Final = (Route("GET", "/stack/overview", RESPONSES, get_overview),)
+OVERVIEW_ROUTES: Final = (Route("GET", "/stack/overview", RESPONSES, get_overview), *LOCAL_MODEL_ROUTES)
+"""The overview, and the models that the page offers with it."""
 
 
 def _hide_workers(background: BackgroundOverview) -> BackgroundOverview:
