@@ -36,12 +36,12 @@ from providers.responses.context.input_items import (
     read_items,
     reads_current_turn_only,
 )
-from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.prompt_cache.comparison import PromptComparer
 from providers.responses.context.replay import rewrite_for_model
 from providers.responses.context.request_inference import RequestInferences
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
+from providers.responses.item_index import ItemIndex
 from providers.responses.prompts.library import PromptLibrary
 from providers.responses.run.agent_loop import AgentLoop
 from providers.responses.run.checkpoint import AcceptedResponse, ResumePoint

@@ -7,6 +7,9 @@ from starlette.types import Scope
 
 from providers.common.fair_turns import TenantTurn
 
+DRAIN_MESSAGE_TYPE: Final = "websocket.drain"
+"""The type of a message to the app, besides ASGI's, when the server drains: the app closes the WebSocket when it is
+done."""
 _STATE_KEY: Final = "stack.peer"
 
 

@@ -36,12 +36,11 @@ from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.gates import unauthorized_error
 from stack.http.metering import GrantedRequest, grant_request, open_charge
 from stack.http.parsing import is_large, read_object, validate_request
-from stack.http.peer import Peer, get_peer
+from stack.http.peer import DRAIN_MESSAGE_TYPE, Peer, get_peer
 from stack.http.request_record import WEBSOCKET, RequestRecord
 from stack.http.sse import ApiDialect, encode_message, read_dialect, select_events
 from stack.http.steering import accepted_message, failed_message, measure_posted, parse_steer
 from stack.http.streams import SHUTTING_DOWN_MESSAGE
-from stack.serving.socket_connection import DRAIN_MESSAGE_TYPE
 
 _log = logging.getLogger(__name__)
 

@@ -8,14 +8,10 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from providers.common.fair_turns import TenantTurn, turn_of
-from stack.http.peer import get_peer
+from stack.http.peer import DRAIN_MESSAGE_TYPE, get_peer
 from stack.serving.connection import HttpServerConnection
 from stack.serving.open_connections import TrackedPeer
 from stack.serving.refusals import BAD_REQUEST
-
-DRAIN_MESSAGE_TYPE: Final = "websocket.drain"
-"""The type of a message of our own to the app, when the server drains: the app closes the WebSocket when it is done."""
-
 
 _PIECE_BYTES: Final = 1024
 """Bytes that are parsed at a time: at most 170 frames."""

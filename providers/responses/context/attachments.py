@@ -32,9 +32,10 @@ from apis.wire.image_tools import ImageGenerationTool
 from apis.wire.item_parts import InputFile, InputImage
 from apis.wire.tool_items import ImageGenerationCallItem
 from providers.common.audio import require_base64_audio, require_hearing
-from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.replay import image_data_url
-from providers.responses.context.url_files import (
+from providers.responses.events.citations import one_line
+from providers.responses.item_index import ItemIndex
+from providers.responses.store.url_files import (
     AttachedPart,
     attach_fetched_file,
     audio_parts,
@@ -42,7 +43,6 @@ from providers.responses.context.url_files import (
     file_parts,
     replace_parts,
 )
-from providers.responses.events.citations import one_line
 from providers.responses.tools.input_tools import collect_additional_tools
 from providers.responses.tools.models import ModelCatalog
 

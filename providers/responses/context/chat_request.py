@@ -8,8 +8,8 @@ from apis.responses import CreateResponse, ReasoningOptions, TextOptions
 from apis.wire.items import ConfigurationUpdate
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
 from providers.common.grammars.schemas import check_format, check_large_schemas
-from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.sparse_request import without_unset
+from providers.responses.item_index import ItemIndex
 from providers.responses.tools.offered import OfferedTools
 
 _SHARED_FIELDS: Final = frozenset(("model", "prompt_cache_key", "cache_salt", "priority", *Sampling.model_fields))

@@ -21,17 +21,17 @@ from apis.wire.items import CompactionItem, InputMessage, output_to_input
 from providers.common.chat_tokens import measure_chat
 from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.conversation import ITEM_WORK, Conversation, ResponseProgress, stored_item
-from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.sealing import UnsealError
 from providers.responses.context.token_estimate import TokenCounter, TokenCounters
 from providers.responses.context.truncation import with_truncation
-from providers.responses.context.url_files import public_item
 from providers.responses.context.window import CompactionContent, messages_without
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import usage_to_wire
+from providers.responses.item_index import ItemIndex
+from providers.responses.store.url_files import public_item
 
 _log = logging.getLogger(__name__)
 

@@ -33,12 +33,12 @@ from apis.wire.items import (
 )
 from apis.wire.tool_items import ImageGenerationCallItem
 from providers.common.fair_turns import do_in_turns, end_pass
-from providers.responses.context.item_index import TYPES_WITH_PARTS, ItemIndex
 from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.window import list_dropped_reasoning
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import unvalidated
+from providers.responses.item_index import TYPES_WITH_PARTS, ItemIndex
 from providers.responses.store.conversation_items import reject_existing_items, reject_repeated_items
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory, read_stored_items
 from providers.responses.store.item_lookup import FoundItem

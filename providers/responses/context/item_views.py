@@ -23,9 +23,9 @@ from apis.responses import CreateResponse
 from apis.wire.base import sdk_model_to_json
 from apis.wire.item_types import ITEM_TYPES
 from providers.responses.context.sealed_content import ENCRYPTED_CONTENT_INCLUDE, SealedContent
-from providers.responses.context.url_files import public_item
 from providers.responses.events.ids import response_id_of
 from providers.responses.store.history import History
+from providers.responses.store.url_files import public_item
 
 Seal = Callable[[str, str], str | None]
 """Returns the token of a reasoning item by its id and text; None where its model is not known any more."""

@@ -13,8 +13,8 @@ from apis.wire.item_types import HOSTED_CALL_TYPES, REPLAYED_TYPES
 from apis.wire.items import Item
 from apis.wire.tool_items import ImageGenerationCallItem
 from providers.common.fair_turns import do_in_turns
-from providers.responses.context.item_index import ItemIndex
 from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.item_index import ItemIndex
 from providers.responses.tools.models import ModelCatalog
 from providers.responses.tools.registry import TYPES_BY_CALL_ITEM, TYPES_BY_OUTPUT_ITEM
 

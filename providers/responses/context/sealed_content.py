@@ -20,9 +20,9 @@ from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.wire.item_types import CALLS_WITH_RESULTS, OUTPUT_TYPES, SEALED_TYPES
 from apis.wire.items import Item, ReasoningItem, ReasoningText
 from providers.common.fair_turns import do_in_turns
-from providers.responses.context.item_index import ItemIndex
 from providers.responses.context.sealing import Sealer, UnsealError, generate_key
 from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.item_index import ItemIndex
 
 ENCRYPTED_CONTENT_INCLUDE: Final = "reasoning.encrypted_content"
 _SEALED_FIELD: Final = "encrypted_content"

@@ -10,8 +10,8 @@ from pydantic import Field
 from apis.chat import Message
 from apis.wire.base import Wire
 from apis.wire.items import CompactionItem, InputMessage, Item, ReasoningItem
-from providers.responses.context.item_index import ItemIndex
 from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.item_index import ItemIndex
 
 ToMessages = Callable[[Sequence[Item | ToolResultRecord]], list[Message]]
 SUMMARY_PREFIX: Final = "The conversation so far was shortened here. This is a summary of it; go on from there.\n\n"

@@ -8,7 +8,7 @@ from apis.errors import StackError
 from apis.responses import CreateResponse
 from apis.wire.tool_items import AdditionalTools
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool
-from providers.responses.context.item_index import ItemIndex
+from providers.responses.item_index import ItemIndex
 
 _TOOLS_INDEX = re.compile(r"tools\[(\d+)\]")
 

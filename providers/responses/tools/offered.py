@@ -37,7 +37,7 @@ from apis.wire.tools import (
 )
 from providers.common.grammars.schema_values import SchemaObject
 from providers.common.grammars.schemas import check_parameters
-from providers.responses.context.item_index import NO_ITEMS, ItemIndex
+from providers.responses.item_index import NO_ITEMS, ItemIndex
 from providers.responses.tools.call import TypedTool
 from providers.responses.tools.choice_policy import ToolChoicePolicy
 from providers.responses.tools.functions import ClientToolName

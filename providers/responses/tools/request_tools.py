@@ -16,8 +16,8 @@ from apis.wire.tool_items import AdditionalTools, ToolSearchOutput
 from apis.wire.tools import CustomTool, FunctionTool
 from providers.common.grammars.checks import check_grammars
 from providers.common.grammars.schemas import check_large_schemas
-from providers.responses.context.item_index import ItemIndex
 from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.item_index import ItemIndex
 from providers.responses.tools.input_tools import (
     add_typed_tools,
     attribute_errors_to_input,

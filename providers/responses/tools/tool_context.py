@@ -12,8 +12,8 @@ from apis.inference import Modality
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime, ToolSpec
 from apis.tool_servers import ToolServers
-from providers.responses.context.item_index import NO_ITEMS, ItemIndex
 from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.item_index import NO_ITEMS, ItemIndex
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from apis.containers import Containers
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.wire.item_parts import InputFile
 from apis.wire.items import InputMessage
-from providers.responses.context.item_index import ItemIndex
-from providers.responses.context.url_files import decode_fetched_file
+from providers.responses.item_index import ItemIndex
+from providers.responses.store.url_files import decode_fetched_file
 
 _MAX_FILES: Final = 50
 """Most files that are copied, newest first; as many as a request may name in `container.file_ids`."""

@@ -11,8 +11,8 @@ from apis.errors import StackError, ToolFailed
 from apis.image_generator import MAX_SOURCE_BYTES, MAX_SOURCE_IMAGES, SourceImage
 from apis.wire.item_parts import InputImage
 from apis.wire.tool_items import ImageGenerationCallItem
-from providers.responses.context.item_index import ItemIndex
-from providers.responses.context.url_files import decode_fetched_file, file_parts
+from providers.responses.item_index import ItemIndex
+from providers.responses.store.url_files import decode_fetched_file, file_parts
 
 NEWEST: Final = "newest"
 """Name of the newest image of the conversation, for models that copy no ids."""

@@ -14,7 +14,7 @@ from apis.responses import CreateResponse
 from apis.tool_servers import ServerPolicy, ServerTool, matches_filter
 from apis.wire.tool_items import McpApprovalRequest, McpApprovalResponse, McpCallItem
 from apis.wire.tools import Approvals, McpTool, ToolFilter
-from providers.responses.context.item_index import ItemIndex
+from providers.responses.item_index import ItemIndex
 from providers.responses.tools.call import ClientCall
 
 

@@ -25,10 +25,10 @@ NAME_A_TOOLS_ITEM: Final = {
     # pictures among the items: screenshots and generated images
     "providers/responses/context/attachments.py",
     "providers/responses/context/input_items.py",
-    "providers/responses/context/item_index.py",
     "providers/responses/context/messages.py",  # and the client's answers to approval requests
     "providers/responses/context/replay.py",
-    "providers/responses/context/url_files.py",
+    "providers/responses/item_index.py",
+    "providers/responses/store/url_files.py",
     # Anthropic's API has a web search of its own form
     "stack/http/messages/answer.py",
     "stack/http/messages/events.py",

@@ -9,8 +9,8 @@ from apis.chat import ChatFunctionTool
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
 from apis.wire.items import Item
-from providers.responses.context.item_index import ItemIndex
 from providers.responses.events.response_object import begin_response
+from providers.responses.item_index import ItemIndex
 from providers.responses.tools.names import qualified_name
 from providers.responses.tools.offered import ClientToolName, OfferedTools
 

@@ -12,7 +12,7 @@ from apis.wire.items import (
     Item,
     ReasoningItem,
 )
-from providers.responses.context.item_index import ItemIndex
+from providers.responses.item_index import ItemIndex
 
 
 def read(*items: dict[str, Any]) -> list[Item]:
