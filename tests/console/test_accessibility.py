@@ -73,14 +73,14 @@ async def test_axe_finds_nothing_in_any_view(open_page: OpenPage, tmp_path: Path
 async def test_axe_finds_nothing_in_empty_views(open_page: OpenPage, scheme: Any) -> None:
     wrong: list[str] = []
     async with serving() as served, open_page(f"{served.url}/", color_scheme=scheme, reduced_motion="reduce") as page:
-        for view in ("playground", "responses", "runs", "conversations", "files", "traces", "figures"):
+        for view in ("playground", "responses", "runs", "conversations", "agents", "files", "traces", "figures"):
             await page.goto(f"{served.url}/#/{view}")
             await settle(page)
             wrong += [f"{view}: {finding}" for finding in await findings(page)]
     assert not wrong, "\n".join(wrong)
 
 
-REACHABLE = "a[href], button:not([disabled]), input:not([hidden]), select, textarea, summary"
+REACHABLE = "a[href], button:not([disabled]), input:not([hidden], [disabled]), select, textarea, summary"
 UNREACHED = f"""
 () => [...document.querySelectorAll({REACHABLE!r})]
   .filter((node) => node.checkVisibility() && !node.reached && node.tabIndex >= 0)

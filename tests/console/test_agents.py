@@ -9,7 +9,8 @@ import pytest
 from playwright.async_api import Locator, Page, expect
 
 from tests.console.conftest import OpenPage
-from tests.console.test_accessibility import look, window_of
+from tests.console.seeded import Seeded
+from tests.console.test_accessibility import look, walk, window_of
 from tests.console.test_lost_server import started, write_config
 from tests.console.test_playground import HOSTILE, scripted
 from tests.support.sdk.client import sdk_client
@@ -227,7 +228,7 @@ async def test_a_long_session_is_a_window_that_moves(open_page: OpenPage) -> Non
             await rest(served.client, session.id)
             await expect(page.get_by_text("not in the window")).to_have_count(0)
             await page.get_by_role("button", name="Later items").click()
-            await expect(page.get_by_text("item 300", exact=True)).to_have_count(1)
+            await expect(page.get_by_text("item 250", exact=True)).to_have_count(1)
             await page.get_by_role("button", name="Newest items").click()
             await expect(page.get_by_text("not in the window")).to_be_in_viewport()
             await write(page, "the last")
@@ -346,6 +347,31 @@ async def test_one_time_begins_a_response_or_a_message_to_a_session(open_page: O
             await expect(page.locator("table").get_by_role("link")).to_have_count(1)
 
 
+HIDE = """
+state => {
+  Object.defineProperty(document, "visibilityState", { value: state, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}
+"""
+
+
+async def test_a_hidden_tab_gives_up_its_connection_and_reads_later_what_it_missed(open_page: OpenPage) -> None:
+    async with serving(scripted([{"text": "Yes."}])) as served:
+        session = await run_session(served.client, "First")
+        async with open_page(f"{served.url}/#/agents") as page:
+            await page.clock.install()
+            await open_session(page, served, session.id)
+            await expect(page.get_by_text("Yes.")).to_be_visible()
+            async with page.expect_event("requestfailed", lambda request: request.url.endswith("/events")):
+                await page.evaluate(HIDE, "hidden")
+                await page.clock.fast_forward(31_000)
+            await send(served.client, session.id, message("Second"))
+            await rest(served.client, session.id)
+            await page.evaluate(HIDE, "visible")
+            await expect(page.get_by_text("Yes.")).to_have_count(2)
+            await expect(page.get_by_text("The connection broke off.")).to_have_count(0)
+
+
 async def _fill(served: Served) -> dict[str, str]:
     """Put something into each view, and return their hashes by name."""
     client = served.client
@@ -378,6 +404,16 @@ async def _fill(served: Served) -> dict[str, str]:
         "new schedule": "agents/schedules/new",
         "schedule": f"agents/{schedule.id}",
     }
+
+
+async def test_the_keyboard_alone_reaches_every_control(open_page: OpenPage) -> None:
+    wrong: list[str] = []
+    async with serving(scripted([{"reasoning": "Hm."}, {"text": "Hello."}], [CALL])) as served:
+        stack = Seeded(served, await _fill(served))
+        async with open_page(f"{served.url}/") as page:
+            for name, path in stack.views.items():
+                wrong += [f"{name}: {control}" for control in await walk(page, stack, path)]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1600, "light"), (380, "dark")])

@@ -16,7 +16,7 @@ COUNT_NAMELESS = """
   (node) => !(node.innerText || node.ariaLabel || node.title || node.placeholder || node.labels?.length),
 ).length
 """
-VIEWS = ["playground", "responses", "runs", "conversations", "files", "traces", "figures"]
+VIEWS = ["playground", "responses", "runs", "conversations", "agents", "files", "traces", "figures"]
 
 
 async def test_responses_are_listed_filtered_opened_and_deleted(open_page: OpenPage) -> None:

@@ -4,10 +4,12 @@ import { ApiError, apiPath } from "../api.js";
 import { follow, read, write } from "./api.js";
 import { MOST_ITEMS, emptySession, hasEnded, reduce, withTurns } from "./session_state.js";
 
-const PAGE = 80;
+const PAGE = 50;
 const TURNS = 20;
 const LONGEST_DELAY_MS = 5000;
 const LOADS = 4;
+/** A browser has six connections to a server for all of its tabs: one that nobody looks at gives up its own after this time. */
+const HIDDEN_MS = 30_000;
 
 const isRefusal = (error) => error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429;
 /** The number before the first event of a turn that has not ended; undefined for what follows from now on. */
@@ -27,10 +29,26 @@ export class LiveSession {
     this.isClosed = false;
     this.connection = new AbortController();
     this.frame = 0;
+    this.awake = Promise.resolve();
+    this.wake = () => {};
+    this.sleepTimer = 0;
+    this.visibilityChanged = () => {
+      clearTimeout(this.sleepTimer);
+      if (document.visibilityState === "hidden") this.sleepTimer = setTimeout(() => this.sleep(), HIDDEN_MS);
+      else this.wake();
+    };
+  }
+
+  /** End the connection until the tab is seen again; what comes meanwhile is read then. */
+  sleep() {
+    this.awake = new Promise((resolve) => (this.wake = resolve));
+    this.connection.abort();
   }
 
   async start() {
+    document.addEventListener("visibilitychange", this.visibilityChanged);
     while (!this.isClosed) {
+      await this.awake;
       const error = await this.read();
       if (this.isClosed) return;
       if (error?.name === "AbortError") continue; // it begins again at the newest items
@@ -157,6 +175,9 @@ export class LiveSession {
 
   close() {
     this.isClosed = true;
+    document.removeEventListener("visibilitychange", this.visibilityChanged);
+    clearTimeout(this.sleepTimer);
+    this.wake();
     this.connection.abort();
     cancelAnimationFrame(this.frame);
   }
