@@ -31,6 +31,7 @@ from providers.agents.schedules import check_schedule, find_last, list_next, loa
 from providers.agents.targets import Json, complete_target, show_target
 from providers.common.jobs import JobRecord
 from providers.common.state.change import write_prepared
+from providers.common.state.record_count import RecordCount
 from providers.common.state.scan import find_cursor, list_from, list_records
 
 DUE_PREFIX: Final = "/automation_due/"
@@ -114,9 +115,6 @@ class StoredAutomations:
         """Create an automation, whose invocations have the rights of the owner's key. Raises InvalidRequest."""
         tenant = owner.tenant
         await self.kv.require_room(tenant)
-        rows = await self.kv.scan(_automation_key(tenant, ""), limit=self._max_automations)
-        if len(rows) >= self._max_automations:
-            raise InvalidRequest(f"A project has at most {self._max_automations} automations.")
         now = self.now()
         record = AutomationRecord(
             name=request.name,
@@ -138,7 +136,12 @@ class StoredAutomations:
         automation_id = f"automation_{new_id_key()}"
         key = _automation_key(tenant, automation_id)
         ops = move_due(record, tenant, automation_id)
-        await self.kv.write([Put(key, encode_record(record), None, ABSENT), *ops])
+
+        async def prepare() -> Sequence[Op]:
+            count = await self._count(tenant).build_add_op(self._max_automations, self._build_error)
+            return [Put(key, encode_record(record), None, ABSENT), count, *ops]
+
+        await write_prepared(self.kv, prepare)
         return _show_planned(automation_id, record)
 
     async def get(self, automation_id: str, *, tenant: str) -> Json:
@@ -226,11 +229,18 @@ class StoredAutomations:
         async def prepare() -> Sequence[Op]:
             record, version = await self.load(automation_id, tenant)
             due = [Delete(record.due_key)] if record.due_key else []
-            return [Delete(_automation_key(tenant, automation_id), version), *due]
+            count = await self._count(tenant).build_remove_op()
+            return [Delete(_automation_key(tenant, automation_id), version), count, *due]
 
         await write_prepared(self.kv, prepare)
         await delete_all(self.kv, invocation_key(tenant, automation_id, ""))
         return {"id": automation_id, "deleted": True, "object": "agent.automation.deleted"}
+
+    def _count(self, tenant: str) -> RecordCount:
+        return RecordCount(self.kv, f"{tenant}/automation_count", _automation_key(tenant, ""))
+
+    def _build_error(self, _count: int) -> InvalidRequest:
+        return InvalidRequest(f"A project has at most {self._max_automations} automations.")
 
     async def delete_all(self, *, tenant: str) -> None:
         """Delete the automations of a tenant with their due rows, whose keys do not begin with its name."""

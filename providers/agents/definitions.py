@@ -4,6 +4,7 @@ A record has all fields, also those of MCP servers that are not shown.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,11 +12,12 @@ import msgspec
 from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
 from apis.errors import AgentNotFound, InvalidRequest
 from apis.storage.keys import new_id_key, record_id
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Put
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, encode_record
 from providers.agents.descriptions import Json, complete_agent, describe_options, show_tools
-from providers.common.state.change import change
+from providers.common.state.change import change, write_prepared
+from providers.common.state.record_count import RecordCount
 from providers.common.state.scan import find_cursor, list_from
 
 ID_PREFIX: Final = "agent_"
@@ -39,13 +41,15 @@ class StoredDefinitions:
     async def create(self, request: CreateAgent, *, tenant: str) -> Json:
         """Create an agent. Raises InvalidRequest if the tenant has as many as it may."""
         await self._kv.require_room(tenant)
-        rows = await self._kv.scan(_agent_key(tenant, ""), limit=self._max_agents)
-        if len(rows) >= self._max_agents:
-            raise InvalidRequest(f"A project has at most {self._max_agents} agents (`agents.max_agents`).")
         now, agent_id = int(time.time()), new_agent_id()
         fields = complete_agent({**describe_options(request), **_describe_names(request), "model": request.model})
         record = AgentRecord(fields, now, now)
-        await self._kv.write([Put(_agent_key(tenant, agent_id), encode_record(record), None, ABSENT)])
+
+        async def prepare() -> Sequence[Op]:
+            put = Put(_agent_key(tenant, agent_id), encode_record(record), None, ABSENT)
+            return [put, await self._count(tenant).build_add_op(self._max_agents, self._build_error)]
+
+        await write_prepared(self._kv, prepare)
         return _show(agent_id, record)
 
     async def get(self, agent_id: str, *, tenant: str) -> Json:
@@ -81,11 +85,21 @@ class StoredDefinitions:
     async def delete(self, agent_id: str, *, tenant: str) -> Json:
         """Delete the agent; its sessions go on with what it was. Raises AgentNotFound."""
         key = _agent_key(tenant, record_id(agent_id))
-        entry = await self._kv.get(key)
-        if entry is None:
-            raise agent_not_found()
-        await self._kv.write([Delete(key)])
+
+        async def prepare() -> Sequence[Op]:
+            entry = await self._kv.get(key)
+            if entry is None:
+                raise agent_not_found()
+            return [Delete(key, entry.version), await self._count(tenant).build_remove_op()]
+
+        await write_prepared(self._kv, prepare)
         return {"id": agent_id, "object": "agent.deleted", "deleted": True}
+
+    def _count(self, tenant: str) -> RecordCount:
+        return RecordCount(self._kv, f"{tenant}/agent_count", _agent_key(tenant, ""))
+
+    def _build_error(self, _count: int) -> InvalidRequest:
+        return InvalidRequest(f"A project has at most {self._max_agents} agents (`agents.max_agents`).")
 
     async def _load(self, agent_id: str, tenant: str) -> AgentRecord:
         entry = await self._kv.get(_agent_key(tenant, record_id(agent_id)))

@@ -37,7 +37,8 @@ from providers.files.records import (
 MAX_UPLOAD_S: Final = 3600.0
 """Seconds that an upload may take; bytes of unfinished uploads older than twice that are swept."""
 
-_SCAN_LIMIT: Final = 1000
+_FILTERED_ROWS: Final = 1000
+"""Records that one step of a listing with a filter reads."""
 _BATCH_FILE_TTL_S: Final = 2592000
 _EXPIRING_PURPOSES: Final[frozenset[str]] = frozenset({"batch", "batch_output"})
 
@@ -185,6 +186,7 @@ class RecordedFiles(Files, ABC):
             raise InvalidRequest("There is no file with this id.", param="after", code="invalid_value")
         last = record_key(tenant, after) if after else ""
         reverse = params.order == "desc"
+        row_count = params.limit + 1 if params.purpose is None else _FILTERED_ROWS
         files: list[FileObject] = []
         while True:
             after, before = ("", last) if reverse else (last, "")
@@ -192,7 +194,7 @@ class RecordedFiles(Files, ABC):
                 self.kv,
                 record_key(tenant, ""),
                 UploadRecord,
-                limit=_SCAN_LIMIT,
+                limit=row_count,
                 after=after,
                 before=before,
                 reverse=reverse,
@@ -200,7 +202,7 @@ class RecordedFiles(Files, ABC):
             for key, record, _ in rows:
                 if params.purpose is None or record.purpose == params.purpose:
                     files.append(record_to_file(key.rpartition("/")[2], record))
-            if len(files) > params.limit or len(rows) < _SCAN_LIMIT:
+            if len(files) > params.limit or len(rows) < row_count:
                 return first_page(files, params.limit)
             last = rows[-1].key
 

@@ -79,11 +79,12 @@ class Memory(KVStore):
         max_bytes: int | None = None,
     ) -> list[tuple[str, Entry]]:
         low, high = scan_range(prefix, after, before, limit)
-        keys = self._sorted_keys[bisect_left(self._sorted_keys, low) : bisect_left(self._sorted_keys, high)]
+        positions = range(bisect_left(self._sorted_keys, low), bisect_left(self._sorted_keys, high))
         now = self.now()
         rows: list[tuple[str, Entry]] = []
         size = 0
-        for key in reversed(keys) if reverse else keys:
+        for position in reversed(positions) if reverse else positions:
+            key = self._sorted_keys[position]
             if len(rows) == limit or (max_bytes is not None and size > max_bytes):
                 break
             if (entry := self._live_entry(key, now)) is not None:

@@ -18,6 +18,7 @@ from apis.storage.pages import Page, first_page, page_after
 from apis.storage.records import decode_record, encode_record, scan_all
 from apis.wire.tools import InlineSkill, SkillReference, SkillSource
 from providers.common.state.change import change, write_prepared
+from providers.common.state.record_count import RecordCount
 from providers.common.state.scan import decode_or_skip, list_records
 from providers.skills.archives import read_files, read_inline
 from providers.skills.bundle import MAX_BUNDLE_BYTES, MAX_FILES, read_bundle
@@ -76,15 +77,15 @@ class StoredSkills(Skills):
         version = self._new_version(1, bundle)
         skill = StoredSkill(version.created_at, 1, 2, [version])
 
+        def build_error(count: int) -> InvalidRequest:
+            message = f"You have {count} skills already (`skills.max_tenant_skills`). Delete some first."
+            return InvalidRequest(message, param="files", code="storage_quota_exceeded")
+
         async def prepare() -> Sequence[Op]:
-            count, count_version = await self._load_count(tenant)
-            if count >= self._config.max_tenant_skills:
-                message = f"You have {count} skills already (`skills.max_tenant_skills`). Delete some first."
-                raise InvalidRequest(message, param="files", code="storage_quota_exceeded")
             return [
                 Put(skill_key(tenant, skill_id), encode_record(skill), expect=ABSENT),
                 Put(archive_key(tenant, skill_id, 1), archive),
-                Put(count_key(tenant), encode_record(count + 1), expect=count_version),
+                await self._count(tenant).build_add_op(self._config.max_tenant_skills, build_error),
             ]
 
         await write_prepared(self._kv, prepare)
@@ -213,15 +214,8 @@ class StoredSkills(Skills):
             raise skill_not_found(skill_id)
         return entry
 
-    async def _load_count(self, tenant: str) -> tuple[int, int]:
-        """Return the number of skills and the version of its record; a damaged one is counted again."""
-        entry = await self._kv.get(count_key(tenant))
-        if entry is None:
-            return 0, ABSENT
-        count = decode_or_skip(self._kv, count_key(tenant), entry, int)
-        if count is None:
-            count = len([key async for key, _ in scan_all(self._kv, skill_key(tenant, ""))])
-        return count, entry.version
+    def _count(self, tenant: str) -> RecordCount:
+        return RecordCount(self._kv, count_key(tenant), skill_key(tenant, ""))
 
     async def _change_skill(
         self, skill_id: str, tenant: str, edit: Callable[[StoredSkill], Sequence[Op]]
@@ -245,7 +239,6 @@ class StoredSkills(Skills):
 
     async def _prepare_deletion(self, skill_id: str, entry: Entry, tenant: str) -> Sequence[Op]:
         """Return the operations that delete a skill, whose record may be damaged, with its archives."""
-        count, count_version = await self._load_count(tenant)
         skill = decode_or_skip(self._kv, skill_key(tenant, skill_id), entry, StoredSkill)
         if skill is None:
             archives = [key async for key, _ in scan_all(self._kv, archive_prefix(tenant, skill_id), page_size=1)]
@@ -253,7 +246,7 @@ class StoredSkills(Skills):
             archives = [archive_key(tenant, skill_id, version.number) for version in skill.versions]
         return [
             Delete(skill_key(tenant, skill_id), entry.version),
-            Put(count_key(tenant), encode_record(max(0, count - 1)), expect=count_version),
+            await self._count(tenant).build_remove_op(),
             *(Delete(key) for key in archives),
         ]
 

@@ -33,12 +33,14 @@ from apis.errors import InvalidRequest, NotFound, StackError, StorageCorrupt
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.inference import Inference
 from apis.provider import Provider
+from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 from providers.common.jobs import LeasedJobs
 from providers.common.state.change import change, write_prepared
-from providers.common.state.scan import decode_or_skip, scan_records
+from providers.common.state.record_count import RecordCount
+from providers.common.state.scan import decode_or_skip, read_record_page
 from providers.common.state.worker_signs import WorkerSign
 from providers.common.supervision import supervise
 from providers.vector_stores import records
@@ -118,12 +120,9 @@ class HybridVectorStores(VectorStores):
 
     async def create(self, request: CreateVectorStore, *, tenant: str) -> VectorStore:
         now = self.now()
-        store_keys = [key async for key, _ in scan_all(self._kv, records.store_key(tenant, ""))]
-        if len(store_keys) >= self._config.max_stores:
-            raise InvalidRequest(
-                f"You have {len(store_keys)} vector stores. Delete some first.", code="too_many_stores"
-            )
-        store_id = records.new_id("vs", now)
+        # a full tenant is refused before its files are looked at
+        await self._count(tenant).build_add_op(self._config.max_stores, _too_many_stores_error)
+        store_id = f"vs_{new_id_key()}"
         store = StoreRecord(
             created_at=now,
             last_active_at=now,
@@ -140,8 +139,12 @@ class HybridVectorStores(VectorStores):
         self._require_room(len(file_records))
         for _, record in file_records:
             store.count_file(None, record)
-        ops = [*records.build_store_ops(tenant, store_id, store, ABSENT), *_add_ops(file_records)]
-        await self._kv.write(ops)
+
+        async def prepare() -> Sequence[Op]:
+            count = await self._count(tenant).build_add_op(self._config.max_stores, _too_many_stores_error)
+            return [*records.build_store_ops(tenant, store_id, store, ABSENT), count, *_add_ops(file_records)]
+
+        await write_prepared(self._kv, prepare)
         self._ingest.wake()
         return build_store_object(store_id, store, now)
 
@@ -174,16 +177,26 @@ class HybridVectorStores(VectorStores):
 
     async def list(self, params: VectorStoreListParams, *, tenant: str) -> Page[VectorStore]:
         prefix = records.store_key(tenant, "")
-        stores = [(row.key[len(prefix) :], row.record) async for row in scan_records(self._kv, prefix, StoreRecord)]
-        page = paginate_records(stores, params)
-        data = [build_store_object(store_id, store, self.now()) for store_id, store in page.data]
+        page = await read_record_page(
+            *(self._kv, prefix, StoreRecord),
+            after=params.after,
+            before=params.before,
+            order=params.order,
+            limit=params.limit,
+        )
+        data = [build_store_object(row.key[len(prefix) :], row.record, self.now()) for row in page.data]
         return Page(data, has_more=page.has_more)
 
     async def delete(self, store_id: str, *, tenant: str) -> None:
-        await records.load_entry(self._kv, records.store_key(tenant, store_id), "vector store")
+        key = records.store_key(tenant, store_id)
         # the mark lets the sweep remove the files where this process dies before it has
         mark = Put(f"{records.EXPIRING_PREFIX}{tenant}/{store_id}", b"")
-        await self._kv.write([Delete(records.store_key(tenant, store_id)), mark])
+
+        async def prepare() -> Sequence[Op]:
+            entry = await records.load_entry(self._kv, key, "vector store")
+            return [Delete(key, entry.version), mark, await self._count(tenant).build_remove_op()]
+
+        await write_prepared(self._kv, prepare)
         await self._remove_deleted(store_id, tenant)
         await self._kv.write([Delete(mark.key)])
 
@@ -406,6 +419,9 @@ class HybridVectorStores(VectorStores):
         await write_prepared(self._kv, prepare)
         self._ingest.wake()
 
+    def _count(self, tenant: str) -> RecordCount:
+        return RecordCount(self._kv, f"{tenant}/vs_count", records.store_key(tenant, ""))
+
     def _require_room(self, file_count: int) -> None:
         if file_count > self._config.max_files_per_store:
             raise InvalidRequest(f"A vector store holds at most {self._config.max_files_per_store} files.")
@@ -473,6 +489,10 @@ class HybridVectorStores(VectorStores):
         await self._stop_ingest(file_refs)
         await self._index.delete(f"{tenant}/{store_id}")
         await records.delete_store_texts(self._kv, tenant, store_id)
+
+
+def _too_many_stores_error(count: int) -> InvalidRequest:
+    return InvalidRequest(f"You have {count} vector stores. Delete some first.", code="too_many_stores")
 
 
 def _add_ops(file_records: Sequence[tuple[FileRef, FileRecord]]) -> list[Op]:

@@ -32,8 +32,9 @@ _LEASE_KEY: Final = "/retention_lease"
 _PAGE_OBJECTS: Final = 100
 _DAY_S: Final = 86_400
 _RUNNING: Final = frozenset({"queued", "in_progress"})
-_ListPage = Callable[[], Awaitable[Sequence[tuple[str, float]]]]
-"""Returns the ids and the times of creation (Unix time) of the oldest objects of one kind."""
+_ListPage = Callable[[int], Awaitable[Sequence[tuple[str, float]]]]
+"""Returns the ids and the times of creation (Unix time) of the oldest objects of one kind, as many as its argument
+says; the id is empty for one that must not be deleted now."""
 _DeleteObject = Callable[[str], Awaitable[None]]
 
 
@@ -95,13 +96,13 @@ class RetentionSweeper:
         responses, files, stores = self._stack.responses, self._stack.files, self._stack.vector_stores
         conversations = responses.conversations()
 
-        async def list_responses() -> Sequence[tuple[str, float]]:
-            params = ResponseListParams.model_validate({"order": "asc", "limit": _PAGE_OBJECTS})
+        async def list_responses(count: int) -> Sequence[tuple[str, float]]:
+            params = ResponseListParams.model_validate({"order": "asc", "limit": count})
             page = await responses.list_responses(params, tenant=tenant)
-            return [(row["id"], row["created_at"]) for row in page.data if row["status"] not in _RUNNING]
+            return [("" if row["status"] in _RUNNING else row["id"], row["created_at"]) for row in page.data]
 
-        async def list_conversations() -> Sequence[tuple[str, float]]:
-            params = ConversationListParams.model_validate({"order": "asc", "limit": _PAGE_OBJECTS})
+        async def list_conversations(count: int) -> Sequence[tuple[str, float]]:
+            params = ConversationListParams.model_validate({"order": "asc", "limit": count})
             return [(row.id, row.created_at) for row in (await conversations.list(params, tenant=tenant)).data]
 
         kinds: list[tuple[_ListPage, _DeleteObject]] = [
@@ -113,15 +114,15 @@ class RetentionSweeper:
             kinds.insert(0, _session_kind(agents, tenant))
         if stores is not None:
 
-            async def list_stores() -> Sequence[tuple[str, float]]:
-                params = VectorStoreListParams(order="asc", limit=_PAGE_OBJECTS)
+            async def list_stores(count: int) -> Sequence[tuple[str, float]]:
+                params = VectorStoreListParams(order="asc", limit=count)
                 return [(row.id, row.created_at) for row in (await stores.list(params, tenant=tenant)).data]
 
             kinds.append((list_stores, lambda name: stores.delete(name, tenant=tenant)))
         if files is not None:
 
-            async def list_files() -> Sequence[tuple[str, float]]:
-                params = FileListParams(order="asc", limit=_PAGE_OBJECTS)
+            async def list_files(count: int) -> Sequence[tuple[str, float]]:
+                params = FileListParams(order="asc", limit=count)
                 return [(row.id, row.created_at) for row in (await files.list(params, tenant=tenant)).data]
 
             async def delete_file(name: str) -> None:
@@ -137,8 +138,8 @@ def _session_kind(agents: StoredAgents, tenant: str) -> tuple[_ListPage, _Delete
     """Return the functions that list the oldest sessions and delete one. The turn of a session that has one is
     cancelled, and the session deleted when that has ended."""
 
-    async def list_sessions() -> Sequence[tuple[str, float]]:
-        params = SessionListParams(order="asc", limit=_PAGE_OBJECTS)
+    async def list_sessions(count: int) -> Sequence[tuple[str, float]]:
+        params = SessionListParams(order="asc", limit=count)
         page = await agents.sessions.list(params, tenant=tenant)
         return [(row["id"], row["created_at"]) for row in page.data]
 
@@ -164,11 +165,13 @@ async def _list_project_ids(directory: "StoredDirectory") -> list[str]:
 
 async def _delete_older(cutoff: float, list_page: _ListPage, delete: _DeleteObject) -> int:
     """Delete the objects that were created before `cutoff`, in seconds of Unix time; return their number. The listings
-    begin with the oldest, so a page without an old one ends it, and so does one that deletions have not changed."""
-    count, handled_ids = 0, list[str]()
+    begin with the oldest, so a page without an old one ends it, and so does one that deletions have not changed.
+
+    Most sweeps find nothing, so the first page is the oldest object alone."""
+    count, handled_ids, page_size = 0, list[str](), 1
     while True:
-        old_ids = [name for name, created_at in await list_page() if created_at < cutoff]
-        for name in old_ids:
+        old_ids = [name for name, created_at in await list_page(page_size) if created_at < cutoff]
+        for name in filter(None, old_ids):
             try:
                 await delete(name)
             except NotFound:
@@ -176,4 +179,6 @@ async def _delete_older(cutoff: float, list_page: _ListPage, delete: _DeleteObje
             count += 1
         if not old_ids or old_ids == handled_ids:
             return count
-        handled_ids = old_ids
+        if page_size == _PAGE_OBJECTS:
+            handled_ids = old_ids
+        page_size = _PAGE_OBJECTS

@@ -13,6 +13,7 @@ T = TypeVar("T")
 _MAX_READ_ROWS: Final = 2000
 """Rows that one page reads at most: where few match the filters, it ends before it is full."""
 _BATCH_ROWS: Final = 200
+"""Rows of one read of the store; the first one reads a page."""
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -39,7 +40,7 @@ class Listing:
         """
         page: list[T] = []
         last_id, read_rows = None, 0
-        async for record_id, entry in self._read(after, reverse=order == "desc"):
+        async for record_id, entry in self._read(after, limit + 1, reverse=order == "desc"):
             if len(page) == limit or read_rows == _MAX_READ_ROWS:
                 return Page(page, has_more=True, last_id=last_id)
             read_rows += 1
@@ -50,12 +51,13 @@ class Listing:
                     page.append(record)
         return Page(page, last_id=last_id)
 
-    async def _read(self, cursor: str | None, *, reverse: bool) -> AsyncGenerator[tuple[str, Entry]]:
+    async def _read(self, cursor: str | None, row_count: int, *, reverse: bool) -> AsyncGenerator[tuple[str, Entry]]:
         key = "" if cursor is None else f"{self.prefix}{cursor}"
         after, before = ("", key) if reverse else (key, "")
         while rows := await self.kv.scan(
-            self.prefix, after=after, before=before, limit=_BATCH_ROWS, reverse=reverse, max_bytes=_BATCH_BYTES
+            self.prefix, after=after, before=before, limit=row_count, reverse=reverse, max_bytes=_BATCH_BYTES
         ):
             for key, entry in rows:
                 yield key.removeprefix(self.prefix), entry
             after, before = (after, rows[-1][0]) if reverse else (rows[-1][0], before)
+            row_count = _BATCH_ROWS

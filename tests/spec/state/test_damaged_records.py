@@ -67,6 +67,7 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "vector stores": (
         "TENANT/vs/ID",
+        "TENANT/vs_count",
         "TENANT/vs_batch/ID/ID",
         "TENANT/vs_file/ID/ID",
         "TENANT/vs_file_order/ID/ID/ID",
