@@ -1,0 +1,274 @@
+"""Prints what calls cost in a store with a million responses, as ratios to a small store measured in the same run.
+
+Two deployments of three machines with two workers each, process groups with nginx in front, are measured in turns.
+
+    STACK_STORE=sqlite|postgres|redis   the store (sqlite by default)
+    STACK_SIZE                          stored responses (1,000,000); a tenth as many conversations, a hundredth files
+"""
+
+import asyncio
+import os
+import random
+import statistics
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+from openai import AsyncOpenAI
+
+from apis.documents.vector_index import Chunk
+from providers.vector_index.sqlite_vec import SQLiteVec
+from stack.build import Stack, open_stack
+from stack.config import StackConfig
+from stack.retention.erasure import ProjectEraser
+from stack.retention.sweeper import RetentionSweeper
+from tests.support.grown_store import count_grown_files, grow, load_records
+from tests.support.models.hashing import embed
+from tests.support.sdk.client import sdk_client
+from tests.support.servers.machines import Deployment, cpu_of, deployed
+from tests.support.servers.postgres_server import PostgresServer
+from tests.support.servers.redis_server import RedisServer
+from tests.support.tenants.accounts import ROOT, new_project, organization_of, stored_organization
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
+STORE: Final = os.environ.get("STACK_STORE", "sqlite")
+SIZE: Final = int(os.environ.get("STACK_SIZE", "1000000"))
+SMALL: Final = 1000
+ROUNDS: Final = 4
+CALLS: Final = 32
+CLIENTS: Final = 4
+LIFE_S: Final = 30 * 86_400.0
+PREFIXES: Final = {"response": "resp_", "conversation": "conv_", "file": "file-"}
+Call = Callable[[], Awaitable[Any]]
+
+
+@dataclass
+class Side:
+    """One of the two deployments, with a project that has `size` responses."""
+
+    name: str
+    size: int
+    config: dict[str, Any]
+    deployment: Deployment
+    store_processes: list[psutil.Process]
+    client: AsyncOpenAI
+    project: str
+    ids: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    store_id: str = ""
+
+    def cpu_s(self) -> float:
+        """CPU of the machines and of the server of the store."""
+        return self.deployment.cpu_s() + cpu_of(self.store_processes)
+
+    def choose(self, kind: str) -> str:
+        """Return the id of any object."""
+        return PREFIXES[kind] + random.choice(self.ids[kind])
+
+    def take(self, kind: str) -> str:
+        """Return an id that is not returned again, from the middle of all."""
+        ids = self.ids[kind]
+        return PREFIXES[kind] + ids.pop(len(ids) // 2)
+
+
+def build_config(folder: Path, store: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "server": {"port": 0, "api_keys": [ROOT], "log_level": "warning"},
+        "inference": {"provider": "tests.support.sdk.file_search_stack:Filing", "turns": [[{"text": "hello"}]]},
+        "kv_store": store,
+        "responses": {"provider": "loop"},
+        "accounts": {
+            "provider": "chain",
+            "providers": {"config": {"provider": "config"}, "stored": {"provider": "stored"}},
+        },
+        "files": {"provider": "kv", "max_tenant_files": 1_000_000},
+        "vector_index": {"provider": "sqlite_vec", "path": str(folder / "vectors.db")},
+        "vector_stores": {"provider": "hybrid", "embedding_model": "hashing"},
+    }
+
+
+@asynccontextmanager
+async def open_sides(folder: Path) -> AsyncGenerator[list[Side]]:
+    """Start both deployments on stores of one kind, and fill them."""
+    async with AsyncExitStack() as stack:
+        sections: list[dict[str, Any]] = []
+        processes: list[psutil.Process] = []
+        if STORE == "postgres":
+            server = stack.enter_context(PostgresServer(shared_buffers="512MB", max_connections="200"))
+            sections = [{"provider": "postgres", "url": server.url, "namespace": each} for each in ("small", "large")]
+            processes = [
+                process for process in psutil.process_iter() if process.name() == "postgres" and process.ppid() > 1
+            ]
+        elif STORE == "redis":
+            redis = stack.enter_context(RedisServer(folder, "--appendonly", "no"))
+            sections = [{"provider": "redis", "url": redis.url, "prefix": each} for each in ("small:", "large:")]
+        else:
+            sections = [{"provider": "sqlite", "path": str(folder / f"{each}.db")} for each in ("small", "large")]
+        patient = {} if STORE == "sqlite" else {"timeout_s": 20, "connect_timeout_s": 20}
+        sides: list[Side] = []
+        for name, size, section in zip(("small", "large"), (SMALL, SIZE), sections, strict=True):
+            own = folder / name
+            own.mkdir()
+            config = build_config(own, {**section, **patient})
+            deployment = await stack.enter_async_context(deployed(own, config))
+            organization = organization_of(await stack.enter_async_context(sdk_client(deployment.url, "sk-root")))
+            project, key = await new_project(organization)
+            client = await stack.enter_async_context(sdk_client(deployment.url, key))
+            side = Side(name, size, config, deployment, processes, client, project)
+            await fill(side)
+            sides.append(side)
+        yield sides
+
+
+async def fill(side: Side) -> None:
+    """Let the server store one object of each kind, and copy its records; prove that it reads the copies."""
+    client = side.client
+    response = await client.responses.create(model="scripted", input="How are whales?")
+    conversation = await client.conversations.create(items=[{"role": "user", "content": "hi"}])
+    store = await client.vector_stores.create(name="full")
+    file = await client.files.create(file=("a.md", b"# Whales\n\nA whale is large."), purpose="assistants")
+    await client.vector_stores.files.create_and_poll(file.id, vector_store_id=store.id, poll_interval_ms=50)
+    side.store_id = store.id
+    counts = {"response": side.size, "conversation": max(SMALL, side.size // 10), "file": max(SMALL, side.size // 100)}
+    firsts = {"response": response.id, "conversation": conversation.id, "file": file.id}
+    began = time.perf_counter()
+    async with open_stack(StackConfig.model_validate(side.config)) as stack:
+        for kind, first in firsts.items():
+            records = await load_records(stack.kv_store, side.project, first[-44:])
+            life_s = LIFE_S if kind == "response" else None
+            side.ids[kind] = await grow(stack.kv_store, records, first[-44:], counts[kind], life_s)
+        await count_grown_files(stack.kv_store, side.project, store.id, counts["file"])
+        index = stack.providers_by_path["vector_index"]
+        assert isinstance(index, SQLiteVec)
+        vector = embed("A whale is large.")
+        chunks = [
+            Chunk(f"file-{id_key}", 0, f"A whale is large. {number}", {}, vector)
+            for number, id_key in enumerate(side.ids["file"])
+        ]
+        for start in range(0, len(chunks), 1000):
+            await index.upsert(f"{side.project}/{store.id}", chunks[start : start + 1000])
+    print(f"{side.name}: {counts} written in {time.perf_counter() - began:.0f} s")
+    ids = side.ids["response"]
+    for id_key in (ids[0], ids[len(ids) // 3], ids[-1]):
+        copy = await client.responses.retrieve(f"resp_{id_key}")
+        expected = response.model_dump_json().replace(response.id[-44:], id_key)
+        assert copy.model_dump_json() == expected
+
+
+def calls_of(side: Side) -> dict[str, Call]:
+    """Return the calls that are measured, by name."""
+    client, get = side.client, side.client.get
+
+    def list_page(path: str) -> Call:
+        return lambda: get(f"{path}limit=20", cast_to=object)
+
+    return {
+        "create a response": lambda: client.responses.create(model="scripted", input="hi"),
+        "continue a response": lambda: client.responses.create(
+            model="scripted", input="hi", previous_response_id=side.choose("response")
+        ),
+        "get a response": lambda: client.responses.retrieve(side.choose("response")),
+        "list responses": list_page("/responses?"),
+        "search responses, found": list_page("/responses?query=whales&"),
+        "search responses, none found": list_page("/responses?query=nothing&"),
+        "delete a response": lambda: client.responses.delete(side.take("response")),
+        "create a conversation": lambda: client.conversations.create(items=[{"role": "user", "content": "hi"}]),
+        "get a conversation": lambda: client.conversations.retrieve(side.choose("conversation")),
+        "list conversations": list_page("/conversations?"),
+        "create a file": lambda: client.files.create(file=("b.md", b"A ship."), purpose="user_data"),
+        "list files": list_page("/files?"),
+        "get a vector store": lambda: client.vector_stores.retrieve(side.store_id),
+        "list files of a vector store": list_page(f"/vector_stores/{side.store_id}/files?"),
+        "search a vector store": lambda: client.vector_stores.search(side.store_id, query="whale"),
+    }
+
+
+async def measure_call(side: Side, call: Call, count: int) -> tuple[float, list[float]]:
+    """Return the CPU in milliseconds per call, and the times of the calls in milliseconds."""
+    times_ms: list[float] = []
+
+    async def repeat() -> None:
+        for _ in range(count // CLIENTS):
+            began = time.perf_counter()
+            await call()
+            times_ms.append((time.perf_counter() - began) * 1000)
+
+    cpu_s = side.cpu_s()
+    await asyncio.gather(*(repeat() for _ in range(CLIENTS)))
+    return (side.cpu_s() - cpu_s) * 1000 / count, times_ms
+
+
+async def test_calls_in_a_small_and_a_large_store(tmp_path: Path) -> None:
+    async with open_sides(tmp_path) as sides:
+        print(f"{'':34}CPU, ms  ratio    p50 ratio  p99 ratio")
+        for name in calls_of(sides[0]):
+            cpu: dict[str, list[float]] = {side.name: [] for side in sides}
+            times: dict[str, list[float]] = {side.name: [] for side in sides}
+            count = CALLS if "search" not in name else CALLS // 2
+            for number in range(ROUNDS + 1):
+                for side in sides if number % 2 else sides[::-1]:
+                    took = await measure_call(side, calls_of(side)[name], count)
+                    if number:  # the first round warms up
+                        cpu[side.name].append(took[0])
+                        times[side.name] += took[1]
+            small, large = statistics.median(cpu["small"]), statistics.median(cpu["large"])
+            quantiles = {key: statistics.quantiles(each, n=100) for key, each in times.items()}
+            p50, p99 = (quantiles["large"][at] / quantiles["small"][at] for at in (49, 98))
+            print(f"{name:34}{large:7.2f}{large / small:7.2f}{p50:13.2f}{p99:11.2f}")
+        for side in sides:
+            await measure_start(side)
+            await measure_sweeps(side)
+
+
+async def measure_start(side: Side) -> None:
+    """Start one machine again: the time until it is ready, and its CPU until ten seconds later."""
+    machine = side.deployment.machines[0]
+    await machine.stop()
+    began = time.perf_counter()
+    await machine.start()
+    ready_s = time.perf_counter() - began
+    ready_cpu_s = side.deployment.machines[0].processes()
+    cpu_s = cpu_of(ready_cpu_s)
+    await asyncio.sleep(10)
+    later_s = cpu_of(machine.processes())
+    print(f"{side.name}: start {ready_s:.2f} s, CPU {cpu_s:.2f} s, ten seconds later {later_s:.2f} s")
+
+
+async def measure_sweeps(side: Side) -> None:
+    """Sweep expired records and by retention, and erase a small project, in this process."""
+    organization = organization_of(side.client.with_options(api_key="sk-root"))
+    await organization.projects.data_retention.update(
+        side.project, retention_type="none", extra_body={"retention_days": 30}
+    )
+    other, other_key = await new_project(organization)
+    async with sdk_client(side.deployment.url, other_key) as client:
+        for _ in range(20):
+            await client.responses.create(model="scripted", input="hi")
+    async with open_stack(StackConfig.model_validate(side.config)) as stack:
+        eraser = ProjectEraser(stack, stored_organization(stack.accounts).erasure)
+        await print_time(side, "sweep of expired records", stack.kv_store.sweep)
+        await print_time(side, "sweep by retention", RetentionSweeper(stack).sweep)
+        await print_time(side, "erasure of a project of 20 responses", lambda: eraser.erase_tenant(other))
+        await print_quota(side, stack)
+
+
+async def print_time(side: Side, name: str, call: Call) -> None:
+    cpu_s, began = time.process_time(), time.perf_counter()
+    await call()
+    took_ms, cpu_ms = (time.perf_counter() - began) * 1000, (time.process_time() - cpu_s) * 1000
+    print(f"{side.name}: {name}: {took_ms:.0f} ms, CPU of this process {cpu_ms:.0f} ms")
+
+
+async def print_quota(side: Side, stack: Stack) -> None:
+    """Measure the bytes of the project as a worker does once after its start."""
+    pages, after, began = 0, "", time.process_time()
+    while True:
+        _, after = await stack.kv_store.measure(f"{side.project}/", after=after)
+        pages += 1
+        if not after:
+            break
+    print(f"{side.name}: its bytes are measured in {pages} reads, CPU {time.process_time() - began:.2f} s")
