@@ -46,6 +46,11 @@ class Provider:
         if there are none. Called after `start`, to be shown to the operator."""
         return None
 
+    async def describe_secrets(self) -> str | None:
+        """Return one line about how the provider keeps the secrets that clients store, or None if it keeps none. Called
+        after `start`, to be shown to the operator."""
+        return None
+
     def shared_use_risk(self) -> str | None:
         """Return why several tenants must not share the provider, with the remedy, or None if they may. Called after
         `start`; the answer keeps a server with several tenants from starting."""

@@ -29,6 +29,7 @@ from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
 from apis.sink import Sink
 from apis.steering import Steer
+from apis.vaults.vaults import MAX_VAULTS
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.completion_window import SOONEST, window_to_seconds
 from apis.wire.item_parts import text_or_list
@@ -43,7 +44,7 @@ from apis.wire.request_options import (
 )
 from apis.wire.text_format import TextFormatOption
 from apis.wire.tool_choice import ToolChoice
-from apis.wire.tools import Tool
+from apis.wire.tools import Id, Tool
 
 
 class TextOptions(Wire):
@@ -108,7 +109,7 @@ class CreateResponse(Sampling):
     `model` may be absent, and is then empty, in a request with a `prompt`, whose template may name one.
 
     In addition to OpenAI's fields it has those of `Sampling`, `cache_salt` and `priority`, which the engines here
-    support.
+    support, and `vault_ids`, the vaults with credentials for its tools.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -154,6 +155,7 @@ class CreateResponse(Sampling):
     image: ImageOptions | None = None
     moderation: ModerationOptions | None = None
     prompt_cache_options: PromptCacheOptions | None = None
+    vault_ids: list[Id] | None = Field(None, max_length=MAX_VAULTS)
 
     @field_validator("model", mode="wrap")
     @classmethod

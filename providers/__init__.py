@@ -71,6 +71,9 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     "uploads": {
         "kv": "providers.uploads.kv:StoredUploads",
     },
+    "vaults": {
+        "kv": "providers.vaults.kv:StoredVaults",
+    },
     "vector_index": {
         "pgvector": "providers.vector_index.pgvector:PgVector",
         "sqlite_vec": "providers.vector_index.sqlite_vec:SQLiteVec",

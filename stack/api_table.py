@@ -18,6 +18,7 @@ from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
+from apis.vaults.vaults import Vaults
 from apis.webhooks import Webhooks
 from providers.agents.kv import StoredAgents
 from providers.batches.leased import LeasedBatches
@@ -38,6 +39,7 @@ APIS: Final[dict[str, type[Provider]]] = {
     "reader": Reader,
     "traces": StoredTraces,
     "skills": Skills,
+    "vaults": Vaults,
     "vector_index": VectorIndex,
     "vector_stores": VectorStores,
     "uploads": StoredUploads,

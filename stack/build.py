@@ -21,6 +21,7 @@ from apis.responses import Responses
 from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
+from apis.vaults.vaults import Vaults
 from apis.webhooks import Webhooks
 from providers.agents.kv import StoredAgents
 from providers.batches.leased import LeasedBatches
@@ -58,6 +59,7 @@ class Stack:
     skills: Skills | None = None
     image_generator: ImageGenerator | None = None
     moderation: Moderation | None = None
+    vaults: Vaults | None = None
     providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
     @property
@@ -104,6 +106,7 @@ async def open_stack(
             cast("Skills | None", live.get("skills")),
             cast("ImageGenerator | None", live.get("image_generator")),
             cast("Moderation | None", live.get("moderation")),
+            cast("Vaults | None", live.get("vaults")),
             {part.path: provider for part, provider in order},
         )
 
@@ -124,6 +127,12 @@ def confinement_lines(stack: Stack) -> list[str]:
     """Return a line for each provider that runs untrusted programs or parses untrusted files: what holds them."""
     holds = {path: provider.confinement() for path, provider in stack.providers_by_path.items()}
     return align_lines({path: line for path, line in holds.items() if line is not None})
+
+
+async def secret_lines(stack: Stack) -> list[str]:
+    """Return a line for each provider that keeps secrets of clients: how it keeps them."""
+    lines = {path: await provider.describe_secrets() for path, provider in stack.providers_by_path.items()}
+    return align_lines({path: line for path, line in lines.items() if line is not None})
 
 
 def machine_lines(stack: Stack) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Final
 from apis.chat import ChatRequest
 from apis.errors import ConfigError, InvalidRequest, NotFound
 from apis.inference import Inference, Model
-from stack.build import confinement_lines, locate_errors, machine_lines, open_stack
+from stack.build import confinement_lines, locate_errors, machine_lines, open_stack, secret_lines
 from stack.config import StackConfig
 from stack.wiring import ProviderSpec, load_wired_config, wiring_lines
 
@@ -38,7 +38,7 @@ async def _check(config: StackConfig, specs: Mapping[str, ProviderSpec], write_l
                 for model in listed[:_MAX_TRIED_MODELS]:
                     await _generate_one_token(stack.inference, model)
                 models = [model.id for model in listed]
-            for line in (*confinement_lines(stack), *machine_lines(stack)):
+            for line in (*confinement_lines(stack), *await secret_lines(stack), *machine_lines(stack)):
                 write_line(line)
     except TimeoutError as exc:
         raise ConfigError(f"{config.source}: not everything started and answered in {_TIMEOUT_S:.0f} seconds.") from exc

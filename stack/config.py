@@ -75,6 +75,7 @@ class StackConfig(BaseModel):
     reader: ProviderSection | None = None
     traces: ProviderSection | None = ProviderSection(provider="kv")
     skills: ProviderSection | None = None
+    vaults: ProviderSection | None = None
     vector_index: ProviderSection | None = None
     vector_stores: ProviderSection | None = None
     image_generator: ProviderSection | None = None

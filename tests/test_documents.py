@@ -239,7 +239,12 @@ def test_every_run_config_of_the_documents_is_valid(document: str, number: int, 
     sections = yaml.safe_load(blocks(document, "yaml")[number])
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump({**SCRIPTED, **sections}))
-    environment = {"WEBHOOK_SECRET": "whsec_" + "A" * 32, "KEY_OF_ALPHA": "a" * 32, "KEY_OF_BETA": "b" * 32}
+    environment = {
+        "WEBHOOK_SECRET": "whsec_" + "A" * 32,
+        "KEY_OF_ALPHA": "a" * 32,
+        "KEY_OF_BETA": "b" * 32,
+        "VAULT_KEY": "c" * 32,
+    }
     config = load_config(str(path), env=environment)
     if "shout:Shout" not in path.read_text():
         wire_providers(config)

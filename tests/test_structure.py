@@ -51,6 +51,7 @@ CLAIMS: Final = {
     "providers/common/jobs.py",
     "providers/responses/background/runs.py",  # runs that begin at once, or are cancelled
     "providers/responses/store/conversation_lock.py",  # one turn of a conversation at a time
+    "providers/vaults/oauth.py",  # a refresh token may be good for one use
     "stack/retention/sweeper.py",  # one sweep in each interval: its lease is not released
     "stack/http/idempotency.py",  # one request of a key at a time
 }
@@ -68,6 +69,7 @@ LONE_INTERFACES: Final = {
     "Session": "Responses hands it out",
     "Skills": "tool runtimes mount skills by it",
     "ToolServers": "responses call the tools of MCP servers by it",
+    "Vaults": "responses and agents use the secrets of clients by it",
     "VectorStores": "responses search files by it",
     "Webhooks": "responses and batches report their ends to it",
 }
@@ -124,7 +126,7 @@ MANY_IMPORTS: Final = {
     # a method for each kind of request that a server takes
     "providers/inference/chat_completions/endpoint.py": 28,
     # the constructor of the whole API
-    "providers/responses/loop.py": 29,
+    "providers/responses/loop.py": 30,
 }
 """Modules that may import more."""
 BAD_NAMES: Final = re.compile(r"(Impl|Adapter|Mixin|Manager|Base|Utils?|Helpers?)$")

@@ -6,12 +6,16 @@ from typing import Final, Literal, cast, get_args
 
 from apis.errors import InvalidRequest
 
-Scope = Literal["responses", "files", "read", "api.agents.read", "api.agents.write", "admin"]
+Scope = Literal[
+    "responses", "files", "read", "api.agents.read", "api.agents.write", "api.vaults.read", "api.vaults.write", "admin"
+]
 
 PROJECT_SCOPES: Final[frozenset[Scope]] = frozenset(
-    {"responses", "files", "read", "api.agents.read", "api.agents.write"}
+    {"responses", "files", "read", "api.agents.read", "api.agents.write", "api.vaults.read", "api.vaults.write"}
 )
 """All rights within one project, which a key without scopes has."""
+VAULT_USERS: Final[frozenset[Scope]] = frozenset({"api.vaults.read", "api.vaults.write"})
+"""Rights of which a key needs one to have requests use the vaults of its project."""
 ADMIN_SCOPE: Final[frozenset[Scope]] = frozenset({"admin"})
 MODEL_PREFIX: Final = "model:"
 TOOL_PREFIX: Final = "tool:"
@@ -29,9 +33,9 @@ class Grant:
 
 
 def parse_project_scopes(texts: Iterable[str]) -> Grant:
-    """Return the rights of a project's key: `responses`, `files`, `read`, `api.agents.read` and
-    `api.agents.write`, all of them if none is named, and `model:NAME` and `tool:TYPE`, any of them if none is named.
-    Raises InvalidRequest with the param `scopes`."""
+    """Return the rights of a project's key: `responses`, `files`, `read`, `api.agents.read`, `api.agents.write`,
+    `api.vaults.read` and `api.vaults.write`, all of them if none is named, and `model:NAME` and `tool:TYPE`, any of
+    them if none is named. Raises InvalidRequest with the param `scopes`."""
     entries = list(texts)
     if len(entries) > _MAX_SCOPES:
         raise _scope_error(f"A key has at most {_MAX_SCOPES} scopes.")
@@ -50,7 +54,7 @@ def parse_project_scopes(texts: Iterable[str]) -> Grant:
         else:
             raise _scope_error(
                 f"Unknown scope '{text[:64]}'. Scopes are responses, files, read, api.agents.read, api.agents.write, "
-                "model:NAME and tool:TYPE."
+                "api.vaults.read, api.vaults.write, model:NAME and tool:TYPE."
             )
     return Grant(
         frozenset(names) or PROJECT_SCOPES,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from apis.agents.agents import AgentListParams, Cursor
-from apis.agents.sessions import SessionAgent, SessionEnvironment, SessionMessage, Text
+from apis.agents.sessions import SessionAgent, SessionEnvironment, SessionMessage, Text, VaultIds
 from apis.responses import CreateResponse
 from apis.wire.base import Metadata, Wire
 
@@ -22,7 +22,7 @@ class NewSessionTarget(Wire):
     agent: SessionAgent | None = None
     agent_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     metadata: Metadata | None = None
-    vault_ids: list[str] | None = Field(None, max_length=0)
+    vault_ids: VaultIds | None = None
 
 
 class ExistingSessionTarget(Wire):

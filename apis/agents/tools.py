@@ -37,14 +37,16 @@ class McpTransport(Wire):
 
 
 class AgentMcp(Wire):
-    """The tools of an MCP server. `require_approval` is an extension: with `always`, each call waits for an answer of
-    the client."""
+    """The tools of an MCP server. Without `credential_id`, the one credential of the session's vaults that is for the
+    server is sent to it, if there is one. `require_approval` is an extension: with `always`, each call waits for an
+    answer of the client."""
 
     type: Literal["mcp"]
     server_label: DeclaredName
     transport: McpTransport
     allowed_tools: list[str] | None = Field(None, max_length=1000)
     connection_origin: Literal["service"] | None = None
+    credential_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     required: bool | None = None
     require_approval: Literal["always", "never"] | None = None
 

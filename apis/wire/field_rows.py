@@ -271,12 +271,10 @@ FIELD_ROWS: Final = (
     FieldRow("experimental", _AGENTS, "refused", "Say the time in a message.", ({}, {"time_awareness": False})),
     FieldRow("compaction", _AGENTS, "echoed", "A conversation is compacted at four fifths of its model's window."),
     FieldRow("tools[].async", ("AgentFunction",), "refused", "A turn waits for the results of its calls.", (False,)),
-    FieldRow("tools[].credential_id", ("AgentMcp",), "refused", "Send the headers of the server's requests."),
     FieldRow("tools[].request_metadata", ("AgentMcp",), "refused", "Send headers instead.", ({},)),
     FieldRow("tools[].required", ("AgentMcp",), "echoed", "A turn fails without the tools of its servers."),
     FieldRow("tools[].connection_origin", ("AgentMcp",), "refused", _NO_ENVIRONMENT, value="environment"),
     FieldRow("agent.tools[].connection_origin", ("AgentMcp",), "refused", _NO_ENVIRONMENT, value="environment"),
-    FieldRow("vault_ids", ("CreateSession",), "refused", "There are no vaults here.", ([],)),
     *(
         FieldRow("review", (name,), "refused", "Answer the approvals in your client.", value="auto_review")
         for name in ("CreateSession", "UpdateSession")

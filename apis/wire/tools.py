@@ -197,9 +197,10 @@ class McpTool(ToolWire):
     """The tools of an MCP server, by URL or by the name of a connector.
 
     `authorization` and `headers` exist only in the request: they are never dumped, so neither echoed, stored nor
-    logged. Of the URL only the origin is dumped, because the rest may hold secrets. With `defer_loading` and a tool
-    search, the server is contacted only after a search returned it. A request cannot start a program on
-    this server: `command`, `args` and `env` are read so that the error can name them.
+    logged. `credential_id`, an extension, is the credential of a vault that is sent instead. Of the URL only the origin
+    is dumped, because the rest may hold secrets. With `defer_loading` and a tool search, the server is contacted only
+    after a search returned it. A request cannot start a program on this server: `command`, `args` and `env` are read so
+    that the error can name them.
     """
 
     type: Literal["mcp"]
@@ -209,6 +210,7 @@ class McpTool(ToolWire):
     connector_id: Id | None = None
     tunnel_id: Id | None = None
     authorization: str | None = Field(None, exclude=True, repr=False)
+    credential_id: Id | None = None
     headers: dict[str, str] | None = Field(None, max_length=100, exclude=True, repr=False)
     server_description: str | None = None
     allowed_tools: (

@@ -130,6 +130,8 @@ def _build_mcp_tool(tool: Json) -> Json:
         "server_label": tool["server_label"],
         "require_approval": tool.get("require_approval") or "never",
     }
+    if tool["credential_id"] is not None:
+        fields["credential_id"] = tool["credential_id"]
     if tool["allowed_tools"] is not None:
         fields["allowed_tools"] = tool["allowed_tools"]
     if transport["server_url"].startswith(CONNECTOR_SCHEME):

@@ -13,6 +13,7 @@ from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.provider import Provider
 from apis.responses import CreateResponse, Responses
 from apis.storage.kv_store import KVStore
+from apis.vaults.vaults import Vaults, check_vaults
 from apis.webhooks import Webhooks
 from providers.agents.activity import SessionActivity
 from providers.agents.automations import StoredAutomations
@@ -60,17 +61,19 @@ class StoredAgents(Provider):
         kv_store: KVStore,
         responses: Responses,
         webhooks: Webhooks,
+        vaults: Vaults | None,
         tenants: Tenants = ONE_TENANT,
     ) -> None:
         self._config = config
         self._kv = kv_store
         self._responses = responses
+        self._vaults = vaults
         self._tenants = tenants
         self._sign = WorkerSign(kv_store, config.lease_s)
         self._store = SessionStore(kv_store, webhooks, config.event_days * 86_400)
         self._jobs: LeasedJobs[SessionRef, JobRecord] | None = None
         self.definitions = StoredDefinitions(kv_store, config.max_agents)
-        self.sessions = StoredSessions(kv_store, self._store, self.definitions, responses, self._wake)
+        self.sessions = StoredSessions(kv_store, self._store, self.definitions, responses, self._wake, vaults)
         self.activity = SessionActivity(self._store, self._cancel_response, self._wake)
         self.automations = StoredAutomations(
             kv_store, max_automations=config.max_automations, retention_s=config.invocation_days * 86_400
@@ -82,7 +85,9 @@ class StoredAgents(Provider):
         config = self._config
         places = FairShare("turns of sessions", config.max_turns, several_tenants=self._tenants.are_several)
         queue = TurnQueue(
-            *(self._kv, self._store, self._responses, executor, places), lease_s=config.lease_s, retry_s=config.retry_s
+            *(self._store, self._responses, executor, places, self._vaults),
+            lease_s=config.lease_s,
+            retry_s=config.retry_s,
         )
         self._jobs = LeasedJobs(queue, self._sign, config.poll_s)
         self._sign.start()
@@ -109,10 +114,11 @@ class StoredAgents(Provider):
         if self._jobs is not None:
             await self._jobs.close(_CLOSE_TIMEOUT_S)
 
-    def build_request(self, agent: Json) -> CreateResponse:
+    def build_request(self, agent: Json, vault_ids: list[str] | None) -> CreateResponse:
         """Return a request that a session of the agent makes, for permissions. Raises InvalidRequest for tools that no
         response has."""
-        return apply_to_response(agent, CreateResponse.model_validate({"model": agent["model"]}))
+        fields = {"model": agent["model"], "vault_ids": vault_ids}
+        return apply_to_response(agent, CreateResponse.model_validate(fields))
 
     async def resolve_target(self, target: AutomationTarget, *, tenant: str) -> CreateResponse | None:
         """Return a request that an invocation of the target makes, for permissions; None for a target whose session
@@ -122,8 +128,9 @@ class StoredAgents(Provider):
             return None
         if isinstance(target, ResponseTarget):
             return target.request
+        await check_vaults(self._vaults, target.vault_ids, tenant=tenant)
         agent = await self.sessions.resolve_agent(build_session_request(target), tenant=tenant)
-        return self.build_request(agent[1])
+        return self.build_request(agent[1], target.vault_ids)
 
     async def resolve_response(self, request: CreateResponse, *, tenant: str) -> CreateResponse:
         """Return a request whose model is `agent/ID` with the fields of that agent put under its own. Raises

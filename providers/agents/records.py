@@ -68,6 +68,7 @@ class StoredSession(msgspec.Struct):
     created_at: int
     cache_ttl: str | None = None
     review: str | None = None
+    vault_ids: list[str] = []
 
 
 class Action(msgspec.Struct):

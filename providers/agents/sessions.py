@@ -22,6 +22,7 @@ from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record
+from apis.vaults.vaults import Vaults, check_vaults
 from providers.agents.definitions import StoredDefinitions, new_agent_id
 from providers.agents.descriptions import complete_agent, describe_options, describe_tools
 from providers.agents.records import Json, SessionRef, SessionState, StoredSession
@@ -47,12 +48,14 @@ class StoredSessions:
         definitions: StoredDefinitions,
         responses: Responses,
         wake: Callable[[], None],
+        vaults: Vaults | None,
     ) -> None:
         self._kv = kv
         self._store = store
         self._definitions = definitions
         self._responses = responses
         self._wake = wake
+        self._vaults = vaults
 
     async def resolve_agent(self, request: CreateSession, *, tenant: str) -> tuple[str, Json]:
         """Return the id and the fields of the agent of a new session. Raises AgentNotFound, and InvalidRequest if the
@@ -79,8 +82,9 @@ class StoredSessions:
         key: RequestKey | None = None,
     ) -> Json:
         """Create a session of an agent and begin its first turn; one that was created under the key before is returned.
-        Raises InvalidRequest for a session without input."""
+        Raises InvalidRequest for a session without input, and AgentNotFound for an unknown vault."""
         messages = _list_messages(request)
+        await check_vaults(self._vaults, request.vault_ids, tenant=tenant)
         await self._kv.require_room(tenant)
         if session_id := await self._store.find_keyed(tenant, key):
             return await self.get(session_id, tenant=tenant)
@@ -88,7 +92,10 @@ class StoredSessions:
         cache_ttl = request.prompt_cache_options.ttl if request.prompt_cache_options is not None else None
         now, ref = int(time.time()), SessionRef(tenant, f"sess_{new_id_key()}")
         record = StoredSession(
-            *agent, conversation.id, request.metadata or {}, now, cache_ttl=cache_ttl, review=request.review
+            *(*agent, conversation.id, request.metadata or {}, now),
+            cache_ttl=cache_ttl,
+            review=request.review,
+            vault_ids=request.vault_ids or [],
         )
         transition = Transition(ref, record, SessionState("idle", now), ABSENT)
         transition.put(ref.session_key, encode_record(record), None, ABSENT)

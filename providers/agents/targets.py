@@ -37,12 +37,14 @@ def show_target(target: Json) -> Json:
         "environment": target["environment"],
         "input": messages,
     }
-    return {"type": "new_session", **fields, "metadata": parsed.metadata or {}, "vault_ids": []}
+    return {"type": "new_session", **fields, "metadata": parsed.metadata or {}, "vault_ids": parsed.vault_ids or []}
 
 
 def build_session_request(target: NewSessionTarget) -> CreateSession:
     """Return the request for the session of an invocation."""
-    sent = {name: getattr(target, name) for name in ("agent", "agent_id", "environment", "input", "metadata")}
+    sent = {
+        name: getattr(target, name) for name in ("agent", "agent_id", "environment", "input", "metadata", "vault_ids")
+    }
     return CreateSession(**{name: value for name, value in sent.items() if value is not None})
 
 

@@ -256,7 +256,7 @@ def show_session(ref: SessionRef, record: StoredSession, state: SessionState, ac
         "usage": None if state.usage is None else state.usage.show(),
         "error": state.error,
         "metadata": record.metadata,
-        "vault_ids": [],
+        "vault_ids": record.vault_ids,
         "review": record.review,
         "prompt_cache_options": None if record.cache_ttl is None else {"ttl": record.cache_ttl},
         "created_at": record.created_at,

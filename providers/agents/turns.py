@@ -18,8 +18,9 @@ from apis.events import LoggedEvent, ResponseEvent
 from apis.fair_share import FairShare
 from apis.responses import Responses
 from apis.storage.keys import new_response_id
-from apis.storage.kv_store import Delete, KVStore
+from apis.storage.kv_store import Delete
 from apis.storage.records import scan_all
+from apis.vaults.vaults import Vaults
 from apis.wire.base import sdk_model_to_python
 from providers.agents.descriptions import build_request_fields
 from providers.agents.output import apply_event, complete_items
@@ -61,15 +62,17 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
 
     def __init__(
         self,
-        kv: KVStore,
         store: SessionStore,
         responses: Responses,
         executor: RequestExecutor,
         places: FairShare,
+        vaults: Vaults | None,
+        *,
         lease_s: float,
         retry_s: float,
     ) -> None:
-        super().__init__(kv, JobRecord, places, retry_s)
+        super().__init__(store.kv, JobRecord, places, retry_s)
+        self._vaults = vaults
         self._store = store
         self._responses = responses
         self._executor = executor
@@ -141,6 +144,8 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             "prompt_cache_key": ref.id,
             "metadata": {"agent_session_id": ref.id, "agent_turn_id": turn.id},
         }
+        if session.record.vault_ids and self._vaults is not None:  # deleted ones are of no more use
+            fields["vault_ids"] = await self._vaults.list_existing(session.record.vault_ids, tenant=ref.tenant)
         window = await self._responses.find_window(fields["model"])
         if window is not None:
             fields["context_management"] = [{"type": "compaction", "compact_threshold": max(1, window * 4 // 5)}]

@@ -10,7 +10,8 @@ from typing import Final, cast
 from pydantic import BaseModel
 
 from apis.accounts.accounts import Caller
-from apis.errors import ModelNotFound
+from apis.accounts.scopes import VAULT_USERS
+from apis.errors import ModelNotFound, PermissionDenied
 from apis.inference import Inference, ModelNames
 
 _ITEM_FIELDS: Final = ("input", "items")
@@ -32,7 +33,10 @@ async def find_model(caller: Caller, model: str | None, inference: Inference) ->
 
 def require_request(caller: Caller, request: BaseModel, model: ModelNames | None) -> None:
     """Raise PermissionDenied if the caller's key or project is bound to other models or tools than the request has,
-    or the project to other service tiers. `model` has the names of the request's model."""
+    or the project to other service tiers, or if the key may not use vaults. `model` has the names of the request's
+    model."""
+    if getattr(request, "vault_ids", None) and not caller.grant.scopes & VAULT_USERS:
+        raise PermissionDenied("This key may not use vaults: its scopes have no api.vaults.read.", param="vault_ids")
     if not caller.is_restricted:
         return
     fields = type(request).model_fields

@@ -46,6 +46,7 @@ from apis.storage.kv_store import Delete, Eviction, KVStore
 from apis.storage.records import reading_stored
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
+from apis.vaults.vaults import Vaults
 from apis.webhooks import Webhooks
 from providers.common.supervision import supervise
 from providers.responses.background.background import BackgroundMetrics, BackgroundResponses
@@ -82,6 +83,7 @@ class ResponsesLoop(Responses):
         vector_stores: VectorStores | None,
         image_generator: ImageGenerator | None,
         moderation: Moderation | None,
+        vaults: Vaults | None,
         accounts: Accounts,
         tenants: Tenants = ONE_TENANT,
     ) -> None:
@@ -96,7 +98,9 @@ class ResponsesLoop(Responses):
         )
         self.hides_reasoning = config.hide_reasoning
         self._views = self._conversations.views
-        request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores, image_generator, reader)
+        request_tools = RequestTools(
+            *(inference, tool_runtime, tool_servers, vector_stores, image_generator, reader), vaults=vaults
+        )
         self._model_catalog = request_tools.model_catalog
         self._request_tools = request_tools
         self._prompts = config.prompt_library()

@@ -36,6 +36,8 @@ class Access:
 RESPONSES: Final = Access(frozenset({"responses"}), lets_read=True)
 _READ_AGENTS: Final[frozenset[Scope]] = frozenset({"read", "api.agents.read"})
 AGENTS: Final = Access(frozenset({"api.agents.write"}), lets_read=True, readers=_READ_AGENTS)
+_READ_VAULTS: Final[frozenset[Scope]] = frozenset({"read", "api.vaults.read"})
+VAULTS: Final = Access(frozenset({"api.vaults.write"}), lets_read=True, readers=_READ_VAULTS)
 FILES: Final = Access(frozenset({"files"}), lets_read=True)
 ANY_PROJECT_KEY: Final = Access(PROJECT_SCOPES)
 ADMINISTRATION: Final = Access(ADMIN_SCOPE)

@@ -26,7 +26,7 @@ from openai.types.admin import organization
 from openai.types.admin.organization import projects
 from openai.types.admin.organization.projects import service_accounts
 from openai.types.beta import agents as beta_agents
-from openai.types.beta.agents import automations, sessions
+from openai.types.beta.agents import automations, sessions, vaults
 from openai.types.beta.agents.sessions import turns
 from pydantic import BaseModel
 
@@ -98,6 +98,14 @@ from apis.responses import CompactConversation, CreateResponse, InputItemListPar
 from apis.skills.skills import CreateSkillVersion, SkillListParams, UpdateSkill
 from apis.transcription import CreateTranscription
 from apis.uploads import CompleteUpload, CreateUpload
+from apis.vaults.requests import (
+    CreateCredential,
+    CreateVault,
+    CredentialListParams,
+    UpdateCredential,
+    UpdateVault,
+    VaultListParams,
+)
 from apis.webhooks import (
     CreateWebhookEndpoint,
     RotateWebhookSecret,
@@ -162,6 +170,18 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "GET /agents/sessions/{session_id}/turns/{turn_id}/items": (
         turns.item_list_params.ItemListParams,
         (SessionItemListParams,),
+    ),
+    "POST /vaults": (beta_agents.vault_create_params.VaultCreateParams, (CreateVault,)),
+    "GET /vaults": (beta_agents.vault_list_params.VaultListParams, (VaultListParams,)),
+    "POST /vaults/{vault_id}": (beta_agents.vault_update_params.VaultUpdateParams, (UpdateVault,)),
+    "POST /vaults/{vault_id}/credentials": (
+        vaults.credential_create_params.CredentialCreateParams,
+        (CreateCredential,),
+    ),
+    "GET /vaults/{vault_id}/credentials": (vaults.credential_list_params.CredentialListParams, (CredentialListParams,)),
+    "POST /vaults/{vault_id}/credentials/{credential_id}": (
+        vaults.credential_update_params.CredentialUpdateParams,
+        (UpdateCredential,),
     ),
     "POST /files": (types.FileCreateParams, (CreateFile,)),
     "GET /files": (types.FileListParams, (FileListParams,)),
@@ -277,7 +297,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
 }
 """The SDK's parameters of each route that takes any, and the models that read its body and its query."""
 PATH_AND_FORM: Final = frozenset(
-    {"project_id", "conversation_id", "vector_store_id", "session_id"}
+    {"project_id", "conversation_id", "vector_store_id", "session_id", "vault_id"}
     | {"file", "files", "data", "image", "mask", "Idempotency-Key"}
 )
 """Parameters that the SDK puts into the path or a header, or that are files of a form."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from apis.imports import import_from_string
 
 if TYPE_CHECKING:
-    from providers.responses.context.token_cipher import TokenCipher
+    from providers.common.token_cipher import TokenCipher
 
 TOKEN_PREFIX: Final = "rs3."  # noqa: S105 - a prefix, not a password
 MIN_KEY_BYTES: Final = 32
@@ -87,7 +87,7 @@ class Sealer:
 
     def _derive_cipher(self, key_id: bytes, salt: bytes, purpose: Purpose) -> "TokenCipher":
         # imported for the first token: the library takes 6 MB
-        cipher: type[TokenCipher] = import_from_string("providers.responses.context.token_cipher:TokenCipher")
+        cipher: type[TokenCipher] = import_from_string("providers.common.token_cipher:TokenCipher")
         return cipher(self._keys[key_id], salt, f"responses-stack {purpose} 2".encode())
 
 

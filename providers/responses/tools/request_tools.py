@@ -12,6 +12,7 @@ from apis.inference import Inference
 from apis.responses import CreateResponse, HostedTool
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
+from apis.vaults.vaults import Vaults, check_vaults
 from apis.wire.tool_items import AdditionalTools, ToolSearchOutput
 from apis.wire.tools import CustomTool, FunctionTool
 from providers.common.grammars.checks import check_grammars
@@ -56,6 +57,8 @@ class RequestTools:
         vector_stores: VectorStores | None,
         image_generator: ImageGenerator | None,
         reader: Reader,
+        *,
+        vaults: Vaults | None = None,
     ) -> None:
         self.model_catalog = ModelCatalog(inference)
         self._tool_runtime = tool_runtime
@@ -63,6 +66,7 @@ class RequestTools:
         self._vector_stores = vector_stores
         self._image_generator = image_generator
         self._reader = reader
+        self._vaults = vaults
 
     async def build(
         self,
@@ -76,8 +80,10 @@ class RequestTools:
         """Return the tools of a request. `items` are the whole conversation, `tool_results` the results of its hosted
         calls by item id, oldest first.
 
-        Raises InvalidRequest, NotFound or Unsupported, naming the tool, for a declaration that cannot be served.
+        Raises InvalidRequest, NotFound or Unsupported, naming the tool, for a declaration that cannot be served, and
+        for unknown vaults.
         """
+        await check_vaults(self._vaults, request.vault_ids, tenant=tenant)
         if not request.tools and not items.has(AdditionalTools, ToolSearchOutput):
             return OfferedTools(request)
         additional = collect_additional_tools(items)
@@ -134,4 +140,5 @@ class RequestTools:
             tool_servers=self._tool_servers,
             image_generator=self._image_generator,
             reader=self._reader,
+            vaults=self._vaults,
         )

@@ -12,6 +12,7 @@ from apis.inference import Modality
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime, ToolSpec
 from apis.tool_servers import ToolServers
+from apis.vaults.vaults import Vaults
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.item_index import NO_ITEMS, ItemIndex
 
@@ -36,6 +37,7 @@ class ToolContext:
     tool_servers: ToolServers | None = None
     image_generator: ImageGenerator | None = None
     reader: Reader | None = None
+    vaults: Vaults | None = None
     modalities: frozenset[Modality] | None = None
     """The model's kinds of input besides text; None where they are unknown, or matter to no tool."""
     loaded_servers: set[str] = field(default_factory=set[str])

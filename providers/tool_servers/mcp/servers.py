@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, mo
 
 from apis.tool_servers import InvalidDeclaration, ServerPolicy
 from apis.wire.tools import McpTool
+from providers.common.secret_spellings import list_spellings
 from providers.tool_servers.mcp.texts import one_line
 from providers.tool_servers.mcp.wire import Transport
 
@@ -265,8 +266,11 @@ def _build_remote(url: str, transport: Transport | None, headers: Mapping[str, s
 
 
 def _select_secrets(values: Iterable[str]) -> tuple[str, ...]:
-    """Return the values to redact, longest first: one may contain another."""
-    return tuple(sorted({value for value in values if len(value) >= _MIN_SECRET_CHARS}, key=len, reverse=True))
+    """Return the values to redact, also as other texts spell them, longest first: one may contain another."""
+    secrets = {value for value in values if len(value) >= _MIN_SECRET_CHARS}
+    for value in [each for each in secrets if each.isascii()]:
+        secrets |= {spelling.decode() for spelling in list_spellings(value.encode())}
+    return tuple(sorted(secrets, key=len, reverse=True))
 
 
 def _declaration_error(field_name: str, message: str) -> InvalidDeclaration:

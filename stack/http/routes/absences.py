@@ -47,7 +47,6 @@ ABSENT_RESOURCES: Final[Mapping[str, str]] = {
     "tokenize": _TOKENS,
     "v1beta": "This is a path of Gemini: use responses, with a base URL that ends with /v1.",
     "v2": "This is a path of Cohere: use responses, with a base URL that ends with /v1.",
-    "vaults": "Secrets are a matter of the client and of the run config.",
     "videos": _TEXT_ONLY,
 }
 """By the first part of the path below /v1."""

@@ -12,7 +12,7 @@ from providers.agents.kv import StoredAgents
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.parsing import find_header
-from stack.http.route import AGENTS, Handler, Route
+from stack.http.route import AGENTS, Access, Handler, Route
 
 BETA: Final = "agents=v1"
 _BETA_HEADER: Final = b"openai-beta"
@@ -42,16 +42,16 @@ def _with_beta(handler: Handler) -> Handler:
     return handle
 
 
-def read_route(path: str, handler: Handler, query: type[BaseModel] | None = None) -> Route:
+def read_route(path: str, handler: Handler, query: type[BaseModel] | None = None, access: Access = AGENTS) -> Route:
     """Return the row of a route that reads."""
-    return Route("GET", path, AGENTS, _with_beta(handler), query=query)
+    return Route("GET", path, access, _with_beta(handler), query=query)
 
 
-def write_route(path: str, handler: Handler, body: type[BaseModel] | None = None) -> Route:
+def write_route(path: str, handler: Handler, body: type[BaseModel] | None = None, access: Access = AGENTS) -> Route:
     """Return the row of a route that stores."""
-    return Route("POST", path, AGENTS, _with_beta(handler), body=body, stores=True)
+    return Route("POST", path, access, _with_beta(handler), body=body, stores=True)
 
 
-def delete_route(path: str, handler: Handler) -> Route:
+def delete_route(path: str, handler: Handler, access: Access = AGENTS) -> Route:
     """Return the row of a route that deletes."""
-    return Route("DELETE", path, AGENTS, _with_beta(handler))
+    return Route("DELETE", path, access, _with_beta(handler))

@@ -35,6 +35,7 @@ from stack.http.routes.agent_beta import (
     write_route,
 )
 from stack.http.routes.automations import AUTOMATION_ROUTES
+from stack.http.routes.vaults import VAULT_ROUTES
 from stack.http.sse import encode_frames
 from stack.http.streams import EventStream
 
@@ -73,7 +74,7 @@ async def create_session(http: Request, context: HttpContext, services: Services
     request = await read_model(http, services.max_body_bytes, CreateSession)
     agents, tenant = require_agents(services), context.tenant
     agent = await agents.sessions.resolve_agent(request, tenant=tenant)
-    await grant_request(services.stack, context.caller, agents.build_request(agent[1]))
+    await grant_request(services.stack, context.caller, agents.build_request(agent[1], request.vault_ids))
     session = await agents.sessions.create(
         request,
         agent,
@@ -190,6 +191,7 @@ AGENT_ROUTES: Final = (
     read_route(f"{_SESSION_PATH}/turns/{{turn_id}}", get_turn),
     read_route(f"{_SESSION_PATH}/turns/{{turn_id}}/items", list_items, SessionItemListParams),
     *AUTOMATION_ROUTES,
+    *VAULT_ROUTES,
     write_route("/agents", create_agent, CreateAgent),
     read_route("/agents", list_agents, AgentListParams),
     read_route(_AGENT_PATH, get_agent),

@@ -154,7 +154,7 @@ async def test_every_post_declares_whether_it_stores_content() -> None:
         Route("POST", "/new", RESPONSES, API_ROUTES[0].handler)
     storing = {route.path.split("/")[1] for route in (*API_ROUTES, *EXTENSION_ROUTES) if route.stores}
     assert storing == {
-        *("agents", "batches", "containers", "conversations", "files", "skills", "traces", "uploads"),
+        *("agents", "batches", "containers", "conversations", "files", "skills", "traces", "uploads", "vaults"),
         *("vector_stores", "webhook_endpoints"),
     }
     caller = Caller("p", settings=ProjectSettings(retention_type="zero_data_retention"))

@@ -106,7 +106,8 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Worl
             egress = {"allowed_hosts": ports, "allowed_private_networks": [f"{SITE}/32"]}
             tool_runtime = {"provider": "python", "timeout_s": 60, "cpu_s": 60, "egress": egress, **SHARED_PYTHON}
             store = {"provider": "sqlite", "path": str(folder / "responses.db")}
-            more = {"kv_store": store, "files": {"provider": "kv"}}
+            vaults = {"provider": "kv", "keys": ["a key of the run config, of 32 characters"]}
+            more = {"kv_store": store, "files": {"provider": "kv"}, "vaults": vaults}
             async with serving(MODEL, tool_runtime=tool_runtime, server={"api_keys": KEYS}, more=more) as served:
                 yield World(served, plain, secure, folder)
 
@@ -381,4 +382,27 @@ async def test_a_background_response_may_have_a_secret(world: World) -> None:
             response = await responses(world.served).retrieve(response.id)
     assert response.status == "completed", response.error
     assert world.secure.requests[-1][2]["Authorization"] == f"Bearer {SECRET}"
+    assert SECRET not in await world.all_kept_text()
+
+
+async def test_a_secret_of_a_vault_is_sent_and_never_known_inside(world: World) -> None:
+    vaults: Any = world.served.client.beta.agents.vaults
+    vault = await vaults.create()
+    auth = {"type": "environment_variable", "secret_name": "VAULT_KEY", "secret_value": SECRET}
+    auth["networking"] = {"type": "limited", "allowed_hosts": [SITE, "elsewhere.example"]}  # type: ignore[assignment] # JSON
+    credential = await vaults.credentials.create(vault.id, name="n", auth=auth)
+    code = f"""
+import os, urllib.request
+request = urllib.request.Request("{world.secure.url}/echo", headers={{"X-Key": os.environ["VAULT_KEY"]}})
+urllib.request.urlopen(request).read().decode(), os.environ["VAULT_KEY"]
+"""
+    named: Any = {"extra_body": {"vault_ids": [vault.id]}}
+    output, response = await world.run(code, world.interpreter(), **named)
+    assert SECRET not in output
+    assert world.secure.requests[-1][2]["X-Key"] == SECRET
+    again, response = await world.run(code, world.interpreter(), previous_response_id=response.id, **named)
+    assert again == output
+    await vaults.credentials.delete(credential.id, vault_id=vault.id)
+    await world.run(code, world.interpreter(), previous_response_id=response.id, **named)
+    assert world.secure.requests[-1][2]["X-Key"].startswith("placeholder-")
     assert SECRET not in await world.all_kept_text()

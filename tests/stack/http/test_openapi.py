@@ -105,6 +105,22 @@ CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "sessions.turns.list": lambda c: c.beta.agents.sessions.turns.list("sess_1"),
     "sessions.turns.retrieve": lambda c: c.beta.agents.sessions.turns.retrieve("turn_1", session_id="sess_1"),
     "sessions.turns.items": lambda c: c.beta.agents.sessions.turns.items.list("turn_1", session_id="sess_1"),
+    "vaults.create": lambda c: c.beta.agents.vaults.create(name="n", metadata={"a": "b"}),
+    "vaults.list": lambda c: c.beta.agents.vaults.list(status="active", metadata={"a": "b"}),
+    "vaults.retrieve": lambda c: c.beta.agents.vaults.retrieve("vault_1"),
+    "vaults.update": lambda c: c.beta.agents.vaults.update("vault_1", name=None),
+    "vaults.delete": lambda c: c.beta.agents.vaults.delete("vault_1"),
+    "vaults.credentials.create": lambda c: c.beta.agents.vaults.credentials.create(
+        "vault_1",
+        name="n",
+        auth={"type": "static_bearer", "mcp_server_url": "https://a.example", "token": "t"},
+    ),
+    "vaults.credentials.list": lambda c: c.beta.agents.vaults.credentials.list("vault_1", limit=2),
+    "vaults.credentials.retrieve": lambda c: c.beta.agents.vaults.credentials.retrieve("vcred_1", vault_id="vault_1"),
+    "vaults.credentials.update": lambda c: c.beta.agents.vaults.credentials.update(
+        "vcred_1", vault_id="vault_1", auth={"type": "static_bearer", "token": "t"}
+    ),
+    "vaults.credentials.delete": lambda c: c.beta.agents.vaults.credentials.delete("vcred_1", vault_id="vault_1"),
     "automations.create": lambda c: c.beta.agents.automations.create(
         type="periodic", name="n", expression="0 8 * * *", timezone="UTC", target=AUTOMATION_TARGET, metadata={}
     ),

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pytest
 from aiohttp import web
@@ -61,7 +61,7 @@ class Site:
         self._context = context
         self._runner: web.AppRunner | None = None
 
-    async def __aenter__(self) -> "Site":
+    async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)

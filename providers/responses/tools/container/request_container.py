@@ -11,7 +11,8 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from apis.containers import Container, Containers, CreateContainer
-from apis.errors import InvalidRequest, NotFound, Unsupported
+from apis.errors import InvalidRequest, NotFound, ToolFailed, Unsupported
+from apis.vaults.vaults import SecretVariable
 from apis.wire.items import Item
 from apis.wire.tool_items import CodeInterpreterCallItem, ShellCallItem
 from apis.wire.tools import DomainSecret, NetworkAllowlist
@@ -66,14 +67,16 @@ class RequestContainer:
         containers: Containers,
         field: str,
     ) -> None:
-        self._declared = declared
+        self._requested = self._declared = declared
         self._read_call = read_call
         self._context = context
         self._containers = containers
         self._field = field
         self._tenant = context.tenant
         self._copied_keys: set[str] = set()
-        self._setup_digest = "" if isinstance(declared, str) else _digest_setup(declared)
+        self._setup_digest = ""
+        self._variables: frozenset[str] | None = None
+        """The names of the secrets of vaults; None where the request names no vault for a network."""
         self._network_notice = describe_network(())
         self._creation_lock = asyncio.Lock()
         self._idle_minutes: int | None = None
@@ -94,11 +97,15 @@ class RequestContainer:
     def state(self) -> dict[str, Any]:
         """The JSON value to record with a call's result: which files have been copied into the container."""
         state: dict[str, Any] = {"container_id": self.id, "file_ids": sorted(self._copied_keys)}
+        if self._variables:
+            state["variables"] = sorted(self._variables)
         return {**state, "setup": self._setup_digest} if self._setup_digest else state
 
     async def check(self) -> None:
         """Choose the container. Raises NotFound, Unsupported or InvalidRequest, with the field's name, for one that
         cannot be used or created."""
+        self._declared, self._variables = await self._with_variables(self._requested)
+        self._setup_digest = "" if isinstance(self._declared, str) else _digest_setup(self._declared, self._variables)
         self._choice = chosen = await self._choose()
         for state in self._recorded_states(chosen.id):
             self._copied_keys |= {*state["file_ids"]}
@@ -127,6 +134,31 @@ class RequestContainer:
         is_state_lost = self._choice.is_state_lost
         self._choice = replace(self._choice, is_state_lost=False)
         return is_state_lost
+
+    async def _with_variables(
+        self, declared: str | CreateContainer
+    ) -> tuple[str | CreateContainer, frozenset[str] | None]:
+        """Return the container with the secrets of the request's vaults for the hosts of its network, and their names.
+        Raises InvalidRequest where one cannot be used."""
+        vaults, vault_ids = self._context.vaults, self._context.request.vault_ids
+        policy = None if isinstance(declared, str) else declared.network_policy
+        if vaults is None or not vault_ids or isinstance(declared, str) or not isinstance(policy, NetworkAllowlist):
+            return declared, None
+        try:
+            variables = await vaults.list_variables(vault_ids, tenant=self._tenant)
+        except ToolFailed as exc:
+            raise InvalidRequest(exc.message, param="vault_ids") from exc
+        secrets = [*(policy.domain_secrets or ())]
+        taken = {secret.name for secret in secrets}
+        secrets += [
+            DomainSecret(domain=host, name=variable.name, value=variable.value)
+            for variable in variables
+            if variable.name not in taken
+            for host in _pick_hosts(variable, policy.allowed_domains)
+        ]
+        policy = policy.model_copy(update={"domain_secrets": secrets or None})
+        names = frozenset(secret.name for secret in secrets) - taken
+        return declared.model_copy(update={"network_policy": policy}), names
 
     async def _choose(self) -> _ContainerChoice:
         declared = self._declared
@@ -160,9 +192,11 @@ class RequestContainer:
         )
 
     def _has_same_setup(self, container_id: str) -> bool:
-        """Return whether a container was created with the skills and the network of this request: neither changes."""
-        digests = (state.get("setup", "") for state in self._recorded_states(container_id))
-        return next(digests, "") == self._setup_digest
+        """Return whether a container was created with the skills and the network of this request, and with at least the
+        variables of its vaults: none of them changes."""
+        first = next(self._recorded_states(container_id), dict[str, Any]())
+        variables = self._variables or frozenset()
+        return first.get("setup", "") == self._setup_digest and variables <= {*first.get("variables", ())}
 
     def _recorded_states(self, container_id: str) -> Iterator[dict[str, Any]]:
         """Yield the `state` that earlier calls in a container recorded."""
@@ -176,8 +210,9 @@ class RequestContainer:
         chosen, tenant = self._choice, self._tenant
         file_ids = (chosen.new_container.file_ids if chosen.new_container else None) or []
         if not chosen.was_never_created and await self._exists():
-            policy = chosen.new_container.network_policy if chosen.new_container else None
-            if isinstance(policy, NetworkAllowlist) and policy.domain_secrets:
+            current, _ = await self._with_variables(self._requested)
+            policy = None if isinstance(current, str) else current.network_policy
+            if isinstance(policy, NetworkAllowlist) and (policy.domain_secrets or self._variables is not None):
                 await self._containers.update_secrets(chosen.id, policy, tenant=tenant)
             for file_id in file_ids:
                 if file_id not in self._copied_keys:
@@ -215,6 +250,16 @@ class RequestContainer:
         self._idle_minutes = container.expires_after.minutes if container.expires_after else None
 
 
+def _pick_hosts(variable: SecretVariable, domains: Sequence[str]) -> list[str]:
+    """Return the hosts of a variable that the network of a container permits. `*.` begins a domain with all hosts below
+    it, of which only those are known that the variable names."""
+    named = [domain.lower() for domain in domains]
+    if variable.hosts is None:
+        return [domain for domain in named if not domain.startswith("*.")]
+    wide = tuple(domain[1:] for domain in named if domain.startswith("*."))
+    return [host for host in variable.hosts if host in named or host.endswith(wide)]
+
+
 def describe_network(domains: Sequence[str], secrets: Sequence[DomainSecret] = ()) -> str:
     """Return the part of a tool's description about what programs in a container may reach."""
     if not domains:
@@ -230,11 +275,13 @@ def describe_network(domains: Sequence[str], secrets: Sequence[DomainSecret] = (
     )
 
 
-def _digest_setup(request: CreateContainer) -> str:
-    """Return a text that is equal for equal skills and networks; "" for none. It does not depend on secret values."""
+def _digest_setup(request: CreateContainer, variables: frozenset[str] | None) -> str:
+    """Return a text that is equal for equal skills and networks; "" for none. It does not depend on secret values, and
+    not on the `variables` of vaults, which may be deleted."""
     declared = [skill.model_dump_json() for skill in request.skills or ()]
     policy = request.network_policy
     if isinstance(policy, NetworkAllowlist):
         declared.append(policy.model_dump_json())
-        declared += sorted(f"{secret.domain} {secret.name}" for secret in policy.domain_secrets or ())
+        own = (secret for secret in policy.domain_secrets or () if secret.name not in (variables or ()))
+        declared += sorted(f"{secret.domain} {secret.name}" for secret in own)
     return hashlib.sha256("\n".join(declared).encode(errors="surrogatepass")).hexdigest()[:32] if declared else ""

@@ -37,6 +37,7 @@ from providers.responses.tools.mcp.approvals import (
     find_approved_calls,
     needs_approval,
 )
+from providers.responses.tools.mcp.authorization import VaultAuthorization, has_authorization
 from providers.responses.tools.mcp.calls import InterruptedMcpCall, McpListToolsCall, McpToolCall
 from providers.responses.tools.names import DEFAULT_NAMESPACE, flat_name, model_namespace, qualified_name, safe_name
 from providers.responses.tools.tool_context import ToolContext
@@ -63,6 +64,14 @@ def _create_tool(declaration: McpTool, context: ToolContext) -> TypedTool:
     if declaration.tunnel_id is not None:
         param = f"{context.param}.tunnel_id"
         raise Unsupported(f"'{param}' is not offered by this server. It has no tunnels to MCP servers.", param=param)
+    if declaration.credential_id is not None and not context.request.vault_ids:
+        param = f"{context.param}.credential_id"
+        message = f"'{param}' names a credential, and the request names no vaults by `vault_ids`."
+        raise InvalidRequest(message, param=param, code="invalid_value")
+    if declaration.credential_id is not None and has_authorization(declaration):
+        param = f"{context.param}.credential_id"
+        message = f"'{param}' stands beside an authorization of the request: leave one of them out."
+        raise InvalidRequest(message, param=param, code="invalid_value")
     if declaration.server_label == DEFAULT_NAMESPACE:
         raise _invalid_label(
             context, f"The label '{DEFAULT_NAMESPACE}' stands for the tools that are no server's: choose another."
@@ -90,6 +99,7 @@ class McpServerTools(TypedTool):
         self._servers = servers
         self._policy = servers.find_policy(declaration)
         self._context = context
+        self._authorization = VaultAuthorization(declaration, context)
         approved = find_approved_calls(context.request, context.items)
         self._approved_calls = [call for call in approved if call.request.server_label == self.label]
         self._reserved_names = _client_tool_names(context)
@@ -146,7 +156,10 @@ class McpServerTools(TypedTool):
     async def list_tools(self) -> Sequence[ServerTool]:
         """Request the server's tools and offer them. Raises ToolFailed."""
         valid_tools: list[ServerTool] = []
-        for tool in await self._servers.list_tools(self._declaration, tenant=self._context.tenant):
+        listed = await self._authorization.use(
+            lambda declaration: self._servers.list_tools(declaration, tenant=self._context.tenant)
+        )
+        for tool in listed:
             await asyncio.sleep(0)  # checking large schemas takes long: other streams run in between
             if _is_valid_tool(tool):
                 valid_tools.append(tool)
@@ -174,8 +187,10 @@ class McpServerTools(TypedTool):
             return await self._call_listed(exc.tool, arguments)
 
     async def _call_listed(self, tool: ServerTool, arguments: Mapping[str, Any]) -> str:
-        return await self._servers.call_tool(
-            self._declaration, tool.name, arguments, tenant=self._context.tenant, listed_tool=tool
+        return await self._authorization.use(
+            lambda declaration: self._servers.call_tool(
+                declaration, tool.name, arguments, tenant=self._context.tenant, listed_tool=tool
+            )
         )
 
     def _build_approved_call(self, approved_call: ApprovedCall) -> HostedCall:

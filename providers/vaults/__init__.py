@@ -1,0 +1,1 @@
+"""Vaults whose secrets are encrypted under keys of the run config."""

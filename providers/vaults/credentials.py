@@ -1,0 +1,277 @@
+"""StoredCredentials: the vaults of tenants and their credentials in the KVStore."""
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from apis.errors import InvalidRequest, ToolFailed
+from apis.storage.keys import new_id_key
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.pages import Page
+from apis.storage.records import decode_record, delete_all, encode_record
+from apis.vaults.requests import (
+    CreateCredential,
+    CreateVault,
+    CredentialListParams,
+    UpdateCredential,
+    UpdateVault,
+    VaultListParams,
+)
+from providers.common.state.change import change, write_prepared
+from providers.common.state.scan import (
+    StoredRecord,
+    find_cursor,
+    list_from,
+    list_records,
+    report_damaged,
+    skipping_damaged,
+)
+from providers.vaults.auth import rotate_auth, split_auth
+from providers.vaults.records import (
+    SEALED_PREFIX,
+    CredentialRecord,
+    CredentialRef,
+    Json,
+    VaultRecord,
+    credential_not_found,
+    credential_prefix,
+    credential_ref,
+    sealed_prefix,
+    show_credential,
+    show_vault,
+    vault_key,
+    vault_not_found,
+)
+from providers.vaults.sealing import Secrets, SecretSealer, UnsealFailed
+
+_log = logging.getLogger(__name__)
+_PAGE_ROWS: Final = 500
+
+
+class StoredCredentials:
+    """The vaults of one store, of which a tenant may have `max_vaults` with `max_credentials` each. With `allow_http`,
+    secrets are sent to `http://` too."""
+
+    def __init__(
+        self, kv: KVStore, sealer: SecretSealer, *, max_vaults: int, max_credentials: int, allow_http: bool
+    ) -> None:
+        self.kv = kv
+        self._sealer = sealer
+        self._max_vaults = max_vaults
+        self._max_credentials = max_credentials
+        self._allow_http = allow_http
+
+    async def create_vault(self, request: CreateVault, *, tenant: str) -> Json:
+        """Create a vault. Raises InvalidRequest if the tenant has as many as it may."""
+        await self.kv.require_room(tenant)
+        rows = await self.kv.scan(vault_key(tenant, ""), limit=self._max_vaults)
+        if len(rows) >= self._max_vaults:
+            raise InvalidRequest(f"A project has at most {self._max_vaults} vaults (`vaults.max_vaults`).")
+        vault_id, record = f"vault_{new_id_key()}", VaultRecord(request.name, request.metadata or {}, int(time.time()))
+        await self.kv.write([Put(vault_key(tenant, vault_id), encode_record(record), None, ABSENT)])
+        return show_vault(vault_id, record)
+
+    async def get_vault(self, vault_id: str, *, tenant: str) -> Json:
+        """Return the vault. Raises AgentNotFound."""
+        return show_vault(vault_id, await self._load_vault(vault_id, tenant))
+
+    async def list_vaults(self, params: VaultListParams, *, tenant: str) -> Page[Json]:
+        """Return a page of vaults. Raises AgentNotFound for an unknown cursor."""
+        prefix = vault_key(tenant, "")
+        cursor = await find_cursor(self.kv, prefix, params.after, vault_not_found("after"))
+        rows = await list_from(self.kv, prefix, VaultRecord, cursor, order=params.order, limit=self._max_vaults)
+        visible = [show_vault(row.key.removeprefix(prefix), row.record) for row in rows]
+        return _pick(visible, params)
+
+    async def update_vault(self, vault_id: str, request: UpdateVault, *, tenant: str) -> Json:
+        """Change the fields that the request has, and return the vault. Raises AgentNotFound."""
+
+        def edit(record: VaultRecord | None) -> VaultRecord:
+            if record is None:
+                raise vault_not_found()
+            if "name" in request.model_fields_set:
+                record.name = request.name
+            if "metadata" in request.model_fields_set:
+                record.metadata = request.metadata or {}
+            return record
+
+        record = await change(self.kv, vault_key(tenant, vault_id), VaultRecord, edit)
+        assert record is not None  # every edit returns a record
+        return show_vault(vault_id, record)
+
+    async def delete_vault(self, vault_id: str, *, tenant: str) -> Json:
+        """Delete a vault with its credentials; one that is damaged, too. Raises AgentNotFound."""
+        key = vault_key(tenant, vault_id)
+
+        async def prepare() -> Sequence[Op]:
+            entry = await self.kv.get(key)
+            if entry is None:
+                raise vault_not_found()
+            await delete_all(self.kv, credential_prefix(tenant, vault_id), durable=True)
+            await delete_all(self.kv, sealed_prefix(tenant, vault_id))
+            return [Delete(key, entry.version)]  # a credential that came meanwhile has changed the version
+
+        await write_prepared(self.kv, prepare)
+        return {"id": vault_id, "object": "vault.deleted", "deleted": True}
+
+    async def create_credential(self, vault_id: str, request: CreateCredential, *, tenant: str) -> Json:
+        """Create a credential. Raises AgentNotFound for an unknown vault, and InvalidRequest for one that is full."""
+        await self.kv.require_room(tenant)
+        visible, secret_fields = split_auth(request.auth, allow_http=self._allow_http)
+        ref, now = credential_ref(tenant, vault_id, f"vcred_{new_id_key()}"), int(time.time())
+        sealed = self._sealer.seal(secret_fields, ref, visible)
+        record = CredentialRecord(request.name, request.metadata or {}, visible, sealed, now, now)
+
+        async def prepare() -> Sequence[Op]:
+            vault = await self.kv.get(vault_key(tenant, vault_id))
+            if vault is None:
+                raise vault_not_found()
+            rows = await self.kv.scan(credential_prefix(tenant, vault_id), limit=self._max_credentials)
+            if len(rows) >= self._max_credentials:
+                raise InvalidRequest(
+                    f"A vault has at most {self._max_credentials} credentials (`vaults.max_credentials`)."
+                )
+            return [Put(vault_key(tenant, vault_id), vault.value, None, vault.version), *self._put_ops(ref, record)]
+
+        await write_prepared(self.kv, prepare)
+        return show_credential(ref, record)
+
+    async def get_credential(self, vault_id: str, credential_id: str, *, tenant: str) -> Json:
+        """Return the credential. Raises AgentNotFound."""
+        ref = credential_ref(tenant, vault_id, credential_id)
+        record = await self.load(ref)
+        if record is None:
+            raise credential_not_found()
+        return show_credential(ref, record)
+
+    async def list_credentials(self, vault_id: str, params: CredentialListParams, *, tenant: str) -> Page[Json]:
+        """Return a page of credentials. Raises AgentNotFound, also for an unknown cursor."""
+        await self._load_vault(vault_id, tenant)
+        prefix, limit = credential_prefix(tenant, vault_id), self._max_credentials
+        cursor = await find_cursor(self.kv, prefix, params.after, credential_not_found("after"))
+        rows = await list_from(self.kv, prefix, CredentialRecord, cursor, order=params.order, limit=limit)
+        visible = [show_credential(_ref_of(row, prefix, tenant, vault_id), row.record) for row in rows]
+        return _pick(visible, params)
+
+    async def update_credential(
+        self, vault_id: str, credential_id: str, request: UpdateCredential, *, tenant: str
+    ) -> Json:
+        """Change the fields that the request has, and return the credential. Raises AgentNotFound, and InvalidRequest
+        for fields of another type."""
+        ref = credential_ref(tenant, vault_id, credential_id)
+
+        def edit(record: CredentialRecord | None) -> CredentialRecord:
+            if record is None:
+                raise credential_not_found()
+            if request.auth is not None:
+                record.auth, secret_fields = rotate_auth(request.auth, record.auth, self._unseal_stored(ref, record))
+                record.sealed = self._sealer.seal(secret_fields, ref, record.auth)
+            if "metadata" in request.model_fields_set:
+                record.metadata = request.metadata or {}
+            record.updated_at = int(time.time())
+            return record
+
+        record = await change(self.kv, ref.key, CredentialRecord, edit, also=lambda new: [_sealed_op(ref, new)])
+        assert record is not None  # every edit returns a record
+        return show_credential(ref, record)
+
+    async def delete_credential(self, vault_id: str, credential_id: str, *, tenant: str) -> Json:
+        """Delete the credential. Raises AgentNotFound."""
+        ref = credential_ref(tenant, vault_id, credential_id)
+        if await self.kv.get(ref.key) is None:
+            raise credential_not_found()
+        await self.kv.write([Delete(ref.key), Delete(ref.sealed_key)])
+        return {"id": credential_id, "object": "vault.credential.deleted", "deleted": True}
+
+    async def load(self, ref: CredentialRef) -> CredentialRecord | None:
+        """Return the credential, None where there is none."""
+        entry = await self.kv.get(ref.key)
+        return None if entry is None else decode_record(entry, CredentialRecord)
+
+    async def list_stored(self, vault_id: str, tenant: str) -> list[tuple[CredentialRef, CredentialRecord]]:
+        """Return the readable credentials of a vault, oldest first."""
+        prefix = credential_prefix(tenant, vault_id)
+        rows = await list_records(self.kv, prefix, CredentialRecord, limit=self._max_credentials)
+        return [(_ref_of(row, prefix, tenant, vault_id), row.record) for row in rows]
+
+    def unseal(self, ref: CredentialRef, record: CredentialRecord) -> Secrets:
+        """Return the secrets of a credential. Raises ToolFailed, and reports it to the operator, where they cannot be
+        decrypted."""
+        try:
+            return self._sealer.unseal(record.sealed, ref, record.auth)
+        except UnsealFailed as exc:
+            report_damaged(self.kv, ref.key, CredentialRecord.__name__, exc)
+            raise ToolFailed(f"The credential {ref.id} cannot be decrypted: {exc}.") from None
+
+    def _unseal_stored(self, ref: CredentialRef, record: CredentialRecord) -> Secrets:
+        try:
+            return self.unseal(ref, record)
+        except ToolFailed as exc:
+            raise InvalidRequest(f"{exc.message} Delete it and create another one.", param="credential_id") from None
+
+    async def put_secrets(self, ref: CredentialRef, before: CredentialRecord, auth: Json, secrets: Secrets) -> bool:
+        """Store other secrets of a credential, unless it has others than `before` by now; return whether they are."""
+
+        def edit(record: CredentialRecord | None) -> CredentialRecord | None:
+            if record is None or record.sealed != before.sealed:
+                return None
+            record.auth, record.sealed = auth, self._sealer.seal(secrets, ref, auth)
+            return record
+
+        changed = await change(self.kv, ref.key, CredentialRecord, edit, also=lambda new: [_sealed_op(ref, new)])
+        return changed is not None
+
+    async def reseal(self) -> None:
+        """Encrypt all that is encrypted under another than the first key under the first one."""
+        after, count = "", 0
+        while rows := await self.kv.scan(SEALED_PREFIX, after=after, limit=_PAGE_ROWS):
+            for key, entry in rows:
+                if entry.value.decode(errors="replace") == self._sealer.primary_key_id:
+                    continue
+                tenant, _, ids = key.removeprefix(SEALED_PREFIX).partition("/")
+                vault_id, _, credential_id = ids.partition("/")
+                count += await self._reseal(CredentialRef(tenant, vault_id, credential_id))
+            after = rows[-1][0]
+        if count:
+            _log.info("%d credentials of vaults are now encrypted under the first key", count)
+
+    async def _reseal(self, ref: CredentialRef) -> bool:
+        with suppress(ToolFailed), skipping_damaged(self.kv, ref.key, CredentialRecord.__name__):
+            record = await self.load(ref)
+            return record is not None and await self.put_secrets(ref, record, record.auth, self.unseal(ref, record))
+        return False
+
+    async def count_by_key(self) -> dict[str, int]:
+        """Return how many credentials are encrypted under which key."""
+        counts: dict[str, int] = {}
+        after = ""
+        while rows := await self.kv.scan(SEALED_PREFIX, after=after, limit=_PAGE_ROWS):
+            for _, entry in rows:
+                key_id = entry.value.decode(errors="replace")
+                counts[key_id] = counts.get(key_id, 0) + 1
+            after = rows[-1][0]
+        return counts
+
+    def _put_ops(self, ref: CredentialRef, record: CredentialRecord) -> list[Op]:
+        return [Put(ref.key, encode_record(record), None, ABSENT), _sealed_op(ref, record)]
+
+    async def _load_vault(self, vault_id: str, tenant: str) -> VaultRecord:
+        entry = await self.kv.get(vault_key(tenant, vault_id))
+        if entry is None:
+            raise vault_not_found()
+        return decode_record(entry, VaultRecord)
+
+
+def _sealed_op(ref: CredentialRef, record: CredentialRecord) -> Put:
+    return Put(ref.sealed_key, record.sealed.key_id.encode())
+
+
+def _ref_of(row: StoredRecord[CredentialRecord], prefix: str, tenant: str, vault_id: str) -> CredentialRef:
+    return CredentialRef(tenant, vault_id, row.key.removeprefix(prefix))
+
+
+def _pick(visible: Sequence[Json], params: VaultListParams) -> Page[Json]:
+    matching = [each for each in visible if params.accepts(each["metadata"])]
+    return Page(matching[: params.limit], has_more=len(matching) > params.limit)
