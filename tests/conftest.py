@@ -27,7 +27,7 @@ MAY_BLOCK: Final = (
     ("redis/utils.py", ("get_lib_version",)),
     ("asyncpg/connect_utils.py", ("_parse_connect_arguments",)),
     # once for each sandbox: a few kilobytes into a pipe that holds 64
-    ("python/sandbox.py", ("_open_data_pipe",)),
+    ("confinement/bubblewrap.py", ("open_data_pipe",)),
     # /proc is the kernel's memory, not a disk
     ("python/processes.py", ("process_tree", "_read_text", "measure_usage", "_is_descendant")),
     ("torch_backend/machine.py", ("free_bytes",)),

@@ -35,7 +35,10 @@ fi
 unset PYTHONDONTWRITEBYTECODE
 
 python=.venv/bin/python
-[ -x $python ] || "${PYTHON:-python3}" -m venv .venv
+# Python of Linux distributions is built with profiles, those of version managers mostly are not: the tests take a sixth longer.
+usable='import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
+[ -n "${PYTHON:-}" ] || { /usr/bin/python3 -c "$usable" 2>/dev/null && PYTHON=/usr/bin/python3; } || PYTHON=python3
+[ -x $python ] || "$PYTHON" -m venv .venv
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 # uv unpacks on every core the 3 GB that pip unpacks on one. It does not read pip's settings, so they are passed on; where
 # it cannot do with them, pip does the work.
