@@ -1,4 +1,4 @@
-"""A deployment of several machines on one: each is a process group of `stack run --workers N`, with one nginx in front."""
+"""A deployment of several machines on one: each is a process group of `stack run --workers N`, with nginx in front."""
 
 import asyncio
 import os
