@@ -26,11 +26,14 @@ from providers.agents.records import Action, ActionKind, Json, SessionRef, TurnR
 from providers.agents.sessions import messages_to_json
 from providers.agents.store import SessionStore
 from providers.agents.transition import Transition, show_turn
+from providers.common.fair_turns import current_turn
 from providers.common.state.scan import find_cursor, list_from, skipping_damaged
 
 CancelResponse = Callable[[SessionRef, str], Awaitable[None]]
 """Cancels the response of this id, if it runs."""
 _MAX_DEFERRED: Final = 100
+_INPUT_WORK: Final = 400
+"""Work of a turn of the event loop on one input of a session."""
 _NO_REASON: Final = "The user does not allow it."
 _FAILED_CALL: Final = "The call failed."
 
@@ -57,9 +60,10 @@ class SessionActivity:
 
         async def edit(session: Transition) -> bool:
             for index, event in enumerate(request.events):
+                await current_turn().wait(_INPUT_WORK * (len(event.input) if isinstance(event, MessageEvent) else 1))
                 _apply(session, event, key_id, f"events[{index}]")
-            if session.state.input_next - session.state.input_first > MAX_EVENTS:
-                raise Conflict(f"{MAX_EVENTS} inputs of this session wait already.", param="events")
+                if session.state.input_next - session.state.input_first > MAX_EVENTS:
+                    raise Conflict(f"{MAX_EVENTS} inputs of this session wait already.", param="events")
             return bool(request.events)
 
         session = await self._store.change(ref, edit, key=key)

@@ -137,7 +137,7 @@ class BackgroundResponses:
 
     async def create(self, pending: PendingResponse) -> AsyncGenerator[ResponseEventBatch]:
         """Queue a response or start it; yield the queued event, or with `stream` all events."""
-        run, request = build_new_run(pending, self.event_log), pending.request
+        run, request = await build_new_run(pending, self.event_log), pending.request
         ref, window_s = run.ref, run.rank.window_s
         place = None if window_s else await self._workers.try_reserve_place(ref.tenant)
         with ExitStack() as claim_stack:

@@ -2,18 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueuedEvent
 
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op, Put
+from providers.common.fair_turns import calculate
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.ranks import Rank, request_rank
 from providers.responses.background.runs import ResponseRef, StoredRequest
 from providers.responses.events.response_events import assign_sequence_numbers
 from providers.responses.events.response_object import begin_response
 from providers.responses.run.pending_response import PendingResponse
+
+_MANY_ITEMS: Final = 256
+"""Items of a request that is encoded in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +35,16 @@ class NewRun:
     is_portable: bool
 
 
-def build_new_run(pending: PendingResponse, event_log: EventLog) -> NewRun:
-    """Return the run of a prepared response."""
+async def build_new_run(pending: PendingResponse, event_log: EventLog) -> NewRun:
+    """Return the run of a prepared response; a large one takes several turns of the event loop."""
     ref, request = ResponseRef(pending.tenant, pending.ids.response_id), pending.request
-    request_json = request.model_dump_json(by_alias=True, exclude_none=True).encode()
+    if len(pending.conversation.input_items) > _MANY_ITEMS:
+        request_json, is_portable = await calculate(_encode_request, request)
+    else:
+        request_json, is_portable = _encode_request(request)
     stored_request = StoredRequest(
         msgspec.Raw(request_json),
-        msgspec.Raw(pending.conversation.input_items_to_json(pending.ids)),
+        msgspec.Raw(await pending.conversation.store_input_items(pending.ids)),
         pending.ids.item_id_count,
         pending.created_at,
         charge=None if pending.charge is None else pending.charge.record,
@@ -52,8 +60,14 @@ def build_new_run(pending: PendingResponse, event_log: EventLog) -> NewRun:
         queued,
         log_op,
         () if pending.charge is None else pending.charge.adopt_ops(ref.run_key),
-        is_storable(request, request_json),
+        is_portable,
     )
+
+
+def _encode_request(request: CreateResponse) -> tuple[bytes, bool]:
+    """Return the request as JSON, and whether it is the same after it was stored so."""
+    request_json = request.model_dump_json(by_alias=True, exclude_none=True).encode()
+    return request_json, is_storable(request, request_json)
 
 
 def build_log_op(request: CreateResponse, ref: ResponseRef, created_at: int, event_log: EventLog) -> Put:

@@ -51,6 +51,7 @@ def redis_cluster(
             subprocess.run(command, check=True, capture_output=True, timeout=60)
         for server in servers:
             _wait_for(server, lambda client: b"cluster_state:ok" in _call(client, "CLUSTER", "INFO"))
+            _wait_for(server, lambda client: not _is_master(client) or len(_call(client, "ROLE")[2]) == replicas)
 
         def find_master(key: str) -> RedisServer:
             for server in servers:
