@@ -119,7 +119,7 @@ class FairShare:
         self._several_tenants = several_tenants
         self._by_time = by_time
         self._served_s = 0.0
-        self._used = 0
+        self._used = self._waiting = 0
         self._turn = 0
 
     @property
@@ -130,7 +130,7 @@ class FairShare:
     @property
     def waiting(self) -> int:
         """Number of requests that wait for a place."""
-        return sum(len(use.waiters) for use in self._tenants.values())
+        return self._waiting
 
     @property
     def tenants(self) -> int:
@@ -145,11 +145,15 @@ class FairShare:
     def try_acquire(self, tenant: str, *, at_least: int = 0) -> Place | None:
         """Return a place, or None if `tenant` would have to wait for one. It may use `at_least` so many places, where
         they are free, even if its share is smaller."""
-        self._notice(tenant)
+        if tenant != self._first_tenant:
+            if self._first_tenant is None:
+                self._first_tenant = tenant
+            else:
+                self._several_tenants = True
         use = self._tenants.get(tenant)
         if self._used >= self._places or (use and (use.waiters or use.used >= max(self._tenant_limit, at_least))):
             return None
-        return self._take_place(tenant)
+        return self._take_place(tenant, use)
 
     def acquire_or_reclaim(self, tenant: str, end_idle_use: Mapping[Place, Callable[[], object]]) -> Place | None:
         """Return a place as `try_acquire` does, for which one that is idle may be reclaimed.
@@ -188,6 +192,7 @@ class FairShare:
             )
         waiter = _Waiter(asyncio.get_running_loop().create_future(), rank)
         use.insert(waiter)
+        self._waiting += 1
         try:
             return await waiter.place
         except BaseException:
@@ -195,6 +200,7 @@ class FairShare:
                 waiter.place.result().release()  # the place came in the same moment as the cancellation
             elif waiter in use.waiters:
                 use.waiters.remove(waiter)
+                self._waiting -= 1
                 self._forget_idle(tenant)
             raise
 
@@ -202,14 +208,7 @@ class FairShare:
     def _tenant_limit(self) -> int:
         return self._tenant_places if self._several_tenants else self._places
 
-    def _notice(self, tenant: str) -> None:
-        if self._first_tenant is None:
-            self._first_tenant = tenant
-        elif tenant != self._first_tenant:
-            self._several_tenants = True
-
-    def _take_place(self, tenant: str) -> Place:
-        use = self._tenants.get(tenant)
+    def _take_place(self, tenant: str, use: _TenantUse | None) -> Place:
         if use is None:
             use = self._tenants[tenant] = _TenantUse(spent_s=self._served_s)
         self._turn += 1
@@ -225,7 +224,8 @@ class FairShare:
         use = self._tenants[tenant]
         use.used -= 1
         use.spent_s += held_s if self._by_time else 0
-        self._serve_waiting()
+        if self._waiting:
+            self._serve_waiting()
         self._forget_idle(tenant)
 
     def _serve_waiting(self) -> None:
@@ -239,10 +239,11 @@ class FairShare:
                 return
             tenant = min(candidates)[-1]
             waiter = self._tenants[tenant].waiters.pop(0)
+            self._waiting -= 1
             if waiter.place.done():
                 self._forget_idle(tenant)  # its caller was cancelled
             else:
-                waiter.place.set_result(self._take_place(tenant))
+                waiter.place.set_result(self._take_place(tenant, self._tenants[tenant]))
 
     def _forget_idle(self, tenant: str) -> None:
         use = self._tenants.get(tenant)

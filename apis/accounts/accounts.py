@@ -42,6 +42,13 @@ class Caller:
     limits: Mapping[str, RateLimit] = field(default_factory=dict[str, RateLimit])
     """The limits of the project by subject: WHOLE_PROJECT, `key:KEY_ID` or a model; and that of all projects."""
     settings: ProjectSettings = OPEN_SETTINGS
+    is_restricted: bool = field(init=False)
+    """True if some models, tools or service tiers are closed to the key or to its project."""
+
+    def __post_init__(self) -> None:
+        grant = self.grant
+        is_open = grant.models is None and grant.tools is None and self.settings.are_open
+        object.__setattr__(self, "is_restricted", not is_open)
 
     def find_limits(self, model: ModelNames | None) -> Mapping[str, RateLimit]:
         """Return the limits that apply to a request for the model, by subject: those under all of its names."""
@@ -53,12 +60,6 @@ class Caller:
             *(name for name in names if is_model_subject(name)),
         )
         return {subject: self.limits[subject] for subject in subjects if subject in self.limits}
-
-    @property
-    def is_restricted(self) -> bool:
-        """True if some models, tools or service tiers are closed to the key or to its project."""
-        has_open_settings = self.settings is OPEN_SETTINGS or self.settings.are_open
-        return self.grant.models is not None or self.grant.tools is not None or not has_open_settings
 
     @property
     def needs_listed_models(self) -> bool:

@@ -197,14 +197,14 @@ async def calculate(function: Callable[..., ResultT], *arguments: Any) -> Result
 
 
 _PASS_WORK: Final = 20
-_FEW_VALUES: Final = 16
+FEW_VALUES: Final = 16
 """Values of a pass that takes less than to count it."""
 
 
 async def end_pass(values: Sized) -> None:
     """Count a pass over many values, which is done, as work of the tenant that the current task works for.
     The loop is left to others before the next one."""
-    if len(values) > _FEW_VALUES:
+    if len(values) > FEW_VALUES:
         await current_turn().wait(len(values) * _PASS_WORK)
 
 

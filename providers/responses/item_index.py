@@ -45,7 +45,9 @@ class ItemIndex:
     @property
     def is_plain_text(self) -> bool:
         """They are messages of text, which need nothing to be opened or fetched."""
-        return self._positions.keys() <= _MESSAGE_TYPES and not self.file_positions()
+        return self._positions.keys() <= _MESSAGE_TYPES and all(
+            map(_is_text, [self.items[at] for at in self._positions.get(InputMessage, ())])
+        )
 
     def has(self, *kinds: type[ItemWire]) -> bool:
         """Return true if there are items of one of these types."""

@@ -12,6 +12,7 @@ from contextlib import aclosing, nullcontext, suppress
 from functools import partial
 from typing import Any
 
+import msgspec
 from openai.types.responses import Response
 
 from apis.accounts.accounts import Accounts, Caller
@@ -183,8 +184,10 @@ class ResponsesLoop(Responses):
             await self._runner.run(pending, sink, view)
         else:
             find_key = partial(self._find_key, caller)
-            with self._background.steering.opened(pending, find_key) as open_pending:
-                await self._runner.run(open_pending, sink, view)
+            with self._background.steering.create_mailbox(pending, find_key) as mailbox:
+                await self._runner.run(msgspec.structs.replace(pending, mailbox=mailbox), sink, view)
+            if mailbox.mailbox is not None:
+                self._background.steering.wake()
 
     async def _find_key(self, caller: Caller | None) -> str:
         """Return the id of the key for work that goes on without its request."""

@@ -7,7 +7,7 @@ Each stage takes the complete result of the one before and returns a complete va
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import msgspec
@@ -105,7 +105,11 @@ class ResponsePreparer:
         """Return the response, which holds the lock of its conversation, if it adds to one. What it uses besides its
         own turns is counted by `count_use`. Raises StackError for a request that cannot be served, also for a model or
         tool that the `caller` may not use."""
-        with self._rendering(request) as rendered:
+        if request.prompt is None:
+            return await self.prepare_again(
+                request, tenant, ids, history_source=history_source, caller=caller, count_use=count_use
+            )
+        with self._prompts.rendering(request) as rendered:
             return await self.prepare_again(
                 rendered, tenant, ids, history_source=history_source, caller=caller, count_use=count_use
             )
@@ -142,13 +146,10 @@ class ResponsePreparer:
     async def prepare_unlocked(self, request: CreateResponse, tenant: str, caller: Caller | None) -> PendingResponse:
         """Return a response that will not run: to count its tokens, or to compact its conversation. Its input is not
         moderated."""
-        with self._rendering(request) as rendered:
+        with nullcontext(request) if request.prompt is None else self._prompts.rendering(request) as rendered:
             request = accept_request(rendered.model_copy(update={"moderation": None}))
             source, accepted = self._conversations.history, AcceptedResponse(int(time.time()))
             return await self._prepare(request, tenant, ResponseIds(), source, accepted=accepted, caller=caller)
-
-    def _rendering(self, request: CreateResponse) -> AbstractContextManager[CreateResponse]:
-        return nullcontext(request) if request.prompt is None else self._prompts.rendering(request)
 
     async def _prepare(
         self,
@@ -166,16 +167,17 @@ class ResponsePreparer:
         request, conversation, index = before.request, before.conversation, before.items
         output_results = resume_point.checkpoint.tool_results if resume_point is not None else {}
         tool_results = {**conversation.tool_results, **output_results}
-        if caller is not None:
+        if caller is not None and caller.is_restricted:
             await require_prepared(caller, request, index, self._inferences.inference)
         toolbox = await self._request_tools.build(
             request, index, tool_results, tenant=tenant, response_id=ids.response_id
         )
         messages = await conversation.read_messages(supports_namespaces=toolbox.supports_namespaces)
-        await check_large_format(request)
+        if request.text is not None:
+            await check_large_format(request.text)
         chat = build_chat(request, messages, toolbox, conversation.root)
         output = await self._build_output(request, tenant, ids, resume_point, is_json=chat.response_format is not None)
-        moderation = await self._moderate(request, index, accepted, count_use)
+        moderation = request.moderation and await self._moderate(request, index, accepted, count_use)
         agent_loop = AgentLoop(
             *(self._config, await self._inferences.build(request, toolbox, moderation), chat),
             *(conversation, toolbox, output, None if resume_point is None else resume_point.checkpoint),
@@ -242,7 +244,9 @@ class ResponsePreparer:
         """Return everything before the response, as the model will read it, and the request with the options that its
         items set."""
         allowance = LoadAllowance(source.max_bytes)
-        history, mailbox_ops = await self._load_history(request, tenant, source, allowance), list[Op]()
+        history, mailbox_ops = LoadedHistory(), list[Op]()
+        if request.previous_response_id is not None or request.conversation_id is not None:
+            history = await self._load_history(request, tenant, source, allowance)
         if history.has_mailbox or history.sent_items:
             request, mailbox_ops = await self._with_mail(request, history, tenant)
         index, tool_results, hidden = await read_items(
@@ -296,8 +300,7 @@ class ResponsePreparer:
     async def _load_history(
         self, request: CreateResponse, tenant: str, source: HistorySource, allowance: LoadAllowance
     ) -> LoadedHistory:
-        """Return the history that the request follows: a conversation, a chain or none. Raises NotFound and
-        InvalidRequest."""
+        """Return the conversation or the chain that the request follows. Raises NotFound and InvalidRequest."""
         if request.conversation_id is not None:
             history = await self._conversations.load_history(
                 request.conversation_id, tenant=tenant, allowance=allowance
@@ -305,6 +308,4 @@ class ResponsePreparer:
             index = ItemIndex(history.items)
             await self._sealed_content.unseal_reasoning(index, request.model, tenant)
             return msgspec.structs.replace(history, items=index.items)
-        if request.previous_response_id is not None:
-            return await source.load_history(request.previous_response_id, tenant=tenant, allowance=allowance)
-        return LoadedHistory()
+        return await source.load_history(request.previous_response_id or "", tenant=tenant, allowance=allowance)

@@ -118,7 +118,7 @@ class LoopSession(Session):
 
         self._own_mailboxes[response_id] = mailbox
         try:
-            with self._mailboxes.opened(mailbox):
+            with mailbox:
                 open_pending = msgspec.structs.replace(pending, mailbox=mailbox)
                 await self._runner.run(open_pending, sink, view, keep_end)
         except StackError as exc:

@@ -6,7 +6,7 @@ from starlette.types import Receive, Scope, Send
 from apis.errors import MethodNotAllowed, NotFound
 from stack.http.answers import client_disconnected_response, error_response
 from stack.http.context import get_context, get_services
-from stack.http.messages.dialect import speaks_messages
+from stack.http.messages.dialect import has_version
 from stack.http.route_table import Match, get_match
 from stack.http.routes.absences import absence_message, message_absence
 from stack.http.streams import ClientDisconnected, EventStream
@@ -21,7 +21,7 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
             raise NotFound(f"There is no WebSocket at {scope['path'][:256]}.")
         await serve_websocket(scope, receive, send)
         return
-    if (absence := message_absence(scope["path"])) and speaks_messages(scope):
+    if has_version(scope) and (absence := message_absence(scope["path"])):
         raise NotFound(absence)
     if match.route is None:
         await _refuse(match, scope, receive, send)

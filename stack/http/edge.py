@@ -140,7 +140,7 @@ class Edge:
         if not self._logs_access or (request_record.status < 400 and route is not None and route.probe):
             return
         if _access_log.isEnabledFor(logging.INFO):
-            request_record.client_request_id = read_client_request_id(scope["headers"])
+            request_record.client_request_id = read_client_request_id(scope)
             if self._names_callers and (tenant := get_context(scope).tenant):
                 request_record.tenant = tenant if self._names_tenants else _hash_tenant(tenant)
             _access_log.info("%s", orjson.dumps(request_record.log_fields()).decode())

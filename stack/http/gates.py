@@ -112,13 +112,14 @@ class Gates:
         self._metrics_key = digest_key(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
         has_no_key = config.metrics == "keyed" and self._metrics_key is None
         self._hides_metrics = has_no_key and stack_config.has_several_tenants
-        self.of_all: tuple[Gate, ...] = (self.check_head, self.answer_preflight)
+        # a gate stands where this config gives it something to check
+        self.of_all: tuple[Gate, ...] = (self.check_head, *([self.answer_preflight] if cors is not None else ()))
         self.of_callers: tuple[Gate, ...] = (
             self.authenticate,
             self.take_turn,
-            self.check_scope,
-            self.check_metrics,
-            self.check_project,
+            *([self.check_scope] if self._requires_keys else ()),
+            *([self.check_metrics] if self._hides_metrics else ()),
+            *([self.check_project] if self._requires_keys else ()),
             self.check_body_type,
         )
 
@@ -140,31 +141,33 @@ class Gates:
 
     def answer_preflight(self, scope: Scope, _context: HttpContext) -> None:
         """Answer the preflights of listed origins."""
-        if self._cors is not None and scope.get("method") == "OPTIONS":
+        assert self._cors is not None
+        if scope.get("method") == "OPTIONS":
             response = self._cors.build_preflight_response(Headers(scope=scope))
             if response is not None:
                 raise HeadAnswered(response)
 
-    async def authenticate(self, scope: Scope, context: HttpContext) -> None:
+    def authenticate(self, scope: Scope, context: HttpContext) -> Awaitable[None] | None:
         """Set the caller and the tenant. Refuse an unknown key."""
-        context.caller = await self._find_caller(scope)
-        context.tenant = context.caller.tenant
-        if self._requires_keys and scope["type"] == "websocket":
-            context.authenticate_again = partial(self._find_caller, scope)
+        if self._requires_keys:
+            return self._authenticate(scope, context)
+        context.caller, context.tenant = OPEN_CALLER, OPEN_CALLER.tenant
+        return None
 
     def take_turn(self, scope: Scope, context: HttpContext) -> None:
         """Count the work of the request, and what it holds, for its tenant."""
-        turn = turn_of(context.tenant)
+        peer = get_peer(scope)
+        if peer is None or peer.turn.tenant != context.tenant:  # the connection's first request
+            turn = turn_of(context.tenant)
+            if peer is not None:
+                peer.admit(turn)
+        else:
+            turn = peer.turn
         CURRENT_TURN.set(turn)
         HELD_PLACES.set(context.places)
-        peer = get_peer(scope)
-        if peer is not None and peer.turn is not turn:
-            peer.admit(turn)
 
     def check_scope(self, scope: Scope, context: HttpContext) -> None:
         """Refuse a route that is beyond the scopes of the key. What is unknown needs all rights of a project."""
-        if not self._requires_keys:
-            return
         access, method = get_match(scope).access, context.request_record.method
         if access is not None:
             resource = scope["path"].removeprefix("/v1").split("/")[1]
@@ -176,7 +179,7 @@ class Gates:
 
     def check_metrics(self, scope: Scope, context: HttpContext) -> None:
         """Refuse the figures of other tenants."""
-        if self._hides_metrics and scope["path"] == METRICS_PATH and not context.is_administrator:
+        if scope["path"] == METRICS_PATH and not context.is_administrator:
             raise PermissionDenied("The figures are those of all tenants: set `server.metrics_key`, and send that key.")
 
     def check_project(self, scope: Scope, context: HttpContext) -> None:
@@ -185,23 +188,27 @@ class Gates:
         if route is None:
             return
         route.require_access(caller)
-        if route.keyed and caller.settings.stores_nothing and find_header(scope["headers"], b"idempotency-key"):
+        if route.keyed and caller.settings.stores_nothing and find_header(scope, b"idempotency-key"):
             raise PermissionDenied("This project stores nothing, also no answer under an Idempotency-Key.")
 
     def check_body_type(self, scope: Scope, _context: HttpContext) -> None:
         """Refuse a body of another type or encoding than the route takes."""
         route = get_match(scope).route
         if route is not None and route.method == "POST" and scope["type"] == "http":
-            _require_body_type(route, scope["headers"])
+            _require_body_type(route, scope)
+
+    async def _authenticate(self, scope: Scope, context: HttpContext) -> None:
+        context.caller = await self._find_caller(scope)
+        context.tenant = context.caller.tenant
+        if scope["type"] == "websocket":
+            context.authenticate_again = partial(self._find_caller, scope)
 
     async def _find_caller(self, scope: Scope) -> Caller:
-        if not self._requires_keys:
-            return OPEN_CALLER
         services = scope["app"].state.services
         if services is None:
             raise Overloaded(SHUTTING_DOWN_MESSAGE)
         accounts, headers = services.stack.accounts, scope["headers"]
-        if speaks_messages(scope) and (key := read_header_key(headers)):
+        if speaks_messages(scope) and (key := read_header_key(scope)):
             caller = await accounts.authenticate(key)
             if caller is not None:
                 return caller
@@ -252,10 +259,10 @@ class HeadChecks:
         host = hosts[0].decode("latin-1") if hosts else ""
         if not _HOST.fullmatch(host) or _parse_host(f"//{host}") not in self._allowed_hosts:
             raise PermissionDenied("This Host is not allowed here: add it to `server.allowed_hosts`.")
-        origin = find_header(scope["headers"], b"origin")
+        origin = find_header(scope, b"origin")
         if origin is not None and not self._allows_origin(origin, host):
             raise PermissionDenied("This Origin is not allowed here: add it to `server.cors_origins`.")
-        is_foreign = origin is None and find_header(scope["headers"], b"sec-fetch-site") in _FOREIGN_SITES
+        is_foreign = origin is None and find_header(scope, b"sec-fetch-site") in _FOREIGN_SITES
         if is_foreign and not (self._cors is not None and self._cors.allows_all):
             raise PermissionDenied("A page of another site may not call this server without the CORS protocol.")
 
@@ -272,10 +279,10 @@ def read_bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return values[0][7:].strip() if len(values) == 1 and values[0][:7].lower() == b"bearer " else b""
 
 
-def read_header_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def read_header_key(scope: Scope) -> bytes:
     """Return the key of the header `x-api-key`, which clients of the Messages API send instead of a bearer key, or in
     addition to it; empty, which is no key, if there is none."""
-    return (find_header(headers, b"x-api-key") or "").strip().encode("latin-1")
+    return (find_header(scope, b"x-api-key") or "").strip().encode("latin-1")
 
 
 async def authenticate(accounts: Accounts, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
@@ -291,21 +298,21 @@ def unauthorized_error() -> Unauthorized:
     return Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
 
 
-def _require_body_type(route: Route, headers: Sequence[tuple[bytes, bytes]]) -> None:
+def _require_body_type(route: Route, scope: Scope) -> None:
     """Raise UnsupportedMediaType for a body of another type or encoding than the route takes."""
-    encoding = find_header(headers, b"content-encoding")
+    encoding = find_header(scope, b"content-encoding")
     if encoding is not None and encoding.strip().lower() != "identity":
         raise UnsupportedMediaType(
             f"The body must not be encoded: send it without `Content-Encoding: {encoding[:64]}`.",
             param="Content-Encoding",
         )
-    kind, _, parameters = (find_header(headers, b"content-type") or "").partition(";")
+    kind, _, parameters = (find_header(scope, b"content-type") or "").partition(";")
     kind, charset = kind.strip().lower(), parameters.strip().lower()
     if route.form is not None and not route.form_or_json:
         if kind != "multipart/form-data":
             raise UnsupportedMediaType("A file is sent as a form: `Content-Type: multipart/form-data`.")
         return
-    if not kind and _has_no_body(headers):
+    if not kind and _has_no_body(scope):
         return
     if kind == "multipart/form-data" and route.form is not None:
         return
@@ -313,9 +320,9 @@ def _require_body_type(route: Route, headers: Sequence[tuple[bytes, bytes]]) -> 
         raise UnsupportedMediaType("The body must be JSON: send `Content-Type: application/json`.")
 
 
-def _has_no_body(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    length = find_header(headers, b"content-length")
-    return length in (None, "0") and find_header(headers, b"transfer-encoding") is None
+def _has_no_body(scope: Scope) -> bool:
+    length = find_header(scope, b"content-length")
+    return length in (None, "0") and find_header(scope, b"transfer-encoding") is None
 
 
 @lru_cache(maxsize=256)

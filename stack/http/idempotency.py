@@ -110,8 +110,8 @@ class Idempotency:
         if match.route is not None and match.route.keyed:
             if match.route.method == "DELETE":
                 return self._delete(next(iter(match.params.values())), (scope, receive, send))
-            keys = [value for name, value in scope["headers"] if name == RAW_IDEMPOTENCY_HEADER]
-            if keys:
+            if find_header(scope, RAW_IDEMPOTENCY_HEADER) is not None:
+                keys = [value for name, value in scope["headers"] if name == RAW_IDEMPOTENCY_HEADER]
                 return self._create(match.route.path, parse_key(keys), (scope, receive, send))
         return self._app(scope, receive, send)
 
@@ -336,7 +336,7 @@ async def _delete_stored_response(kv: KVStore, tenant: str, object_id: str) -> N
 async def _read_keyed_request(http: Request, route: str, key: bytes, body: Body) -> _KeyedRequest:
     tenant = get_context(http.scope).tenant
     name = hashlib.sha256(b"%b %b" % (route.encode(), key)).hexdigest()
-    dialect = (find_header(http.scope["headers"], DIALECT_HEADER) or "").encode()
+    dialect = (find_header(http.scope, DIALECT_HEADER) or "").encode()
     fields = await read_object(body)
     hashing = hashlib.sha256(dialect + b"\0")
     if is_large(body):

@@ -1,7 +1,7 @@
 """Metering: the check of a request, what it reserves under the limits of its key, and the usage with which it ends."""
 
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -25,8 +25,7 @@ from stack.http.request_record import DISCONNECTED_STATUS, RequestRecord
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
-@dataclass(frozen=True, slots=True)
-class GrantedRequest(Generic[RequestT]):
+class GrantedRequest(NamedTuple, Generic[RequestT]):
     """A request that its caller may send. `resolved` is the request with the fields of its prompt, and `model` has the
     names of its model: what permissions, limits and prices go by. `sent` goes on to its handler."""
 
@@ -44,14 +43,15 @@ async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> Gran
     resolved: BaseModel = request
     if isinstance(request, CreateResponse) and request.prompt is not None:
         resolved = stack.responses.resolve_prompt(request)
+    if not (caller.is_restricted or caller.limits) and stack.accounts.organization() is None:
+        return GrantedRequest(_apply_settings(caller, request), resolved, None)
     if isinstance(request, CreateImage):
         model = _find_image_model(stack, caller, request)
     elif isinstance(request, CreateModeration):
         model = await _find_moderation_model(stack, caller, request)
     else:
         name = getattr(resolved, "model", None)
-        needs_names = name and (caller.is_restricted or stack.accounts.organization() is not None)
-        model = await find_model(caller, name, stack.inference) if needs_names else None
+        model = await find_model(caller, name, stack.inference) if name else None
     require_request(caller, resolved, model)
     return GrantedRequest(_apply_settings(caller, request), resolved, model)
 

@@ -56,7 +56,7 @@ class _IncomingBody:
         self._setting = setting
         self.size_bytes = 0
         self.is_whole = False
-        length = find_header(http.scope["headers"], b"content-length") or ""
+        length = find_header(http.scope, b"content-length") or ""
         if length.isdigit() and int(length) > max_bytes:
             raise _too_large_error(max_bytes, setting)
 
@@ -81,7 +81,8 @@ def _too_large_error(max_bytes: int, setting: str | None) -> PayloadTooLarge:
 async def read_model(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
     """Return the body as one of our models; no body is an empty object. Raises PayloadTooLarge, InvalidRequest, and
     PermissionDenied if the caller's key is bound to other models or tools."""
-    return (await _read_granted(http, max_bytes, model))[0].sent
+    context, services = get_context(http.scope), get_services(http.scope)
+    return (await _read_granted(http, context, services, max_bytes, model))[0].sent
 
 
 async def read_counted(
@@ -96,7 +97,7 @@ async def read_counted(
     with `embeds` also the tokens of its text. `complete` returns it with the fields that it may leave out. Raises what
     `read_metered` raises."""
     context, services = get_context(http.scope), get_services(http.scope)
-    granted, size_bytes = await _read_granted(http, max_bytes, model, complete)
+    granted, size_bytes = await _read_granted(http, context, services, max_bytes, model, complete)
     context.charge = await count_request(services.stack.accounts, context.caller, granted, size_bytes if embeds else 0)
     return granted.sent
 
@@ -104,8 +105,9 @@ async def read_counted(
 async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
     """Return the body as a request that a model will answer, after it was counted under the limits of its key and
     admitted to the models. Raises RateLimited, Overloaded, and what `read_model` raises."""
-    granted, size_bytes = await _read_granted(http, max_bytes, model, needs_body=True)
-    await _admit_counted(http, granted, size_bytes)
+    context, services = get_context(http.scope), get_services(http.scope)
+    granted, size_bytes = await _read_granted(http, context, services, max_bytes, model, needs_body=True)
+    await _admit_counted(http, context, services, granted, size_bytes)
     return granted.sent
 
 
@@ -121,9 +123,9 @@ async def charge_request(http: Request, request: RequestT, size_bytes: int) -> R
 async def admit_request(http: Request, request: RequestT, size_bytes: int) -> RequestT:
     """Return a request that a model will answer, after it was counted and admitted as `read_metered` does; `size_bytes`
     are those of its text. Raises what that raises."""
-    context, stack = get_context(http.scope), get_services(http.scope).stack
-    granted = await grant_request(stack, context.caller, request)
-    await _admit_counted(http, granted, size_bytes)
+    context, services = get_context(http.scope), get_services(http.scope)
+    granted = await grant_request(services.stack, context.caller, request)
+    await _admit_counted(http, context, services, granted, size_bytes)
     return granted.sent
 
 
@@ -144,15 +146,16 @@ async def read_converted(
     request = await calculate(convert, sent) if in_thread else convert(sent)
     granted = await grant_request(services.stack, context.caller, request)
     if generates:
-        await _admit_counted(http, granted, size_bytes)
+        await _admit_counted(http, context, services, granted, size_bytes)
     else:
         context.charge = await count_request(services.stack.accounts, context.caller, granted)
     return sent, granted.sent
 
 
-async def _admit_counted(http: Request, granted: GrantedRequest[Any], size_bytes: int) -> None:
+async def _admit_counted(
+    http: Request, context: HttpContext, services: Services, granted: GrantedRequest[Any], size_bytes: int
+) -> None:
     """Count a request under the limits of its key, and admit it to the models."""
-    context, services = get_context(http.scope), get_services(http.scope)
     accounts, is_batch = services.stack.accounts, context.is_batch_line
     context.charge = await open_charge(accounts, context.caller, granted, size_bytes, is_batch=is_batch)
     try:
@@ -176,6 +179,8 @@ async def _admit(http: Request, context: HttpContext, admission: AdmissionQueue,
 
 async def _read_granted(
     http: Request,
+    context: HttpContext,
+    services: Services,
     max_bytes: int,
     model: type[ModelT],
     complete: Callable[[ModelT], Awaitable[ModelT]] | None = None,
@@ -183,13 +188,12 @@ async def _read_granted(
     needs_body: bool = False,
 ) -> tuple[GrantedRequest[ModelT], int]:
     """Return the body as a request, and its size. Unless it `needs_body`, no body is an empty object."""
-    body = await read_body(http, max_bytes)
+    body = await _read_body(http, context, services, max_bytes)
     request, size_bytes = await read_request(body if body or needs_body else b"{}", model), len(body)
     del body  # its texts are in the request, which may wait and then lives until the end of its response
     if complete is not None:
         request = await complete(request)
-    granted = await grant_request(get_services(http.scope).stack, get_context(http.scope).caller, request)
-    return granted, size_bytes
+    return await grant_request(services.stack, context.caller, request), size_bytes
 
 
 def read_query(http: Request, model: type[ModelT]) -> ModelT:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
+from starlette.types import Scope
 
 from apis.accounts.usage import count_hosted_calls
 from apis.deltas import Usage, estimate_tokens, measure_deltas
@@ -57,7 +58,7 @@ class TokenCounts(msgspec.Struct, frozen=True):
         )
 
 
-class RequestRecord:
+class RequestRecord(msgspec.Struct):
     """The facts of one request, or of one response on a WebSocket.
 
     `status` is 0 until a response has started, `route` is the template of the path, `outcome` the status of the
@@ -65,46 +66,33 @@ class RequestRecord:
     the request started, NaN if the event did not happen.
     """
 
-    __slots__ = (
-        "_expected_response_id",
-        "_started_at",
-        "_streamed_chars",
-        "_streamed_deltas",
-        "client_request_id",
-        "code",
-        "first_byte_s",
-        "first_output_s",
-        "id",
-        "is_stream",
-        "method",
-        "model",
-        "outcome",
-        "param",
-        "response_id",
-        "route",
-        "sent_bytes",
-        "service_tier",
-        "status",
-        "tenant",
-        "tokens",
-        "tool_calls",
-        "usage_category",
-    )
+    id: str
+    method: str
+    route: str
+    status: int = 0
+    sent_bytes: int = 0
+    is_stream: bool = False
+    first_byte_s: float = math.nan
+    first_output_s: float = math.nan
+    client_request_id: str = ""
+    model: str = ""
+    response_id: str = ""
+    outcome: str = ""
+    service_tier: str = ""
+    usage_category: str = ""
+    tenant: str = ""
+    code: str = ""
+    param: str = ""
+    tokens: TokenCounts | None = None
+    tool_calls: Mapping[str, int] = _NO_CALLS
+    _expected_response_id: str = ""
+    _streamed_deltas: int = 0
+    _streamed_chars: int = 0
+    _started_at: float = msgspec.field(default_factory=time.perf_counter)
 
-    def __init__(self, request_id: str, method: str, route: str) -> None:
-        self._started_at = time.perf_counter()
-        self.id = request_id
-        self.method = method if method in _METHODS else OTHER
-        self.route = route
-        self.status = self.sent_bytes = 0
-        self._streamed_deltas = self._streamed_chars = 0
-        self.is_stream = False
-        self.first_byte_s = self.first_output_s = math.nan
-        self.client_request_id = self.model = self.response_id = self.outcome = ""
-        self.service_tier = self.usage_category = ""
-        self.tenant = self.code = self.param = self._expected_response_id = ""
-        self.tokens: TokenCounts | None = None
-        self.tool_calls: Mapping[str, int] = _NO_CALLS
+    def __post_init__(self) -> None:
+        if self.method not in _METHODS:
+            self.method = OTHER
 
     def elapsed_s(self) -> float:
         """Return the seconds since the request started."""
@@ -187,9 +175,9 @@ def _seconds_to_ms(seconds: float) -> float | None:
     return None if math.isnan(seconds) else round(seconds * 1000, 1)
 
 
-def read_client_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+def read_client_request_id(scope: Scope) -> str:
     """Return the client's own id of the request, from `x-request-id`; empty if there is none or it is malformed."""
-    request_id = find_header(headers, b"x-request-id") or ""
+    request_id = find_header(scope, b"x-request-id") or ""
     return request_id if _CLIENT_REQUEST_ID.fullmatch(request_id) else ""
 
 

@@ -4,7 +4,7 @@ import functools
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar
 
 import orjson
 from openai.types.responses import Response, ResponseStreamEvent
@@ -48,7 +48,7 @@ def encode_typed_events(events: Sequence[Mapping[str, Any]]) -> bytes:
 
 def read_dialect(scope: Scope, default: ApiDialect) -> ApiDialect:
     """Return the dialect that the headers of a request name. Raises InvalidRequest for an unknown one."""
-    dialect = find_header(scope["headers"], DIALECT_HEADER)
+    dialect = find_header(scope, DIALECT_HEADER)
     if dialect is None:
         return default
     if dialect not in ("openai", "open-responses"):
@@ -115,11 +115,13 @@ def _frame_head(event_type: str | None) -> bytes:
 def _event_to_data(event: ResponseStreamEvent | LoggedEvent) -> bytes:
     if isinstance(event, LoggedEvent):
         data = event.data
-    elif event.type in RESPONSE_EVENTS and not event.model_extra:
-        status_event = cast("ResponseStatusEvent", event)
-        return response_event_to_json(status_event, response_to_json(status_event.response))
-    else:
+    elif event.type not in RESPONSE_EVENTS:
+        return event_to_json(event)
+    elif event.model_extra:
         data = event_to_json(event)
+    else:
+        status_event: ResponseStatusEvent = event  # pyright: ignore[reportAssignmentType] - the types of events say so
+        return response_event_to_json(status_event, response_to_json(status_event.response))
     return _FLOAT_TIMES.sub(rb'"\1":\2', data) if event.type in RESPONSE_EVENTS else data
 
 

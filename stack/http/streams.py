@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import Any, ClassVar, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -14,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from apis.errors import Overloaded, StackError, error_to_body
 from apis.events import FLAT_EVENTS, INITIAL_EVENTS, TERMINAL_EVENTS, LoggedEvent
 from apis.shared_timeout import SharedTimeout
-from apis.sink import Stream
+from apis.sink import Sink
 from apis.ticks import next_tick
 from providers.common.fair_turns import current_turn, run_long
 from providers.common.tracebacks import without_traceback
@@ -24,6 +25,8 @@ from stack.http.sse import DONE_FRAME, KEEP_ALIVE_FRAME
 
 _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
+Produce = Callable[[Sink[Any]], Coroutine[Any, Any, None]]
+"""Puts the batches of a stream into a sink, and returns or raises at its end."""
 
 SHUTTING_DOWN_MESSAGE: Final = (
     "This server is shutting down. Try again: another one answers, or this one when it is back."
@@ -236,16 +239,16 @@ class _OpenStream:
 
 
 class EventStream(Response):
-    """ASGI response of framed batches of events. An error before the first batch is raised, for an HTTP status.
+    """ASGI response of framed batches of events. `produce` puts them into a sink, in the task of the request. An error
+    before the first batch is raised, for an HTTP status.
 
     With `encode_error` the head does not wait longer than HEAD_WAIT_S for the first batch, and an error after it is the
     last frame. Without, the source must send its first events soon, and its errors as events.
 
-    A stream that `outlives_client` is read to its end although its client disconnects.
+    A stream that `outlives_client` is produced to its end although its client disconnects.
 
     `request_record` is that of the request. If the request creates a response, it observes the first event, the first
     output and the last event.
-    Batches of a `Stream` after the first output are pushed.
     """
 
     keep_alive_frame: ClassVar[bytes] = KEEP_ALIVE_FRAME
@@ -258,7 +261,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        batches: AsyncGenerator[Sequence[Any]],
+        produce: Produce,
         frame: Callable[[Sequence[Any]], bytes],
         monitor: StreamMonitor,
         request_record: RequestRecord,
@@ -267,9 +270,8 @@ class EventStream(Response):
         encode_error: Callable[[StackError], bytes] | None = None,
         outlives_client: bool = False,
     ) -> None:
-        super().__init__()
-        self._batches: AsyncGenerator[Sequence[Any]] = batches
-        self._pushed = cast("Stream[Any]", batches) if isinstance(batches, Stream) else None
+        # not that of Response: the head is another one, and the body has no length
+        self._produce = produce
         self._frame = frame
         self._monitor = monitor
         self._request_record = request_record
@@ -289,56 +291,136 @@ class EventStream(Response):
 
     async def _run(self, send: Send, peer: Peer | None) -> None:
         stream = _OpenStream(send, peer, self._request_record, self._monitor, self.keep_alive_frame, self.status)
-        is_first = True
-        is_log = False
-        ending, last = b"", self.done_frame
-        waits = self._creates_response
-
-        def push(batch: Sequence[Any]) -> bool:
-            return stream.push(self._frame(batch))
-
+        sink = _StreamSink(stream, self._frame, self._request_record, creates_response=self._creates_response)
+        last = self.done_frame
         if self._encode_error is not None:
             self._monitor.head_timeout.start(stream.begin_early)
         try:
-            async for batch in self._batches:
-                if is_first:
-                    await stream.begin()
-                    is_first = False
-                is_first_output = waits and not self._awaits_first_output(batch)
-                waits = waits and not is_first_output
-                is_log = is_log or (bool(batch) and isinstance(batch[-1], LoggedEvent))
-                is_large = self._holds_large_answer(batch, is_log=is_log)
-                if not is_log and self._is_end(batch) and not is_large:
-                    ending = self._frame(batch)  # leaves with the end of the body
-                    continue
-                await self._write(batch, stream, at_once=is_first_output, in_turns=is_large)
-                if not waits and self._pushed is not None and stream.takes_pushes:
-                    self._pushed.push_to(push)
+            await self._produce(sink)
+            await sink.ready()
         except StackError as exc:
             without_traceback(exc)
+            await sink.ready()
             if not stream.is_open:
                 raise
             _log.info("a stream failed: %s", exc.message)
-            ending += b"" if self._encode_error is None else self._encode_error(exc)
-            last = b"" if is_log else self.done_frame  # a log is not done: it can be read on from another worker
+            sink.ending += b"" if self._encode_error is None else self._encode_error(exc)
+            last = b"" if sink.is_log else self.done_frame  # a log is not done: it can be read on from another worker
         except asyncio.CancelledError:
             if not stream.is_open or not self._monitor.is_ending:
                 raise
-            last = b"" if is_log else self.shutdown_frame + self.done_frame
+            last = b"" if sink.is_log else self.shutdown_frame + self.done_frame
         finally:
             stream.end()
-            await self._batches.aclose()
-        if is_first:
+            sink.close()
+        if not sink.has_begun:
             await stream.begin()
-        await stream.write(ending + last, more_body=False)
+        await stream.write(sink.ending + last, more_body=False)
 
-    def _holds_large_answer(self, batch: Sequence[Any], *, is_log: bool) -> bool:
+
+class _StreamSink(Sink[Any]):
+    """Writes the batches of a stream to its client. The first ones wait for the head, and for a client that is not
+    ready; after the first output, a batch is written in the call that brings it, past the ASGI layers.
+
+    `ending` are the frames that leave with the end of the body; `has_begun` is true from the first batch on, and
+    `is_log` of the events of a log.
+    """
+
+    __slots__ = (
+        "_awaits_output",
+        "_batches",
+        "_creates_response",
+        "_frame",
+        "_is_blocked",
+        "_is_flushing",
+        "_pushes",
+        "_record",
+        "_stream",
+        "_writer",
+        "ending",
+        "has_begun",
+        "is_log",
+    )
+
+    def __init__(
+        self,
+        stream: _OpenStream,
+        frame: Callable[[Sequence[Any]], bytes],
+        record: RequestRecord,
+        *,
+        creates_response: bool,
+    ) -> None:
+        self.ending = b""
+        self.is_log = False
+        self._stream = stream
+        self._frame = frame
+        self._record = record
+        self._creates_response = self._awaits_output = creates_response
+        self._batches: deque[Sequence[Any]] = deque()
+        self.has_begun = self._is_blocked = self._is_flushing = self._pushes = False
+        self._writer: asyncio.Task[None] | None = None
+
+    def write(self, batch: Sequence[Any]) -> bool:
+        if self._pushes and not self._is_flushing:
+            self._pushes = self._stream.push(self._frame(batch))
+            self._is_blocked = not self._pushes
+            return self._pushes
+        self._batches.append(batch)
+        if not self._is_flushing:  # who writes may be no task that could wait
+            self._is_flushing = True
+            self._writer = asyncio.create_task(self._flush())
+        return False
+
+    async def put(self, batch: Sequence[Any]) -> None:
+        self._batches.append(batch)
+        await self.ready()
+
+    async def ready(self) -> None:
+        """Write what waits, and return once the client is ready for more."""
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            await writer
+        if (self._batches or self._is_blocked) and not self._is_flushing:
+            await self._flush()
+
+    def close(self) -> None:
+        """Write nothing more."""
+        if self._writer is not None:
+            self._writer.cancel()
+
+    async def _flush(self) -> None:
+        self._is_flushing = True
+        try:
+            if self._is_blocked:
+                self._is_blocked = False
+                await self._stream.write(b"")  # ASGI's `send` waits before it writes
+            while self._batches:
+                await self._take(self._batches.popleft())
+            self._pushes = self._stream.takes_pushes and not self._awaits_output
+        finally:
+            self._is_flushing = False
+
+    async def _take(self, batch: Sequence[Any]) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            await self._stream.begin()
+        is_first_output = self._awaits_output and not self._awaits_first_output(batch)
+        self._awaits_output = self._awaits_output and not is_first_output
+        self.is_log = self.is_log or (bool(batch) and isinstance(batch[-1], LoggedEvent))
+        is_large = self._holds_large_answer(batch)
+        if not self.is_log and self._is_end(batch) and not is_large:
+            self.ending = self._frame(batch)
+        else:
+            await self._write(batch, at_once=is_first_output, in_turns=is_large)
+
+    def _holds_large_answer(self, batch: Sequence[Any]) -> bool:
         """Return true for the last events of a large answer or item, which hold all of it."""
-        is_large = self._request_record.sent_bytes > _LARGE_BYTES and (self._creates_response or is_log)
+        is_large = self._record.sent_bytes > _LARGE_BYTES and (self._creates_response or self.is_log)
         return is_large and any(event.type not in FLAT_EVENTS for event in batch)
 
-    async def _write(self, batch: Sequence[Any], stream: _OpenStream, *, at_once: bool, in_turns: bool) -> None:
+    async def _write(self, batch: Sequence[Any], *, at_once: bool, in_turns: bool) -> None:
         """Write a batch: one that is large event by event and piece by piece, in the tenant's turns."""
+        stream = self._stream
         if not in_turns:
             await (stream.write_at_once if at_once else stream.write)(self._frame(batch))
             return
@@ -353,7 +435,7 @@ class EventStream(Response):
         """Return true, and record the last event, if that is the end of the response that the request creates."""
         if not (self._creates_response and batch and batch[-1].type in TERMINAL_EVENTS):
             return False
-        self._request_record.observe(batch[-1])
+        self._record.observe(batch[-1])
         return True
 
     def _awaits_first_output(self, batch: Sequence[Any]) -> bool:
@@ -361,8 +443,8 @@ class EventStream(Response):
         if not batch:
             return True
         if batch[0].type in INITIAL_EVENTS:
-            self._request_record.observe(batch[0])
+            self._record.observe(batch[0])
         if batch[-1].type in INITIAL_EVENTS:
             return True
-        self._request_record.first_output_s = self._request_record.elapsed_s()
+        self._record.first_output_s = self._record.elapsed_s()
         return False

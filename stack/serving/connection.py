@@ -53,7 +53,7 @@ class HoldableFlow(FlowControl):
         self.resume_reading()
 
     def resume_reading(self) -> None:
-        if not self.held:
+        if self.read_paused and not self.held:
             super().resume_reading()
 
 

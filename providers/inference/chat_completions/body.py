@@ -52,10 +52,12 @@ ENGINE_FIELDS: Final = (
 )
 """Request fields that OpenAI's API does not have."""
 
-COPIED_FIELDS: Final = (
-    *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"),
-    *("max_completion_tokens", "reasoning_effort", "verbosity", "logprobs", "top_logprobs", "prompt_cache_key"),
-    *ENGINE_FIELDS,
+COPIED_FIELDS: Final = frozenset(
+    (
+        *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"),
+        *("max_completion_tokens", "reasoning_effort", "verbosity", "logprobs", "top_logprobs", "prompt_cache_key"),
+        *ENGINE_FIELDS,
+    )
 )
 VERBOSITY: Final[Mapping[str | None, str]] = {
     "low": "Keep the answer short: say what was asked for and no more.",
@@ -91,9 +93,8 @@ def request_to_body(request: ChatRequest, dialect: ChatDialect, *, is_streamed: 
         refuse_engine_options(request)
     body = _build_prompt(request, dialect)
     set_fields = request.model_fields_set
-    for name in [name for name in COPIED_FIELDS if name in set_fields]:
-        value = getattr(request, name)
-        if value is None:
+    for name, value in vars(request).items():
+        if name not in COPIED_FIELDS or name not in set_fields or value is None:
             continue
         if name in ENGINE_FIELDS and dialect.engine == "openai":
             if name == "cache_salt" and value.startswith(TENANT_SALT_PREFIX):
@@ -122,7 +123,7 @@ def request_to_tokenize_body(request: ChatRequest, dialect: ChatDialect) -> byte
 def _build_prompt(request: ChatRequest, dialect: ChatDialect) -> dict[str, Any]:
     body: dict[str, Any] = {"model": request.model}
     texts: dict[str, Any] = {"messages": _build_messages(request.messages, dialect)}
-    if tools := _build_tools(request, dialect):
+    if request.tools and (tools := _build_tools(request, dialect)):
         texts["tools"] = tools
     neutralize = dialect.neutralize_control_tokens
     if neutralize is None:
@@ -297,6 +298,8 @@ def _build_tool_options(request: ChatRequest) -> dict[str, Any]:
 
 def _build_guidance(request: ChatRequest) -> dict[str, Any]:
     """Return `structured_outputs` for the older names. Raises InvalidRequest where both are there."""
+    if GUIDED_FIELDS.keys().isdisjoint(request.model_fields_set):
+        return {}
     names = [name for name in GUIDED_FIELDS if getattr(request, name) is not None]
     if not names:
         return {}

@@ -54,7 +54,6 @@ _CAUTION: Final[Sequence[EndReason]] = ("tool_calls", "stop", "length", "content
 """Finish reasons by what they take from an answer. Of two for one end, the later in this order counts."""
 _MAX_UNREAD: Final = 64
 """Chunks in which nothing was read that are kept until something is read."""
-
 _MAX_RECENT_TEXTS: Final = 1024
 """Deltas at the end of a text in which a call is looked for."""
 
@@ -310,11 +309,12 @@ class ChatChunkReader(ChunkReader):
         delta = choice.delta
         if delta is not None and choice.is_message:
             self._drop_repetitions(delta, is_last=choice.finish_reason is not None)
-        if delta is None or not _holds_something(delta):
+        holds_something = delta is not None and _holds_something(delta)
+        if not holds_something:
             self._keep_unread(payload)
         elif self._finish_reason is not None:
             self._finish_is_early = True
-        if delta is not None:
+        if delta is not None and (holds_something or choice.logprobs is not None):
             self._handle_delta(delta, choice.logprobs)
         self._end_choice(choice)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from apis.deltas import Usage
 
@@ -38,4 +38,4 @@ def parse_usage(value: object) -> Usage:
 
 
 def _as_mapping(value: object) -> Mapping[str, Any]:
-    return cast(Mapping[str, Any], value) if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType] - read as it is

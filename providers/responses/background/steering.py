@@ -2,8 +2,7 @@
 write that stores the end of the one before."""
 
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -35,7 +34,7 @@ from providers.responses.run.mailbox import (
     not_active_error,
     read_mailbox,
 )
-from providers.responses.run.open_mailbox import OpenMailboxes
+from providers.responses.run.open_mailbox import OpenMailbox, OpenMailboxes
 from providers.responses.run.pending_response import PendingResponse
 from providers.responses.store.history import FinishedResponse, History
 from providers.responses.store.history_cache import TurnPosition
@@ -61,7 +60,7 @@ class Steering:
         self._history = history
         self._runs = runs
         self._event_log = event_log
-        self._wake = wake
+        self.wake = wake
         self.mailboxes = OpenMailboxes(kv, history.retention_s)
         self.offers = Offers(kv, self.mailboxes, has_others, poll_s)
 
@@ -143,23 +142,18 @@ class Steering:
                     raise
                 continue  # more was sent before this write
             if successor is not None:
-                self._wake()
+                self.wake()
             return
 
-    @contextmanager
-    def opened(self, pending: PendingResponse, find_key: Callable[[], Awaitable[str]]) -> Generator[PendingResponse]:
-        """Yield a response that its request runs, and that takes input while the context is entered. `find_key` returns
-        the id of the key that sent the request."""
-        mailbox = self.mailboxes.create(
+    def create_mailbox(self, pending: PendingResponse, find_key: Callable[[], Awaitable[str]]) -> OpenMailbox:
+        """Return the mailbox of a response that its request runs. `find_key` returns the id of the key that sent the
+        request. Where the mailbox has had input, call `wake` after the response."""
+        return self.mailboxes.create(
             pending.request,
             (pending.tenant, pending.ids.response_id),
             pending.agent_loop.end_after_turn,
             partial(self._follow_request, pending, find_key),
         )
-        with self.mailboxes.opened(mailbox):
-            yield msgspec.structs.replace(pending, mailbox=mailbox)
-        if mailbox.mailbox is not None:
-            self._wake()
 
     async def _follow_request(
         self,

@@ -64,12 +64,11 @@ def apply_configuration_updates(request: CreateResponse, index: ItemIndex) -> Cr
     return request.model_copy(update=changes) if changes else request
 
 
-async def check_large_format(request: CreateResponse) -> None:
+async def check_large_format(text: TextOptions) -> None:
     """Check the schema of the answer in a thread, if it is large; `build_chat`, which raises its errors, then knows the
     result."""
-    text_format = request.text.format if request.text else None
-    if isinstance(text_format, JsonSchema):
-        await check_large_schemas([(text_format.schema_, True)])
+    if isinstance(text.format, JsonSchema):
+        await check_large_schemas([(text.format.schema_, True)])
 
 
 def build_chat(

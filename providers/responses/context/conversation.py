@@ -12,7 +12,7 @@ from apis.wire.base import value_to_kept_json
 from apis.wire.item_parts import InputFile, InputImage
 from apis.wire.item_types import ITEM_TYPES
 from apis.wire.items import AssistantMessage, InputMessage, Item
-from providers.common.fair_turns import do_in_turns, end_pass
+from providers.common.fair_turns import FEW_VALUES, do_in_turns, end_pass
 from providers.responses.context.messages import ItemReader, items_to_messages
 from providers.responses.context.window import (
     CompactionContent,
@@ -64,6 +64,11 @@ class Conversation(msgspec.Struct, frozen=True):
     """Root of the response's chain; empty where nothing can continue the response."""
 
     @property
+    def _is_short(self) -> bool:
+        """It takes less to read than to be cut into pieces."""
+        return len(self.history.items) + len(self.input_items) <= FEW_VALUES
+
+    @property
     def items(self) -> Sequence[Item]:
         """All items before the response."""
         return [*self.history.items, *self.input_items]
@@ -82,6 +87,8 @@ class Conversation(msgspec.Struct, frozen=True):
 
     async def read_messages(self, *, supports_namespaces: bool = False) -> list[Message]:
         """Return what `messages` returns before the response; a long conversation is read at turns of the tenant."""
+        if self._is_short:
+            return self.messages(supports_namespaces=supports_namespaces)
         window = self.window()
         await end_pass(window.recent_items)
         reader = ItemReader(
@@ -144,6 +151,8 @@ class Conversation(msgspec.Struct, frozen=True):
 
     async def store_input_items(self, ids: ResponseIds) -> bytes:
         """Return what `input_items_to_json` returns; many items are written at turns of the tenant."""
+        if self._is_short:
+            return self.input_items_to_json(ids)
         stored: list[dict[str, Any]] = []
         await do_in_turns(self.input_items, lambda item: stored.append(stored_item(item, ids)), ITEM_WORK)
         return value_to_kept_json(stored)

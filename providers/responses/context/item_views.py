@@ -121,9 +121,9 @@ class ItemView:
 
     def _show_event(self, event: ResponseStreamEvent) -> ResponseStreamEvent:
         if event.type in ITEM_EVENTS:
-            event = cast("ResponseItemEvent", event)
-            item = self._show_model(event.item)
-            return event if item is event.item else event.model_copy(update={"item": item})
+            item_event: ResponseItemEvent = event  # pyright: ignore[reportAssignmentType] - the types of events say so
+            item = self._show_model(item_event.item)
+            return event if item is item_event.item else event.model_copy(update={"item": item})
         response: Response | None = getattr(event, "response", None)
         shown = None if response is None else self.show_response(response)
         return event if shown is response else event.model_copy(update={"response": shown})

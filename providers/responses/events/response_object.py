@@ -21,7 +21,7 @@ from apis.errors import StackError
 from apis.responses import CreateResponse
 from apis.wire.base import remember_json
 from apis.wire.tool_choice import ChosenHostedTool
-from providers.responses.events.unvalidated import add_extra, copy_with, unvalidated
+from providers.responses.events.unvalidated import add_extra, build_unvalidated, copy_with, unvalidated
 
 _RANKED_TIERS: Final = {"flex": "flex", "fast": "priority", "priority": "priority", "ultrafast": "ultrafast"}
 """Name in a response of each tier that ranks it; `fast` and `priority` are one tier in OpenAI's API."""
@@ -47,7 +47,7 @@ _ECHOED_OBJECTS: Final = frozenset(
 """Fields of a request whose echo is an object, which has to be validated."""
 _NO_REASONING: Final = remember_json(Reasoning(effort=None, summary=None))
 _PLAIN_TEXT: Final = remember_json(ResponseTextConfig(format=ResponseFormatText(type="text"), verbosity="medium"))
-_build_response = unvalidated(Response)
+_UNSET_FIELDS: Final[Mapping[str, Any]] = {name: field.default for name, field in Response.model_fields.items()}
 _build_usage = unvalidated(ResponseUsage)
 _build_input_details = unvalidated(InputTokensDetails)
 _build_output_details = unvalidated(OutputTokensDetails)
@@ -97,7 +97,8 @@ def begin_response(
     }
     if _ECHOED_OBJECTS.isdisjoint(request.model_fields_set) and isinstance(request.tool_choice, str | None):
         choice = request.tool_choice or "auto"
-        response = _build_response(**fields, reasoning=_NO_REASONING, text=_PLAIN_TEXT, tool_choice=choice, tools=[])
+        fields |= {"reasoning": _NO_REASONING, "text": _PLAIN_TEXT, "tool_choice": choice, "tools": []}
+        response = build_unvalidated(Response, {**_UNSET_FIELDS, **fields}, {*fields})
         add_extra(response, extra)
         return response
     return Response.model_validate({**fields, **extra, **_echo_objects(request)})

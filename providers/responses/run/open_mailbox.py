@@ -4,8 +4,8 @@ Only this process writes it until the response has ended. It is stored if the re
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from typing import Self
 
 import msgspec
 from openai.types.responses import ResponseStreamEvent
@@ -30,8 +30,9 @@ async def keep_mailbox(finished: FinishedResponse, _: Mailbox) -> FinishedRespon
 
 
 class OpenMailbox:
-    """The mailbox of one response. `end_after_turn` lets the response end early, and `follow` decides what becomes of
-    the input at its end. `events` is where the events of the response go, while it runs."""
+    """The mailbox of one response, which takes input while it is entered as a context. `end_after_turn` lets the
+    response end early, and `follow` decides what becomes of the input at its end. `events` is where the events of the
+    response go, while it runs."""
 
     events: LiveEvents | None = None
 
@@ -41,6 +42,7 @@ class OpenMailbox:
         request: CreateResponse,
         subject: tuple[str, str],
         end_after_turn: Callable[[], None],
+        open_mailboxes: dict[tuple[str, str], "OpenMailbox"],
         *,
         life_s: float,
         follow: Follow = keep_mailbox,
@@ -51,12 +53,19 @@ class OpenMailbox:
         self.mailbox: Mailbox | None = None
         self._kv = kv
         self._request = request
-        self._key = mailbox_key(*subject)
+        self._open_mailboxes = open_mailboxes
         self._end_after_turn = end_after_turn
         self._life_s = life_s
         self._follow = follow
         self._is_written = self._is_closed = False
         self._writing = asyncio.Lock()
+
+    def __enter__(self) -> Self:
+        self._open_mailboxes[self.subject] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._open_mailboxes[self.subject]
 
     @property
     def is_stored(self) -> bool:
@@ -78,7 +87,7 @@ class OpenMailbox:
             steer = mailbox.add(request)
             if self.is_stored:
                 self._is_written = True
-                await self._kv.put(self._key, encode_record(mailbox), ttl_s=self._life_s)
+                await self._kv.put(mailbox_key(*self.subject), encode_record(mailbox), ttl_s=self._life_s)
             self.mailbox = mailbox
             self._end_after_turn()
             if is_announced:
@@ -92,10 +101,10 @@ class OpenMailbox:
 
     async def close(self) -> None:
         """Take no more input, once what is being stored is stored."""
-        if self._is_closed:
-            return
-        async with self._writing:
-            self._is_closed = True
+        if self._writing.locked():
+            async with self._writing:
+                self._is_closed = True
+        self._is_closed = True
 
     async def complete(self, finished: FinishedResponse) -> FinishedResponse:
         """Close the mailbox, and return the end of the response with what becomes of the input."""
@@ -106,13 +115,16 @@ class OpenMailbox:
             finished = await self._follow(finished, self.mailbox)
         if finished.has_mailbox:
             return finished
-        return msgspec.structs.replace(finished, extra_ops=[*finished.extra_ops, Delete(self._key)])
+        return msgspec.structs.replace(finished, extra_ops=[*finished.extra_ops, self._delete_op()])
 
     async def drop(self) -> None:
         """Delete what no response will read."""
         await self.close()
         if self._is_written:
-            await self._kv.write([Delete(self._key)], durable=False)
+            await self._kv.write([self._delete_op()], durable=False)
+
+    def _delete_op(self) -> Delete:
+        return Delete(mailbox_key(*self.subject))
 
 
 class OpenMailboxes:
@@ -132,16 +144,7 @@ class OpenMailboxes:
         follow: Follow = keep_mailbox,
     ) -> OpenMailbox:
         """Return the mailbox of a response that is about to run; the arguments are those of OpenMailbox."""
-        return OpenMailbox(self._kv, request, subject, end_after_turn, life_s=self._life_s, follow=follow)
-
-    @contextmanager
-    def opened(self, mailbox: OpenMailbox) -> Generator[None]:
-        """Let input come while the context is entered."""
-        self._open[mailbox.subject] = mailbox
-        try:
-            yield
-        finally:
-            del self._open[mailbox.subject]
+        return OpenMailbox(self._kv, request, subject, end_after_turn, self._open, life_s=self._life_s, follow=follow)
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Delete the mailbox of a response that has ended."""

@@ -64,8 +64,11 @@ class ResponseRunner:
         live = LiveEvents(sink, view, is_streamed=pending.request.stream is True)
         if pending.mailbox is not None:
             pending.mailbox.events = live
-        async with pending.lock or nullcontext():
+        if pending.lock is None:
             await self._run(pending, live, keep)
+        else:
+            async with pending.lock:
+                await self._run(pending, live, keep)
 
     async def run_input_only(
         self, pending: PendingResponse, sink: Sink[ResponseStreamEvent], view: ItemView, keep: Keep = _keep_nothing

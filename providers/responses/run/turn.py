@@ -57,8 +57,8 @@ class TurnStream:
     """Turns the delta batches of one chat into events. After the last batch, `finish` says how the turn ended, and the
     calls are sorted by who acts on them: the client runs `client_calls`, and while the model goes on `async_calls`,
     this server runs `hosted_calls`, and the model reads why its `rejected_calls` were not run; `grammar_calls` wait for
-    `place_client_calls`. `has_message` is true
-    once a message opened; `delta_count` is the number of deltas, with those that are delayed before they come here.
+    `place_client_calls`. `has_message` is true once a message opened, and `has_reasoning` once reasoning did.
+    `delta_count` is the number of deltas, with those that are delayed before they come here.
     Hosted calls beyond `hosted_calls_left` are rejected."""
 
     __slots__ = (
@@ -76,6 +76,7 @@ class TurnStream:
         "finish",
         "grammar_calls",
         "has_message",
+        "has_reasoning",
         "hosted_calls",
         "rejected_calls",
         "tool_choice_policy",
@@ -96,7 +97,7 @@ class TurnStream:
         self.async_calls: list[ClientCall] = []
         self.grammar_calls: list[CustomToolCall] = []
         self.rejected_calls: list[ToolResultRecord] = []
-        self.has_message = False
+        self.has_message = self.has_reasoning = False
         self.delta_count = 0
         self._delayed_chars = 0
         self._calls: dict[str, Call] = {}
@@ -180,7 +181,7 @@ class TurnStream:
         """Return the usage of the ended turn. Where the server does not count the tokens of the reasoning that it sent,
         they are estimated: its share of the output's characters."""
         usage = finish.usage
-        if usage.reasoning_tokens or not usage.output_tokens:
+        if usage.reasoning_tokens or not usage.output_tokens or not self.has_reasoning:
             return usage
         reasoning, others = self._count_chars()
         if not reasoning:
@@ -273,6 +274,7 @@ class TurnStream:
         if is_new or not isinstance(self._open_item, OpenReasoning) or self._open_item.is_summarized:
             self._close_open_item(events)
             self._open_complete_calls(events)
+            self.has_reasoning = True
             self._open_item = OpenReasoning(
                 self._output.ids.new_item_id(id_prefix("reasoning")),
                 self._output.reserve_index(),

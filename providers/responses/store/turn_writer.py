@@ -215,10 +215,10 @@ class TurnWriter:
         if (successor := new.successor) is not None:  # a branch from here on, which keeps this turn
             branch = branch_key(tenant, position, _line_of(successor.response_id))
             writes += [Put(branch, b"", successor.life_s), *successor.build_ops(position)]
-        item_ids = client_item_ids(turn)
-        await end_pass(item_ids)
-        writes += [Put(record_key(tenant, "item", each), turn.id.encode(), ttl_s) for each in item_ids]
-        await end_pass(item_ids)
+        if item_ids := client_item_ids(turn):
+            await end_pass(item_ids)
+            writes += [Put(record_key(tenant, "item", each), turn.id.encode(), ttl_s) for each in item_ids]
+            await end_pass(item_ids)
         versions = await self._kv.write([*writes, *new.extra_ops])
         return None if versions is None else TurnAdded(turn, position, versions[len(writes) :])
 

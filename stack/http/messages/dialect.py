@@ -31,7 +31,7 @@ def speaks_messages(scope: Scope) -> bool:
 
 def has_version(scope: Scope) -> bool:
     """Return true if the sender names a version of Anthropic's API, for paths that OpenAI's API has, too."""
-    return find_header(scope["headers"], VERSION_HEADER) is not None
+    return find_header(scope, VERSION_HEADER) is not None
 
 
 def message_status(error: StackError) -> int:

@@ -34,7 +34,7 @@ def _with_beta(handler: Handler) -> Handler:
 
     @wraps(handler)
     async def handle(http: Request, context: HttpContext, services: Services) -> Response:
-        betas = (find_header(http.scope["headers"], _BETA_HEADER) or "").split(",")
+        betas = (find_header(http.scope, _BETA_HEADER) or "").split(",")
         if BETA not in [beta.strip() for beta in betas]:
             raise InvalidBeta(f"The Agents API is a beta: send the header 'OpenAI-Beta: {BETA}'.")
         return await handler(http, context, services)

@@ -20,6 +20,7 @@ from apis.agents.sessions import (
     TurnListParams,
     UpdateSession,
 )
+from apis.sink import put_all
 from providers.common.fair_turns import run_long
 from stack.http.answers import list_response
 from stack.http.context import HttpContext, Services
@@ -86,7 +87,9 @@ async def create_session(http: Request, context: HttpContext, services: Services
         return object_response(session, CREATED)
     obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
     batches = agents.sessions.follow_creation(session["id"], tenant=tenant)
-    return _CreatedStream(batches, _frame_encoder(obfuscate), services.monitor, context.request_record)
+    return _CreatedStream(
+        partial(put_all, batches), _frame_encoder(obfuscate), services.monitor, context.request_record
+    )
 
 
 async def list_sessions(http: Request, context: HttpContext, services: Services) -> Response:
@@ -124,7 +127,10 @@ async def stream_events(http: Request, context: HttpContext, services: Services)
     params = read_query(http, EventStreamParams)
     batches = require_agents(services).sessions.follow(_session_id(http), params, tenant=context.tenant)
     return EventStream(
-        batches, _frame_encoder(bool(params.include_obfuscation)), services.monitor, context.request_record
+        partial(put_all, batches),
+        _frame_encoder(bool(params.include_obfuscation)),
+        services.monitor,
+        context.request_record,
     )
 
 

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from apis.deltas import TextDelta, Usage
 from apis.errors import Unsupported
 from apis.inference import Inference
-from apis.sink import ConvertedSink, LastBatch, Sink, Stream
+from apis.sink import ConvertedSink, LastBatch, Sink
 from apis.transcription import MAX_AUDIO_BYTES, CreateTranscription, Transcript, TranscriptionRequest
 from providers.common.fair_turns import run_long
 from stack.http.answers import json_response
@@ -36,7 +36,7 @@ async def create_transcription(http: Request, context: HttpContext, services: Se
     request = await _read_request(http, context, services)
     inference, record = services.stack.inference, context.request_record
     if request.stream:
-        events = Stream(partial(_put_events, inference, request, record))
+        events = partial(_put_events, inference, request, record)
         monitor = services.monitor
         return EventStream(events, encode_typed_events, monitor, record, encode_error=encode_stream_error)
     work = inference.transcribe(request, LastBatch[str]())

@@ -31,7 +31,7 @@ from apis.deltas import (
     Usage,
 )
 from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
-from apis.sink import LastBatch, ReceivingSink, Sink, Stream
+from apis.sink import LastBatch, ReceivingSink, Sink
 from apis.wire.base import Wire, sdk_model_to_json
 from apis.wire.request_options import ModerationOptions
 from providers.common.grammars.chat import check_chat
@@ -98,9 +98,12 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
         build = partial(builder.build_chunks, wants_usage=wants_usage)
-        chunks = Stream[ChatCompletionChunk](lambda sink: stream(ReceivingSink(sink, build)))
+
+        async def put_chunks(sink: Sink[ChatCompletionChunk]) -> None:
+            await stream(ReceivingSink(sink, build))
+
         return EventStream(
-            chunks, encode_chunks, services.monitor, context.request_record, encode_error=encode_stream_error
+            put_chunks, encode_chunks, services.monitor, context.request_record, encode_error=encode_stream_error
         )
     completion = await run_while_connected(http.scope, http.receive, builder.build_completion(stream))
     return json_response(sdk_model_to_json(completion))

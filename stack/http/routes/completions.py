@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -21,6 +22,7 @@ from apis.completion import (
 )
 from apis.deltas import Usage
 from apis.errors import InvalidRequest, UpstreamError
+from apis.sink import put_all
 from stack.http.answers import json_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_metered
@@ -50,7 +52,11 @@ async def create_completion(http: Request, context: HttpContext, services: Servi
     if request.stream:
         chunks = builder.stream_chunks(batches)
         return EventStream(
-            chunks, encode_chunks, services.monitor, context.request_record, encode_error=encode_stream_error
+            partial(put_all, chunks),
+            encode_chunks,
+            services.monitor,
+            context.request_record,
+            encode_error=encode_stream_error,
         )
     completion = await run_while_connected(http.scope, http.receive, builder.build_completion(batches))
     return json_response(orjson.dumps(completion))

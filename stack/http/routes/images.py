@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -25,6 +26,7 @@ from apis.image_generator import (
     SourceImage,
 )
 from apis.images import CreateImage, EditImage
+from apis.sink import put_all
 from providers.common.fair_turns import run_long
 from stack.http.answers import json_response
 from stack.http.context import HttpContext, Services, require_section
@@ -136,7 +138,11 @@ async def _respond(http: Request, context: HttpContext, services: Services, job:
     if request.stream:
         monitor, record = services.monitor, context.request_record
         return EventStream(
-            maker.stream_events(), encode_typed_events, monitor, record, encode_error=encode_stream_error
+            partial(put_all, maker.stream_events()),
+            encode_typed_events,
+            monitor,
+            record,
+            encode_error=encode_stream_error,
         )
     images = await run_while_connected(http.scope, http.receive, maker.make_all())
 

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from apis.messages import CountMessageTokens, CreateMessage
 from apis.responses import CreateResponse, ReasoningOptions
-from apis.sink import Stream
 from providers.common.fair_turns import run_long
 from stack.http.answers import json_response, value_response
 from stack.http.context import HttpContext, Services
@@ -45,7 +44,7 @@ async def create_message(http: Request, context: HttpContext, services: Services
     if request.stream:
         events = MessageEvents(form)
         return MessageStream(
-            *(Stream(respond), events.encode, services.monitor, record),
+            *(respond, events.encode, services.monitor, record),
             creates_response=True,
             encode_error=events.encode_error,
         )
@@ -77,7 +76,7 @@ def _add_server_options(
     """Return the request with the key by which the requests of one session of an agent find the same cache, and with a
     summary where the text of reasoning is hidden."""
     changes: dict[str, Any] = {}
-    session = find_header(http.scope["headers"], _SESSION_HEADER)
+    session = find_header(http.scope, _SESSION_HEADER)
     if session and len(session) <= _MAX_KEY_CHARS:
         changes["prompt_cache_key"] = session
     if services.stack.responses.hides_reasoning and form.shows_thinking and not form.omits_thinking:

@@ -1,6 +1,6 @@
 """/v1/responses: create, read, stream, cancel and delete responses, count their input, compact their conversation."""
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from apis.deltas import Usage
 from apis.errors import InvalidRequest, NotFound
 from apis.events import ResponseEvent
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
-from apis.sink import LastBatch, Sink, Stream
+from apis.sink import LastBatch, Sink, put_all
 from apis.storage.keys import new_response_id
 from apis.wire.base import remembered_json
 from providers.common.fair_turns import end_pass, run_long
@@ -24,7 +24,7 @@ from stack.http.request_body import read_counted, read_metered, read_query
 from stack.http.request_record import RequestRecord
 from stack.http.route import RESPONSES, Route
 from stack.http.sse import ApiDialect, encode_frames, read_dialect, response_to_json
-from stack.http.streams import EventStream, run_while_connected
+from stack.http.streams import EventStream, Produce, run_while_connected
 
 _LARGE_BYTES: Final = 256 * 1024
 """Bytes, or characters, of a response that is encoded in the tenant's turn."""
@@ -54,7 +54,7 @@ async def create_response(http: Request, context: HttpContext, services: Service
     if request.stream:
         obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
         return _stream_events(
-            *(http, services, Stream(respond), record),
+            *(http, services, respond, record),
             obfuscate=obfuscate,
             creates_response=True,
             outlives_client=outlives_client,
@@ -123,7 +123,7 @@ async def get_response(http: Request, context: HttpContext, services: Services) 
             parse_response_id(http), after, include=include, tenant=context.tenant
         )
         obfuscate = http.query_params.get("include_obfuscation") == "true"
-        return _stream_events(http, services, batches, context.request_record, obfuscate=obfuscate)
+        return _stream_events(http, services, partial(put_all, batches), context.request_record, obfuscate=obfuscate)
     response = await services.stack.responses.get(parse_response_id(http), include=include, tenant=context.tenant)
     return await _respond(http, services, response)
 
@@ -193,7 +193,7 @@ def _frame_encoder(dialect: ApiDialect, obfuscate: bool) -> Callable[[Sequence[A
 def _stream_events(
     http: Request,
     services: Services,
-    batches: AsyncGenerator[Sequence[Any]],
+    produce: Produce,
     request_record: RequestRecord,
     *,
     obfuscate: bool,
@@ -202,7 +202,7 @@ def _stream_events(
 ) -> Response:
     dialect = read_dialect(http.scope, services.stack.config.server.dialect)
     return EventStream(
-        batches,
+        produce,
         _frame_encoder(dialect, obfuscate),
         services.monitor,
         request_record,

@@ -1,12 +1,14 @@
 """When the parts of an event stream leave."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.types import Message
 
+from apis.sink import put_all
 from providers.common.fair_turns import TenantTurn, turn_of
 from stack.http.peer import Peer, peer_state
 from stack.http.request_record import RequestRecord
@@ -60,7 +62,7 @@ async def test_the_first_output_leaves_before_the_next_batch_is_made(*, is_ready
         yield [END]
 
     stream = EventStream(
-        batches(),
+        partial(put_all, batches()),
         lambda batch: batch[0].type.encode(),
         StreamMonitor(60),
         RequestRecord("req_1", "POST", "/responses"),

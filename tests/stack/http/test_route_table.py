@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from apis.batches.batches import BatchEndpoint
 from stack.config import StackConfig
-from stack.http.gates import Gates
+from stack.http.gates import CorsPolicy, Gates
 from stack.http.request_record import OTHER
 from stack.http.route import ADMINISTRATION, ANY_KEY, FILES, RESPONSES, Route
 from stack.http.route_table import RouteTable
@@ -93,7 +93,10 @@ def test_every_create_that_takes_an_idempotency_key_has_a_delete_that_forgets_it
 
 
 def test_the_architecture_names_the_gates_in_their_order() -> None:
-    gates = Gates(StackConfig.model_validate({"inference": SCRIPTED, "kv_store": MEMORY}), None)
+    # each gate has something to check: keys of two tenants, listed origins, and figures that only administrators see
+    keys = [{"key": f"{tenant}-{'k' * 32}", "tenant": tenant} for tenant in ("one", "other")]
+    config = StackConfig.model_validate({"inference": SCRIPTED, "kv_store": MEMORY, "server": {"api_keys": keys}})
+    gates = Gates(config, CorsPolicy(["*"]))
     order = [getattr(gate, "__name__", "") for gate in (*gates.of_all, *gates.of_callers)]
     text = (ROOT / "ARCHITECTURE.md").read_text()
     assert (
