@@ -33,6 +33,7 @@ from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record, scan_groups
 from apis.telemetry import TRACE_HEADERS, telemetry
 from providers.common.jobs import MAX_UNRETURNED, Claim, Job, JobRecord
+from providers.common.state.change import repeat_until_true
 from providers.common.state.scan import report_damaged, scan_records
 from providers.common.state.worker_signs import WorkerSign
 from providers.responses.background.ranks import (
@@ -206,7 +207,8 @@ class Runs:
             if await lease.acquire([put_run, put_request, *extra_ops], durable=True) is None:
                 raise LeaseLost
             return self._build_claim(run, lease, stored_request)
-        while True:
+
+        async def attempt() -> bool:
             run.slot_key = await self._draw_free_slot(ref.tenant, rank)
             ops = [
                 Put(ref.run_key, encode_record(run), retention_s, ABSENT),
@@ -216,10 +218,14 @@ class Runs:
                 Put(run.slot_key, ref.id.encode(), retention_s, ABSENT),
             ]
             if await self._kv.write(ops) is not None:
-                telemetry().add("stack.responses.queued", 1)
-                return None
+                return True
             if not await self._do_hold(extra_ops):
                 raise LeaseLost  # else another run has taken the slot, and may have left it again
+            return False
+
+        await repeat_until_true(attempt)
+        telemetry().add("stack.responses.queued", 1)
+        return None
 
     def queue_ops(self, ref: ResponseRef, rank: Rank, stored_request: StoredRequest) -> list[Op]:
         """Return the writes by which a run waits for a worker, without a limit of waiting runs."""

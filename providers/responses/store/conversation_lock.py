@@ -8,17 +8,17 @@ response follows items that it has not seen.
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
-from typing import Final, TypeVar
+from typing import Final
 
 import orjson
 
 from apis.errors import ConversationLocked, ConversationLost, NotFound, StackError, StoreUnavailable
 from apis.storage.kv_store import Entry, KVStore, Op
 from apis.storage.lease import Lease, LeaseLost, release_lease_of
+from providers.common.state.change import repeat_until_true
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.conversation_items import ConversationKeys, build_append_ops, load_conversation_state
 
-BatchT = TypeVar("BatchT")
 LEASE_S: Final = 15.0
 
 
@@ -42,7 +42,8 @@ class ConversationLock:
     async def acquire(self) -> None:
         """Acquire the lock, also where another worker acquired it for this response. Raises ConversationLocked if
         another response holds it, NotFound if there is no such conversation."""
-        while True:
+
+        async def attempt() -> bool:
             entry = (await load_conversation_state(self._kv, self.ref)).lock_entry
             if entry is None:
                 versions = await self._lease.acquire()
@@ -51,12 +52,14 @@ class ConversationLock:
             else:
                 raise ConversationLocked(self.ref.id)
             if versions is None:
-                continue
+                return False
             # an earlier writer may have moved the end since the state was read; from now on no other can
             self._end_entry = await self._kv.get(self.ref.record_key("conversation_end"))
-            if self._end_entry is not None:
-                return
-            await self.release()
+            if self._end_entry is None:
+                await self.release()
+            return self._end_entry is not None
+
+        await repeat_until_true(attempt)
 
     async def is_held(self) -> bool:
         """Return True if the response, in any worker, holds the lock of a conversation that still exists."""

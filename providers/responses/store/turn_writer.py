@@ -16,6 +16,7 @@ from apis.errors import StoredValueTooLarge
 from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, Delete, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record
 from providers.common.fair_turns import end_pass
+from providers.common.state.change import repeat_until_true
 from providers.common.state.scan import decode_or_skip, skipping_damaged
 from providers.responses.events.ids import response_id_of
 from providers.responses.store.history_cache import LoadedHistory, StoredTurn, TurnPosition
@@ -141,14 +142,18 @@ class TurnWriter:
     async def _delete_turn(self, tenant: str, position: TurnPosition, turn: StoredTurn, ops: Sequence[Op]) -> bool:
         """Delete a turn, with `ops`; return False if others follow it, and then only `ops` were applied."""
         key, following = line_key(tenant, position.line), TurnPosition(position.line, position.depth + 1)
-        while True:
+        has_children = False
+
+        async def attempt() -> bool:
+            nonlocal ops, has_children
             version = _version(await self._kv.get(key))
-            if await self._has_children(tenant, position):
+            has_children = await self._has_children(tenant, position)
+            if has_children:
                 if not ops:
-                    return False
+                    return True
                 await self._kv.write(ops)
                 ops = ()  # the last of the others may just be deleted: then this turn is deleted now or with it
-                continue
+                return False
             writes: list[Op] = [
                 *ops,
                 Delete(turn_key(tenant, position)),
@@ -157,8 +162,10 @@ class TurnWriter:
             ]
             if turn.fork_point is not None:
                 writes.append(Delete(branch_key(tenant, TurnPosition(*turn.fork_point), position.line)))
-            if await self._kv.write(writes) is not None:
-                return True
+            return await self._kv.write(writes) is not None
+
+        await repeat_until_true(attempt)
+        return not has_children
 
     async def _has_children(self, tenant: str, position: TurnPosition) -> bool:
         following = turn_key(tenant, TurnPosition(position.line, position.depth + 1))
