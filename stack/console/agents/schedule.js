@@ -41,7 +41,7 @@ export function Schedule({ route, models }) {
     ${!schedule && !error && html`<${Skeleton} />`}
     ${schedule &&
     html`${schedule.pause_reason && html`<div class="notice">${REASONS[schedule.pause_reason] || schedule.pause_reason}</div>`}
-      <div class="two">
+      <div class="two side-first">
         <${EditSchedule} schedule=${schedule} models=${models} onSaved=${setSchedule} />
         <div class="side"><${Next} schedule=${schedule} />
           <section aria-label="Last runs"><h2>Last runs</h2>

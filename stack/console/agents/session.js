@@ -78,13 +78,14 @@ export function Session({ route }) {
     ${session && html`<${Facts} session=${session} environment=${state.environment} />`}
     <div class="turns" ref=${box} onScroll=${scrolled} tabindex="0" role="region" aria-label="Timeline"><div ref=${content}>
       ${!session && !live.failure && html`<${Skeleton} />`}
+      ${!session && live.failure && html`<${Failure} error=${live.failure} />`}
       ${state.hasEarlier && html`<button class="more" onClick=${page("showEarlier")}>Earlier items</button>`}
       ${session && html`<${Timeline} state=${state} artifacts=${artifacts} model=${model} />`}
       ${!state.isAtEnd && html`<div class="row"><button onClick=${page("showLater")}>Later items</button><button onClick=${page("showNewest")}>Newest items</button></div>`}
       ${((session?.error && !hasFailedTurn(state)) || state.error) && html`<div class="failure" role="alert"><b>${session?.error || state.error.message}</b><div class="quiet">The next message begins a new turn.</div></div>`}
     </div></div>
     ${live.tries > 0 && html`<div class="notice" role="status"><b>The connection broke off.</b> The session goes on without it. Asking for what followed again, try ${live.tries}.</div>`}
-    ${live.failure && html`<${Failure} error=${live.failure} />`}
+    ${session && live.failure && html`<${Failure} error=${live.failure} />`}
     ${error && html`<${Failure} error=${error} />`}
     ${session && html`<${Waiting} actions=${session.required_actions || []} onAnswer=${(action, event) => live.answer(action, event)} /><${Steer} id=${id} live=${live} works=${works} onSent=${() => (follows.current = true)} />`}
   </div>`;

@@ -21,7 +21,7 @@ const COLUMNS = [
   ["State", (row) => html`<${Status} status=${row.status} />`],
   ["Agent", (row) => html`<span class="clip">${row.agent.name || row.agent.model}</span>`],
   ["Note", (row) => html`<span class="clip quiet">${noteOf(row)}</span>`],
-  ["Tokens", (row) => html`<span class="tabular">${row.usage ? count(row.usage.total_tokens) : ""}</span>`],
+  ["Tokens", (row) => html`<span class="tabular">${row.usage ? html`${count(row.usage.total_tokens)}<span class="unit"> tokens</span>` : ""}</span>`],
   ["Active", (row) => html`<${Time} at=${row.last_active_at} />`],
 ];
 
