@@ -14,6 +14,7 @@ import { MessageBox } from "./message_box.js";
 import { ObjectBar } from "./section_bar.js";
 import { Timeline } from "./timeline.js";
 import { Waiting } from "./waiting.js";
+import { Workspace } from "./workspace.js";
 
 const SLACK_PX = 60;
 
@@ -96,13 +97,13 @@ const hasFailedTurn = ({ turns, items }) => Boolean(turns.get(items.at(-1)?.turn
 
 function Facts({ session, environment }) {
   const { agent, metadata } = session;
-  const place = environment || session.environment || { type: "none" };
+  const place = { ...session.environment, ...environment };
   const facts = Object.keys(metadata || {}).length;
   return html`<div class="facts quiet">
     <span class="row">agent ${agent.name || ""} <${Id} id=${agent.id} href=${hashOf({ view: "agents", id: agent.id })} /></span>
     <span>${agent.model}</span><span>begun <${Time} at=${session.created_at} /></span>
     ${session.usage && html`<span class="tabular">${count(session.usage.total_tokens)} tokens</span>`}
-    ${place.type !== "none" && html`<span>environment ${place.type.replace(/_/g, " ")}${place.status ? ` · ${place.status}` : ""}</span>`}
+    ${place.type !== "none" && html`<${Workspace} environment=${place} />`}
     <details><summary>Details</summary><${JsonTree} value=${facts ? { metadata, agent } : { agent }} open=${1} /></details>
   </div>`;
 }

@@ -33,7 +33,8 @@ function step(state, event) {
   if (type === "error") return { ...state, error: event.error };
   if (event.session) return { ...state, session: event.session, error: null };
   if (event.turn) return withTurns(state, [event.turn]);
-  if (event.environment) return { ...state, environment: event.environment };
+  if (event.environment) return { ...state, environment: { ...state.environment, ...event.environment } };
+  if (event.reset_count !== undefined) return { ...state, environment: { ...state.environment, id: event.environment_id, resets: event.reset_count } };
   const name = type.replace(/^agent\.(session\.turn|output)\./, "");
   if (name === "item.added") return withItem(state, event);
   if (name === "item.done") return changeItem(state, event.item.id, () => ({ ...event.item, turn_id: event.item.turn_id || event.turn_id }), event);
