@@ -3,7 +3,7 @@
 import { apiPath, saveBlob } from "../api.js";
 import { bytes } from "../format.js";
 import { Icon } from "../parts/icons.js";
-import { html, useEffect, useState } from "../vendor/preact.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { read, readBlob } from "./api.js";
 
 /** Kinds of pictures that only show; an SVG could do more. */
@@ -14,12 +14,13 @@ const LISTED = 100;
 /** The newest artifacts by their turns, read again whenever `version` changes; none where the server has none. */
 export function useArtifacts(sessionId, version, isOffered) {
   const [byTurn, setByTurn] = useState(new Map());
+  const isRefused = useRef(false);
   useEffect(() => {
-    if (!isOffered) return undefined;
+    if (!isOffered || isRefused.current) return undefined;
     const stops = new AbortController();
     read(apiPath`agents/sessions/${sessionId}/artifacts`, { limit: LISTED }, stops.signal).then(
       ({ data }) => setByTurn(Map.groupBy(data.reverse(), ({ turn_id: id }) => id)),
-      () => {},
+      ({ status }) => (isRefused.current = status === 400 || status === 404),
     );
     return () => stops.abort();
   }, [sessionId, version, isOffered]);

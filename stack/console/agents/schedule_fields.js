@@ -50,6 +50,7 @@ export function fieldsOf(schedule) {
     target: target.type,
     who: schedule ? whoOf(target) : "",
     session: target.session_id || "",
+    hasWorkspace: (target.environment?.type || "none") !== "none",
     text: text ?? "",
     isText: text !== null,
   };
@@ -61,7 +62,7 @@ function targetOf(fields, before) {
   if (fields.target === "existing_session") return { type: "existing_session", session_id: fields.session.trim(), instructions: fields.text };
   if (fields.target === "response") return { type: "response", request: { ...before?.request, model: model || `agent/${fields.who}`, input: fields.isText ? fields.text : before.request.input } };
   const who = model ? { agent: { ...before?.agent, model } } : { agent_id: fields.who };
-  const { agent: _agent, agent_id: _id, ...rest } = before || { type: "new_session", environment: { type: "none" } };
+  const { agent: _agent, agent_id: _id, ...rest } = before || { type: "new_session", environment: { type: fields.hasWorkspace ? "openai_hosted" : "none" } };
   return { ...rest, ...who, input: input || before.input };
 }
 

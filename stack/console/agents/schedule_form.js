@@ -3,7 +3,9 @@
 import { apiPath } from "../api.js";
 import { shortId } from "../format.js";
 import { Failure, useUniqueId } from "../parts/states.js";
+import { Switch } from "../parts/tool_switches.js";
 import { hashOf } from "../route.js";
+import { reasonOf, useTools } from "../tools.js";
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { read, write } from "./api.js";
 import { EXAMPLES, TARGETS, bodyOf, fieldsOf, lackOf, ownZone, zones } from "./schedule_fields.js";
@@ -31,6 +33,7 @@ function Fields({ schedule, models, first = {}, onSave }) {
   const [error, setError] = useState(null);
   const [state, setState] = useState("");
   const set = (name) => (event) => (setFields({ ...fields, [name]: event.target.value }), setState(""));
+  const server = useTools();
   const body = bodyOf(fields, schedule);
   const lack = lackOf(fields);
   const mayPress = !lack && state !== "saving" && Object.keys(body).length > 0;
@@ -53,6 +56,7 @@ function Fields({ schedule, models, first = {}, onSave }) {
     <fieldset class="stack"><legend>What begins then</legend>
       ${schedule ? html`<p>${TARGETS[fields.target]}</p>` : html`<label>Work<select value=${fields.target} onChange=${set("target")}>${Object.entries(TARGETS).map(([type, words]) => html`<option key=${type} value=${type}>${words}</option>`)}</select></label>`}
       ${fields.target === "existing_session" ? html`<label>Session<input class="mono" placeholder="sess_…" value=${fields.session} onInput=${set("session")} /></label>` : html`<${Who} value=${fields.who} models=${models} onChange=${set("who")} />`}
+      ${fields.target === "new_session" && !schedule && html`<${Switch} label="With a workspace" note="a shell and files in a container of this server" reason=${reasonOf(server, "shell")} isOn=${fields.hasWorkspace} onChange=${(event) => setFields({ ...fields, hasWorkspace: event.target.checked })} />`}
       ${fields.isText ? html`<label>Message<textarea rows="4" value=${fields.text} onInput=${set("text")}></textarea></label>` : html`<p class="quiet small">Its input has several parts, which only the API can change.</p>`}
     </fieldset>
     ${error && html`<${Failure} error=${error} />`}

@@ -52,7 +52,11 @@ const LIVE = new Set(["ready", "connected"]);
 /** The state of an environment as the events tell it, or as it was read. */
 export function Workspace({ environment }) {
   const [isOpened, setOpened] = useState(false);
-  const { id, status, error } = environment;
+  const [found, setFound] = useState(null);
+  const { id, status, error } = { ...found, ...environment };
+  useEffect(() => {
+    if (!environment.status) read(apiPath`agents/environments/${id}`).then(setFound, () => {});
+  }, [id]);
   return html`<details class="workspace" onToggle=${(event) => setOpened(event.target.open)}>
     <summary>Workspace${status ? html` <${Status} status=${status} />` : ""}</summary>
     ${error && html`<p class="bad">${typeof error === "string" ? error : error.message}</p>`}
