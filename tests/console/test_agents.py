@@ -1,5 +1,6 @@
 """Agents, their sessions and their schedules in Chromium, with reloads, and a server that is killed in mid-turn."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -235,6 +236,33 @@ async def test_a_long_session_is_a_window_that_moves(open_page: OpenPage) -> Non
             await expect(page.get_by_text("the last", exact=True)).to_be_in_viewport()
 
 
+async def test_a_session_with_a_workspace_shows_commands_as_they_run(open_page: OpenPage) -> None:
+    commands = ["cat data.csv; sleep 2; touch made; echo end; exit 3"]
+    turns = scripted(
+        [{"call": "shell", "arguments": json.dumps({"commands": commands}), "id": "c1"}], [{"text": "Done."}]
+    )
+    async with (
+        serving(turns, tool_runtime={"provider": "python"}) as served,
+        open_page(f"{served.url}/#/agents/sessions/new") as page,
+    ):
+        await page.get_by_label("With a workspace").check()
+        file = {"name": "data.csv", "mimeType": "text/csv", "buffer": b"a,b\n"}
+        await page.locator("input[type=file]").set_input_files(file)  # type: ignore[arg-type]  # a FilePayload
+        await page.get_by_label("First message").fill("Look.")
+        await page.get_by_role("button", name="Start a session").click()
+        terminal = page.locator(".terminal")
+        await expect(terminal).to_contain_text("a,b", timeout=30_000)
+        await page.reload()
+        await expect(terminal).to_contain_text("a,b")
+        await expect(terminal).to_contain_text("end")
+        await expect(page.locator(".command_execution")).to_contain_text("exit code 3")
+        await expect(page.get_by_text("Done.")).to_be_visible()
+        await page.locator(".workspace summary").click()
+        await expect(page.locator(".workspace li")).to_contain_text(["data.csv", "made"])
+        await page.locator(".workspace input[type=file]").set_input_files({**file, "name": "added.csv"})  # type: ignore[arg-type]  # a FilePayload
+        await expect(page.locator(".workspace li")).to_contain_text(["added.csv", "data.csv", "made"])
+
+
 async def test_commands_and_artifacts_are_shown_and_nothing_of_them_runs(open_page: OpenPage) -> None:
     command = {
         "id": "cmd_1",
@@ -337,7 +365,7 @@ async def test_one_time_begins_a_response_or_a_message_to_a_session(open_page: O
             await page.reload()
             await page.get_by_label("Name", exact=True).fill(name)
             await page.get_by_label("Repeats").select_option("once")
-            await page.get_by_label("Work").select_option(work)
+            await page.get_by_role("combobox", name="Work").select_option(work)
             await fill()
             await page.get_by_role("textbox", name="Message").fill("Go on.")
             await page.get_by_role("button", name="Create the schedule").click()

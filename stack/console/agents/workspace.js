@@ -90,6 +90,7 @@ function Files({ id, status }) {
   };
   const isLive = !status || LIVE.has(status);
   return html`${error && html`<${Failure} error=${error} onRetry=${load} />`}
+    ${!page && html`<p class="quiet">Its files are read. While a command runs, this takes until its end.</p>`}
     ${page?.data.length === 0 && !error && html`<p class="quiet">It has no files.</p>`}
     <ul class="rows">${(page?.data || []).map((file) => html`<li key=${file.path} class="row"><${Icon} name="files" /><span class="clip mono">${file.path}</span><span class="grow"></span><span class="quiet small tabular">${bytes(file.size_bytes)}</span></li>`)}</ul>
     ${page?.next && html`<p class="quiet small">The first ${LISTED} are shown.</p>`}
