@@ -94,8 +94,10 @@ export class LiveSession {
     let turns = (await read(`${this.path}/turns`, { limit: 1 })).data;
     for (let tries = 1; ; tries += 1) {
       const number = numberBefore(turns[0]);
+      let isReplay = number !== undefined;
       const events = await this.connect(number).catch((error) => {
-        if (number === undefined || error.status !== 400) throw error;
+        if (!isReplay || error.status !== 400) throw error;
+        isReplay = false; // its first events are no longer stored
         return this.connect(undefined);
       });
       const [session, items, page] = await Promise.all([read(this.path), read(`${this.path}/items`, { limit: PAGE }), read(`${this.path}/turns`, { limit: TURNS })]);
@@ -107,7 +109,8 @@ export class LiveSession {
         this.state = { ...this.state, session }; // nothing has happened since: what is shown stays
         return events;
       }
-      this.state = withTurns({ ...emptySession(), environment, session, items: items.data.reverse(), hasEarlier: items.has_more }, turns);
+      const lastRead = (isReplay && items.data[0]?.id) || null;
+      this.state = withTurns({ ...emptySession(), environment, session, items: items.data.reverse(), hasEarlier: items.has_more, lastRead }, turns);
       this.oldestTurn = page.has_more ? turns.at(-1).id : null;
       await this.loadTurns();
       return events;

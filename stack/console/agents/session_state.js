@@ -1,6 +1,7 @@
 // From the events of a session to what is shown: a pure function, the same for live events and for those that were stored.
 //
 // The items are a window on the session: at most MOST_ITEMS of them, with `hasEarlier` and `isAtEnd` saying what is beyond.
+// `lastRead` is the last item that was read where the events begin before it: until they reach it, they bring no new one.
 
 /** Items that are shown, and kept, at once. */
 export const MOST_ITEMS = 240;
@@ -8,7 +9,7 @@ const DROPPED_AT_ONCE = 40;
 /** Characters of a command's output that are kept while it runs; its end is the part that counts. */
 const MOST_OUTPUT_CHARS = 100_000;
 
-export const emptySession = () => ({ session: null, turns: new Map(), items: [], hasEarlier: false, isAtEnd: true, lastNumber: undefined, environment: null, error: null });
+export const emptySession = () => ({ session: null, turns: new Map(), items: [], hasEarlier: false, isAtEnd: true, lastNumber: undefined, lastRead: null, environment: null, error: null });
 
 export const isFinal = (item) => Boolean(item.status) && item.status !== "in_progress";
 export const hasEnded = (turn) => ["completed", "failed", "cancelled"].includes(turn.status);
@@ -37,24 +38,26 @@ function step(state, event) {
   if (event.reset_count !== undefined) return { ...state, environment: { ...state.environment, id: event.environment_id, resets: event.reset_count } };
   const name = type.replace(/^agent\.(session\.turn|output)\./, "");
   if (name === "item.added") return withItem(state, event);
-  if (name === "item.done") return changeItem(state, event.item.id, () => ({ ...event.item, turn_id: event.item.turn_id || event.turn_id }), event);
+  if (name === "item.done") return changeItem(state, event.item.id, () => ({ ...event.item, turn_id: event.item.turn_id || event.turn_id }));
   const change = CHANGES[name];
   return change ? changeItem(state, event.item_id, (item) => (isFinal(item) ? item : change(item, event))) : state;
 }
 
 function withItem(state, event) {
   const item = { ...event.item, turn_id: event.item.turn_id || event.turn_id };
+  const { lastRead } = state;
+  if (lastRead === item.id) state = { ...state, lastRead: null };
   if (state.items.some(({ id }) => id === item.id)) return changeItem(state, item.id, (known) => (isFinal(known) ? known : item));
-  if (!state.isAtEnd) return state;
+  if (lastRead || !state.isAtEnd) return state;
   const items = [...state.items, item];
   if (items.length <= MOST_ITEMS) return { ...state, items };
   return { ...state, items: items.slice(DROPPED_AT_ONCE), hasEarlier: true };
 }
 
-/** Change the item of that id; `event` adds it where it is missing. */
-function changeItem(state, id, change, event) {
+/** Change the item of that id, if it is shown. */
+function changeItem(state, id, change) {
   const index = state.items.findLastIndex((item) => item.id === id);
-  if (index < 0) return event ? withItem(state, event) : state;
+  if (index < 0) return state;
   const changed = change(state.items[index]);
   if (changed === state.items[index]) return state;
   const items = state.items.slice();
