@@ -145,6 +145,16 @@ def machine_lines(stack: Stack) -> list[str]:
     )
 
 
+def describe_machines(stack: Stack) -> str:
+    """Return how many machines may serve the stack together, and what they do not share."""
+    store = type(stack.kv_store).__name__
+    if not stack.kv_store.spans_machines:
+        return f"one: the store ({store}) is of this machine alone; several need kv_store postgres or redis"
+    bound = [path for path, provider in stack.providers_by_path.items() if provider.machine_bound_state() is not None]
+    exceptions = f", except what is not shared: {', '.join(bound)}" if bound else ""
+    return f"any number, which share all by the store ({store}){exceptions}"
+
+
 def align_lines(lines: Mapping[str, str]) -> list[str]:
     """Return each line after its name, all from one column on."""
     width = max((12, *map(len, lines))) + 2

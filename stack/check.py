@@ -8,7 +8,14 @@ from typing import Final
 from apis.chat import ChatRequest
 from apis.errors import ConfigError, InvalidRequest, NotFound
 from apis.inference import Inference, Model
-from stack.build import confinement_lines, locate_errors, machine_lines, open_stack, secret_lines
+from stack.build import (
+    confinement_lines,
+    describe_machines,
+    locate_errors,
+    machine_lines,
+    open_stack,
+    secret_lines,
+)
 from stack.config import StackConfig
 from stack.wiring import ProviderSpec, load_wired_config, wiring_lines
 
@@ -40,6 +47,7 @@ async def _check(config: StackConfig, specs: Mapping[str, ProviderSpec], write_l
                 models = [model.id for model in listed]
             for line in (*confinement_lines(stack), *await secret_lines(stack), *machine_lines(stack)):
                 write_line(line)
+            write_line(f"{'machines':<14}{describe_machines(stack)}")
     except TimeoutError as exc:
         raise ConfigError(f"{config.source}: not everything started and answered in {_TIMEOUT_S:.0f} seconds.") from exc
     named = ", ".join(models[:_MAX_LISTED_MODELS]) or "none yet"

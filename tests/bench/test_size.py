@@ -4,6 +4,7 @@ Two deployments of three machines with two workers each, process groups with ngi
 
     STACK_STORE=sqlite|postgres|redis   the store (sqlite by default)
     STACK_SIZE                          stored responses (1,000,000); a tenth as many conversations, a hundredth files
+    STACK_FOLDER                        a folder for SQLite stores that the next run goes on with
 """
 
 import asyncio
@@ -11,12 +12,13 @@ import os
 import random
 import statistics
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import psutil
 import pytest
 from openai import AsyncOpenAI
@@ -42,9 +44,29 @@ SMALL: Final = 1000
 ROUNDS: Final = 4
 CALLS: Final = 32
 CLIENTS: Final = 4
+CHUNK: Final = 50_000
 LIFE_S: Final = 30 * 86_400.0
 PREFIXES: Final = {"response": "resp_", "conversation": "conv_", "file": "file-"}
 Call = Callable[[], Awaitable[Any]]
+
+
+class Filled(msgspec.Struct):
+    """The objects that a store has got so far: the first of each kind, how many, and the ids of some of them."""
+
+    file: str
+    project: str = ""
+    store_id: str = ""
+    firsts: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    ids: dict[str, list[str]] = {}
+
+    @classmethod
+    def load(cls, file: Path) -> "Filled":
+        """Return that of an earlier run, or an empty one."""
+        return msgspec.json.decode(file.read_bytes(), type=cls) if file.exists() else cls(str(file))
+
+    def save(self) -> None:
+        Path(self.file).write_bytes(msgspec.json.encode(self))
 
 
 @dataclass
@@ -57,9 +79,19 @@ class Side:
     deployment: Deployment
     store_processes: list[psutil.Process]
     client: AsyncOpenAI
-    project: str
-    ids: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    store_id: str = ""
+    filled: Filled
+
+    @property
+    def project(self) -> str:
+        return self.filled.project
+
+    @property
+    def store_id(self) -> str:
+        return self.filled.store_id
+
+    @property
+    def ids(self) -> dict[str, list[str]]:
+        return self.filled.ids
 
     def cpu_s(self) -> float:
         """CPU of the machines and of the server of the store."""
@@ -112,13 +144,16 @@ async def open_sides(folder: Path) -> AsyncGenerator[list[Side]]:
         sides: list[Side] = []
         for name, size, section in zip(("small", "large"), (SMALL, SIZE), sections, strict=True):
             own = folder / name
-            own.mkdir()
+            own.mkdir(exist_ok=True)
             config = build_config(own, {**section, **patient})
             deployment = await stack.enter_async_context(deployed(own, config))
+            filled = Filled.load(own / "filled.json")
             organization = organization_of(await stack.enter_async_context(sdk_client(deployment.url, "sk-root")))
-            project, key = await new_project(organization)
-            client = await stack.enter_async_context(sdk_client(deployment.url, key))
-            side = Side(name, size, config, deployment, processes, client, project)
+            if not filled.project:
+                filled.project, _ = await new_project(organization)
+            account = await organization.projects.service_accounts.create(filled.project, name="bench")
+            client = await stack.enter_async_context(sdk_client(deployment.url, account.api_key.value))
+            side = Side(name, size, config, deployment, processes, client, filled)
             await fill(side)
             sides.append(side)
         yield sides
@@ -126,37 +161,50 @@ async def open_sides(folder: Path) -> AsyncGenerator[list[Side]]:
 
 async def fill(side: Side) -> None:
     """Let the server store one object of each kind, and copy its records; prove that it reads the copies."""
+    filled, began = side.filled, time.perf_counter()
+    if not filled.firsts:
+        await store_firsts(side)
+    counts = {"response": side.size, "conversation": max(SMALL, side.size // 10), "file": max(SMALL, side.size // 100)}
+    async with open_stack(StackConfig.model_validate(side.config)) as stack:
+        for kind, first in filled.firsts.items():
+            records = await load_records(stack.kv_store, side.project, first[-44:])
+            life_s = LIFE_S if kind == "response" else None
+            while (missing := counts[kind] - filled.counts.get(kind, 0)) > 0:
+                id_keys = await grow(stack.kv_store, records, first[-44:], min(missing, CHUNK), life_s)
+                if kind == "file":
+                    await add_chunks(side, stack, id_keys)
+                filled.counts[kind] = filled.counts.get(kind, 0) + len(id_keys)
+                filled.ids.setdefault(kind, []).extend(id_keys[:: 1 + len(id_keys) // 1000])
+                filled.save()
+    print(f"{side.name}: {filled.counts} after {time.perf_counter() - began:.0f} s")
+    first = await side.client.responses.retrieve(filled.firsts["response"])
+    for id_key in random.sample(side.ids["response"], 3):
+        copy = await side.client.responses.retrieve(f"resp_{id_key}")
+        assert copy.model_dump_json() == first.model_dump_json().replace(first.id[-44:], id_key)
+
+
+async def store_firsts(side: Side) -> None:
+    """Let the server store one object of each kind."""
     client = side.client
     response = await client.responses.create(model="scripted", input="How are whales?")
     conversation = await client.conversations.create(items=[{"role": "user", "content": "hi"}])
     store = await client.vector_stores.create(name="full")
     file = await client.files.create(file=("a.md", b"# Whales\n\nA whale is large."), purpose="assistants")
     await client.vector_stores.files.create_and_poll(file.id, vector_store_id=store.id, poll_interval_ms=50)
-    side.store_id = store.id
-    counts = {"response": side.size, "conversation": max(SMALL, side.size // 10), "file": max(SMALL, side.size // 100)}
-    firsts = {"response": response.id, "conversation": conversation.id, "file": file.id}
-    began = time.perf_counter()
-    async with open_stack(StackConfig.model_validate(side.config)) as stack:
-        for kind, first in firsts.items():
-            records = await load_records(stack.kv_store, side.project, first[-44:])
-            life_s = LIFE_S if kind == "response" else None
-            side.ids[kind] = await grow(stack.kv_store, records, first[-44:], counts[kind], life_s)
-        await count_grown_files(stack.kv_store, side.project, store.id, counts["file"])
-        index = stack.providers_by_path["vector_index"]
-        assert isinstance(index, SQLiteVec)
-        vector = embed("A whale is large.")
-        chunks = [
-            Chunk(f"file-{id_key}", 0, f"A whale is large. {number}", {}, vector)
-            for number, id_key in enumerate(side.ids["file"])
-        ]
-        for start in range(0, len(chunks), 1000):
-            await index.upsert(f"{side.project}/{store.id}", chunks[start : start + 1000])
-    print(f"{side.name}: {counts} written in {time.perf_counter() - began:.0f} s")
-    ids = side.ids["response"]
-    for id_key in (ids[0], ids[len(ids) // 3], ids[-1]):
-        copy = await client.responses.retrieve(f"resp_{id_key}")
-        expected = response.model_dump_json().replace(response.id[-44:], id_key)
-        assert copy.model_dump_json() == expected
+    side.filled.store_id = store.id
+    side.filled.firsts = {"response": response.id, "conversation": conversation.id, "file": file.id}
+    side.filled.save()
+
+
+async def add_chunks(side: Side, stack: Stack, id_keys: Sequence[str]) -> None:
+    """Count files that were copied, and add a chunk of text of each to the index."""
+    await count_grown_files(stack.kv_store, side.project, side.store_id, len(id_keys))
+    index = stack.providers_by_path["vector_index"]
+    assert isinstance(index, SQLiteVec)
+    vector = embed("A whale is large.")
+    chunks = [Chunk(f"file-{id_key}", 0, "A whale is large.", {}, vector) for id_key in id_keys]
+    for start in range(0, len(chunks), 500):
+        await index.upsert(f"{side.project}/{side.store_id}", chunks[start : start + 500])
 
 
 def calls_of(side: Side) -> dict[str, Call]:
@@ -203,7 +251,8 @@ async def measure_call(side: Side, call: Call, count: int) -> tuple[float, list[
 
 
 async def test_calls_in_a_small_and_a_large_store(tmp_path: Path) -> None:
-    async with open_sides(tmp_path) as sides:
+    folder = Path(os.environ.get("STACK_FOLDER") or tmp_path)
+    async with open_sides(folder) as sides:
         print(f"{'':34}CPU, ms  ratio    p50 ratio  p99 ratio")
         for name in calls_of(sides[0]):
             cpu: dict[str, list[float]] = {side.name: [] for side in sides}

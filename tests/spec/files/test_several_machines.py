@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from openai import BadRequestError
 
-from stack.build import machine_lines
+from stack.build import describe_machines, machine_lines
 from tests.support.sdk.answer_shapes import call
 from tests.support.sdk.file_search_stack import filing, store_of
 from tests.support.sdk.requests import create
@@ -60,6 +60,8 @@ async def test_the_start_names_what_machines_do_not_share(tmp_path: Path) -> Non
         (line,) = machine_lines(one.stack)
         assert line.startswith("vector_index")
         assert "use pgvector" in line
+        assert describe_machines(one.stack).startswith("any number")
+        assert describe_machines(one.stack).endswith("not shared: vector_index")
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "greet.yaml").write_text("versions: {1: {instructions: Greet.}}\n")
     own = {
@@ -76,5 +78,6 @@ async def test_the_start_names_what_machines_do_not_share(tmp_path: Path) -> Non
             assert str(tmp_path / "prompts") in lines["responses"]
     async with serving(scripted([{"text": "a"}]), kv_store=MEMORY, tool_runtime={"provider": "python"}) as alone:
         assert machine_lines(alone.stack) == []
+        assert describe_machines(alone.stack).startswith("one: the store (Memory)")
         assert alone.stack.tool_runtime is not None
         assert "containers" in str(alone.stack.tool_runtime.machine_bound_state())
