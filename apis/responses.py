@@ -449,6 +449,10 @@ class Responses(Provider, ABC):
         """
         raise Unsupported("This server cannot steer responses.", code="not_configured")
 
+    async def end_after_turn(self, response_id: str, *, tenant: str) -> None:
+        """Let a background response end as `steer` does, without input and without a response that follows: its caller
+        continues the conversation itself. Does nothing for a response that has ended, and by default."""
+
     async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ItemList:
         """Return a page of the tenant's responses without their items, newest first by default, each with `preview` and
         `question`, the first words of its text and of the last user message before it. Those that have not ended come

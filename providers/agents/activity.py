@@ -29,8 +29,8 @@ from providers.agents.transition import Transition, show_turn
 from providers.common.fair_turns import current_turn
 from providers.common.state.scan import find_cursor, list_from, skipping_damaged
 
-CancelResponse = Callable[[SessionRef, str], Awaitable[None]]
-"""Cancels the response of this id, if it runs."""
+EndResponse = Callable[[SessionRef, str], Awaitable[None]]
+"""Ends the response of this id, if it runs."""
 _MAX_DEFERRED: Final = 100
 _INPUT_WORK: Final = 400
 """Work of a turn of the event loop on one input of a session."""
@@ -41,11 +41,15 @@ _FAILED_CALL: Final = "The call failed."
 class SessionActivity:
     """The activity of the sessions of one store."""
 
-    def __init__(self, store: SessionStore, cancel_response: CancelResponse, wake: Callable[[], None]) -> None:
-        """`wake` has a worker look for turns to drive."""
+    def __init__(
+        self, store: SessionStore, cancel_response: EndResponse, end_response: EndResponse, wake: Callable[[], None]
+    ) -> None:
+        """`end_response` lets a response end after its present round of tools; `wake` has a worker look for turns to
+        drive."""
         self._store = store
         self._kv = store.kv
         self._cancel_response = cancel_response
+        self._end_response = end_response
         self._wake = wake
 
     async def send(
@@ -72,6 +76,8 @@ class SessionActivity:
         turn = session.state.turn
         if turn is not None and turn.is_cancelling and turn.response_id:
             await self._cancel_response(ref, turn.response_id)
+        elif session.has_unread_input and turn is not None and turn.response_id:
+            await self._end_response(ref, turn.response_id)
         self._wake()
 
     async def get_turn(self, session_id: str, turn_id: str, *, tenant: str) -> Json:

@@ -8,7 +8,7 @@ from apis.agents.agents import MODEL_PREFIX
 from apis.agents.automations import AutomationTarget, ExistingSessionTarget, ResponseTarget
 from apis.batches.batches import RequestExecutor
 from apis.chat import ChatRequest
-from apis.errors import AgentNotFound, InvalidRequest, ModelNotFound, NotFound
+from apis.errors import AgentNotFound, InvalidRequest, ModelNotFound, NotFound, Overloaded, StoreUnavailable
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.provider import Provider
 from apis.responses import CreateResponse, Responses
@@ -74,7 +74,7 @@ class StoredAgents(Provider):
         self._jobs: LeasedJobs[SessionRef, JobRecord] | None = None
         self.definitions = StoredDefinitions(kv_store, config.max_agents)
         self.sessions = StoredSessions(kv_store, self._store, self.definitions, responses, self._wake, vaults)
-        self.activity = SessionActivity(self._store, self._cancel_response, self._wake)
+        self.activity = SessionActivity(self._store, self._cancel_response, self._end_response, self._wake)
         self.automations = StoredAutomations(
             kv_store, max_automations=config.max_automations, retention_s=config.invocation_days * 86_400
         )
@@ -151,6 +151,10 @@ class StoredAgents(Provider):
     async def _cancel_response(self, ref: SessionRef, response_id: str) -> None:
         with suppress(NotFound, InvalidRequest):  # it has not begun, or has ended
             await self._responses.cancel(response_id, tenant=ref.tenant)
+
+    async def _end_response(self, ref: SessionRef, response_id: str) -> None:
+        with suppress(Overloaded, StoreUnavailable):  # the worker of the turn sees the input with the next event
+            await self._responses.end_after_turn(response_id, tenant=ref.tenant)
 
     def _wake(self) -> None:
         if self._jobs is not None:

@@ -65,6 +65,12 @@ class Transition:
         assert self.state.turn is not None
         return self.state.turn
 
+    @property
+    def has_unread_input(self) -> bool:
+        """True if input has come that the present response of the turn does not read."""
+        turn = self.state.turn
+        return turn is not None and bool(turn.response_id) and self.state.input_next > turn.input_end
+
     def touch(self) -> None:
         """Note that the session is active now."""
         self.state.last_active_at = self.now

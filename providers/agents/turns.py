@@ -166,7 +166,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
 
     async def _follow(self, ref: SessionRef, response_id: str, last_event: int) -> None:
         """Show the events of the response from the one after `last_event` on, until it ends."""
-        is_cancelled = False
+        is_cancelled = is_ending = False
         with suppress(InvalidRequest, NotFound):  # its log is too old, or it was deleted: its end is in the store
             async with aclosing(self._responses.follow(response_id, last_event, tenant=ref.tenant)) as batches:
                 async for batch in batches:
@@ -175,6 +175,9 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
                     if turn is not None and turn.is_cancelling and not is_cancelled:
                         is_cancelled = True
                         await self._responses.cancel(response_id, tenant=ref.tenant)
+                    elif changed is not None and changed.has_unread_input and not is_ending:
+                        is_ending = True
+                        await self._responses.end_after_turn(response_id, tenant=ref.tenant)
 
     async def _load_final(self, ref: SessionRef, response_id: str) -> Response | None:
         """Return the response at its end; None if it was deleted. Raises StackError while it has not ended."""
@@ -278,7 +281,7 @@ class _End:
             session.end_turn(
                 "failed", {"code": _TURN_CODES.get(self._error_code(), "invalid_request"), "message": message}
             )
-        elif final.status == "incomplete":
+        elif final.status == "incomplete" and not self._is_steered():
             reason = final.incomplete_details.reason if final.incomplete_details is not None else None
             code = "max_output_tokens" if reason == "max_output_tokens" else "invalid_request"
             session.end_turn("failed", {"code": code, "message": f"The response is incomplete: {reason}."})
@@ -288,6 +291,11 @@ class _End:
                 session.wait()
             elif final.status == "completed" and session.state.input_first == session.state.input_next:
                 session.end_turn("completed")
+
+    def _is_steered(self) -> bool:
+        """Return True if the response has ended because input came for the turn."""
+        details = self._final.incomplete_details if self._final is not None else None
+        return details is not None and details.reason == "steered"
 
     def _error_code(self) -> str:
         error = self._final.error if self._final is not None else None

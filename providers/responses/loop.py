@@ -239,6 +239,9 @@ class ResponsesLoop(Responses):
     async def steer(self, request: SteerResponse, *, tenant: str) -> Steer:
         return await self._background.steer(request, tenant=tenant)
 
+    async def end_after_turn(self, response_id: str, *, tenant: str) -> None:
+        await self._background.end_after_turn(response_id, tenant=tenant)
+
     async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ItemList:
         page = await self._history.list_responses(params, tenant=tenant)
         running = [] if params.after else await self._background.list_running(params, tenant=tenant)

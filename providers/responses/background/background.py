@@ -230,6 +230,12 @@ class BackgroundResponses:
         self._executor.note_mail(ResponseRef(tenant, request.previous_response_id))
         return steer
 
+    async def end_after_turn(self, response_id: str, *, tenant: str) -> None:
+        """Let a response end after its present turn and the calls of that turn, whichever process executes it."""
+        ref = ResponseRef(tenant, response_id)
+        await self.steering.end_after_turn(ref)
+        self._executor.note_mail(ref)
+
     async def delete(self, response_id: str, *, tenant: str) -> bool:
         """End a response that has not ended, so that it can be deleted; return True if it was damaged, and is deleted
         by this."""

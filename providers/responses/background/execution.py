@@ -109,6 +109,7 @@ class RunExecutor:
         self._steering = steering
         self._local_responses: dict[ResponseRef, PendingResponse] = {}
         self._journals: dict[ResponseRef, Journal] = {}
+        self._portable_journals: dict[ResponseRef, Journal] = {}
         self.is_draining = False
         self.engine_priority: int | None = None
         """The priority of responses with a completion window whose request has none."""
@@ -126,7 +127,7 @@ class RunExecutor:
         """Return the runs that another worker can resume now without a loss."""
         return [
             ref
-            for ref, journal in self._journals.items()
+            for ref, journal in self._portable_journals.items()
             if journal.next_number <= INITIAL_EVENT_COUNT or (journal.is_at_checkpoint and not journal.is_running_calls)
         ]
 
@@ -162,11 +163,12 @@ class RunExecutor:
         finally:
             self._local_responses.pop(claimed_run.ref, None)
             self._journals.pop(claimed_run.ref, None)
+            self._portable_journals.pop(claimed_run.ref, None)
             self._event_log.wakeups.wake(claimed_run.ref.id)  # its readers look which process writes now
 
     async def _leave(self, claimed_run: ClaimedRun, *, is_ending: bool) -> None:
         """Return a run to the queue. One that no other worker could go on with is ended, where this process ends."""
-        ref, journal = claimed_run.ref, self._journals.get(claimed_run.ref)
+        ref, journal = claimed_run.ref, self._portable_journals.get(claimed_run.ref)
         is_at_checkpoint = journal is not None and journal.is_at_checkpoint
         if is_ending and not await self._can_go_on(claimed_run, journal):
             _log.warning("response %s fails, because this server ends before it is done", ref.id)
@@ -314,8 +316,9 @@ class RunExecutor:
         if claimed_run.run.is_portable:
             if self.is_draining:
                 raise asyncio.CancelledError  # it was claimed as the drain began: another worker goes on with it
-            self._journals[claimed_run.ref] = journal
+            self._portable_journals[claimed_run.ref] = journal
             on_checkpoint = partial(self._add_checkpoint, journal, pending)
+        self._journals[claimed_run.ref] = journal
         writing = asyncio.create_task(journal.run())
         writing.add_done_callback(_retrieve_exception)
         working = asyncio.create_task(self._write_events(pending, journal, on_checkpoint))

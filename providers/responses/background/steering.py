@@ -98,6 +98,23 @@ class Steering:
         await write_prepared(self._kv, prepare)
         return steer or await self._offer(request, ref)
 
+    async def end_after_turn(self, ref: ResponseRef) -> None:
+        """Put an empty mailbox before a response that has not ended: it ends as one that was steered, and no other one
+        follows it."""
+        key = mailbox_key(ref.tenant, ref.id)
+
+        async def prepare() -> Sequence[Op] | None:
+            stored_run = await self._runs.get(ref)
+            run_entry, entry = await self._kv.get_many([ref.run_key, key])
+            if stored_run is None or run_entry is None or entry is not None:
+                return None
+            life_s = self._runs.retention_s + parse_stored_request(stored_run[1], ref.id).window_s
+            # the run has not ended: its end deletes the record
+            kept_run = Put(ref.run_key, run_entry.value, life_s, run_entry.version)
+            return [Put(key, encode_record(Mailbox()), life_s, ABSENT), kept_run]
+
+        await write_prepared(self._kv, prepare)
+
     async def _offer(self, request: SteerResponse, ref: ResponseRef) -> Steer:
         """Send input to a response that no background run makes: another process may run it. Raises
         SteeringRefused."""

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 class GuardedServer(Site):
     """`accepted` are the tokens that it takes, `tokens` those that it got, `grants` the forms that came to its token
-    endpoint, each of which gives the next of `next_tokens`."""
+    endpoint, each of which gives the next of `next_tokens`. Calls of its tool wait for `calls_may_end`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +26,9 @@ class GuardedServer(Site):
         self.next_tokens: list[Json] = []
         self.grants_may_end = asyncio.Event()
         self.grants_may_end.set()
+        self.is_called = asyncio.Event()
+        self.calls_may_end = asyncio.Event()
+        self.calls_may_end.set()
         self.pages["/mcp"] = self._speak
         self.pages["/token"] = self._grant
 
@@ -43,6 +46,9 @@ class GuardedServer(Site):
         message: Json = await request.json()
         if "id" not in message:
             return web.Response(status=202)
+        if message["method"] == "tools/call":
+            self.is_called.set()
+            await self.calls_may_end.wait()
         return web.json_response({"jsonrpc": "2.0", "id": message["id"], **self._result(message, token)})
 
     def _result(self, message: Json, token: str) -> Json:
