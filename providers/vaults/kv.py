@@ -29,13 +29,12 @@ class StoredVaults(Vaults):
     class Config(Vaults.Config):
         """`keys` are secrets of at least 32 characters: the first encrypts, and all decrypt. A tenant may have
         `max_vaults`, of `max_credentials` each. With `allow_http`, secrets are sent to `http://` addresses too, where
-        others on the way can read them. `private` permits token endpoints in private networks."""
+        others on the way can read them."""
 
         keys: tuple[Annotated[SecretStr, Field(min_length=32)], ...] = Field(min_length=1)
         max_vaults: int = Field(default=100, ge=1, le=1000)
         max_credentials: int = Field(default=100, ge=1, le=1000)
         allow_http: bool = False
-        private: bool = False
 
     def __init__(self, config: Config, kv_store: KVStore, fetcher: Fetcher) -> None:
         self._kv = kv_store
@@ -47,7 +46,7 @@ class StoredVaults(Vaults):
             max_credentials=config.max_credentials,
             allow_http=config.allow_http,
         )
-        self._tokens = AccessTokens(self.credentials, fetcher, allow_private=config.private)
+        self._tokens = AccessTokens(self.credentials, fetcher)
         self._resealing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -92,7 +91,7 @@ class StoredVaults(Vaults):
             raise ToolFailed("No credential of the named vaults has this id and is for this MCP server.")
         matching = [
             (ref, record)
-            for vault_id in use.vault_ids
+            for vault_id in dict.fromkeys(use.vault_ids)
             for ref, record in await self.credentials.list_stored(vault_id, tenant)
             if _is_for(record, url)
         ]

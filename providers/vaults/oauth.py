@@ -29,17 +29,20 @@ _TIMEOUT_S: Final = 15.0
 _MAX_ANSWER_BYTES: Final = 256 * 1024
 _LEASE_S: Final = 30.0
 _PAUSE_S: Final = 0.2
-_ERROR_CODE: Final = re.compile(r"[a-z_]{1,64}")
+_ERROR_CODES: Final = frozenset(
+    {"invalid_request", "invalid_client", "invalid_grant", "unauthorized_client", "unsupported_grant_type"}
+    | {"invalid_scope", "invalid_target", "server_error", "temporarily_unavailable"}
+)
+"""Codes of an endpoint's errors that are passed on; a text of its own could have the secrets that it was sent."""
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,16384}")
 
 
 class AccessTokens:
     """The tokens of the credentials of one store."""
 
-    def __init__(self, credentials: StoredCredentials, fetcher: Fetcher, *, allow_private: bool) -> None:
+    def __init__(self, credentials: StoredCredentials, fetcher: Fetcher) -> None:
         self._credentials = credentials
         self._fetcher = fetcher
-        self._allow_private = allow_private
 
     async def find(self, ref: CredentialRef, record: CredentialRecord, refused: str | None) -> str | None:
         """Return the token of a credential, another one than `refused`, None where there is none. Raises ToolFailed."""
@@ -103,7 +106,6 @@ class AccessTokens:
             follow_redirects=False,
             max_bytes=_MAX_ANSWER_BYTES,
             timeout_s=_TIMEOUT_S,
-            allow_private=self._allow_private,
         )
         try:
             response = await self._fetcher.fetch(request)
@@ -120,7 +122,7 @@ def _read_answer(ref: CredentialRef, response: FetchResponse) -> dict[str, Any]:
     if response.status == 200:
         return answer
     code = answer.get("error")
-    why = f", {code}" if isinstance(code, str) and _ERROR_CODE.fullmatch(code) else ""
+    why = f", {code}" if isinstance(code, str) and code in _ERROR_CODES else ""
     raise ToolFailed(
         f"The token endpoint of the credential {ref.id} gave no new access token (HTTP {response.status}{why})."
     )

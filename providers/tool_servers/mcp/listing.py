@@ -29,8 +29,8 @@ def convert_tools(
     for tool in tools:
         converted = _convert_tool(tool, secrets)
         size = _json_size(converted)
-        if fault := _find_tool_fault(tool, size, secrets):
-            rejections.append(f"{one_line(tool.name, 64)!r}: it {fault}")
+        if fault := _find_tool_fault(converted, size, secrets):
+            rejections.append(f"{one_line(redact_secrets(tool.name, secrets), 64)!r}: it {fault}")
         elif size > available_bytes:
             rejections.append("all further tools: they are too much")
             break
@@ -59,13 +59,13 @@ def _json_size(tool: ServerTool) -> int:
     return len(json.dumps([tool.name, tool.description, tool.input_schema, tool.annotations]).encode())
 
 
-def _find_tool_fault(tool: Tool, size: int, secrets: Sequence[str]) -> str:
+def _find_tool_fault(tool: ServerTool, size: int, secrets: Sequence[str]) -> str:
     """Return why a model cannot be offered the tool, or an empty string."""
     if not is_tool_name(tool.name):
         return "has a name that no model may call"
     if size > _MAX_TOOL_BYTES:
         return f"is described in more than {_MAX_TOOL_BYTES} bytes"
-    text = f"{tool.name} {json.dumps(tool.input_schema)}"
+    text = f"{tool.name} {json.dumps(tool.input_schema)} {json.dumps(tool.annotations)}"
     if "\\u0000" in text or redact_secrets(text, secrets) != text:
         return "has a schema that cannot be stored"
     return ""

@@ -78,6 +78,11 @@ class World:
         ]
         return session.error or calls[-1].output or str(calls[-1].error)
 
+    async def outcome_of_next(self, session_id: str) -> str:
+        """The outcome of one more turn."""
+        await send(self.client, session_id, message(USE_TOOL))
+        return await self.outcome(session_id)
+
     async def all_kept_text(self) -> str:
         files = [path for path in self.folder.rglob("*.db*") if path.is_file()]
         return b"".join([await asyncio.to_thread(path.read_bytes) for path in files]).decode(errors="replace")
@@ -240,7 +245,9 @@ async def test_without_keys_the_error_names_the_line_of_the_run_config() -> None
 # --- tokens of MCP servers -------------------------------------------------------------------------------------------
 
 
-async def test_a_session_sends_the_token_for_the_server_and_shows_it_nowhere(world: World) -> None:
+async def test_a_session_sends_the_token_for_the_server_and_shows_it_nowhere(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     token = "token+of/a~session="
     world.guarded.accepted = {token}
     vault_id, [credential] = await world.vault(world.bearer(token))
@@ -259,11 +266,11 @@ async def test_a_session_sends_the_token_for_the_server_and_shows_it_nowhere(wor
         str([log, outcome, messages(world.served), chat_requests(world.served)[-1].tools]) + await world.all_kept_text()
     )
     spellings = [token, "token%2Bof%2Fa~session%3D", base64.b64encode(token.encode()).decode()]
-    assert [each for each in spellings if each in visible] == []
+    assert [each for each in spellings if each in visible + caplog.text] == []
+    assert "is left out" in caplog.text
     await world.client.beta.agents.vaults.credentials.delete(credential.id, vault_id=vault_id)
     world.guarded.tokens.clear()
-    await send(world.client, session_id, message(USE_TOOL))
-    assert "401" in await world.outcome(session_id)
+    assert "401" in await world.outcome_of_next(session_id)
     assert set(world.guarded.tokens) == {None}
 
 
@@ -327,11 +334,16 @@ async def test_an_expired_token_is_renewed_once_for_all_who_wait(world: World) -
 async def test_a_refused_refresh_is_an_error_without_the_secret(world: World) -> None:
     guarded = world.guarded
     guarded.accepted, guarded.grants, guarded.next_tokens, guarded.tokens = {"x"}, [], [], []
-    vault_id, _ = await world.vault(world.oauth("access-token-old", "refresh-token-9", expires_at=PAST))
-    _, outcome = await world.use_tool(vault_id)
+    vault_id, _ = await world.vault(world.oauth("access-token-old", "refresh_token_nine", expires_at=PAST))
+    session_id, outcome = await world.use_tool(vault_id)
     assert "invalid_grant" in outcome
-    assert "refresh-token-9" not in outcome
-    assert guarded.tokens == []
+    assert "refresh_token_nine" not in outcome
+    guarded.grant_error = "refresh_token_nine"
+    _, outcome = await world.use_tool(vault_id)
+    assert "HTTP 400)" in outcome
+    await world.client.beta.agents.vaults.delete(vault_id)
+    assert "401" in (await world.outcome_of_next(session_id))
+    assert set(guarded.tokens) == {None}
 
 
 # --- records that were changed in the store --------------------------------------------------------------------------

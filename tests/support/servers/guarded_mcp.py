@@ -26,6 +26,7 @@ class GuardedServer(Site):
         self.next_tokens: list[Json] = []
         self.grants_may_end = asyncio.Event()
         self.grants_may_end.set()
+        self.grant_error = "invalid_grant"
         self.is_called = asyncio.Event()
         self.calls_may_end = asyncio.Event()
         self.calls_may_end.set()
@@ -60,7 +61,13 @@ class GuardedServer(Site):
                 return {"result": {"protocolVersion": version, "capabilities": capabilities, "serverInfo": server}}
             case "tools/list":
                 tool = {"name": "tell", "description": f"Tells {token}.", "inputSchema": {"type": "object"}}
-                return {"result": {"tools": [tool]}}
+                properties = {"a": {"type": "string", "default": token}}
+                others: list[Json] = [
+                    {"name": token or "other", "inputSchema": {"type": "object"}},
+                    {"name": "default", "inputSchema": {"type": "object", "properties": properties}},
+                    {"name": "hint", "inputSchema": {"type": "object"}, "annotations": {"hint": token}},
+                ]
+                return {"result": {"tools": [tool, *others]}}
             case "tools/call":
                 text = json.dumps(
                     [token, token[::-1], quote(token, safe=""), base64.b64encode(token.encode()).decode()]
@@ -75,5 +82,5 @@ class GuardedServer(Site):
         self.grant_headers.append(dict(request.headers))
         await self.grants_may_end.wait()
         if not self.next_tokens:
-            return web.json_response({"error": "invalid_grant", "error_description": str(form)}, status=400)
+            return web.json_response({"error": self.grant_error, "error_description": str(form)}, status=400)
         return web.json_response(self.next_tokens.pop(0))
