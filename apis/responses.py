@@ -29,7 +29,6 @@ from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
 from apis.sink import Sink
 from apis.steering import Steer
-from apis.vaults.vaults import MAX_VAULTS
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.completion_window import SOONEST, window_to_seconds
 from apis.wire.item_parts import text_or_list
@@ -44,7 +43,7 @@ from apis.wire.request_options import (
 )
 from apis.wire.text_format import TextFormatOption
 from apis.wire.tool_choice import ToolChoice
-from apis.wire.tools import Id, Tool
+from apis.wire.tools import Tool, VaultIds
 
 
 class TextOptions(Wire):
@@ -155,7 +154,7 @@ class CreateResponse(Sampling):
     image: ImageOptions | None = None
     moderation: ModerationOptions | None = None
     prompt_cache_options: PromptCacheOptions | None = None
-    vault_ids: list[Id] | None = Field(None, max_length=MAX_VAULTS)
+    vault_ids: VaultIds | None = None
 
     @field_validator("model", mode="wrap")
     @classmethod
@@ -450,8 +449,7 @@ class Responses(Provider, ABC):
         raise Unsupported("This server cannot steer responses.", code="not_configured")
 
     async def end_after_turn(self, response_id: str, *, tenant: str) -> None:
-        """Let a background response end as `steer` does, without input and without a response that follows: its caller
-        continues the conversation itself. Does nothing for a response that has ended, and by default."""
+        """Let a background response end as a steered one does, with none that follows; by default it goes on."""
 
     async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ItemList:
         """Return a page of the tenant's responses without their items, newest first by default, each with `preview` and

@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from apis.agents.agents import AgentListParams, Cursor
-from apis.agents.sessions import SessionAgent, SessionEnvironment, SessionMessage, Text, VaultIds
+from apis.agents.sessions import SessionAgent, SessionEnvironment, SessionMessage, Text
 from apis.responses import CreateResponse
 from apis.wire.base import Metadata, Wire
+from apis.wire.tools import VaultIds
 
 AutomationName = Annotated[str, Field(min_length=1, max_length=256)]
 RunAt = Annotated[int, Field(ge=0, le=2**40)]

@@ -8,15 +8,13 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from apis.agents.agents import AgentListParams, AgentOptions, AgentReasoning, Cursor, ModelName, Order
 from apis.agents.tools import AgentTools
 from apis.responses import StreamOptions
-from apis.vaults.vaults import MAX_VAULTS
 from apis.wire.base import Metadata, Wire
 from apis.wire.item_parts import text_or_list
+from apis.wire.tools import VaultIds
 
 MAX_EVENTS = 16_384
 """Events of one request, and inputs of one session that no model has read yet."""
 Text = Annotated[str, Field(max_length=10 * 2**20)]
-
-VaultIds = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=MAX_VAULTS)]
 
 
 def _parse_number(text: Any) -> Any:

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from apis.errors import Unsupported
 from apis.provider import Provider
 
-MAX_VAULTS = 10
-"""Vaults that a request, or a session, may name."""
-
 
 @dataclass(frozen=True, slots=True)
 class TokenUse:

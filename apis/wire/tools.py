@@ -16,6 +16,8 @@ DeclaredName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Domain = Annotated[str, Field(min_length=1, max_length=253)]
 _DOMAIN: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]")
 Id = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
+VaultIds = Annotated[list[Id], Field(max_length=10)]
+"""Vaults with credentials for the tools of a request, or of a session."""
 
 
 _SDK_CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
