@@ -47,6 +47,11 @@ DECODES_SCANS: Final = {
     "providers/batches/workers.py _list_blocks",
 }
 """Functions that scan and decode without skipping damaged records."""
+REPEATS_WRITES: Final = {
+    "providers/accounts/spending.py set",  # against all that is counted meanwhile: five times as many attempts
+    "providers/responses/background/offers.py send",  # polls for an answer
+}
+"""Functions that repeat a conditional write by themselves: all others leave that to `change` and its like."""
 CLAIMS: Final = {
     "providers/common/jobs.py",
     "providers/responses/background/runs.py",  # runs that begin at once, or are cancelled
@@ -292,6 +297,25 @@ def test_a_scan_of_records_skips_the_damaged_ones() -> None:
             if scans and "decode_record" in calls and "skipping_damaged" not in calls:
                 strict.add(f"{where(file)} {function.name}")
     assert strict == DECODES_SCANS
+
+
+def repeats_write(loop: ast.While | ast.For) -> bool:
+    """Return true for a loop that writes again where a condition of its write did not hold."""
+    writes = re.compile(r"\bwrite\(.*\) is (not )?None", re.DOTALL)
+    tests = [node.test for node in ast.walk(loop) if isinstance(node, ast.If | ast.While)]
+    counts = isinstance(loop, ast.While) or ast.unparse(loop.iter).startswith("range(")
+    return counts and any(writes.search(ast.unparse(test)) for test in tests)
+
+
+def test_a_conditional_write_is_repeated_in_one_place() -> None:
+    loops = {
+        f"{where(file)} {function.name}"
+        for file in OURS
+        for function in functions(file)
+        for node in ast.walk(function)
+        if isinstance(node, ast.While | ast.For) and repeats_write(node)
+    }
+    assert loops == REPEATS_WRITES
 
 
 def test_jobs_are_claimed_in_one_place() -> None:

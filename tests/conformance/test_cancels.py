@@ -12,6 +12,7 @@ from typing import Any
 from tests.support.sdk.requests import responses
 from tests.support.servers.serving import Served, serving
 from tests.support.servers.upstream_server import HANG, Repeat, UpstreamServer, delta_chunk, event, head, http_chunk
+from tests.support.waiting import until_text
 
 CANCELS = int(os.environ.get("STACK_CANCELS", "3"))
 LEFT_S = 2.0
@@ -23,13 +24,6 @@ def describe(name: str, taken_s: Sequence[float]) -> str:
     ordered = sorted(taken_s)
     middle, nearly = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
     return f"{name}: median {middle * 1e3:.0f} ms, p99 {nearly * 1e3:.0f} ms, longest {ordered[-1] * 1e3:.0f} ms"
-
-
-async def until_text(served: Served, response_id: str) -> None:
-    async with await responses(served).retrieve(response_id, stream=True) as events:
-        async for each in events:
-            if each.type == "response.output_text.delta":
-                return
 
 
 async def read_to_the_end(served: Served, response_id: str) -> None:
@@ -53,7 +47,7 @@ async def test_any_worker_cancels_and_the_model_is_left(shared_store: dict[str, 
                 async with asyncio.timeout(20):
                     queued = await responses(maker).create(model="fake-model", input="hi", background=True)
                     reading = asyncio.create_task(read_to_the_end(maker, queued.id))
-                    await until_text(other, queued.id)
+                    await until_text(responses(other), queued.id)
                     upstream.left.clear()
                     began = time.monotonic()
                     response = await responses(other).cancel(queued.id)

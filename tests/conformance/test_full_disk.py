@@ -13,7 +13,7 @@ from apis.errors import StoreUnavailable
 from tests.support.laws.stream_laws import check_stream
 from tests.support.sdk.requests import create, responses
 from tests.support.servers.serving import Served, scripted, serving
-from tests.support.waiting import until_ended
+from tests.support.waiting import until_ended, until_text
 
 FULL_BYTES = 1024 * 1024
 TURN: list[dict[str, Any]] = [
@@ -39,17 +39,6 @@ async def fill(served: Served) -> int:
     return entries
 
 
-async def until_deltas(served: Served, response_id: str) -> None:
-    async with asyncio.timeout(10), await responses(served).retrieve(response_id, stream=True) as events:
-        async for event in events:
-            if event.type == "response.output_text.delta":
-                return
-
-
-async def ended(served: Served, response_id: str) -> Any:
-    return await until_ended(responses(served), response_id, within_s=20)
-
-
 async def test_a_full_disk_refuses_what_is_to_be_stored_and_loses_nothing_that_was(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = {"provider": "sqlite", "path": str(path), "max_bytes": FULL_BYTES}
@@ -57,7 +46,7 @@ async def test_a_full_disk_refuses_what_is_to_be_stored_and_loses_nothing_that_w
         old_response = await create(served, input="kept")
         await create(served, store=False)  # makes the key that seals thoughts, which is kept in the store
         running = await create(served, background=True)
-        await until_deltas(served, running.id)
+        await until_text(responses(served), running.id)
         entries = await fill(served)
         for fields in ({"background": True}, {}):
             with pytest.raises(APIStatusError) as caught:
@@ -76,7 +65,7 @@ async def test_a_full_disk_refuses_what_is_to_be_stored_and_loses_nothing_that_w
         freed_at = loop.time()
         assert (await create(served)).status == "completed"
         healthy_s = loop.time() - freed_at
-        response = await ended(served, running.id)
+        response = await until_ended(responses(served), running.id, within_s=20)
         assert response.status in ("failed", "completed")
         if response.status == "completed":
             assert response.output_text == old_response.output_text

@@ -11,19 +11,13 @@ from tests.support.laws.stream_laws import check_stream
 from tests.support.sdk.requests import responses
 from tests.support.servers.redis_server import RedisServer
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import until_text
 
 TURN: list[dict[str, Any]] = [{"text": "a"}, {"wait_s": 0.5}, {"text": ["b"] * 50}, {"wait_s": 0.5}, {"text": "c"}]
 
 
 def redis(server: RedisServer) -> dict[str, Any]:
     return {"provider": "redis", "url": server.url, "timeout_s": 0.3}
-
-
-async def until_first_delta(served: Served, response_id: str) -> None:
-    async with asyncio.timeout(10), await responses(served).retrieve(response_id, stream=True) as events:
-        async for event in events:
-            if event.type == "response.output_text.delta":
-                return
 
 
 async def whole(served: Served, response_id: str) -> list[Any]:
@@ -37,7 +31,7 @@ async def test_a_short_outage_is_waited_out(tmp_path: Path) -> None:
         async with serving(scripted(TURN), kv_store=redis(server), responses=limits) as served:
             queued = await responses(served).create(model="scripted", input="hi", background=True)
             reading = asyncio.create_task(whole(served, queued.id))
-            await until_first_delta(served, queued.id)
+            await until_text(responses(served), queued.id)
             server.pause()
             with pytest.raises(APIStatusError) as caught:
                 await responses(served).create(model="scripted", input="hi", background=True)
@@ -53,7 +47,7 @@ async def test_after_an_outage_longer_than_the_lease_nothing_is_stuck(tmp_path: 
     with RedisServer(tmp_path) as server:
         async with serving(scripted(TURN), kv_store=redis(server), responses=limits) as served:
             queued = await responses(served).create(model="scripted", input="hi", background=True)
-            await until_first_delta(served, queued.id)
+            await until_text(responses(served), queued.id)
             server.pause()
             await asyncio.to_thread(server.kill)
             for _ in range(4):  # each is refused after the store's time-out

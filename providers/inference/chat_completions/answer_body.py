@@ -1,7 +1,7 @@
 """AnswerBody: the payloads of an answer. Its first bytes decide what the body is, and not its content type."""
 
 import json
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -9,14 +9,6 @@ from apis.errors import UpstreamError
 from providers.inference.http.event_stream import BOM, MAX_EVENT_BYTES, EventReader
 
 _DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-class PayloadReader(Protocol):
-    """Splits a body into payloads: the data of events, or JSON texts."""
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Return every payload that `chunk` completed. Raises UpstreamError for one that is too large."""
-        ...
 
 
 class AnswerBody:
@@ -33,7 +25,8 @@ class AnswerBody:
         self.reader: EventReader | JsonReader | None = None
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """See `PayloadReader.feed`. Raises UpstreamError for a page of HTML."""
+        """Return every payload that `chunk` completed: the data of an event, or a JSON text. Raises UpstreamError for
+        one that is too large, and for a page of HTML."""
         if self.reader is None:
             chunk = self._start + chunk
             text = chunk.removeprefix(BOM).lstrip()
@@ -74,7 +67,8 @@ class JsonReader:
         return self._text_count <= 1
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """See `PayloadReader.feed`. A line that may be the whole body is kept until more follows it."""
+        """Return every JSON text that `chunk` completed. A line that may be the whole body is kept until more follows
+        it. Raises UpstreamError for one that is too large."""
         self._pending.append(chunk)
         self._pending_bytes += len(chunk)
         if self._pending_bytes > MAX_EVENT_BYTES:

@@ -1,6 +1,7 @@
-"""Listings of stored responses, their events, and conversations: extensions of OpenAI's API, for the built-in page and
-operators."""
+"""Listings of stored responses, their events, chains and webhook deliveries, and of conversations: extensions of
+OpenAI's API, for the built-in page and operators."""
 
+from dataclasses import asdict
 from typing import Final
 
 import orjson
@@ -10,8 +11,9 @@ from starlette.responses import Response
 from apis.conversations import ConversationListParams
 from apis.errors import MethodNotAllowed
 from apis.observation.background import EventListParams
+from apis.observation.details import ResponseTreeParams
 from apis.responses import ResponseListParams
-from stack.http.answers import json_response, page_response, value_response
+from stack.http.answers import json_response, list_response, page_response, value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_query
 from stack.http.route import RESPONSES, Route
@@ -38,6 +40,18 @@ async def list_events(http: Request, context: HttpContext, services: Services) -
     )
 
 
+async def list_tree(http: Request, context: HttpContext, services: Services) -> Response:
+    params = read_query(http, ResponseTreeParams)
+    tree = await services.stack.responses.list_tree(http.path_params["response_id"], params, tenant=context.tenant)
+    return value_response(tree.model_dump())
+
+
+async def list_webhook_deliveries(http: Request, context: HttpContext, services: Services) -> Response:
+    response_id = http.path_params["response_id"]
+    deliveries = await services.stack.responses.list_webhook_deliveries(response_id, tenant=context.tenant)
+    return list_response([asdict(delivery) for delivery in deliveries], has_more=False)
+
+
 async def list_conversations(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, ConversationListParams)
     page = await services.stack.responses.conversations().list(params, tenant=context.tenant)
@@ -47,5 +61,7 @@ async def list_conversations(http: Request, context: HttpContext, services: Serv
 LISTING_ROUTES: Final = (
     Route("GET", "/responses", RESPONSES, list_responses, query=ResponseListParams),
     Route("GET", f"{RESPONSE_PATH}/events", RESPONSES, list_events, query=EventListParams),
+    Route("GET", f"{RESPONSE_PATH}/tree", RESPONSES, list_tree, query=ResponseTreeParams),
+    Route("GET", f"{RESPONSE_PATH}/webhook_deliveries", RESPONSES, list_webhook_deliveries),
     Route("GET", "/conversations", RESPONSES, list_conversations, query=ConversationListParams),
 )

@@ -25,7 +25,6 @@ from stack.http.routes.organization.table import (
     REFUSED_ORGANIZATION_ROUTES,
 )
 from stack.http.routes.overview import OVERVIEW_ROUTES
-from stack.http.routes.response_details import RESPONSE_DETAIL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.skills import SKILL_ROUTES
 from stack.http.routes.traces import TRACE_ROUTES
@@ -59,7 +58,6 @@ EXTENSION_ROUTES: Final = (
     *MESSAGE_ROUTES,
     *SYSTEM_ONE_ROUTES,
     *LISTING_ROUTES,
-    *RESPONSE_DETAIL_ROUTES,
     *OVERVIEW_ROUTES,
     *TRACE_ROUTES,
     *ORGANIZATION_EXTENSION_ROUTES,

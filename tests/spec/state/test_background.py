@@ -20,10 +20,6 @@ async def begin(served: Served, **fields: Any) -> Any:
     return await create(served, background=True, **fields)
 
 
-async def ended(served: Served, response_id: str) -> Any:
-    return await until_ended(responses(served), response_id)
-
-
 async def replay(served: Served, response_id: str, **fields: Any) -> list[Any]:
     async with asyncio.timeout(10):
         return [event async for event in await responses(served).retrieve(response_id, stream=True, **fields)]
@@ -44,7 +40,7 @@ async def test_a_background_response_is_queued_and_then_completed() -> None:
     async with serving() as served:
         queued = await begin(served, input="hello there", metadata={"a": "b"})
         assert (queued.status, queued.background, queued.output, queued.metadata) == ("queued", True, [], {"a": "b"})
-        response = await ended(served, queued.id)
+        response = await until_ended(responses(served), queued.id)
         assert (response.status, response.background, response.output_text) == ("completed", True, "hello there")
         assert response.usage.output_tokens == 2
         assert response.created_at == queued.created_at
@@ -87,7 +83,7 @@ async def test_a_client_that_leaves_its_background_stream_stops_nothing() -> Non
                     break
         rest = await replay(served, (await begin(served)).id)
         identity = (await served.stack.kv_store.scan("default/event/"))[0][0].split("/")[2]
-        assert (await ended(served, identity)).output_text == "ab"
+        assert (await until_ended(responses(served), identity)).output_text == "ab"
         assert rest[-1].response.output_text == "ab"
 
 
@@ -149,7 +145,7 @@ async def test_what_was_cancelled_can_be_built_on() -> None:
 
 async def test_a_response_at_its_end_is_returned_by_cancel_unchanged() -> None:
     async with serving() as served:
-        response = await ended(served, (await begin(served)).id)
+        response = await until_ended(responses(served), (await begin(served)).id)
         assert bare(await responses(served).cancel(response.id)) == bare(response)
 
 
@@ -179,14 +175,14 @@ async def test_a_failure_is_sent_in_the_stream_and_stored() -> None:
 
 async def test_an_unknown_model_fails_the_response() -> None:
     async with serving() as served:
-        response = await ended(served, (await begin(served, model="none")).id)
+        response = await until_ended(responses(served), (await begin(served, model="none")).id)
         assert (response.status, response.error.code) == ("failed", "invalid_prompt")
 
 
 @pytest.mark.parametrize("after", [99, 2_000_000])
 async def test_an_event_after_the_end_cannot_be_asked_for(after: int) -> None:
     async with serving() as served:
-        response = await ended(served, (await begin(served)).id)
+        response = await until_ended(responses(served), (await begin(served)).id)
         with pytest.raises(BadRequestError) as caught:
             await replay(served, response.id, starting_after=after)
     assert caught.value.param == "starting_after"
@@ -195,7 +191,7 @@ async def test_an_event_after_the_end_cannot_be_asked_for(after: int) -> None:
 @pytest.mark.parametrize("after", ["x", "-1", "1.0", ""])
 async def test_starting_after_is_a_number(after: str) -> None:
     async with serving() as served:
-        response = await ended(served, (await begin(served)).id)
+        response = await until_ended(responses(served), (await begin(served)).id)
         with pytest.raises(BadRequestError) as caught:
             await replay(served, response.id, extra_query={"starting_after": after})
     assert caught.value.param == "starting_after"
@@ -254,7 +250,7 @@ async def test_who_pays_for_haste_is_served_first() -> None:
         assert [each.service_tier for each in queued] == ["flex", "default", "priority"]
         await responses(served).cancel(first.id)
         for each in queued:
-            await ended(served, each.id)
+            await until_ended(responses(served), each.id)
         model = served.stack.inference
         assert isinstance(model, Scripted)
         assert [request.messages[0].content for request in model.requests] == ["hi", "priority", "default", "flex"]

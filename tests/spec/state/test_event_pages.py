@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-from tests.support.servers.serving import Served, scripted, serving
+from tests.support.servers.serving import scripted, serving
 from tests.support.waiting import until_ended
 
 Json = dict[str, Any]
@@ -17,10 +17,6 @@ KEYS = {"api_keys": [{"key": "sk-a", "tenant": "a"}, {"key": "sk-b", "tenant": "
 async def events(client: AsyncOpenAI, response_id: str, **query: Any) -> Json:
     path = f"/responses/{response_id}/events"
     return await client.get(path, cast_to=object, options={"params": query})  # type: ignore[return-value]  # plain JSON
-
-
-async def ended(served: Served, response_id: str) -> None:
-    await until_ended(served.client.responses, response_id)
 
 
 async def paged(client: AsyncOpenAI, response_id: str, **query: Any) -> list[Json]:
@@ -38,7 +34,7 @@ async def paged(client: AsyncOpenAI, response_id: str, **query: Any) -> list[Jso
 async def test_pages_of_any_size_and_order_hold_the_events_of_the_stream() -> None:
     async with serving(scripted([{"text": WORDS}])) as served:
         response = await served.client.responses.create(model="scripted", input="Hi", background=True)
-        await ended(served, response.id)
+        await until_ended(served.client.responses, response.id)
         stream = await served.client.responses.retrieve(response.id, stream=True)
         streamed = [event.to_dict(mode="json") async for event in stream]
         assert len(streamed) > 40
@@ -81,7 +77,7 @@ async def test_a_response_without_a_log_and_a_wrong_cursor_are_errors_that_name_
 async def test_the_events_of_another_tenant_are_unknown() -> None:
     async with serving(server=KEYS) as served:
         response = await served.client.responses.create(model="scripted", input="Hi", background=True)
-        await ended(served, response.id)
+        await until_ended(served.client.responses, response.id)
         assert (await events(served.client, response.id))["data"]
         with pytest.raises(NotFoundError):
             await events(served.client.with_options(api_key="sk-b"), response.id)
@@ -91,7 +87,7 @@ async def test_events_are_in_the_dialect_of_the_request() -> None:
     turns = [{"reasoning": "Hm."}, {"text": "Hi."}]
     async with serving(scripted(turns)) as served:
         response = await served.client.responses.create(model="scripted", input="Hi", background=True)
-        await ended(served, response.id)
+        await until_ended(served.client.responses, response.id)
         client = served.client.with_options(default_headers={"X-Responses-Dialect": "open-responses"})
         types = {row["type"] for row in (await events(client, response.id))["data"]}
         assert "response.reasoning.delta" in types

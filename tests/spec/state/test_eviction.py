@@ -38,10 +38,6 @@ class SweepCounter(Memory):
         return await super().sweep()
 
 
-async def ended(served: Served, response_id: str) -> Any:
-    return await until_ended(responses(served), response_id)
-
-
 def last_messages(served: Served) -> list[str]:
     return [str(message.content) for message in chat_requests(served)[-1].messages]
 
@@ -100,7 +96,7 @@ async def test_runs_and_conversations_are_not_evicted() -> None:
         with pytest.raises(NotFoundError):
             await responses(served).retrieve(first.id)
         cast(Held, served.stack.inference).released.set()
-        assert (await ended(served, running.id)).output_text == "hold"
+        assert (await until_ended(responses(served), running.id)).output_text == "hold"
         await create(served, input="on", previous_response_id=running.id)
         assert last_messages(served) == ["first", "first", "hold", "hold", "on"]
         assert await texts(served, conversation.id) == ["first", "turn", "turn"]

@@ -37,10 +37,6 @@ async def lose_worker(served: Served, response_id: str) -> None:
     await served.stack.kv_store.write([Delete(key)])
 
 
-async def ended(served: Served, response_id: str) -> Any:
-    return await until_ended(responses(served), response_id)
-
-
 async def replay(served: Served, response: Response) -> list[Any]:
     """Return all events of the log, which keep the laws of the stream and end with the response."""
     events = [event async for event in await responses(served).retrieve(response.id, stream=True)]
@@ -55,7 +51,7 @@ async def test_a_turn_that_no_client_has_read_is_run_again() -> None:
         begun = await create(served, background=True)
         await wait_for_event(served, begun.id, b"two ")
         await lose_worker(served, begun.id)
-        response = await ended(served, begun.id)
+        response = await until_ended(responses(served), begun.id)
         events = await replay(served, response)
     assert (response.status, response.output_text) == ("completed", "four five")
     assert [event.delta for event in events if event.type == "response.output_text.delta"] == ["four ", "five"]
@@ -70,7 +66,7 @@ async def test_only_the_turn_that_was_lost_is_run_again() -> None:
         begun = await create(served, background=True, tools=[{"type": "web_search"}])
         await wait_for_event(served, begun.id, b"two ")
         await lose_worker(served, begun.id)
-        response = await ended(served, begun.id)
+        response = await until_ended(responses(served), begun.id)
         await replay(served, response)
         prompts = [request.messages for request in chat_requests(served)]
     assert [item.type for item in response.output] == ["web_search_call", "message"]
@@ -102,7 +98,7 @@ async def test_a_turn_that_a_client_has_read_is_never_taken_back(read: Any) -> N
         await wait_for_event(served, begun.id, b"two ")
         await read(served, begun.id)
         await lose_worker(served, begun.id)
-        response = await ended(served, begun.id)
+        response = await until_ended(responses(served), begun.id)
         events = await replay(served, response)
     assert (response.status, response.output_text) == ("failed", "one two ")
     assert "stopped before it was done" in response.error.message

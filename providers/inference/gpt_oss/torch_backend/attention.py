@@ -104,7 +104,6 @@ class AttentionGrouping:
     """Cuts a batch into groups whose scores, and gathered keys and values, take at most about `scratch_bytes`."""
 
     def __init__(self, spec: ModelSpec, item_bytes: int, scratch_bytes: int) -> None:
-        self._window = spec.window
         self._query_bytes = spec.heads * 4
         self._key_bytes = 2 * spec.kv_heads * spec.head_dim * item_bytes
         self._scratch_bytes = scratch_bytes

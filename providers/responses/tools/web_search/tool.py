@@ -24,7 +24,6 @@ from providers.responses.tools.web_search import functions, native
 from providers.responses.tools.web_search.call import WebAccess
 from providers.responses.tools.web_search.pages import PageHistory
 
-WEB_SEARCH_NAME: Final = functions.WEB_SEARCH_FUNCTION
 _CALLS_BY_NAME: Final = {**functions.FUNCTION_CALLS, **native.NATIVE_BROWSER_CALLS}
 _FUNCTION_NAMES: Final = {
     "search": functions.WEB_SEARCH_FUNCTION,

@@ -21,7 +21,7 @@ from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.run.turn import TurnStream, join_deltas
 from providers.responses.tools.offered import OfferedTools
-from providers.responses.tools.web_search.tool import WEB_SEARCH_NAME
+from providers.responses.tools.web_search.functions import WEB_SEARCH_FUNCTION
 from tests.support.models.recorded_turns import REQUEST, check_laws, finish, line, turn_of
 
 
@@ -87,7 +87,7 @@ TABLE: dict[str, tuple[list[Delta], list[str]]] = {
         [ToolCallStart("c1", "f", custom=True), ToolArgumentsDelta("c1", "x")],
         call(0, "x", kind="custom_tool_call"),
     ),
-    "nothing, hosted call": ([ToolCallStart("c1", WEB_SEARCH_NAME), ARGUMENTS], SEARCHING),
+    "nothing, hosted call": ([ToolCallStart("c1", WEB_SEARCH_FUNCTION), ARGUMENTS], SEARCHING),
     "message, text of another phase": (
         [TextDelta("a", phase="commentary"), TextDelta("b", phase="commentary"), TextDelta("c", phase="final_answer")],
         [*message(0, "a", "b", phase="commentary"), *message(1, "c", phase="final_answer")],
@@ -191,7 +191,7 @@ CUTS: dict[str, tuple[list[Delta], list[str]]] = {
     "call": ([START, ARGUMENTS], call(0, "{}", status="incomplete")),
     "custom call": ([ToolCallStart("c1", "f", custom=True)], call(0, status="incomplete", kind="custom_tool_call")),
     "hosted call": (
-        [ToolCallStart("c1", WEB_SEARCH_NAME)],
+        [ToolCallStart("c1", WEB_SEARCH_FUNCTION)],
         [*SEARCHING, "0 output_item.done web_search_call incomplete"],
     ),
     "message after a reasoning": (
@@ -237,15 +237,15 @@ def test_breaking_off_after_the_end_changes_nothing() -> None:
 
 def test_breaking_off_closes_all_that_is_open() -> None:
     turn, output = turn_of()
-    turn.feed([START, ToolCallStart("c2", WEB_SEARCH_NAME), TextDelta("a")])
+    turn.feed([START, ToolCallStart("c2", WEB_SEARCH_FUNCTION), TextDelta("a")])
     assert [
         line(event).rpartition(" ")[2] for event in turn.close_open_items() if event.type == "response.output_item.done"
     ] == ["incomplete"] * 3
     assert len(output.finished_items()) == 3
 
 
-@pytest.mark.parametrize("name", ["f", WEB_SEARCH_NAME])
-@pytest.mark.parametrize("again", ["f", WEB_SEARCH_NAME])
+@pytest.mark.parametrize("name", ["f", WEB_SEARCH_FUNCTION])
+@pytest.mark.parametrize("again", ["f", WEB_SEARCH_FUNCTION])
 def test_two_calls_of_one_id_are_the_servers_fault(name: str, again: str) -> None:
     turn, output = turn_of()
     turn.feed([ToolCallStart("c1", name)])
@@ -263,7 +263,7 @@ def test_arguments_of_a_call_that_has_not_begun_are_the_servers_fault() -> None:
 def test_calls_of_the_client_and_of_the_server_are_separated() -> None:
     turn, _ = turn_of()
     turn.feed(
-        [START, ToolCallStart("c2", WEB_SEARCH_NAME), ToolCallStart("c3", "g", custom=True), finish("tool_calls")]
+        [START, ToolCallStart("c2", WEB_SEARCH_FUNCTION), ToolCallStart("c3", "g", custom=True), finish("tool_calls")]
     )
     assert [(each.call_id, each.name) for each in turn.client_calls] == [("c1", "f"), ("c3", "g")]
     assert [each.call_id for each in turn.hosted_calls] == ["c2"]
