@@ -164,7 +164,7 @@ class KVStore(Provider, ABC):
     def bound_tenant(self, tenant: str, max_bytes: int | None) -> None:
         """Set a tenant's own bound of bytes in this process; None removes it."""
         if self.quota is None and max_bytes is not None:
-            self.quota = StorageQuota(lambda prefix, after: self.measure(prefix, after=after), _UNBOUNDED_BYTES)
+            self.quota = StorageQuota(self, _UNBOUNDED_BYTES)
         if self.quota is not None:
             self.quota.bound(tenant, max_bytes)
 

@@ -3,13 +3,17 @@
 The bytes are counted as those of files are: a running sum, and the truth by measuring the store before anything is
 refused. The sum is of this process alone, so that a write costs no second one; other processes' writes enter it with
 the next measurement, which is due after a sixteenth of the quota was written here.
+
+    /stored_bytes/TENANT/sum    the result of the last measurement that took several reads
+
+A process begins with that result, so that the start of many workers does not read a large store many times.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from apis.errors import InvalidRequest, QuotaExceeded, StackError
 
@@ -19,6 +23,29 @@ _REST_FACTOR: Final = 4
 """A measurement pauses for this many times the duration of each page, so that it takes a fifth of the store's time."""
 _MIN_REFUSAL_S: Final = 1.0
 """Seconds for which a refusal is repeated without measuring again; longer where measuring takes longer."""
+
+
+_MIN_STORED_PAGES: Final = 2
+"""Reads of a measurement whose sum is not stored: the store is small, and the last read finds nothing more."""
+_SUM_LIFE_S: Final = 86_400.0
+"""Seconds for which a process that starts may begin with the result of another one's measurement."""
+
+
+class StoredSum(Protocol):
+    """An entry of the store."""
+
+    @property
+    def value(self) -> bytes: ...
+
+
+class MeasuredStore(Protocol):
+    """A KVStore, as far as its bytes are measured."""
+
+    async def get(self, key: str) -> StoredSum | None: ...
+
+    async def put(self, key: str, value: bytes, *, ttl_s: float | None = None, durable: bool = True) -> int: ...
+
+    async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]: ...
 
 
 @dataclass(slots=True)
@@ -38,10 +65,10 @@ class _TenantBytes:
 
 
 class StorageQuota:
-    """The bytes of each tenant, at most `max_tenant_bytes`. `measure` is that of the KVStore."""
+    """The bytes of each tenant in a store, at most `max_tenant_bytes`."""
 
-    def __init__(self, measure: Callable[[str, str], Awaitable[tuple[int, str]]], max_tenant_bytes: int) -> None:
-        self._measure_page = measure
+    def __init__(self, store: MeasuredStore, max_tenant_bytes: int) -> None:
+        self._store = store
         self._max_bytes = max_tenant_bytes
         self._tenants: dict[str, _TenantBytes] = {}
 
@@ -73,9 +100,9 @@ class StorageQuota:
             if usage.measurement is not None:  # it may have counted the writes since its start twice
                 await asyncio.shield(usage.measurement)
             if usage.total_bytes >= max_bytes:
-                await asyncio.shield(self._start_measurement(tenant, usage))
+                await asyncio.shield(self._start(usage, self._measure(tenant, usage)))
         elif usage.measured_bytes is None or usage.written_bytes > max_bytes * _WRITTEN_SHARE:
-            self._start_measurement(tenant, usage)
+            self._start(usage, self._load_or_measure(tenant, usage))
         if usage.total_bytes >= max_bytes:
             if max_bytes < self._max_bytes:
                 raise QuotaExceeded(
@@ -97,24 +124,41 @@ class StorageQuota:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _start_measurement(self, tenant: str, usage: _TenantBytes) -> "asyncio.Task[None]":
+    def _start(self, usage: _TenantBytes, measuring: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         if usage.measurement is None:
-            usage.measurement = asyncio.create_task(self._measure(tenant, usage))
+            usage.measurement = asyncio.create_task(measuring)
+        else:
+            measuring.close()
         return usage.measurement
+
+    async def _load_or_measure(self, tenant: str, usage: _TenantBytes) -> None:
+        """Begin with the sum that another process has stored; measure without one, or if this process has begun."""
+        if usage.measured_bytes is None:
+            try:
+                entry = await self._store.get(_sum_key(tenant))
+                usage.measured_bytes = None if entry is None else int(entry.value)
+            except (StackError, ValueError):
+                pass  # a damaged sum is none
+            if usage.measured_bytes is not None:
+                usage.measurement = None
+                return
+        await self._measure(tenant, usage)
 
     async def _measure(self, tenant: str, usage: _TenantBytes) -> None:
         started_at = time.monotonic()
-        written_before, total, after = usage.written_bytes, 0, ""
+        written_before, total, after, pages = usage.written_bytes, 0, "", 0
         try:
             while True:
                 page_started_at = time.monotonic()
-                size, after = await self._measure_page(f"{tenant}/", after)
-                total += size
+                size, after = await self._store.measure(f"{tenant}/", after=after)
+                total, pages = total + size, pages + 1
                 if not after:
                     break
                 await asyncio.sleep(_REST_FACTOR * (time.monotonic() - page_started_at))
             usage.measured_bytes = total
             usage.written_bytes -= written_before
+            if pages > _MIN_STORED_PAGES:
+                await self._store.put(_sum_key(tenant), b"%d" % total, ttl_s=_SUM_LIFE_S, durable=False)
             now = time.monotonic()
             if total >= min(self._max_bytes, usage.bound_bytes or self._max_bytes):
                 usage.refused_until = now + max(_MIN_REFUSAL_S, 10 * (now - started_at))
@@ -122,3 +166,7 @@ class StorageQuota:
             pass  # during an outage of the store the sum stays as it is; the next request starts a measurement
         finally:
             usage.measurement = None
+
+
+def _sum_key(tenant: str) -> str:
+    return f"/stored_bytes/{tenant}/sum"

@@ -40,7 +40,7 @@ def build_quota(store: KVStore, max_tenant_bytes: int | None) -> StorageQuota | 
     """Return the quota of a store's tenants; None where there is no bound."""
     if max_tenant_bytes is None:
         return None
-    return StorageQuota(lambda prefix, after: store.measure(prefix, after=after), max_tenant_bytes)
+    return StorageQuota(store, max_tenant_bytes)
 
 
 def scan_range(prefix: str, after: str, before: str, limit: int) -> tuple[bytes, bytes]:

@@ -150,7 +150,7 @@ async def test_a_tenant_over_its_quota_is_refused_until_it_deletes(
 ) -> None:
     """Stored bytes per tenant have a quota, in every store; others are not concerned."""
     monkeypatch.setattr("apis.storage.quota._MIN_REFUSAL_S", 0.0)
-    store.quota = StorageQuota(lambda prefix, after: store.measure(prefix, after=after), 100_000)
+    store.quota = StorageQuota(store, 100_000)
     await store.require_room("a")
     await store.write([Put(f"a/{number}", b"x" * 800) for number in range(130)])
     with pytest.raises(InvalidRequest, match="max_tenant_bytes") as caught:
@@ -169,7 +169,7 @@ async def test_what_other_processes_wrote_counts(backend: Backend) -> None:
     """A process that has not written anything measures what is there."""
     one, other = await backend.open(), await backend.open()
     await one.write([Put(f"a/{number}", b"x" * 800) for number in range(130)])
-    other.quota = StorageQuota(lambda prefix, after: other.measure(prefix, after=after), 100_000)
+    other.quota = StorageQuota(other, 100_000)
     await other.require_room("a")  # starts the measurement and does not wait for it
     async with asyncio.timeout(10):
         with pytest.raises(InvalidRequest):  # noqa: PT012 - until it is measured
