@@ -10,6 +10,7 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 
 from tests.support.sdk.client import TLS
 from tests.support.servers.worker_processes import Workers, worker_processes
+from tests.support.waiting import until
 
 TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "1"))
 SEED = int(os.environ.get("STACK_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)
@@ -136,3 +138,152 @@ async def test_no_session_loses_or_repeats_anything_when_workers_are_killed(
             ids = await asyncio.gather(*lives)
             print(f"all rest {time.monotonic() - began_at:.1f} s after the last kill")
             await asyncio.gather(*(check_session(workers, name, each) for name, each in zip(names, ids, strict=True)))
+            await live_through_kill(workers, dice.choice(AIMS), 0)
+
+
+# --- kills aimed at each state ---------------------------------------------------------------------------------------
+
+CANCEL = {"type": "agent.session.input.cancel"}
+Aim = Callable[[Workers, str], Awaitable[list[str]]]
+"""Brings a session into a state, and returns what was said in it since its creation."""
+
+
+def say(text: str) -> dict[str, Any]:
+    content = [{"type": "input_text", "text": text}]
+    return {"type": "agent.session.input.message", "input": [{"role": "user", "content": content}]}
+
+
+async def post(workers: Workers, session_id: str, *events: dict[str, Any]) -> None:
+    key = f"aimed {next(numbers)}"
+    await ask(workers, "POST", f"/{session_id}/events", key, json={"events": [*events]})
+
+
+async def until_status(workers: Workers, session_id: str, status: str) -> None:
+    async def has_status() -> bool:
+        return (await ask(workers, "GET", f"/{session_id}"))["status"] == status
+
+    await until(has_status, BOUND_S)
+
+
+async def until_said(workers: Workers, session_id: str) -> None:
+    """Wait until the model has begun to say something."""
+
+    async def is_said() -> bool:
+        return len((await ask(workers, "GET", f"/{session_id}/items"))["data"]) > 1
+
+    await until(is_said, BOUND_S)
+
+
+async def be_queued(_workers: Workers, _session_id: str) -> list[str]:
+    return []
+
+
+async def run(workers: Workers, session_id: str) -> list[str]:
+    await until_said(workers, session_id)
+    return []
+
+
+async def wait_for_function(workers: Workers, session_id: str) -> list[str]:
+    await until_status(workers, session_id, "requires_action")
+    return []
+
+
+async def answer_function(workers: Workers, session_id: str) -> list[str]:
+    await until_status(workers, session_id, "requires_action")
+    await rest_step(workers, session_id)
+    return []
+
+
+async def steer(workers: Workers, session_id: str) -> list[str]:
+    await until_said(workers, session_id)
+    await post(workers, session_id, say("steered 1"), say("steered 2"))
+    return ["steered 1", "steered 2"]
+
+
+async def cancel(workers: Workers, session_id: str) -> list[str]:
+    await until_said(workers, session_id)
+    await post(workers, session_id, CANCEL)
+    return []
+
+
+async def cancel_and_say(workers: Workers, session_id: str) -> list[str]:
+    await until_said(workers, session_id)
+    await post(workers, session_id, CANCEL, say("after it"))
+    return ["after it"]
+
+
+async def cancel_waiting(workers: Workers, session_id: str) -> list[str]:
+    await until_status(workers, session_id, "requires_action")
+    await post(workers, session_id, CANCEL, say("go on"))
+    return ["go on"]
+
+
+async def finish(workers: Workers, session_id: str) -> list[str]:
+    """The model has said its last word, and the end of the turn is about to be written."""
+    await until_status(workers, session_id, "requires_action")
+    await rest_step(workers, session_id)
+
+    async def has_answer() -> bool:
+        item = (await ask(workers, "GET", f"/{session_id}/items"))["data"][0]
+        return item["type"] == "message" and item["role"] == "assistant"
+
+    await until(has_answer, BOUND_S)
+    return []
+
+
+async def rest_step(workers: Workers, session_id: str) -> None:
+    """Answer the calls that wait now."""
+    for action in (await ask(workers, "GET", f"/{session_id}"))["required_actions"]:
+        ids = {"turn_id": action["turn_id"], "call_id": action["call_id"]}
+        result = {"type": "agent.session.input.tool_result", **ids, "success": True, "output": "done"}
+        await post(workers, session_id, result)
+
+
+AIMS: tuple[Aim, ...] = (
+    *(be_queued, run, wait_for_function, answer_function, steer, cancel, cancel_and_say, cancel_waiting, finish),
+)
+GET: dict[str, Any] = {**FUNCTIONS[0], "name": "get"}
+
+
+async def live_through_kill(workers: Workers, aim: Aim, delay_s: float) -> None:
+    """Create a session, kill all workers in the state that is aimed at, and check what is left at the rest."""
+    plays_function = aim in (wait_for_function, answer_function, cancel_waiting, finish)
+    first = f"{'get' if plays_function else 'input'} {next(numbers)}"
+    agent = {"model": "scripted", "tools": [GET] if plays_function else []}
+    body = {"agent": agent, "environment": {"type": "none"}, "input": first}
+    session_id: str = (await ask(workers, "POST", "", f"create {first}", json=body))["id"]
+    sent = [first, *await aim(workers, session_id)]
+    await asyncio.sleep(delay_s)
+    for process in workers.processes():
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    await rest(workers, session_id)
+    await post(workers, session_id, say(f"{first} ends"))  # the session goes on
+    await rest(workers, session_id)
+    events = await read_events(workers, session_id)
+    assert [event["sequence_number"] for event in events] == [*range(1, len(events) + 1)]
+    kinds = Counter(event["type"].removeprefix("agent.session.") for event in events)
+    ends = [kinds[f"turn.{end}"] for end in ("completed", "cancelled", "failed")]
+    assert (sum(ends), ends[2], events[-1]["type"]) == (kinds["turn.created"], 0, "agent.session.idle"), (aim, kinds)
+    added = [event["item"]["id"] for event in events if event["type"] == "agent.session.turn.item.added"]
+    items = (await ask(workers, "GET", f"/{session_id}/items?limit=100&order=asc"))["data"]
+    assert [item["id"] for item in items] == [*dict.fromkeys(added)] == added
+    texts = [item["content"][0]["text"] for item in items if item.get("role") == "user"]
+    assert texts == [*sent, f"{first} ends"], aim
+    conversations = (await workers.ask("GET", "/conversations?limit=1&order=desc")).json()["data"]
+    path = f"/conversations/{conversations[0]['id']}/items?limit=100&order=asc"
+    read = [item for item in (await workers.ask("GET", path)).json()["data"] if item.get("role") == "user"]
+    assert [item["content"][0]["text"] for item in read] == texts, aim
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120 + 90 * max(TRIALS, 8))
+async def test_no_kill_in_any_state_of_a_session_loses_or_repeats_anything(
+    shared_store: dict[str, Any], tmp_path: Path
+) -> None:
+    print(f"seed {SEED}")
+    dice = random.Random(SEED)
+    async with worker_processes(tmp_path, shared_store, workers=2, more={"agents": AGENTS}) as workers:
+        for _ in range(max(TRIALS, 8)):
+            for aim in AIMS:
+                await live_through_kill(workers, aim, dice.choice((0, dice.uniform(0, 0.3))))
