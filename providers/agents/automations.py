@@ -32,7 +32,7 @@ from providers.agents.targets import Json, complete_target, show_target
 from providers.common.jobs import JobRecord
 from providers.common.state.change import write_prepared
 from providers.common.state.record_count import RecordCount
-from providers.common.state.scan import find_cursor, list_from, list_records
+from providers.common.state.scan import decode_or_skip, find_cursor, list_from, list_records
 
 DUE_PREFIX: Final = "/automation_due/"
 _MAX_TARGET_BYTES: Final = 1024 * 1024
@@ -226,11 +226,16 @@ class StoredAutomations:
         """Delete an automation with the records of its invocations; those that are queued are not delivered. Raises
         AgentNotFound."""
 
+        key = _automation_key(tenant, record_id(automation_id))
+
         async def prepare() -> Sequence[Op]:
-            record, version = await self.load(automation_id, tenant)
-            due = [Delete(record.due_key)] if record.due_key else []
-            count = await self._count(tenant).build_remove_op()
-            return [Delete(_automation_key(tenant, automation_id), version), count, *due]
+            entry = await self.kv.get(key)
+            if entry is None:
+                raise _not_found("automation_id")
+            record = decode_or_skip(self.kv, key, entry, AutomationRecord)
+            # a worker deletes the due row of one that is damaged
+            due = [Delete(record.due_key)] if record is not None and record.due_key else []
+            return [Delete(key, entry.version), await self._count(tenant).build_remove_op(), *due]
 
         await write_prepared(self.kv, prepare)
         await delete_all(self.kv, invocation_key(tenant, automation_id, ""))

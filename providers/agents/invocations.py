@@ -17,12 +17,14 @@ from providers.agents.automations import (
     DUE_PREFIX,
     AutomationRecord,
     DueRecord,
+    InvocationRecord,
     StoredAutomations,
     begin_occurrence,
+    invocation_key,
 )
 from providers.agents.deliveries import Delivery, TargetDeliverer
 from providers.common.jobs import Claim, Job, JobQueue, LeasedJobs
-from providers.common.state.scan import decode_or_skip
+from providers.common.state.scan import decode_or_skip, skipping_damaged
 from providers.common.state.worker_signs import WorkerSign
 
 _MAX_DELIVERIES: Final = 8
@@ -122,7 +124,7 @@ class AutomationQueue(JobQueue[str, DueRecord]):
     async def _deliver(self, tenant: str, automation_id: str, record: AutomationRecord) -> AutomationRecord:
         """Deliver the first invocation that waits, and return the automation."""
         invocation_id = record.queued[0]
-        invocation = await self._automations.load_invocation(automation_id, invocation_id, tenant)
+        invocation = await self._load_or_skip(automation_id, invocation_id, tenant)
         if invocation is None:
             delivery = Delivery("failed")
         else:
@@ -130,9 +132,15 @@ class AutomationQueue(JobQueue[str, DueRecord]):
             delivery = await self._deliverer.deliver(invocation_id, invocation, owner)
         return await self._end(tenant, automation_id, invocation_id, delivery)
 
+    async def _load_or_skip(self, automation_id: str, invocation_id: str, tenant: str) -> InvocationRecord | None:
+        """Return an invocation; None where it has expired or is damaged: it would stop those after it."""
+        with skipping_damaged(self.kv, invocation_key(tenant, automation_id, invocation_id), InvocationRecord.__name__):
+            return await self._automations.load_invocation(automation_id, invocation_id, tenant)
+        return None
+
     async def _end(self, tenant: str, automation_id: str, invocation_id: str, delivery: Delivery) -> AutomationRecord:
         """Store the end of an attempt, and return the automation."""
-        invocation = await self._automations.load_invocation(automation_id, invocation_id, tenant)
+        invocation = await self._load_or_skip(automation_id, invocation_id, tenant)
 
         def edit(record: AutomationRecord, now: float) -> Sequence[Op] | None:
             if record.queued[:1] != [invocation_id]:  # another worker has ended it

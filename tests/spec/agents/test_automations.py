@@ -9,6 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import openai
+import orjson
 import pytest
 from openai.types.beta.agents.automations import AutomationInvocation
 
@@ -318,6 +319,31 @@ async def test_a_damaged_automation_stops_only_itself(served: Served) -> None:
     clock.set(2026, 3, 28, 13, 0)
     await wait_for_invocations(served, whole.id, "completed")
     assert [each.id async for each in automations.list()] == [whole.id]
+    await automations.delete(damaged.id)
+    with pytest.raises(openai.NotFoundError):
+        await automations.retrieve(damaged.id)
+
+
+async def test_a_damaged_invocation_does_not_stop_those_after_it() -> None:
+    """It waits for a session that works, and is damaged meanwhile."""
+    async with serving(scripted([{"text": "a"}, {"wait_s": 0.3}, {"text": "b"}])) as served:
+        clock, sessions = Clock(served), served.client.beta.agents.sessions
+        session = await sessions.create(agent={"model": "scripted"}, environment=NONE, input="work")
+        target: Any = {"type": "existing_session", "session_id": session.id, "instructions": "Go on."}
+        automation = await served.client.beta.agents.automations.create(**HOURLY, target=target)
+        clock.set(2026, 3, 28, 13, 0)
+        [invocation] = await wait_for_invocations(served, automation.id, "queued")
+        await served.stack.kv_store.put(f"default/automation_invocation/{automation.id}/{invocation.id}", b"{")
+        await rest(served.client, session.id)
+        clock.set(2026, 3, 28, 13, 1)  # the delivery is tried again
+
+        async def is_over() -> bool:
+            entry = await served.stack.kv_store.get(f"default/automation/{automation.id}")
+            return entry is not None and not orjson.loads(entry.value)["queued"]
+
+        await until(is_over)
+        clock.set(2026, 3, 28, 14, 0)
+        await wait_for_invocations(served, automation.id, "completed")
 
 
 WEATHER: Any = {"type": "function", "name": "weather", "description": "The weather.", "parameters": {"type": "object"}}
