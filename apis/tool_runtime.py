@@ -7,6 +7,7 @@ from typing import Any
 
 from apis.containers import Containers
 from apis.provider import Provider
+from apis.workspaces import Workspaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +80,8 @@ class ToolRuntime(Provider, ABC):
 
     def containers(self) -> Containers | None:
         """Return the containers with the state of stateful tools, or None where the runtime has no such tools."""
+        return None
+
+    def workspaces(self) -> Workspaces | None:
+        """Return the workspaces of agents, or None where the runtime has none."""
         return None

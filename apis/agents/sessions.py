@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from apis.agents.agents import AgentListParams, AgentOptions, AgentReasoning, Cursor, ModelName, Order
+from apis.agents.environments import HostedEnvironment, NoEnvironment
 from apis.agents.tools import AgentTools
 from apis.responses import StreamOptions
 from apis.wire.base import Metadata, Wire
@@ -52,10 +53,7 @@ CallOutput = Annotated[
 ]
 
 
-class SessionEnvironment(Wire):
-    """The environment of a session; here there is none."""
-
-    type: Literal["none"]
+SessionEnvironment = Annotated[NoEnvironment | HostedEnvironment, Field(discriminator="type")]
 
 
 class CacheOptions(Wire):

@@ -50,7 +50,8 @@ _NO_USERS = "Usage is by project, key and model: there are no users here."
 _USAGE = ("UsageQuery", "ImagesUsageQuery", "WebSearchUsageQuery", "FileSearchUsageQuery")
 _PLAIN_IMAGES = "Images are counted by project, key and model."
 _AGENTS = ("CreateAgent", "UpdateAgent", "SessionAgent")
-_NO_ENVIRONMENT = "Agents here work without an environment: use functions and MCP servers."
+_NO_ENVIRONMENT = "An MCP server is reached from this server: give its URL."
+_HOSTED = ("NewEnvironment", "HostedEnvironment")
 _ONE_LEVEL = "All searches here are of one level."
 _SEVERAL_STORES = "A search may be of several stores."
 _PROJECTS = ("CreateProject", "UpdateProject")
@@ -275,6 +276,16 @@ FIELD_ROWS: Final = (
     FieldRow("tools[].required", ("AgentMcp",), "echoed", "A turn fails without the tools of its servers."),
     FieldRow("tools[].connection_origin", ("AgentMcp",), "refused", _NO_ENVIRONMENT, value="environment"),
     FieldRow("agent.tools[].connection_origin", ("AgentMcp",), "refused", _NO_ENVIRONMENT, value="environment"),
+    FieldRow("desktop", _HOSTED, "refused", "Environments here have no desktop.", ({"enabled": False},)),
+    FieldRow("plugins", _HOSTED, "refused", "Bring skills instead.", ([],)),
+    FieldRow("capability_directories", _HOSTED, "refused", "Bring skills instead.", ([],)),
+    FieldRow(
+        "container_size", ("HostedEnvironment",), "refused", "All environments have the size of the run config's tools."
+    ),
+    FieldRow("environment_template_id", _HOSTED, "refused", "There are no templates here."),
+    FieldRow("network.blocked_domains", ("EnvironmentNetwork",), "refused", "Name the allowed domains.", ([],)),
+    FieldRow("vault_ids", ("CreateEnvironment",), "refused", "Name the vaults of a session.", ([],)),
+    FieldRow("packages.system", ("EnvironmentPackages",), "refused", "No program is root in a sandbox.", ([],)),
     *(
         FieldRow("review", (name,), "refused", "Answer the approvals in your client.", value="auto_review")
         for name in ("CreateSession", "UpdateSession")
@@ -291,8 +302,7 @@ UNSUPPORTED_TYPES: Final[Mapping[str, str]] = {
     "agent_message": _ONE_AGENT,
     "multi_agent_call": _ONE_AGENT,
     "multi_agent_call_output": _ONE_AGENT,
-    "openai_hosted": _NO_ENVIRONMENT,
-    "self_hosted": _NO_ENVIRONMENT,
+    "self_hosted": "Commands run in environments of this server: use 'openai_hosted'.",
     "stdio": "A server of MCP is reached by its URL: no program of a request is started here.",
     "computer_use": "Agents here have no browser.",
     "automations": "An agent cannot schedule work itself: create an automation.",

@@ -8,11 +8,20 @@ from apis.agents.agents import MODEL_PREFIX
 from apis.agents.automations import AutomationTarget, ExistingSessionTarget, ResponseTarget
 from apis.batches.batches import RequestExecutor
 from apis.chat import ChatRequest
-from apis.errors import AgentNotFound, InvalidRequest, ModelNotFound, NotFound, Overloaded, StoreUnavailable
+from apis.errors import (
+    AgentNotFound,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    StoreUnavailable,
+    Unsupported,
+)
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.provider import Provider
 from apis.responses import CreateResponse, Responses
 from apis.storage.kv_store import KVStore
+from apis.tool_runtime import ToolRuntime
 from apis.vaults.vaults import Vaults, check_vaults
 from apis.webhooks import Webhooks
 from providers.agents.activity import SessionActivity
@@ -20,6 +29,7 @@ from providers.agents.automations import StoredAutomations
 from providers.agents.definitions import StoredDefinitions
 from providers.agents.deliveries import TargetDeliverer
 from providers.agents.descriptions import Json, apply_to_chat, apply_to_response
+from providers.agents.environments import EnvironmentQueue, HostedEnvironments, QueueTimes
 from providers.agents.invocations import AutomationQueue
 from providers.agents.records import SessionRef
 from providers.agents.sessions import StoredSessions
@@ -44,7 +54,8 @@ class StoredAgents(Provider):
     class Config(Provider.Config):
         """`max_agents` bounds the agents of one tenant. A process drives up to `max_turns` turns at a time; another one
         goes on with a turn `lease_s` after its process has ended. Events are stored for `event_days`, and the
-        invocations of automations, of which a tenant may have `max_automations`, for `invocation_days`."""
+        invocations of automations, of which a tenant may have `max_automations`, for `invocation_days`. A workspace is
+        suspended `environment_idle_s` after its last turn, and its files are deleted `environment_days` later."""
 
         max_agents: int = Field(default=1000, ge=1, le=100_000)
         max_automations: int = Field(default=1000, ge=1, le=100_000)
@@ -54,6 +65,8 @@ class StoredAgents(Provider):
         poll_s: float = Field(default=1, gt=0, le=60)
         retry_s: float = Field(default=2, gt=0, le=600)
         event_days: float = Field(default=30, gt=0, le=3650)
+        environment_idle_s: float = Field(default=1200, ge=1, le=86_400)
+        environment_days: float = Field(default=30, gt=0, le=3650)
 
     def __init__(
         self,
@@ -62,6 +75,7 @@ class StoredAgents(Provider):
         responses: Responses,
         webhooks: Webhooks,
         vaults: Vaults | None,
+        tool_runtime: ToolRuntime | None,
         tenants: Tenants = ONE_TENANT,
     ) -> None:
         self._config = config
@@ -79,6 +93,15 @@ class StoredAgents(Provider):
             kv_store, max_automations=config.max_automations, retention_s=config.invocation_days * 86_400
         )
         self._automation_queue: AutomationQueue | None = None
+        self.environments: HostedEnvironments | None = None
+        self._containers = tool_runtime.containers() if tool_runtime is not None else None
+        self._environment_queue: EnvironmentQueue | None = None
+        workspaces = tool_runtime.workspaces() if tool_runtime is not None else None
+        if workspaces is not None:
+            self.environments = HostedEnvironments(
+                self._store, webhooks, workspaces, config.environment_idle_s, self._wake_environments
+            )
+            self.sessions.environments = self.environments
 
     def drive_with(self, executor: RequestExecutor) -> None:
         """Drive turns in this process from now on, until it drains or closes."""
@@ -89,9 +112,16 @@ class StoredAgents(Provider):
             lease_s=config.lease_s,
             retry_s=config.retry_s,
         )
+        queue.environments = self.environments
         self._jobs = LeasedJobs(queue, self._sign, config.poll_s)
         self._sign.start()
         self._jobs.start()
+        if self.environments is not None and self._containers is not None:
+            self._environment_queue = EnvironmentQueue(
+                *(self.environments, self._containers, self._sign, self._tenants),
+                QueueTimes(config.lease_s, config.retry_s, config.poll_s, config.environment_days * 86_400),
+            )
+            self._environment_queue.start()
         deliverer = TargetDeliverer(self.sessions, self.activity, self._responses, executor)
         self._automation_queue = AutomationQueue(
             *(self.automations, deliverer, self._sign, self._tenants), lease_s=config.lease_s, poll_s=config.poll_s
@@ -113,16 +143,26 @@ class StoredAgents(Provider):
             await self._automation_queue.close()
         if self._jobs is not None:
             await self._jobs.close(_CLOSE_TIMEOUT_S)
+        if self._environment_queue is not None:
+            await self._environment_queue.close()
 
-    def build_request(self, agent: Json, vault_ids: list[str] | None) -> CreateResponse:
-        """Return a request that a session of the agent makes, for permissions. Raises InvalidRequest for tools that no
-        response has."""
-        fields = {"model": agent["model"], "vault_ids": vault_ids}
+    def require_environments(self) -> HostedEnvironments:
+        """Return the environments. Raises Unsupported where this server has no workspaces."""
+        if self.environments is None:
+            message = "This server has no environments: give its config's `tool_runtime` the provider `python`."
+            raise Unsupported(message, param="environment.type", code="not_configured")
+        return self.environments
+
+    def build_request(self, agent: Json, vault_ids: list[str] | None, *, is_hosted: bool = False) -> CreateResponse:
+        """Return a request that a session of the agent makes, for permissions; one with an environment has a shell.
+        Raises InvalidRequest for tools that no response has."""
+        shell = [{"type": "shell", "environment": {"type": "container_auto"}}] if is_hosted else []
+        fields = {"model": agent["model"], "vault_ids": vault_ids, "tools": shell}
         return apply_to_response(agent, CreateResponse.model_validate(fields))
 
     async def resolve_target(self, target: AutomationTarget, *, tenant: str) -> CreateResponse | None:
         """Return a request that an invocation of the target makes, for permissions; None for a target whose session
-        exists. Raises AgentNotFound and InvalidRequest."""
+        exists. Raises AgentNotFound, InvalidRequest and Unsupported."""
         if isinstance(target, ExistingSessionTarget):
             await self.sessions.get(target.session_id, tenant=tenant)
             return None
@@ -130,7 +170,14 @@ class StoredAgents(Provider):
             return target.request
         await check_vaults(self._vaults, target.vault_ids, tenant=tenant)
         agent = await self.sessions.resolve_agent(build_session_request(target), tenant=tenant)
-        return self.build_request(agent[1], target.vault_ids)
+        is_hosted = target.environment.type == "openai_hosted"
+        if is_hosted:
+            try:
+                await self.require_environments().check(target.environment, tenant=tenant)
+            except (InvalidRequest, NotFound, Unsupported) as exc:
+                exc.param = f"target.{exc.param or 'environment'}"
+                raise
+        return self.build_request(agent[1], target.vault_ids, is_hosted=is_hosted)
 
     async def resolve_response(self, request: CreateResponse, *, tenant: str) -> CreateResponse:
         """Return a request whose model is `agent/ID` with the fields of that agent put under its own. Raises
@@ -155,6 +202,10 @@ class StoredAgents(Provider):
     async def _end_response(self, ref: SessionRef, response_id: str) -> None:
         with suppress(Overloaded, StoreUnavailable):  # the worker of the turn sees the input with the next event
             await self._responses.end_after_turn(response_id, tenant=ref.tenant)
+
+    def _wake_environments(self) -> None:
+        if self._environment_queue is not None:
+            self._environment_queue.wake()
 
     def _wake(self) -> None:
         if self._jobs is not None:

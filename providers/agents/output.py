@@ -10,6 +10,14 @@ from typing import Any, Final
 import orjson
 
 from apis.events import LoggedEvent
+from providers.agents.commands import (
+    begin_commands,
+    begin_outputs,
+    close_commands,
+    end_commands,
+    end_output,
+    show_output,
+)
 from providers.agents.records import Json
 from providers.agents.transition import Transition
 
@@ -30,12 +38,15 @@ def complete_items(transition: Transition, items: list[Json]) -> None:
             _end_item(transition, {"output_index": index, "item": item})
     for index in list(transition.turn.open):
         del transition.turn.open[index]
+    close_commands(transition, items)
 
 
 def _begin_item(transition: Transition, event: Json) -> None:
     item, turn = event["item"], transition.turn
     if item["type"] == "function_call":
         return
+    if item["type"] == "shell_call_output":
+        begin_outputs(transition, item["call_id"], event["output_index"])
     turn.next_output = max(turn.next_output, event["output_index"] + 1)
     visible = _show_item(item)
     if visible is not None:
@@ -50,6 +61,10 @@ def _end_item(transition: Transition, event: Json) -> None:
         turn.next_output = max(turn.next_output, event["output_index"] + 1)
         _add_approval(transition, item)
         return
+    if item["type"] == "shell_call":
+        begin_commands(transition, item)
+    elif item["type"] == "shell_call_output":
+        end_commands(transition, item)
     visible = _show_item(item)
     if visible is None:
         turn.next_output = max(turn.next_output, event["output_index"] + 1)
@@ -194,5 +209,7 @@ _EVENTS: Final[Mapping[str, Callable[[Transition, Json], None]]] = {
     "response.reasoning_summary_part.added": _emit_summary_part("reasoning_summary_part.added"),
     "response.reasoning_summary_part.done": _emit_summary_part("reasoning_summary_part.done"),
     "response.reasoning_summary_text.delta": _emit_text("reasoning_summary_text.delta", "summary_index", "delta"),
+    "response.shell_call_output_content.delta": show_output,
+    "response.shell_call_output_content.done": end_output,
     "response.reasoning_summary_text.done": _emit_text("reasoning_summary_text.done", "summary_index", "text"),
 }

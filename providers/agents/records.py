@@ -59,7 +59,8 @@ class TokenSums(msgspec.Struct, omit_defaults=True):
 
 
 class StoredSession(msgspec.Struct):
-    """A session as it was created or changed by a client; `agent` has the fields of its agent, also its secrets."""
+    """A session as it was created or changed by a client; `agent` has the fields of its agent, also its secrets, and
+    `environment` those of its environment that are visible, None where it has none."""
 
     agent_id: str
     agent: Json
@@ -69,6 +70,19 @@ class StoredSession(msgspec.Struct):
     cache_ttl: str | None = None
     review: str | None = None
     vault_ids: list[str] = []
+    environment_id: str = ""
+    environment: Json | None = None
+
+
+class OpenCommand(msgspec.Struct, omit_defaults=True):
+    """A command that runs: the `position` of it in the call `call_id`, its index in the turn and its number, and the
+    index of the output of the call in the response, once that is known."""
+
+    call_id: str
+    position: int
+    index: int
+    number: int
+    output_index: int = -1
 
 
 class Action(msgspec.Struct):
@@ -84,7 +98,8 @@ class ActiveTurn(msgspec.Struct, omit_defaults=True):
     (Unix time), empty between two; `input_end` bounds the inputs that this one reads, and `last_event` is the last
     event of it that was shown. `outputs` counts the output items of the turn, and `next_output` those of the response;
     `open` has the items that are not done, by their index in the response: their index in the turn and their number.
-    `failures` are the responses in a row that were lost."""
+    `commands` are those that run. `failures` are the responses in a row that were lost. `has_commands` is true once
+    commands have run since the workspace was saved."""
 
     id: str
     key_id: str
@@ -100,6 +115,8 @@ class ActiveTurn(msgspec.Struct, omit_defaults=True):
     actions: list[Action] = []
     is_cancelling: bool = False
     failures: int = 0
+    commands: list[OpenCommand] = []
+    has_commands: bool = False
 
 
 class SessionState(msgspec.Struct, omit_defaults=True):

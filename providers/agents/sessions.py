@@ -6,16 +6,18 @@ from contextlib import aclosing, suppress
 from typing import Final
 
 from apis.agents.agents import AgentOptions
+from apis.agents.environments import NoEnvironment
 from apis.agents.sessions import (
     CreateSession,
     EventStreamParams,
     RequestKey,
+    SessionEnvironment,
     SessionListParams,
     SessionMessage,
     UpdateSession,
 )
 from apis.conversations import CreateConversation
-from apis.errors import Conflict, InvalidRequest, NotFound
+from apis.errors import Conflict, InvalidRequest, NotFound, Unsupported
 from apis.events import LoggedEvent
 from apis.responses import Responses
 from apis.storage.keys import new_id_key, record_id
@@ -25,6 +27,7 @@ from apis.storage.records import decode_record, encode_record
 from apis.vaults.vaults import Vaults, check_vaults
 from providers.agents.definitions import StoredDefinitions, new_agent_id
 from providers.agents.descriptions import complete_agent, describe_options, describe_tools
+from providers.agents.environments.hosted import HostedEnvironments
 from providers.agents.records import Json, SessionRef, SessionState, StoredSession
 from providers.agents.store import SessionStore, session_not_found
 from providers.agents.transition import Transition
@@ -56,6 +59,8 @@ class StoredSessions:
         self._responses = responses
         self._wake = wake
         self._vaults = vaults
+        self.environments: HostedEnvironments | None = None
+        """None where this server has no workspaces."""
 
     async def resolve_agent(self, request: CreateSession, *, tenant: str) -> tuple[str, Json]:
         """Return the id and the fields of the agent of a new session. Raises AgentNotFound, and InvalidRequest if the
@@ -88,6 +93,7 @@ class StoredSessions:
         await self._kv.require_room(tenant)
         if session_id := await self._store.find_keyed(tenant, key):
             return await self.get(session_id, tenant=tenant)
+        environment = await self._prepare_environment(request.environment, tenant)
         conversation = await self._responses.conversations().create(CreateConversation(), tenant=tenant)
         cache_ttl = request.prompt_cache_options.ttl if request.prompt_cache_options is not None else None
         now, ref = int(time.time()), SessionRef(tenant, f"sess_{new_id_key()}")
@@ -98,14 +104,37 @@ class StoredSessions:
             vault_ids=request.vault_ids or [],
         )
         transition = Transition(ref, record, SessionState("idle", now), ABSENT)
-        transition.put(ref.session_key, encode_record(record), None, ABSENT)
         transition.begin_session()
-        transition.begin_turn(messages, key_id)
-        if await self._kv.write(await self._store.build_ops(transition, key)) is None:
+        more = await self._begin_environment(transition, request.environment, environment)
+        transition.put(ref.session_key, encode_record(record), None, ABSENT)
+        if messages:
+            transition.begin_turn(messages, key_id)
+        if await self._kv.write([*await self._store.build_ops(transition, key), *more]) is None:
             return await self.create(request, agent, tenant=tenant, key_id=key_id, key=key)
         self._store.announce(transition)
         self._wake()
         return transition.show_session()
+
+    async def _prepare_environment(self, environment: SessionEnvironment, tenant: str) -> tuple[Json, Json]:
+        """Return the stored and the visible fields of a new environment; none for any other."""
+        if isinstance(environment, NoEnvironment):
+            return {}, {}
+        if self.environments is None:
+            message = "This server has no environments: give its config's `tool_runtime` the provider `python`."
+            raise Unsupported(message, param="environment.type", code="not_configured")
+        if environment.environment_id is not None:
+            return {}, {}
+        return await self.environments.prepare(environment, tenant=tenant)
+
+    async def _begin_environment(
+        self, session: Transition, environment: SessionEnvironment, fields: tuple[Json, Json]
+    ) -> Sequence[Op]:
+        """Give the environment to a session that is created, and return the operations that write it."""
+        if isinstance(environment, NoEnvironment) or self.environments is None:
+            return ()
+        if environment.environment_id is not None:
+            return await self.environments.attach(environment, session)
+        return self.environments.begin(session, *fields)
 
     async def get(self, session_id: str, *, tenant: str) -> Json:
         """Return the session. Raises AgentNotFound."""
@@ -164,19 +193,20 @@ class StoredSessions:
         ref = _ref(session_id, tenant)
 
         async def prepare() -> Sequence[Op] | None:
-            conversation_id = ""
+            conversation_id = environment_id = ""
             session, state_entry, end = await self._kv.get_many([ref.session_key, ref.state_key, ref.end_key])
             if session is None and end is None:
                 raise session_not_found()
             if session is None or state_entry is None:
                 return None
             with skipping_damaged(self._kv, ref.session_key, StoredSession.__name__):
-                conversation_id = decode_record(session, StoredSession).conversation_id
+                record = decode_record(session, StoredSession)
+                conversation_id, environment_id = record.conversation_id, record.environment_id
             with skipping_damaged(self._kv, ref.state_key, SessionState.__name__):
                 if decode_record(state_entry, SessionState).turn is not None:
                     raise Conflict("The session has a turn that has not ended: cancel it first.", param="session_id")
             deletes = [Delete(ref.session_key), Delete(ref.state_key, state_entry.version), Delete(ref.job_key)]
-            return [*deletes, Put(ref.end_key, conversation_id.encode(), _END_S)]
+            return [*deletes, Put(ref.end_key, f"{conversation_id} {environment_id}".encode(), _END_S)]
 
         await write_prepared(self._kv, prepare)
         await self._delete_rest(ref)
@@ -185,9 +215,13 @@ class StoredSessions:
     async def _delete_rest(self, ref: SessionRef) -> None:
         """Delete what a deleted session has left, also where an earlier deletion was broken off."""
         end = await self._kv.get(ref.end_key)
-        if end is not None and end.value:
-            with suppress(NotFound):
-                await self._responses.conversations().delete(end.value.decode(), tenant=ref.tenant)
+        if end is not None:
+            conversation_id, _, environment_id = end.value.decode().partition(" ")
+            if conversation_id:
+                with suppress(NotFound):
+                    await self._responses.conversations().delete(conversation_id, tenant=ref.tenant)
+            if self.environments is not None and (environment_id or not conversation_id):
+                await self.environments.delete_of_session(ref, environment_id)
         await self._store.delete_parts(ref)
 
     async def follow(
@@ -238,8 +272,12 @@ def _model_of(agent: object) -> Json:
 
 
 def _list_messages(request: CreateSession) -> list[Json]:
+    if not request.input and (isinstance(request.environment, NoEnvironment) or request.stream):
+        raise InvalidRequest(
+            "A session without an environment, or with a stream, needs input.", param="input", code="invalid_value"
+        )
     if not request.input:
-        raise InvalidRequest("A session without an environment needs input.", param="input", code="invalid_value")
+        return []
     if isinstance(request.input, str):
         return [{"content": [{"type": "input_text", "text": request.input}]}]
     return messages_to_json(request.input)

@@ -7,7 +7,7 @@ import orjson
 
 from apis.agents.sessions import RequestKey
 from apis.errors import AgentNotFound, InvalidRequest, StorageCorrupt
-from apis.storage.kv_store import ABSENT, KVStore, Op
+from apis.storage.kv_store import ABSENT, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all
 from apis.webhooks import Webhooks
 from providers.agents.records import (
@@ -45,19 +45,26 @@ class SessionStore:
         if session is None or state_entry is None:
             raise session_not_found()
         record, state = decode_record(session, StoredSession), decode_record(state_entry, SessionState)
-        turn_record, actions = None, dict[int, Json]()
-        if state.turn is not None:
-            turn_record, actions = await self._load_turn(ref, state.turn)
-        return Transition(ref, record, state, state_entry.version, turn_record, actions)
+        if state.turn is None:
+            return Transition(ref, record, state, state_entry.version)
+        return Transition(ref, record, state, state_entry.version, *await self._load_turn(ref, state.turn))
 
-    async def _load_turn(self, ref: SessionRef, turn: ActiveTurn) -> tuple[TurnRecord, dict[int, Json]]:
-        numbers = [action.number for action in turn.actions]
-        entries = await self.kv.get_many([ref.turn_key(turn.id), *map(ref.action_key, numbers)])
+    async def _load_turn(
+        self, ref: SessionRef, turn: ActiveTurn
+    ) -> tuple[TurnRecord, dict[int, Json], dict[int, Json]]:
+        """Return the record of the turn, its waiting calls, and its commands that run."""
+        actions = {action.number: ref.action_key(action.number) for action in turn.actions}
+        commands = {command.number: ref.item_key(command.number) for command in turn.commands}
+        entries = await self.kv.get_many([ref.turn_key(turn.id), *actions.values(), *commands.values()])
         if None in entries:
             raise StorageCorrupt
-        turn_entry, *action_entries = [entry for entry in entries if entry is not None]
-        actions = {number: decode_record(entry, Json) for number, entry in zip(numbers, action_entries, strict=True)}
-        return decode_record(turn_entry, TurnRecord), actions
+        turn_entry, *part_entries = [entry for entry in entries if entry is not None]
+        parts, count = [decode_record(entry, Json) for entry in part_entries], len(actions)
+        return (
+            decode_record(turn_entry, TurnRecord),
+            dict(zip(actions, parts[:count], strict=True)),
+            dict(zip(commands, parts[count:], strict=True)),
+        )
 
     async def find_keyed(self, tenant: str, key: RequestKey | None) -> str:
         """Return the id of the session that a request with this key has reached before, empty where none has. Raises
@@ -97,10 +104,7 @@ class SessionStore:
 
     async def build_ops(self, transition: Transition, key: RequestKey | None = None) -> list[Op]:
         """Return the operations that write a change, with those of its webhooks and of the key of its request."""
-        if key is not None:
-            reached = f"{transition.ref.id} {key.digest}".encode()
-            transition.put(once_key(transition.ref.tenant, key.name), reached, _ONCE_S, ABSENT)
-        ops = transition.build_ops(self._event_ttl_s)
+        ops = [*transition.build_ops(self._event_ttl_s), *keep_request(transition.ref.tenant, key, transition.ref.id)]
         for event, data in transition.webhooks:
             ops += await self._webhooks.event_ops(event, transition.ref.id, transition.ref.tenant, data)
         return ops
@@ -128,6 +132,13 @@ class SessionStore:
         for kind in PART_KINDS:
             await delete_all(self.kv, ref.prefix(kind))
         self.logs.wakeups.wake(ref.id)
+
+
+def keep_request(tenant: str, key: RequestKey | None, reached_id: str) -> Sequence[Op]:
+    """Return the operation that remembers what a request with an Idempotency-Key has reached."""
+    if key is None:
+        return ()
+    return (Put(once_key(tenant, key.name), f"{reached_id} {key.digest}".encode(), _ONCE_S, ABSENT),)
 
 
 def session_not_found(param: str = "session_id") -> AgentNotFound:

@@ -5,8 +5,10 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from apis.agents.automations import ExistingSessionTarget, NewSessionTarget, ResponseTarget
+from apis.agents.environments import NoEnvironment
 from apis.agents.sessions import CreateSession
 from providers.agents.descriptions import Json, complete_agent, describe_options, show_tools
+from providers.agents.environments.specs import show_configuration
 
 Target = NewSessionTarget | ExistingSessionTarget | ResponseTarget
 _SECRETS: Final = ("authorization", "headers")
@@ -34,10 +36,22 @@ def show_target(target: Json) -> Json:
     fields: Json = {
         "agent": agent,
         "agent_id": parsed.agent_id,
-        "environment": target["environment"],
+        "environment": _show_environment(parsed),
         "input": messages,
     }
     return {"type": "new_session", **fields, "metadata": parsed.metadata or {}, "vault_ids": parsed.vault_ids or []}
+
+
+def _show_environment(target: NewSessionTarget) -> Json:
+    environment = target.environment
+    if isinstance(environment, NoEnvironment):
+        return {"type": "none"}
+    return {
+        **show_configuration(environment),
+        "type": "openai_hosted",
+        "container_size": None,
+        "environment_id": environment.environment_id,
+    }
 
 
 def build_session_request(target: NewSessionTarget) -> CreateSession:

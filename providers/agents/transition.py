@@ -35,8 +35,8 @@ _TURN: Final = "agent.session.turn"
 
 
 class Transition:
-    """The state of a session while it is changed. `turn_record` is the record of its turn, and `actions` are the
-    waiting calls as they are shown, by their numbers."""
+    """The state of a session while it is changed. `turn_record` is the record of its turn; `actions` are the waiting
+    calls, and `open_items` the commands that run, as they are shown, by their numbers."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Transition:
         version: int,
         turn_record: TurnRecord | None = None,
         actions: Mapping[int, Json] | None = None,
+        open_items: Mapping[int, Json] | None = None,
     ) -> None:
         self.ref = ref
         self.record = record
@@ -54,6 +55,7 @@ class Transition:
         self.now = int(time.time())
         self.turn_record = turn_record
         self.webhooks: list[tuple[str, Json]] = []
+        self.open_items = dict(open_items or {})
         self._actions = dict(actions or {})
         self._first_event = state.events
         self._lines: list[bytes] = []
@@ -70,6 +72,11 @@ class Transition:
         """True if input has come that the present response of the turn does not read."""
         turn = self.state.turn
         return turn is not None and bool(turn.response_id) and self.state.input_next > turn.input_end
+
+    @property
+    def has_changes(self) -> bool:
+        """True once there is something to write."""
+        return bool(self._lines or self._ops)
 
     def touch(self) -> None:
         """Note that the session is active now."""
@@ -256,7 +263,7 @@ def show_session(ref: SessionRef, record: StoredSession, state: SessionState, ac
         "id": ref.id,
         "object": "agent.session",
         "agent": {**agent, "id": record.agent_id, "tools": show_tools(agent["tools"], in_session=True)},
-        "environment": {"type": "none"},
+        "environment": show_session_environment(record),
         "status": state.status,
         "required_actions": [actions[each.number] for each in waiting if each.number in actions],
         "usage": None if state.usage is None else state.usage.show(),
@@ -268,6 +275,11 @@ def show_session(ref: SessionRef, record: StoredSession, state: SessionState, ac
         "created_at": record.created_at,
         "last_active_at": state.last_active_at,
     }
+
+
+def show_session_environment(record: StoredSession) -> Json:
+    """Return the environment of a session as the API shows it."""
+    return {"type": "none"} if record.environment is None else {**record.environment, "id": record.environment_id}
 
 
 def show_turn(ref: SessionRef, agent_id: str, turn_id: str, record: TurnRecord) -> Json:

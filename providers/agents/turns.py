@@ -23,6 +23,7 @@ from apis.storage.records import scan_all
 from apis.vaults.vaults import Vaults
 from apis.wire.base import sdk_model_to_python
 from providers.agents.descriptions import build_request_fields
+from providers.agents.environments.hosted import WAITS, HostedEnvironments, build_shell_tool
 from providers.agents.output import apply_event, complete_items
 from providers.agents.records import JOB_PREFIX, Json, SessionRef, TokenSums
 from providers.agents.store import SessionStore
@@ -74,6 +75,8 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         super().__init__(store.kv, JobRecord, places, retry_s)
         self._vaults = vaults
         self._store = store
+        self.environments: HostedEnvironments | None = None
+        """None where this server has no workspaces."""
         self._responses = responses
         self._executor = executor
         self._lease_s = lease_s
@@ -113,6 +116,11 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             await self.kv.write([Delete(ref.job_key)])
             return False
         if not turn.response_id:
+            if not turn.is_cancelling and (why := await self._connect(session)):
+                if why == WAITS:
+                    return False
+                changed = await self._store.change(ref, _Failure("sandbox_error", why))
+                return changed is not None and _is_working(changed)
             changed = await self._store.change(ref, _choose_response)
             return changed is not None and _is_working(changed)
         if not turn.is_started and not await self._exists(turn.response_id, ref):
@@ -121,8 +129,24 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
                 return False
         await self._follow(ref, turn.response_id, turn.last_event)
         final = await self._load_final(ref, turn.response_id)
+        await self._save(ref)
         changed = await self._store.change(ref, _End(self._store, turn.response_id, final))
         return changed is not None and _is_working(changed)
+
+    async def _connect(self, session: Transition) -> str:
+        """Return "" if the turn can go on in its environment; else WAITS, or why it never can."""
+        if not session.record.environment_id:
+            return ""
+        if self.environments is None:
+            return "This server has no environments any more."
+        return await self.environments.require_connected(session)
+
+    async def _save(self, ref: SessionRef) -> None:
+        """Save the workspace of the session, if commands have run in it."""
+        session = await self._store.load(ref)
+        turn = session.state.turn
+        if self.environments is not None and turn is not None and turn.has_commands:
+            await self.environments.save(session)
 
     async def _exists(self, response_id: str, ref: SessionRef) -> bool:
         try:
@@ -146,6 +170,8 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         }
         if session.record.vault_ids and self._vaults is not None:  # deleted ones are of no more use
             fields["vault_ids"] = await self._vaults.list_existing(session.record.vault_ids, tenant=ref.tenant)
+        if session.record.environment_id:
+            fields["tools"] = [*fields.get("tools", ()), build_shell_tool(session)]
         window = await self._responses.find_window(fields["model"])
         if window is not None:
             fields["context_management"] = [{"type": "compaction", "compact_threshold": max(1, window * 4 // 5)}]
@@ -268,7 +294,7 @@ class _End:
             session.keep_inputs(())
         else:
             await self._keep_inputs(session)
-        turn.response_id = ""
+        turn.response_id, turn.has_commands = "", False
         self._go_on(session)
         return True
 
@@ -308,8 +334,15 @@ class _End:
         if self._error_code() in _POISON_CODES and self._final is not None and self._final.status == "failed":
             inputs = _answers_only(read)
         else:
-            inputs = [*read, *(item for item in self._items if item.get("status") in (None, "completed"))]
+            inputs = [*read, *_list_finished(self._items)]
         session.keep_inputs(inputs)
+
+
+def _list_finished(items: Sequence[Json]) -> list[Json]:
+    """Return the items that are whole, and no call of the shell without its output."""
+    finished = [item for item in items if item.get("status") in (None, "completed")]
+    answered = {item["call_id"] for item in finished if item["type"] == "shell_call_output"}
+    return [item for item in finished if item["type"] != "shell_call" or item["call_id"] in answered]
 
 
 def _answers_only(items: Sequence[Json]) -> list[Json]:

@@ -26,7 +26,7 @@ from openai.types.admin import organization
 from openai.types.admin.organization import projects
 from openai.types.admin.organization.projects import service_accounts
 from openai.types.beta import agents as beta_agents
-from openai.types.beta.agents import automations, sessions, vaults
+from openai.types.beta.agents import automations, environments, sessions, vaults
 from openai.types.beta.agents.sessions import turns
 from pydantic import BaseModel
 
@@ -66,6 +66,12 @@ from apis.agents.automations import (
     CreateAutomation,
     InvocationListParams,
     UpdateAutomation,
+)
+from apis.agents.environments import (
+    CreateEnvironment,
+    CreateEnvironmentFile,
+    EnvironmentFileListParams,
+    EnvironmentListParams,
 )
 from apis.agents.sessions import (
     CreateSession,
@@ -153,6 +159,19 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "GET /agents/automations/{automation_id}/invocations": (
         automations.invocation_list_params.InvocationListParams,
         (InvocationListParams,),
+    ),
+    "POST /agents/environments": (
+        beta_agents.environment_create_params.EnvironmentCreateParams,
+        (CreateEnvironment,),
+    ),
+    "GET /agents/environments": (beta_agents.environment_list_params.EnvironmentListParams, (EnvironmentListParams,)),
+    "POST /agents/environments/{environment_id}/files": (
+        environments.file_create_params.FileCreateParams,
+        (CreateEnvironmentFile,),
+    ),
+    "GET /agents/environments/{environment_id}/files": (
+        environments.file_list_params.FileListParams,
+        (EnvironmentFileListParams,),
     ),
     "POST /agents": (beta.agent_create_params.AgentCreateParams, (CreateAgent,)),
     "GET /agents": (beta.agent_list_params.AgentListParams, (AgentListParams,)),

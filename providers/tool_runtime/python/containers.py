@@ -28,6 +28,7 @@ from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.skills.skills import Skills
 from apis.storage.pages import Page
 from apis.wire.tools import NetworkAllowlist, NetworkPolicy, SkillSource
+from apis.workspaces import WORKSPACE_FOLDER, WORKSPACE_PREFIX
 from providers.tool_runtime.python.egress.rules import HostRules
 from providers.tool_runtime.python.egress.settings import NetworkSettings
 from providers.tool_runtime.python.files import MAX_FILES_BYTES, is_file_name
@@ -146,7 +147,7 @@ class PythonContainers(Containers):
         tenant: str,
     ) -> CommandsResult:
         outcome = await self._sessions.run_commands(tenant, container_id, [*commands], on_event)
-        files = {name_to_path(name): name_to_file_id(container_id, name) for name in outcome.filenames}
+        files = {name_to_path(container_id, name): name_to_file_id(container_id, name) for name in outcome.filenames}
         return CommandsResult(files, outcome.loss_reason)
 
     async def add_file(self, container_id: str, filename: str, data: bytes, *, tenant: str) -> ContainerFile:
@@ -225,9 +226,10 @@ def name_to_file_id(container_id: str, name: str) -> str:
     return f"cfile_{hashlib.sha256(f'{container_id}/{name}'.encode()).hexdigest()[:32]}"
 
 
-def name_to_path(name: str) -> str:
+def name_to_path(container_id: str, name: str) -> str:
     """Return a file's path as programs see it."""
-    return f"{WORK_FOLDER}/{name}"
+    folder = WORKSPACE_FOLDER if container_id.startswith(WORKSPACE_PREFIX) else WORK_FOLDER
+    return f"{folder}/{name}"
 
 
 def _find_file(files: Sequence[SessionFile], container_id: str, file_id: str) -> SessionFile:
@@ -244,7 +246,7 @@ def _build_file(container_id: str, file: SessionFile) -> ContainerFile:
         container_id=container_id,
         created_at=file.modified_at,
         object="container.file",
-        path=name_to_path(file.name),
+        path=name_to_path(container_id, file.name),
         source="user" if file.is_uploaded else "assistant",
     )
 

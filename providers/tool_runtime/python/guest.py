@@ -40,6 +40,7 @@ _KILL_TIMEOUT_S = 2
 _POLL_MS = 20
 """Milliseconds after which ended processes are looked for."""
 _TOKEN_BYTES = 8
+_PART_BYTES = 4 * 1024 * 1024
 _END_WAIT_S = 0.1
 """Seconds that the end of a command waits for more output: a process in the background may hold its pipes open."""
 
@@ -53,10 +54,10 @@ class WorkFolder:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def scan(self) -> FileStamps:
-        """Return a stamp that changes with the file, by name, for the first 2,000 files."""
+    def scan(self, folder: str = "") -> FileStamps:
+        """Return a stamp that changes with the file, by name, for the first 2,000 files of a folder and those below."""
         stamps: FileStamps = {}
-        folders = [""]
+        folders = [folder]
         while folders and len(stamps) < MAX_SCANNED_FILES:
             inner = folders.pop()
             try:
@@ -111,6 +112,32 @@ class WorkFolder:
 
     def delete(self, name: str) -> None:
         os.unlink(os.path.join(self.path, name))
+
+    def pack(self, max_bytes: int) -> bytes:
+        """Return a compressed archive of all that is in the folder; what cannot be read is left out."""
+        import tarfile  # noqa: PLC0415 - for workspaces alone
+
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
+            for inner, folders, names in os.walk(self.path):
+                for name in [*folders, *names]:
+                    path = os.path.join(inner, name)
+                    with suppress(OSError):
+                        tar.add(path, os.path.relpath(path, self.path), recursive=False)
+                    if archive.tell() > max_bytes:
+                        raise OSError("too large")
+        return archive.getvalue()
+
+    def unpack(self, data: bytes) -> None:
+        import tarfile  # noqa: PLC0415 - for workspaces alone
+        import zlib  # noqa: PLC0415 - for workspaces alone
+
+        trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+        try:
+            with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
+                tar.extractall(self.path, **trusted)  # noqa: S202 - it comes from here, and this sandbox holds
+        except (tarfile.TarError, zlib.error, EOFError) as exc:
+            raise OSError("damaged") from exc
 
 
 class Notebook:
@@ -545,6 +572,7 @@ def main() -> None:
     for name, value in hello["rlimits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
     os.nice(5)
+    os.environ.update(hello.get("environment", {}))
     folder = hello["folder"]
     os.chdir(folder)
     sys.path.insert(0, folder)
@@ -557,7 +585,10 @@ def main() -> None:
         request, payload = channel.receive()
         try:
             shell = ShellRun(channel, programs, request.get("token", ""))
-            reply, data = handle_request(request, payload, files, interpreter, shell)
+            if request["do"] == "pack":
+                reply, data = {}, send_archive(channel, files.pack(request["max_bytes"]), request["token"])
+            else:
+                reply, data = handle_request(request, payload, files, interpreter, shell)
         except FileNotFoundError:
             reply, data = {"error": "missing"}, b""
         except OSError as exc:
@@ -566,6 +597,15 @@ def main() -> None:
             reply, data = {"error": "too large"}, b""
         if request["do"] != "kill":
             channel.send({**reply, "token": request["token"]}, data)
+
+
+def send_archive(channel: Channel, archive: bytes, token: str) -> bytes:
+    """Send an archive in parts, without its last one, which is returned."""
+    start = 0
+    while len(archive) - start > _PART_BYTES:
+        channel.send({"part": 0, "token": token}, archive[start : start + _PART_BYTES])
+        start += _PART_BYTES
+    return archive[start:]
 
 
 def handle_request(
@@ -591,7 +631,10 @@ def handle_request(
         files.write(request["name"], payload)
     elif request["do"] == "delete":
         files.delete(request["name"])
-    listed = [{"name": name, "size": size, "at": at // 10**9} for name, (size, at, _) in files.scan().items()]
+    elif request["do"] == "unpack":
+        files.unpack(payload)
+    stamps = files.scan(request.get("folder", ""))
+    listed = [{"name": name, "size": size, "at": at // 10**9} for name, (size, at, _) in stamps.items()]
     return {"files": listed}, b""
 
 

@@ -12,7 +12,7 @@ import hashlib
 import os
 import platform
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, Final, Literal
@@ -20,8 +20,9 @@ from typing import Concatenate, Final, Literal
 import msgspec
 
 from apis.confinement.commands import CommandEvent, ShellCommand
-from apis.errors import StackError, StoreUnavailable, Unsupported
+from apis.errors import NotFound, StackError, StoreUnavailable, Unsupported
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Put
+from apis.workspaces import Restore
 from providers.tool_runtime.python.egress.settings import EgressCounts
 from providers.tool_runtime.python.operations import SessionInfo, SessionOperations, ended_message
 from providers.tool_runtime.python.outcomes import CommandsOutcome, RunOutcome
@@ -58,6 +59,8 @@ class MachineSessions:
         self._kv = kv
         self._max_use_s = max_use_s
         self.egress_counts = EgressCounts()
+        self.restore: Restore | None = None
+        """Makes a session that is gone again, if it can."""
 
     async def start(self) -> None:
         """Join the session server of this store's deployment. Raise ConfigError and StoreUnavailable."""
@@ -80,8 +83,10 @@ class MachineSessions:
         contents: SessionContents = _NOTHING,
         *,
         is_new_name: bool = False,
+        loss_reason: str = "",
     ) -> bool:
-        """Create a session; return False when there is one already. `is_new_name` when no other can have had it.
+        """Create a session; return False when there is one already. `is_new_name` when no other can have had it. A
+        `loss_reason` says why an earlier one is gone, where its owner knows that.
 
         Raise Overloaded when there is no room, Unsupported when another machine has the session, and StoreUnavailable
         when its record cannot be written: then it is not created.
@@ -89,7 +94,7 @@ class MachineSessions:
         machine = None if is_new_name else await self._find_machine(tenant, name)
         if machine == "other":
             raise _elsewhere(name)
-        loss_reason = _SERVER_ENDED if machine == "this" else ""
+        loss_reason = loss_reason or (_SERVER_ENDED if machine == "this" and not settings.is_workspace else "")
         if not await self._client.call(SessionOperations.create, tenant, name, settings, loss_reason, contents):
             return False
         try:
@@ -115,14 +120,13 @@ class MachineSessions:
         self, tenant: str, name: str, commands: list[ShellCommand], on_event: Callable[[CommandEvent], None]
     ) -> CommandsOutcome:
         """Run shell commands in a session. Raise as `call` does."""
-        try:
-            outcome = await self._client.call_with_events(
+
+        async def run() -> CommandsOutcome:
+            return await self._client.call_with_events(
                 SessionOperations.run_commands, (tenant, name), commands, on_event
             )
-        except SessionExpired:
-            raise
-        except SessionNotFound as exc:
-            raise (await self._explain_missing(tenant, name) or exc) from None
+
+        outcome = await self._call_existing(tenant, name, run, self.restore)
         await self._renew_record(tenant, name, outcome.due_record_idle_s)
         self.egress_counts += outcome.egress
         return outcome
@@ -137,7 +141,11 @@ class MachineSessions:
 
     async def end(self, tenant: str, name: str) -> None:
         """End a session."""
-        await self.call(SessionOperations.end, tenant, name)
+
+        async def run() -> None:
+            await self._client.call(SessionOperations.end, tenant, name)
+
+        await self._call_existing(tenant, name, run, restore=None)
         with suppress(StoreUnavailable):
             await self._kv.write([Delete(_record_key(tenant, name))], durable=False)
 
@@ -155,11 +163,35 @@ class MachineSessions:
         Raise NotFound when there is no such session, Unsupported when another machine has it, and what
         `SessionClient.call` raises.
         """
-        try:
+
+        async def run() -> R:
             return await self._client.call(operation, tenant, name, *args, **kwargs)
-        except SessionExpired:
-            raise
+
+        return await self._call_existing(tenant, name, run, self.restore)
+
+    async def exists(self, tenant: str, name: str) -> bool:
+        """Return whether this machine has the session. Raise Unsupported when another one has it."""
+
+        async def run() -> bool:
+            await self._client.call(SessionOperations.get, tenant, name)
+            return True
+
+        try:
+            return await self._call_existing(tenant, name, run, restore=None)
+        except NotFound:
+            return False
+
+    async def _call_existing(
+        self, tenant: str, name: str, run: Callable[[], Awaitable[R]], restore: Restore | None
+    ) -> R:
+        """Return the result of an operation, for which a session that is gone is restored, where that is possible."""
+        try:
+            return await run()
         except SessionNotFound as exc:
+            if restore is not None and await restore(tenant, name):
+                return await run()
+            if isinstance(exc, SessionExpired):
+                raise
             raise (await self._explain_missing(tenant, name) or exc) from None
 
     async def _explain_missing(self, tenant: str, name: str) -> StackError | None:

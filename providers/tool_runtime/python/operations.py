@@ -176,22 +176,32 @@ class SessionOperations:
         async with self._use_session(tenant, name) as (session, entry):
             return await _list_files(session, entry)
 
+    async def list_folder(self, tenant: str, name: str, folder: str) -> list[SessionFile]:
+        """Return the files in a folder of the work folder, and below it. The session starts where it has not."""
+        async with self._use_session(tenant, name) as (session, entry):
+            return await _list_files(session, entry, folder)
+
+    async def pack(self, tenant: str, name: str) -> bytes:
+        """Return an archive of the work folder."""
+        async with self._use_session(tenant, name) as (session, _):
+            return await session.folder.pack()
+
     async def read_file(self, tenant: str, name: str, filename: str) -> bytes:
         """Return a file's content."""
         async with self._use_session(tenant, name) as (session, _):
-            return await session.read(filename)
+            return await session.folder.read(filename)
 
     async def write_file(self, tenant: str, name: str, filename: str, data: bytes) -> list[SessionFile]:
         """Write a whole file as uploaded by a client, and return all files."""
         async with self._use_session(tenant, name) as (session, entry):
-            await session.write(filename, data)
+            await session.folder.write(filename, data)
             entry.uploaded_names.add(filename)
             return await _list_files(session, entry)
 
     async def delete_file(self, tenant: str, name: str, filename: str) -> None:
         """Delete a file."""
         async with self._use_session(tenant, name) as (session, entry):
-            await session.delete(filename)
+            await session.folder.delete(filename)
             entry.uploaded_names.discard(filename)
 
     def _get_entry(self, tenant: str, name: str) -> SessionEntry:
@@ -206,7 +216,9 @@ class SessionOperations:
     async def _use_session(self, tenant: str, name: str) -> AsyncGenerator[tuple[PythonSession, SessionEntry]]:
         entry = self._get_entry(tenant, name)
         try:
-            async with self._pool.use_session((tenant, name, 0)) as (session, _):
+            async with self._pool.use_session((tenant, name, 0)) as (session, loss_reason):
+                if loss_reason:  # it is for a model, which reads the results of programs alone
+                    self._pool.record_loss((tenant, name, 0), loss_reason)
                 yield session, entry
         except FileRefused as exc:
             if exc.is_missing:
@@ -230,7 +242,14 @@ class SessionOperations:
             if entry.settings.network is not None:
                 owner, secrets = (tenant, name or ""), entry.contents.secrets
                 proxy = await self._egress.open_proxy(owner, entry.settings.network, secrets, entry.network_use)
-            return await PythonSession.start(sandbox, limits, entry.contents.skill_files, proxy)
+            contents = entry.contents
+            environment = contents.environment if entry.settings.is_workspace else None
+            session = await PythonSession.start(sandbox, limits, contents.skill_files, proxy, environment)
+            await _fill(session, contents)
+            entry.contents = replace(contents, files=(), archive=b"")
+            return session
+        except FileRefused as exc:
+            raise SessionFailure("file_refused", f"The files do not fit into the workspace: {exc}.") from None
         except (SessionEnded, OSError) as exc:
             _log.warning("a Python session could not start: %s", exc)
             message = "The Python sandbox could not be started; try again later."
@@ -276,6 +295,18 @@ async def _find_faults(
         await session.kill()
 
 
+async def _fill(session: PythonSession, contents: SessionContents) -> None:
+    """Write what a workspace begins with. Raise FileRefused and SessionEnded: the session has ended then."""
+    try:
+        if contents.archive:
+            await session.folder.unpack(contents.archive)
+        for name, data in contents.files:
+            await session.folder.write(name, data)
+    except BaseException:
+        await session.kill()
+        raise
+
+
 def _take_counts(session: PythonSession) -> EgressCounts:
     """Return the work of a session's proxy since the last call."""
     return session.proxy.take_counts() if session.proxy is not None else EgressCounts()
@@ -290,8 +321,8 @@ def _session_info(name: str, entry: SessionEntry) -> SessionInfo:
     return SessionInfo(name, entry.settings, entry.created_at, entry.last_used_at)
 
 
-async def _list_files(session: PythonSession, entry: SessionEntry) -> list[SessionFile]:
+async def _list_files(session: PythonSession, entry: SessionEntry, folder: str = "") -> list[SessionFile]:
     return [
         SessionFile(name, size, modified_at, name in entry.uploaded_names)
-        for name, size, modified_at in await session.files()
+        for name, size, modified_at in await session.folder.list_files(folder)
     ]

@@ -15,6 +15,7 @@ from apis.provider import Provider, UserPath
 from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolCall, ToolFile, ToolResult, ToolRuntime, ToolSpec
+from apis.workspaces import Workspaces
 from providers.common.net.addresses import IPNetwork
 from providers.tool_runtime.python.containers import (
     ContainerPolicy,
@@ -31,6 +32,7 @@ from providers.tool_runtime.python.outcomes import RunOutcome
 from providers.tool_runtime.python.sandbox import MIB, SandboxLimits
 from providers.tool_runtime.python.session_client import SessionClient
 from providers.tool_runtime.python.sessions import SessionSettings
+from providers.tool_runtime.python.workspaces import PythonWorkspaces
 
 _log = logging.getLogger(__name__)
 
@@ -190,6 +192,7 @@ class Python(ToolRuntime):
         hosts = config.egress.settings().rules() if self._has_egress else None
         policy = ContainerPolicy(self._default_settings, max_memory_bytes, self._is_isolated, hosts)
         self._containers = PythonContainers(self._sessions, policy, files, skills)
+        self._workspaces = PythonWorkspaces(self._sessions, policy, self._containers, files, skills)
 
     async def start(self) -> None:
         if self._has_egress and not self._is_isolated:
@@ -261,6 +264,9 @@ class Python(ToolRuntime):
     def containers(self) -> Containers:
         return self._containers
 
+    def workspaces(self) -> Workspaces:
+        return self._workspaces
+
 
 def _build_result(outcome: RunOutcome, container_id: str | None) -> ToolResult:
     parts: list[str] = []
@@ -277,6 +283,6 @@ def _build_result(outcome: RunOutcome, container_id: str | None) -> ToolResult:
         parts.append(f"\n[too many or too large to be given to the user: {', '.join(outcome.skipped_names)}]")
     files = [ToolFile(name, guess_media_type(name), data) for name, data in outcome.files]
     names = [*(name for name, _ in outcome.files), *outcome.skipped_names] if container_id is not None else []
-    file_ids = {name_to_path(name): name_to_file_id(container_id or "", name) for name in names}
+    file_ids = {name_to_path(container_id or "", name): name_to_file_id(container_id or "", name) for name in names}
     data = {"logs": outcome.output, "exit": outcome.exit_status, **({"files": file_ids} if file_ids else {})}
     return ToolResult("".join(parts).strip("\n"), files=files, data=data)

@@ -33,12 +33,15 @@ MAX_INODES: Final = 20_000
 
 _GUEST_PROGRAM: Final = Path(__file__).with_name("guest.py").read_bytes()
 WORK_FOLDER: Final = "/mnt/data"
+WORKSPACE_FOLDER: Final = "/workspace"
+"""Work folder of a workspace, with all that programs may write in it: home and temporary files, too."""
+_WORKSPACE_HOME: Final = f"{WORKSPACE_FOLDER}/.managed-agents/tmp"
 _PROBE_TIMEOUT_S: Final = 10
 _RESERVED_ADDRESS_BYTES: Final = 512 * MIB
 """Address space in addition to the memory: libraries and threads reserve much that they never touch."""
 _OPEN_FILES: Final = 128
 """Descriptors of a process: each socket may hold some 300 KiB of the kernel's memory, which no rlimit counts."""
-_OWN_MOUNTS: Final = ("/dev", "/mnt", "/proc", "/tmp")  # noqa: S108 - the sandbox's own
+_OWN_MOUNTS: Final = ("/dev", "/mnt", "/proc", "/tmp", WORKSPACE_FOLDER)  # noqa: S108 - the sandbox's own
 """Folders that every sandbox has of its own, so that nothing of the host can be seen below them."""
 
 # The server's own environment never enters. Threads are few: each counts as a process and costs address space.
@@ -116,9 +119,12 @@ class Sandbox(Protocol):
         limits: SandboxLimits,
         skill_files: Sequence[SkillFile] = (),
         network: NetworkAccess | None = None,
+        *,
+        is_workspace: bool = False,
     ) -> AbstractContextManager[GuestLaunch]:
         """Open what a guest needs that communicates on the descriptor `channel_fd`, and close it on exit. The skills'
-        files are below SKILLS_FOLDER where the guest is isolated."""
+        files are below SKILLS_FOLDER where the guest is isolated. The work folder of a workspace is
+        WORKSPACE_FOLDER."""
         ...
 
 
@@ -154,8 +160,11 @@ class Bubblewrap:
         limits: SandboxLimits,
         skill_files: Sequence[SkillFile] = (),
         network: NetworkAccess | None = None,
+        *,
+        is_workspace: bool = False,
     ) -> Generator[GuestLaunch]:
         """See Sandbox."""
+        folder = WORKSPACE_FOLDER if is_workspace else WORK_FOLDER
         with (
             open_data_pipe(self._seccomp_filter if network is None else self._network_filter) as seccomp,
             open_data_pipe(_GUEST_PROGRAM) as guest,
@@ -165,15 +174,15 @@ class Bubblewrap:
             argv = [
                 *self._command_prefix,
                 "--as-pid-1",
-                *_build_scratch_options(limits),
+                *_build_scratch_options(limits, is_workspace=is_workspace),
                 *skills.options,
                 *certificates.options,
                 *("--seccomp", str(seccomp), "--ro-bind-data", str(guest), "/guest.py"),
-                *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK_FOLDER),
+                *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", folder),
                 *("--", self._python, "-I", "/guest.py", str(channel_fd)),
             ]
             descriptors = (channel_fd, seccomp, guest, *skills.descriptors, *certificates.descriptors)
-            yield GuestLaunch(argv, descriptors, WORK_FOLDER, limits.rlimits())
+            yield GuestLaunch(argv, descriptors, folder, limits.rlimits())
 
 
 class DangerouslyUnsandboxed:
@@ -191,8 +200,11 @@ class DangerouslyUnsandboxed:
         limits: SandboxLimits,
         skill_files: Sequence[SkillFile] = (),
         network: NetworkAccess | None = None,
+        *,
+        is_workspace: bool = False,
     ) -> Generator[GuestLaunch]:
         """See Sandbox."""
+        assert not is_workspace, "refused when the workspace is created"
         assert not skill_files, "refused when the container is created"
         assert network is None, "refused when the container is created"
         # NPROC counts all processes of the user, the server's own threads among them.
@@ -213,13 +225,17 @@ def _open_certificates(network: NetworkAccess | None) -> Generator[Mount]:
         yield Mount(["--ro-bind-data", str(file), CERTIFICATES_FILE], [file, network.descriptor])
 
 
-def _build_scratch_options(limits: SandboxLimits) -> list[str]:
+def _build_scratch_options(limits: SandboxLimits, *, is_workspace: bool) -> list[str]:
     """Mount all that can be written: one tmpfs for files, and one of a fourth of its size for shared memory."""
+    scratch = ["--tmpfs", "/mnt", "--dir", WORK_FOLDER, "--dir", "/mnt/tmp"]
+    if is_workspace:
+        home = ["--dir", _WORKSPACE_HOME, "--dir", "/mnt", "--symlink", f"..{_WORKSPACE_HOME}", "/mnt/tmp"]
+        scratch = ["--tmpfs", WORKSPACE_FOLDER, "--dir", f"{WORKSPACE_FOLDER}/outputs", *home]
     return [
         *build_proc_options(),
         *("--dev", "/dev"),
         *("--size", str(limits.scratch_bytes // 4), "--tmpfs", "/dev/shm"),  # noqa: S108 - the sandbox's own
-        *("--size", str(limits.scratch_bytes), "--tmpfs", "/mnt", "--dir", WORK_FOLDER, "--dir", "/mnt/tmp"),
+        *("--size", str(limits.scratch_bytes), *scratch),
         *("--symlink", "mnt/tmp", "/tmp"),  # noqa: S108 - the sandbox's own
     ]
 

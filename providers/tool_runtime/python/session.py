@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,20 +26,18 @@ from providers.tool_runtime.python.egress.proxy import ContainerProxy
 from providers.tool_runtime.python.files import (
     MAX_FILES,
     MAX_FILES_BYTES,
-    is_file_name,
-    parse_file_list,
     parse_returned_files,
 )
 from providers.tool_runtime.python.guest_channel import GuestChannel, PartHandler
+from providers.tool_runtime.python.guest_folder import GuestFolder
 from providers.tool_runtime.python.outcomes import (
     CommandsOutcome,
-    FileRefused,
     RunOutcome,
     SessionEnded,
     describe_exit,
     describe_exit_code,
 )
-from providers.tool_runtime.python.output import ProgramOutput, render_terminal_text
+from providers.tool_runtime.python.output import ProgramOutput
 from providers.tool_runtime.python.processes import (
     ProcessUsage,
     measure_socket_bytes,
@@ -50,7 +48,7 @@ from providers.tool_runtime.python.processes import (
     stop_descendants,
     wait_for_exit,
 )
-from providers.tool_runtime.python.sandbox import MAX_INODES, MIB, Sandbox, SandboxLimits
+from providers.tool_runtime.python.sandbox import MAX_INODES, MIB, WORKSPACE_FOLDER, Sandbox, SandboxLimits
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +98,7 @@ class PythonSession:
         self._is_isolated = sandbox.is_isolated
         self._limits = limits
         self._folder = ""
+        self.folder = GuestFolder(self._request_files)
         self._cgroup: Cgroup | None = None
         self._output = ProgramOutput(limits.output_bytes)
         self._proxy: ContainerProxy | None = None
@@ -118,12 +117,15 @@ class PythonSession:
         limits: SandboxLimits,
         skill_files: Sequence[SkillFile] = (),
         proxy: ContainerProxy | None = None,
+        workspace: Mapping[str, str] | None = None,
     ) -> "PythonSession":
-        """Start a guest, whose only way out is the `proxy`, which ends with it. Raise SessionEnded, with the sandbox's
-        output, when none answers within 10 s."""
+        """Start a guest, whose only way out is the `proxy`, which ends with it; for a `workspace` with these variables.
+        Raise SessionEnded, with the sandbox's output, when none answers within 10 s."""
         with contextlib.ExitStack() as opened:
             handover = HandOver(opened, proxy) if proxy is not None else None
-            session, hello = await cls._launch(sandbox, limits, skill_files, handover)
+            is_workspace = workspace is not None
+            session, hello = await cls._launch(sandbox, limits, skill_files, handover, is_workspace=is_workspace)
+            hello = {**hello, "environment": workspace or {}}
             try:
                 await session._channel.connect()
                 await session._exchange_messages(hello, b"", _START_TIMEOUT_S)
@@ -145,12 +147,15 @@ class PythonSession:
         limits: SandboxLimits,
         skill_files: Sequence[SkillFile],
         handover: HandOver | None,
+        *,
+        is_workspace: bool,
     ) -> "tuple[PythonSession, GuestMessage]":
         """Return the session of a new process, and the first message that it waits for."""
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
         try:
-            with sandbox.launch(theirs.fileno(), limits, skill_files, handover and handover.access) as launch:
+            access = handover and handover.access
+            with sandbox.launch(theirs.fileno(), limits, skill_files, access, is_workspace=is_workspace) as launch:
                 process = await asyncio.create_subprocess_exec(
                     *launch.argv,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -229,24 +234,6 @@ class PythonSession:
         parts.end_all(note, is_timed_out=end is not None and end.exit_status == "timed_out")
         return CommandsOutcome(parse_written_files(reply), str(end or ""))
 
-    async def files(self) -> list[tuple[str, int, int]]:
-        """Return the files in the work folder, at most 2,000: name, bytes, last write in seconds since 1970."""
-        reply, _ = await self._request_files({"do": "list"})
-        return [file for file in parse_file_list(reply) if is_file_name(file[0])]
-
-    async def read(self, name: str) -> bytes:
-        """Return a file's content. Raise FileRefused when it is not a regular file or larger than 16 MiB."""
-        _, data = await self._request_files({"do": "read", "name": name, "max_bytes": MAX_FILES_BYTES})
-        return data
-
-    async def write(self, name: str, data: bytes) -> None:
-        """Write a whole file and create the folders above it. Raise FileRefused when there is no room."""
-        await self._request_files({"do": "write", "name": name}, data)
-
-    async def delete(self, name: str) -> None:
-        """Delete a file. Raise FileRefused when there is none."""
-        await self._request_files({"do": "delete", "name": name})
-
     async def kill(self) -> None:
         """End every process of the session and wait for that, at most 5 s. Harmless the second time."""
         self._begin_kill()
@@ -255,10 +242,11 @@ class PythonSession:
             self._process.kill()
             await asyncio.wait([self._end_task], timeout=_KILL_TIMEOUT_S)
 
-    async def _request_files(self, request: GuestMessage, payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        reply, data, _ = await self._exchange_messages(request, payload, _FILES_TIMEOUT_S)
-        if reply.get("error"):
-            raise FileRefused(render_terminal_text(str(reply["error"]).encode(errors="replace"))[:200])
+    async def _request_files(
+        self, request: GuestMessage, payload: bytes, on_part: PartHandler | None
+    ) -> tuple[dict[str, Any], bytes]:
+        wall_s = max(_FILES_TIMEOUT_S, self._limits.wall_s)
+        reply, data, _ = await self._exchange_messages(request, payload, wall_s, on_part)
         return reply, data
 
     async def _exchange_messages(
@@ -448,7 +436,8 @@ class PythonSession:
             usage = replace(usage, memory_bytes=usage.memory_bytes + measure_socket_bytes(self._inner_pid))
         with contextlib.suppress(OSError):
             if self._inner_pid:
-                status = os.statvfs(f"/proc/{self._inner_pid}/root/mnt")
+                folder = self._folder if self._folder == WORKSPACE_FOLDER else "/mnt"
+                status = os.statvfs(f"/proc/{self._inner_pid}/root{folder}")
                 inodes = status.f_files - status.f_ffree
         return usage, inodes
 

@@ -5,7 +5,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,20 +30,25 @@ SessionKey = tuple[str, str | None, int]
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
     """Settings of one session, which is ended `idle_s` after its last use. `label` is its name in listings; without a
-    `network` nothing can be reached."""
+    `network` nothing can be reached. The work folder of a workspace is another one."""
 
     idle_s: float
     memory_bytes: int
     label: str = "auto"
     network: NetworkSettings | None = None
+    is_workspace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SessionContents:
-    """Contents of a new session: files of skills, and the values of secrets, which are kept outside of it."""
+    """Contents of a new session: files of skills, and the values of secrets, which are kept outside of it. A workspace
+    has an `environment`, and begins with what `archive` holds and then with `files`, by name."""
 
     skill_files: Sequence[SkillFile] = ()
     secrets: Sequence[SecretValue] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: Sequence[tuple[str, bytes]] = ()
+    archive: bytes = b""
 
 
 _NOTHING: Final = SessionContents()
@@ -132,9 +137,11 @@ class PythonSessionPool:
         """
         key = (tenant, name, next(self._numbers) if name is None else 0)
         if key not in self._entries:
+            if settings.is_workspace:  # its owner knows what is lost
+                self._loss_reasons.pop(key, None)
             self._entries[key] = SessionEntry(settings, self._take_place(tenant), contents)
             if loss_reason and key not in self._loss_reasons:
-                self._record_loss(key, loss_reason)
+                self.record_loss(key, loss_reason)
             self._schedule_expiry(key)
         return key
 
@@ -185,14 +192,15 @@ class PythonSessionPool:
         if entry.expiry_timer is not None:
             entry.expiry_timer.cancel()
         if reason:
-            self._record_loss(key, reason)
+            self.record_loss(key, reason)
         if entry.session is not None:
             task = asyncio.ensure_future(entry.session.kill())
             self._kill_tasks.add(task)
             task.add_done_callback(self._kill_tasks.discard)
             _log.debug("a Python session was ended: %s", reason or "it was deleted")
 
-    def _record_loss(self, key: SessionKey, reason: str) -> None:
+    def record_loss(self, key: SessionKey, reason: str) -> None:
+        """Record why an earlier session of this name is gone, for the next program in it."""
         self._loss_reasons[key] = reason
         if len(self._loss_reasons) > _MAX_LOSS_REASONS:
             self._loss_reasons.popitem(last=False)

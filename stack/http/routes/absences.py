@@ -88,7 +88,8 @@ _COMPLETION_PATH: Final = "/chat/completions/{completion_id}"
 _VOICES: Final = "A voice is", f". {_TEXT_ONLY}"
 _MESSAGE_BATCHES: Final = "A batch of messages is", ": use /v1/batches with lines of responses."
 _BATCH_PATH: Final = "/messages/batches/{batch_id}"
-_ENVIRONMENTS: Final = "An environment of an agent is", ": sessions have the environment 'none'."
+_TEMPLATES: Final = "A template of environments is", ": configure the environment of each session."
+_ARTIFACTS: Final = "An artifact is", ": read the files of the session's container."
 _SUBAGENTS: Final = "A subagent is", ": a session has one agent."
 _SESSION_TRACES: Final = "A trace of a session is", ": read its events and items, or set up OpenTelemetry."
 ABSENT_ROUTES: Final = (
@@ -119,12 +120,12 @@ ABSENT_ROUTES: Final = (
     AbsentRoute(("POST",), f"{_BATCH_PATH}/cancel", *_MESSAGE_BATCHES),
     AbsentRoute(("GET",), f"{_BATCH_PATH}/results", *_MESSAGE_BATCHES),
     *(
-        AbsentRoute(("GET", "POST", "DELETE"), f"/agents/{path}", *_ENVIRONMENTS, AGENTS)
-        for path in ("environments", "environments/{rest:path}")
+        AbsentRoute(("GET", "POST", "DELETE"), f"/agents/environments/{path}", *_TEMPLATES, AGENTS)
+        for path in ("templates", "templates/{rest:path}")
     ),
     *(
         AbsentRoute(("GET", "DELETE"), f"/agents/sessions/{{session_id}}/{name}{rest}", *why, AGENTS)
-        for name, why in (("artifacts", _ENVIRONMENTS), ("subagents", _SUBAGENTS), ("traces", _SESSION_TRACES))
+        for name, why in (("artifacts", _ARTIFACTS), ("subagents", _SUBAGENTS), ("traces", _SESSION_TRACES))
         for rest in ("", "/{rest:path}")
     ),
 )

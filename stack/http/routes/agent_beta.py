@@ -1,5 +1,6 @@
 """The form of the routes of the Agents API, which is a beta."""
 
+import hashlib
 from functools import wraps
 from typing import Any, Final
 
@@ -7,10 +8,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from apis.accounts.project_settings import HostedTool
+from apis.agents.sessions import RequestKey
 from apis.errors import InvalidBeta
 from providers.agents.kv import StoredAgents
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services, require_section
+from stack.http.idempotency import RAW_IDEMPOTENCY_HEADER, parse_key
 from stack.http.parsing import find_header
 from stack.http.route import AGENTS, Access, Handler, Route
 
@@ -42,14 +46,31 @@ def _with_beta(handler: Handler) -> Handler:
     return handle
 
 
+def read_request_key(http: Request, request: BaseModel) -> RequestKey | None:
+    """Return the Idempotency-Key of a request, None where it has none."""
+    keys = [value for name, value in http.scope["headers"] if name == RAW_IDEMPOTENCY_HEADER]
+    if not keys:
+        return None
+    target = f"{http.scope['path']} {parse_key(keys).decode()}"
+    body = request.model_dump_json(by_alias=True)
+    return RequestKey(*(hashlib.sha256(text.encode()).hexdigest() for text in (target, body)))
+
+
 def read_route(path: str, handler: Handler, query: type[BaseModel] | None = None, access: Access = AGENTS) -> Route:
     """Return the row of a route that reads."""
     return Route("GET", path, access, _with_beta(handler), query=query)
 
 
-def write_route(path: str, handler: Handler, body: type[BaseModel] | None = None, access: Access = AGENTS) -> Route:
-    """Return the row of a route that stores."""
-    return Route("POST", path, access, _with_beta(handler), body=body, stores=True)
+def write_route(
+    path: str,
+    handler: Handler,
+    body: type[BaseModel] | None = None,
+    access: Access = AGENTS,
+    *,
+    tool: HostedTool | None = None,
+) -> Route:
+    """Return the row of a route that stores, and does the work of a tool."""
+    return Route("POST", path, access, _with_beta(handler), body=body, stores=True, tool=tool)
 
 
 def delete_route(path: str, handler: Handler, access: Access = AGENTS) -> Route:

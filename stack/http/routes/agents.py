@@ -1,11 +1,9 @@
 """/v1/agents: stored agents, and sessions in which they work."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,7 +11,6 @@ from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
 from apis.agents.sessions import (
     CreateSession,
     EventStreamParams,
-    RequestKey,
     SendEvents,
     SessionItemListParams,
     SessionListParams,
@@ -24,18 +21,19 @@ from apis.sink import put_all
 from providers.common.fair_turns import run_long
 from stack.http.answers import list_response
 from stack.http.context import HttpContext, Services
-from stack.http.idempotency import RAW_IDEMPOTENCY_HEADER, parse_key
 from stack.http.metering import grant_request
 from stack.http.request_body import read_model, read_query
 from stack.http.routes.agent_beta import (
     CREATED,
     delete_route,
     object_response,
+    read_request_key,
     read_route,
     require_agents,
     write_route,
 )
 from stack.http.routes.automations import AUTOMATION_ROUTES
+from stack.http.routes.environments.environments import ENVIRONMENT_ROUTES
 from stack.http.routes.vaults import VAULT_ROUTES
 from stack.http.sse import encode_frames
 from stack.http.streams import EventStream
@@ -75,13 +73,16 @@ async def create_session(http: Request, context: HttpContext, services: Services
     request = await read_model(http, services.max_body_bytes, CreateSession)
     agents, tenant = require_agents(services), context.tenant
     agent = await agents.sessions.resolve_agent(request, tenant=tenant)
-    await grant_request(services.stack, context.caller, agents.build_request(agent[1], request.vault_ids))
+    is_hosted = request.environment.type == "openai_hosted"
+    await grant_request(
+        services.stack, context.caller, agents.build_request(agent[1], request.vault_ids, is_hosted=is_hosted)
+    )
     session = await agents.sessions.create(
         request,
         agent,
         tenant=tenant,
         key_id=await services.stack.accounts.find_lasting_key(context.caller),
-        key=_read_key(http, request),
+        key=read_request_key(http, request),
     )
     if not request.stream:
         return object_response(session, CREATED)
@@ -118,7 +119,7 @@ async def send_events(http: Request, context: HttpContext, services: Services) -
         request,
         tenant=context.tenant,
         key_id=await services.stack.accounts.find_lasting_key(context.caller),
-        key=_read_key(http, request),
+        key=read_request_key(http, request),
     )
     return Response(status_code=_ACCEPTED)
 
@@ -167,16 +168,6 @@ def _frame_encoder(obfuscate: bool) -> Callable[[Sequence[Any]], bytes]:  # noqa
     return partial(encode_frames, dialect="openai", obfuscate=obfuscate)
 
 
-def _read_key(http: Request, request: BaseModel) -> RequestKey | None:
-    """Return the Idempotency-Key of a request, None where it has none."""
-    keys = [value for name, value in http.scope["headers"] if name == RAW_IDEMPOTENCY_HEADER]
-    if not keys:
-        return None
-    target = f"{http.scope['path']} {parse_key(keys).decode()}"
-    body = request.model_dump_json(by_alias=True)
-    return RequestKey(*(hashlib.sha256(text.encode()).hexdigest() for text in (target, body)))
-
-
 def _session_id(http: Request) -> str:
     return http.path_params["session_id"]
 
@@ -198,6 +189,7 @@ AGENT_ROUTES: Final = (
     read_route(f"{_SESSION_PATH}/turns/{{turn_id}}/items", list_items, SessionItemListParams),
     *AUTOMATION_ROUTES,
     *VAULT_ROUTES,
+    *ENVIRONMENT_ROUTES,
     write_route("/agents", create_agent, CreateAgent),
     read_route("/agents", list_agents, AgentListParams),
     read_route(_AGENT_PATH, get_agent),

@@ -259,10 +259,7 @@ async def test_webhooks_are_sent_of_the_changes_of_a_session() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *(
-            "/agents/environments",
-            "/agents/environments/env_1/files",
-        ),
+        "/agents/environments/templates",
         *("/agents/sessions/s/artifacts", "/agents/sessions/s/subagents", "/agents/sessions/s/traces"),
     ],
 )

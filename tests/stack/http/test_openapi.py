@@ -121,6 +121,13 @@ CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
         "vcred_1", vault_id="vault_1", auth={"type": "static_bearer", "token": "t"}
     ),
     "vaults.credentials.delete": lambda c: c.beta.agents.vaults.credentials.delete("vcred_1", vault_id="vault_1"),
+    "environments.create": lambda c: c.beta.agents.environments.create(environment={"type": "openai_hosted"}),
+    "environments.list": lambda c: c.beta.agents.environments.list(limit=2),
+    "environments.retrieve": lambda c: c.beta.agents.environments.retrieve("env_1"),
+    "environments.files.create": lambda c: c.beta.agents.environments.files.create(
+        "env_1", type="inline", data="aGk=", path="/workspace/a"
+    ),
+    "environments.files.list": lambda c: c.beta.agents.environments.files.list("env_1", limit=2),
     "automations.create": lambda c: c.beta.agents.automations.create(
         type="periodic", name="n", expression="0 8 * * *", timezone="UTC", target=AUTOMATION_TARGET, metadata={}
     ),

@@ -17,6 +17,7 @@ from apis.wire.item_types import id_prefix
 from apis.wire.items import Item
 from apis.wire.tool_items import ShellCallItem
 from apis.wire.tools import SkillSource
+from apis.workspaces import WORKSPACE_PREFIX
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile
@@ -42,6 +43,12 @@ _DESCRIPTION: Final = (
     "Commands of one call run at the same time: put those that depend on each other into one, joined by `&&`. Files "
     "stay from call to call. Files written into the current folder, /mnt/data, are given to the "
     "user: link to them like [plot.png](sandbox:/mnt/data/plot.png)."
+)
+_WORKSPACE_DESCRIPTION: Final = (
+    "Runs shell commands in a Linux container and returns what each wrote to stdout and stderr, and its exit code. "
+    "Commands of one call run at the same time: put those that depend on each other into one, joined by `&&`. Files "
+    "stay from call to call. The current folder is /workspace. Files in /workspace/outputs are given to the user "
+    "when you have ended."
 )
 _FAILURE_EXIT_CODE: Final = 126
 """Exit code shown for commands that were not run, as shells have it for what they cannot execute."""
@@ -77,8 +84,9 @@ class ContainerShell(TypedTool):
 
     @property
     def offered_tools(self) -> Sequence[ChatFunctionTool]:
-        notice = self.container.description
-        return [ChatFunctionTool(function=build_shell_function(_DESCRIPTION + notice + describe_skills(self._skills)))]
+        is_workspace = self.container.id.startswith(WORKSPACE_PREFIX)
+        description = (_WORKSPACE_DESCRIPTION if is_workspace else _DESCRIPTION) + self.container.description
+        return [ChatFunctionTool(function=build_shell_function(description + describe_skills(self._skills)))]
 
     def create_call(self, start: ToolCallStart) -> HostedCall:
         return _ContainerShellCall(self, start)

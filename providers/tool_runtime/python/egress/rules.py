@@ -58,6 +58,10 @@ class HostRules:
         """Return whether one of the rules covers another rule."""
         return any(rule.covers(other) for rule in self._rules)
 
+    def list_domains(self) -> list[str]:
+        """Return the domains of the rules, without their ports."""
+        return [f"*.{rule.host}" if rule.has_wildcard else rule.host for rule in self._rules]
+
     def permit(self, host: str) -> bool:
         """Return whether a host in canonical form may be reached, at some port."""
         return any(rule.permits(host) for rule in self._rules)

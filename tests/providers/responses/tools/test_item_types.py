@@ -36,6 +36,7 @@ NAME_A_TOOLS_ITEM: Final = {
     "stack/http/messages/tools.py",
     # the Agents API has calls and approvals of its own form, which wait for their client
     "providers/agents/activity.py",
+    "providers/agents/commands.py",
     "providers/agents/output.py",
     "providers/agents/records.py",
     "providers/agents/transition.py",

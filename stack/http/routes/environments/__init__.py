@@ -1,0 +1,1 @@
+"""Routes of environments, their files, templates and artifacts."""

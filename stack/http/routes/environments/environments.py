@@ -1,0 +1,74 @@
+"""/v1/agents/environments: the environments of sessions, and the files in them."""
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.agents.environments import (
+    CreateEnvironment,
+    CreateEnvironmentFile,
+    EnvironmentFileListParams,
+    EnvironmentListParams,
+)
+from stack.http.answers import list_response, value_response
+from stack.http.context import HttpContext, Services
+from stack.http.request_body import read_model, read_query
+from stack.http.route import Route
+from stack.http.routes.agent_beta import (
+    CREATED,
+    object_response,
+    read_request_key,
+    read_route,
+    require_agents,
+    write_route,
+)
+
+_ENVIRONMENT_PATH: Final = "/agents/environments/{environment_id}"
+_FILES_PATH: Final = f"{_ENVIRONMENT_PATH}/files"
+
+
+async def create_environment(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, CreateEnvironment)
+    environments = require_agents(services).require_environments()
+    environment = await environments.create(
+        request.environment, tenant=context.tenant, key=read_request_key(http, request)
+    )
+    return object_response(environment, CREATED)
+
+
+async def list_environments(http: Request, context: HttpContext, services: Services) -> Response:
+    params = read_query(http, EnvironmentListParams)
+    page = await require_agents(services).require_environments().list(params, tenant=context.tenant)
+    return list_response(page.data, has_more=page.has_more)
+
+
+async def get_environment(http: Request, context: HttpContext, services: Services) -> Response:
+    environments = require_agents(services).require_environments()
+    return object_response(await environments.get(_environment_id(http), tenant=context.tenant))
+
+
+async def add_environment_file(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, CreateEnvironmentFile)
+    environments = require_agents(services).require_environments()
+    return object_response(await environments.add_file(_environment_id(http), request, tenant=context.tenant), CREATED)
+
+
+async def list_environment_files(http: Request, context: HttpContext, services: Services) -> Response:
+    params = read_query(http, EnvironmentFileListParams)
+    environments = require_agents(services).require_environments()
+    files, next_page = await environments.list_files(_environment_id(http), params, tenant=context.tenant)
+    return value_response({"object": "list", "data": [*files], "has_more": next_page is not None, "next": next_page})
+
+
+def _environment_id(http: Request) -> str:
+    return http.path_params["environment_id"]
+
+
+ENVIRONMENT_ROUTES: Final[tuple[Route, ...]] = (
+    write_route("/agents/environments", create_environment, CreateEnvironment, tool="code_interpreter"),
+    read_route("/agents/environments", list_environments, EnvironmentListParams),
+    read_route(_ENVIRONMENT_PATH, get_environment),
+    write_route(_FILES_PATH, add_environment_file, CreateEnvironmentFile, tool="code_interpreter"),
+    read_route(_FILES_PATH, list_environment_files, EnvironmentFileListParams),
+)
