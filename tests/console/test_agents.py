@@ -9,10 +9,11 @@ import pytest
 from playwright.async_api import Locator, Page, expect
 
 from tests.console.conftest import OpenPage
+from tests.console.main_thread import traced
 from tests.console.seeded import Seeded
 from tests.console.test_accessibility import look, walk, window_of
 from tests.console.test_lost_server import started, write_config
-from tests.console.test_playground import HOSTILE, scripted
+from tests.console.test_playground import HOSTILE, MOST_MS, scripted
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.sessions import NONE, create_session, list_items, message, rest, run_session, send
 from tests.support.servers.mcp_server import RealServer
@@ -210,9 +211,13 @@ async def test_a_long_session_is_a_window_that_moves(open_page: OpenPage) -> Non
             events = [message(f"item {turn * 100 + number + 1}") for number in range(100)]
             await send(served.client, session.id, *events)
             await rest(served.client, session.id)
-        async with open_page(f"{served.url}/#/agents/{session.id}") as page:
+        async with open_page(f"{served.url}/#/agents/sessions") as page:
             items = page.locator(".turns .item")
-            await expect(page.get_by_text("item 500", exact=True)).to_be_in_viewport()
+            await expect(page.locator("td a")).to_have_count(1)
+            async with traced(page) as tasks:
+                await page.locator("td a").click()
+                await expect(page.get_by_text("item 500", exact=True)).to_be_in_viewport()
+            assert tasks.cpu_ms[0] < MOST_MS * tasks.slowdown, tasks.cpu_ms[:5]
             counts = [await items.count()]
             while await page.get_by_role("button", name="Earlier items").count():
                 first = await items.first.get_attribute("data-item")
