@@ -12,31 +12,26 @@ import { hashOf, useRoute } from "./route.js";
 import { readKey, readSession } from "./session.js";
 import { completeSignIn, loadSignIn, refusalOf, takeAnswer } from "./sign_in.js";
 import { html, render, useCallback, useEffect, useErrorBoundary, useRef, useState } from "./vendor/preact.js";
-import { Conversations } from "./views/conversations.js";
-import { Decisions } from "./views/decisions.js";
-import { Figures } from "./views/figures.js";
-import { Files } from "./views/files.js";
 import { Playground } from "./views/playground.js";
 import { ResponseView } from "./views/response.js";
 import { Responses } from "./views/responses.js";
 import { Runs } from "./views/runs.js";
-import { Traces } from "./views/traces.js";
-import { Usage } from "./views/usage.js";
 
 /** Views that a narrow window shows at once; the others come with More. */
 const FIRST = new Set(["playground", "responses", "runs", "files"]);
 /** Views that show another tab, and nothing else, for another id. */
 const KEEPS = new Set(["team"]);
+const Decisions = lazy(async () => (await import("./views/decisions.js")).Decisions);
 const VIEWS = [
   ["playground", "Play", "Playground", Playground],
   ["responses", "Responses", "Responses", Responses],
   ["runs", "Runs", "Background runs", Runs],
-  ["conversations", "Convs", "Conversations", Conversations],
+  ["conversations", "Convs", "Conversations", lazy(async () => (await import("./views/conversations.js")).Conversations)],
   ["agents", "Agents", "Agents", lazy(async () => (await import("./agents/main.js")).Agents)],
-  ["files", "Files", "Files and vector stores", Files],
-  ["traces", "Traces", "Traces", Traces],
-  ["figures", "Figures", "Figures", Figures],
-  ["usage", "Usage", "Usage of this key", Usage],
+  ["files", "Files", "Files and vector stores", lazy(async () => (await import("./views/files.js")).Files)],
+  ["traces", "Traces", "Traces", lazy(async () => (await import("./views/traces.js")).Traces)],
+  ["figures", "Figures", "Figures", lazy(async () => (await import("./views/figures.js")).Figures)],
+  ["usage", "Usage", "Usage of this key", lazy(async () => (await import("./views/usage.js")).Usage)],
   ["team", "Team", "Team", lazy(async () => (await import("./views/team.js")).Team)],
 ];
 

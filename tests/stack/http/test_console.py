@@ -15,12 +15,9 @@ from tests.support.servers.serving import serving
 
 MOST_BYTES = 180_000
 """The largest sum over the files that every page loads, each compressed by itself."""
-MOST_LATE_BYTES = 160_000
-LATE = ("highlight", "temml.js")
-"""Vendored libraries, loaded with the first formula, and with the first code of each language."""
-MOST_VIEW_BYTES = 40_000
-VIEWS = ("agents", "views/team")
-"""Folders of views, each loaded when it is opened for the first time."""
+MOST_LATE_BYTES = 250_000
+"""The same of those that are loaded when a view, a formula or code in a language is shown for the first time."""
+MOST_LATE_FILE_BYTES = 125_000
 MOST_LINES = 300
 KEYED = {"api_keys": ["sk-1"]}
 
@@ -59,16 +56,31 @@ async def test_a_server_with_keys_serves_it_when_it_is_asked_to(
         assert page.json() == {"name": "responses-stack"}
 
 
+def find_files_at_once() -> set[Path]:
+    """Return the files of the first page: its own, and what its modules import by statements."""
+    page = FOLDER / "index.html"
+    linked = re.findall(r'(?:src|href)="console/([^"]+)"', page.read_text())
+    waiting, found = [FOLDER / path for path in linked], {page}
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            imports = re.findall(
+                r'^(?:import|export)(?: [\w*{}\s,]+ from)? "(\.[^"]+)"', path.read_text(), re.MULTILINE
+            )
+            waiting += [(path.parent / each).resolve() for each in imports if path.suffix == ".js"]
+    return found
+
+
 def test_the_page_is_small_and_its_own_files_are_short() -> None:
     files = [path for path in FOLDER.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
     sizes = {path: len(gzip.compress(path.read_bytes(), 9)) for path in files}
-    of_views = {view: {path for path in files if path.is_relative_to(FOLDER / view)} for view in VIEWS}
-    late = {path for path in files if any(part in LATE for part in path.relative_to(FOLDER).parts)}
-    at_once = sizes.keys() - late - set[Path]().union(*of_views.values())
-    assert sum(sizes[path] for path in at_once) < MOST_BYTES
-    assert sum(sizes[path] for path in late) < MOST_LATE_BYTES
-    for view, paths in of_views.items():
-        assert 0 < sum(sizes[path] for path in paths) < MOST_VIEW_BYTES, view
+    at_once = find_files_at_once()
+    assert {FOLDER / "main.js", FOLDER / "vendor" / "preact.js", FOLDER / "style" / "base.css"} <= at_once
+    assert sum(sizes[path] for path in at_once) < MOST_BYTES, sum(sizes[path] for path in at_once)
+    late = sizes.keys() - at_once
+    assert sum(sizes[path] for path in late) < MOST_LATE_BYTES, sum(sizes[path] for path in late)
+    assert max(sizes[path] for path in late) < MOST_LATE_FILE_BYTES
     for path in files:
         if "vendor" not in path.parts:
             assert len(path.read_text().splitlines()) <= MOST_LINES, path
