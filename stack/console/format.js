@@ -28,6 +28,9 @@ export const time = (seconds) => {
 };
 export const utc = (seconds) => (seconds ? new Date(seconds * 1000).toISOString() : "");
 
+/** A text in one line without the marks of Markdown. */
+export const plain = (text) => (text || "").replace(/[*_`#>|~]+|\n/g, " ").replace(/\s+/g, " ").trim();
+
 export const pretty = (value) => JSON.stringify(value, null, 2);
 
 /** Return the JSON of a text laid out, or the text itself where it is none (yet). */

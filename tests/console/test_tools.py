@@ -32,6 +32,7 @@ async def test_tools_that_are_not_there_are_grey_with_the_reason(open_page: Open
         await expect(page.get_by_label("Web search")).to_be_disabled()
         await expect(page.locator(".switch", has_text="Python").first).to_contain_text("the provider `python`")
         await expect(page.get_by_label("notes")).to_be_enabled()
+        await expect(page.locator(".switch", has_text="notes").locator(".status")).to_have_text("failed")
         await ask(page, "Hello")
         await expect(page.get_by_text("Fine.")).to_be_visible()
 
@@ -41,10 +42,11 @@ async def test_files_are_asked_about_by_the_names_of_their_stores(open_page: Ope
     async with filing(tmp_path, [{"text": "Found."}]) as served:
         store, _ = await store_of(served)
         await served.client.vector_stores.update(store, name="Zoo")
-        async with open_page(f"{served.url}/") as page:
-            await page.get_by_role("button", name="Settings").click()
-            await page.get_by_label("File search").check()
-            await page.get_by_label("Zoo").check()
+        async with open_page(f"{served.url}/#/files/{store}") as page:
+            await page.get_by_role("button", name="Ask about these").click()
+            await page.get_by_role("button", name="Tools 1").click()
+            await expect(page.get_by_label("File search")).to_be_checked()
+            await expect(page.get_by_label("Zoo")).to_be_checked()
             await ask(page, "What is in it?")
             await expect(page.get_by_text("Found.")).to_be_visible()
         listed: Any = await served.client.get("/responses", cast_to=object)
@@ -57,12 +59,12 @@ async def test_files_are_asked_about_by_the_names_of_their_stores(open_page: Ope
 async def test_instructions_are_kept_under_a_name(open_page: OpenPage) -> None:
     async with serving() as served, open_page(f"{served.url}/") as page:
         await page.get_by_role("button", name="Settings").click()
-        await page.get_by_label("Instructions").fill("You are a poet.")
+        await page.get_by_label("Instructions", exact=True).fill("You are a poet.")
         await page.get_by_label("Name of a preset").fill("Poet")
         await page.keyboard.press("Enter")
-        await page.get_by_label("Instructions").fill("")
+        await page.get_by_label("Instructions", exact=True).fill("")
         await page.reload()
         await page.get_by_label("Preset", exact=True).select_option("Poet")
-        await expect(page.get_by_label("Instructions")).to_have_value("You are a poet.")
+        await expect(page.get_by_label("Instructions", exact=True)).to_have_value("You are a poet.")
         await page.get_by_role("button", name="Forget it").click()
         await expect(page.get_by_label("Preset", exact=True)).to_have_count(0)

@@ -5,6 +5,7 @@ import { readPreference } from "../settings.js";
 import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { Thumbnail } from "./content.js";
 import { Icon } from "./icons.js";
+import { Dictation } from "./voice.js";
 
 const MOST_BYTES = 20 * 1024 ** 2;
 
@@ -31,7 +32,8 @@ function isSend(event) {
   return event.ctrlKey || event.metaKey || (enterSends() && !event.shiftKey);
 }
 
-export function Composer({ draft, onDraft, running, onStop, onSend, onCancelEdit }) {
+/** `tools` are the names of the tools that are on; `onTools` shows their switches; `preset` is {names, current, choose(name)}. */
+export function Composer({ draft, onDraft, running, onStop, onSend, onCancelEdit, tools, onTools, preset }) {
   const [over, setOver] = useState(false);
   const [problem, setProblem] = useState("");
   const chooser = useRef(null);
@@ -95,6 +97,12 @@ export function Composer({ draft, onDraft, running, onStop, onSend, onCancelEdit
     <div class="row">
       <input ref=${chooser} type="file" multiple hidden aria-hidden="true" tabindex="-1" onChange=${(event) => add(event.target.files)} />
       <button type="button" class="plain" onClick=${() => chooser.current.click()}><${Icon} name="attach" /> Attach</button>
+      <button type="button" class="plain" title=${tools.join(", ") || "No tool is on"} onClick=${onTools}><${Icon} name="tool" /> Tools${tools.length ? html` <span class="count tabular">${tools.length}</span>` : ""}</button>
+      ${preset.names.length > 0 &&
+      html`<select class="plain-select" aria-label="Saved instructions" value=${preset.current} onChange=${(event) => preset.choose(event.target.value)}>
+        <option value="">${preset.current === "" && preset.isOwn ? "own instructions" : "no instructions"}</option>${preset.names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+      </select>`}
+      <${Dictation} onText=${(heard) => onDraft({ ...draft, text: `${text}${text && !/\s$/.test(text) ? " " : ""}${heard}` })} />
       <span class="grow"></span>
       <span class="quiet small keyboard-only">${enterSends() ? "Enter" : "Ctrl + Enter"}</span>
       ${running ? html`<button type="button" onClick=${onStop}>Stop</button>` : html`<button class="primary" disabled=${!text.trim() && !parts.length}>Send</button>`}

@@ -30,11 +30,32 @@ const sizeOf = (data) => Math.floor(((data.length - data.indexOf(",") - 1) * 3) 
 
 function File({ part }) {
   const name = part.filename || part.file_id || part.file_url;
-  return html`<p class="file-card"><${Icon} name="files" /><span class="clip">${name}</span>${part.file_data && html`<span class="quiet small tabular">${bytes(sizeOf(part.file_data))}</span>`}</p>`;
+  return html`<div class="file-card">${part.file_data ? html`<${PageCard} name=${name} data=${part.file_data} />` : html`<${Icon} name="files" />`}<span class="clip">${name}</span>${part.file_data && html`<span class="quiet small tabular">${bytes(sizeOf(part.file_data))}</span>`}</div>`;
+}
+
+const MOST_PREVIEW_CHARS = 400;
+/** Formats whose bytes are no text. */
+const BINARY = /\.(?:pdf|docx|xlsx|pptx|zip|gz|png|jpe?g|gif|webp|mp3|wav)$/i;
+
+/** The first lines of a text as a small page; the kind of any other file. Pages of PDFs are not drawn. */
+function PageCard({ name = "", data }) {
+  const kind = (/\.(\w{1,5})$/.exec(name)?.[1] || "file").toUpperCase();
+  const text = BINARY.test(name) ? "" : firstText(data);
+  return html`<span class="page-card" aria-hidden="true">${text ? html`<span>${text}</span>` : html`<b>${kind}</b>`}</span>`;
+}
+
+function firstText(data) {
+  try {
+    const start = data.slice(data.indexOf(",") + 1).slice(0, MOST_PREVIEW_CHARS * 4); // a whole number of groups
+    const text = new TextDecoder().decode(Uint8Array.from(atob(start), (char) => char.charCodeAt(0)));
+    return text.includes("\u0000") ? "" : text.slice(0, MOST_PREVIEW_CHARS);
+  } catch {
+    return "";
+  }
 }
 
 /** A picture or a file before it is sent. */
 export const Thumbnail = ({ part }) =>
   isPicture(part.image_url)
     ? html`<img class="thumb" src=${part.image_url} alt="picture" />`
-    : html`<${Icon} name="files" /><span class="clip">${part.filename || part.file_id || "picture"}</span>${part.file_data && html`<span class="quiet tabular">${bytes(sizeOf(part.file_data))}</span>`}`;
+    : html`${part.file_data ? html`<${PageCard} name=${part.filename} data=${part.file_data} />` : html`<${Icon} name="files" />`}<span class="clip">${part.filename || part.file_id || "picture"}</span>${part.file_data && html`<span class="quiet tabular">${bytes(sizeOf(part.file_data))}</span>`}`;

@@ -93,7 +93,7 @@ export function EventList({ rows, startedAt, itemId, onItem, selected, onEvent, 
               onClick=${() => select(line.event)}
               ><span>${line.event.sequence_number ?? ""}</span
               ><span>${startedAt === undefined || line.at === undefined ? "" : ms(line.at - startedAt)}</span
-              ><span class=${bad.has(line.event) ? "broken" : ""}>${bad.has(line.event) ? "✕ " : ""}${line.event.type.replace(/^response\./, "")}${line.more ? html` <span class="quiet">+${line.more}</span>` : ""}</span
+              ><span class="type ${bad.has(line.event) ? "broken" : ""}" title=${line.event.type}>${bad.has(line.event) ? "✕ " : ""}<${Type} name=${line.event.type.replace(/^response\./, "")} />${line.more ? html` <span class="quiet">+${line.more}</span>` : ""}</span
               ><span>${bytes(line.size)}</span></button
             >`,
           )}
@@ -106,6 +106,12 @@ export function EventList({ rows, startedAt, itemId, onItem, selected, onEvent, 
       <${JsonTree} value=${selected} open=${3} key=${selected.sequence_number} />
     </div>`}
   </div>`;
+}
+
+/** The type of an event; one that is too long is cut in front of its last word, by which events differ. */
+function Type({ name }) {
+  const at = name.lastIndexOf(".");
+  return at < 0 ? name : html`<i class="clip">${name.slice(0, at)}</i><i>${name.slice(at)}</i>`;
 }
 
 /** Ask the server to send the events of a stored response again, after a number. */

@@ -102,5 +102,13 @@ export function Markdown({ text, grows = false }) {
 
 /** The text of an answer with its citations as numbered marks, and their sources below. */
 export function Cited({ text, annotations, grows }) {
-  return html`<${Markdown} text=${grows ? text : withMarks(text, annotations)} grows=${grows} /><${Sources} text=${text} annotations=${annotations} />`;
+  const [near, setNear] = useState(null);
+  const look = ({ target }) => {
+    const mark = target.closest?.("a.cite");
+    if (!mark) return setNear(null);
+    const { left, bottom } = mark.getBoundingClientRect();
+    return setNear({ number: Number(mark.textContent.replace(/\D/g, "")), left, top: bottom });
+  };
+  return html`<div class="cited" onMouseOver=${look} onMouseLeave=${() => setNear(null)} onFocusIn=${look} onFocusOut=${() => setNear(null)}>
+    <${Markdown} text=${grows ? text : withMarks(text, annotations)} grows=${grows} /><${Sources} text=${text} annotations=${annotations} near=${near} /></div>`;
 }

@@ -50,10 +50,12 @@ export function withMarks(text, annotations) {
     }, text);
 }
 
-export function Sources({ text = "", annotations }) {
+/** `near` is {number, left, top} of a mark in the text: its source shows there. */
+export function Sources({ text = "", annotations, near }) {
   const sources = sourcesOf(annotations, text);
   if (!sources.length) return null;
-  return html`<ol class="sources" aria-label="Sources">
+  const shown = near && sources[near.number - 1];
+  return html`${shown && html`<${Preview} source=${shown} near=${near} />`}<ol class="sources" aria-label="Sources">
     ${sources.map(
       (source) => html`<li key=${source.number} value=${source.number}>
         ${/^https?:/i.test(source.url || "")
@@ -65,6 +67,14 @@ export function Sources({ text = "", annotations }) {
     )}
   </ol>`;
 }
+
+const PREVIEW_PX = 320;
+
+/** The source of a mark, next to it: a second look at what the list below says. */
+const Preview = ({ source, near }) =>
+  html`<div class="preview" aria-hidden="true" style=${{ left: `${Math.max(8, Math.min(near.left, innerWidth - PREVIEW_PX - 8))}px`, top: `${near.top + 4}px` }}>
+    <b class="clip">${source.title}</b>${source.url && html`<span class="quiet clip">${hostOf(source.url)}</span>`}${source.passage && html`<span class="passage">“${source.passage}”</span>`}
+  </div>`;
 
 /** A file that a tool made: to download, and shown where it is a picture. */
 function MadeFile({ source }) {

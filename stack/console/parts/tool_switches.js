@@ -1,8 +1,9 @@
 // The tools of the server as switches. One that is not there is grey, with the reason and the part of the config that brings it.
 
+import { apiPath, get } from "../api.js";
 import { HOSTED_TOOLS, reasonOf } from "../tools.js";
-import { html } from "../vendor/preact.js";
-import { useUniqueId } from "./states.js";
+import { html, useEffect, useState } from "../vendor/preact.js";
+import { Status, useUniqueId } from "./states.js";
 
 export function ToolSwitches({ settings, tools, onChange }) {
   const toggle = (field, name) => (event) =>
@@ -12,16 +13,29 @@ export function ToolSwitches({ settings, tools, onChange }) {
       ([type, label, effect]) => html`<${Switch} key=${type} label=${label} note=${effect} reason=${reasonOf(tools, type)} isOn=${settings.tools.includes(type)} onChange=${toggle("tools", type)} />
         ${type === "file_search" && settings.tools.includes(type) && !reasonOf(tools, type) && html`<${Stores} stores=${tools.stores} ids=${settings.vectorStoreIds} onChange=${(vectorStoreIds) => onChange({ ...settings, vectorStoreIds })} />`}`,
     )}
-    ${tools.servers.map((label) => html`<${Switch} key=${`mcp ${label}`} label=${label} note="MCP server; each call asks you first" isOn=${settings.servers.includes(label)} onChange=${toggle("servers", label)} />`)}
+    ${tools.servers.map((label) => html`<${ServerSwitch} key=${`mcp ${label}`} label=${label} isOn=${settings.servers.includes(label)} onChange=${toggle("servers", label)} />`)}
     ${tools.isKnown && reasonOf(tools, "mcp") && html`<${Switch} label="MCP" reason=${reasonOf(tools, "mcp")} />`}
   </fieldset>`;
 }
 
+const SERVER_STATES = { ready: "signed in", needs_sign_in: "needs sign-in", failed: "failed" };
+
+/** An MCP server of the run config with its state: the server is asked once for as long as the panel is open. */
+function ServerSwitch({ label, isOn, onChange }) {
+  const [server, setServer] = useState(null);
+  useEffect(() => void get(apiPath`stack/tool_servers/${label}`).then(setServer, () => setServer({ state: "" })), [label]);
+  const state = server?.state;
+  const note = state === "ready" ? `${SERVER_STATES.ready} · ${server.tools.length} tools; each call asks you first` : state ? server.reason : "MCP server; each call asks you first";
+  return html`<${Switch} label=${label} note=${note} isOn=${isOn} onChange=${onChange}>
+    ${state && html`<${Status} status=${{ ready: "completed", needs_sign_in: "incomplete", failed: "failed" }[state]} word=${SERVER_STATES[state]} />`}
+  <//>`;
+}
+
 /** A tool that is on although the server lacks it can be switched off. */
-export function Switch({ label, note, reason, isOn = false, onChange }) {
+export function Switch({ label, note, reason, isOn = false, onChange, children }) {
   const id = useUniqueId();
   return html`<div class="switch ${reason ? "absent" : ""}">
-    <label class="check"><input type="checkbox" checked=${isOn} disabled=${Boolean(reason) && !isOn} aria-describedby=${id} onChange=${onChange} /> ${label}</label>
+    <label class="check"><input type="checkbox" checked=${isOn} disabled=${Boolean(reason) && !isOn} aria-describedby=${id} onChange=${onChange} /> ${label} ${children}</label>
     <span id=${id} class="quiet small">${reason || note}</span>
   </div>`;
 }

@@ -4,6 +4,7 @@
 
 import { apiPath, get } from "../api.js";
 import { treeOf } from "../chain.js";
+import { plain } from "../format.js";
 import { hashOf } from "../route.js";
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { Failure, Id, Skeleton, Status, Time } from "./states.js";
@@ -45,6 +46,6 @@ function Node({ row, on, onPath }) {
         : html`<${Id} id=${row.id} href=${hashOf({ view: "responses", id: row.id, tab: "tree" })} /><${Status} status=${row.status} />
             <span class="quiet small clip">${row.model}</span><span class="grow"></span><span class="quiet small"><${Time} at=${row.created_at} /></span>`}
     </div>
-    ${row.preview && html`<p class="clip quiet">${row.preview}</p>`}
+    ${row.preview && html`<p class="clip quiet">${plain(row.preview)}</p>`}
   </div>`;
 }

@@ -6,6 +6,7 @@ import { Icon } from "./icons.js";
 import { Item, Items } from "./items.js";
 import { Copy, Failure, Reconnecting, Status } from "./states.js";
 import { UsageBar } from "./usage_bar.js";
+import { ReadAloud } from "./voice.js";
 
 export function Turn({ turn, index, thread, selected, onSelect, actions, onRetry, onEdit }) {
   const { run, input } = turn;
@@ -28,7 +29,7 @@ export function Turn({ turn, index, thread, selected, onSelect, actions, onRetry
       ${response?.incomplete_details?.reason && html`<span class="quiet">${response.incomplete_details.reason}</span>`}
       <${UsageBar} usage=${response?.usage} firstMs=${run.firstAt && run.firstAt - run.startedAt} totalMs=${run.endedAt - run.startedAt || undefined} />
       <span class="grow"></span>
-      <span class="row">${answer && html`<${Copy} text=${answer} label="Copy the answer" />`}
+      <span class="row">${answer && html`<${Copy} text=${answer} label="Copy the answer" /><${ReadAloud} text=${answer} />`}
       ${isUser && questionOf(input) && html`<button class="plain" onClick=${onEdit}>Edit</button>`}<button class="plain" onClick=${onRetry}>Retry</button></span>
     </footer>`}
   </article>`;

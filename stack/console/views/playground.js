@@ -12,9 +12,9 @@ import { Failure, Skeleton } from "../parts/states.js";
 import { Turn } from "../parts/turn.js";
 import { Welcome } from "../parts/welcome.js";
 import { hashOf, parseHash, setParams } from "../route.js";
-import { loadSettings, readPreference, savePreference, saveSettings } from "../settings.js";
+import { loadSettings, readPreference, readPresets, savePreference, saveSettings } from "../settings.js";
 import { Thread, attachmentsOf, questionOf, userMessage } from "../thread.js";
-import { useTools } from "../tools.js";
+import { HOSTED_TOOLS, useTools } from "../tools.js";
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact.js";
 
 const NO_ROWS = [];
@@ -178,6 +178,9 @@ export function Playground({ route, models }) {
         running=${shown.some((thread) => thread.isRunning)}
         onStop=${() => shown.forEach((thread) => thread.isRunning && thread.last.run.stop())}
         onSend=${submit}
+        tools=${namesOfTools(settings)}
+        onTools=${() => side !== "settings" && toggleSide("settings")}
+        preset=${presetOf(settings, (instructions) => change({ ...settings, instructions }))}
         onCancelEdit=${() => setDraft({ ...EMPTY, text: readDraft(first.shown) })}
       />
     </section>
@@ -190,10 +193,22 @@ export function Playground({ route, models }) {
 const Tool = ({ name, icon, isOn, onClick }) =>
   html`<button class="tool" aria-label=${name} title=${name} aria-pressed=${isOn} onClick=${onClick}><${Icon} name=${icon} /><span class="roomy-only">${name}</span></button>`;
 
+/** The tools that are on, by their names. */
+const namesOfTools = ({ tools, servers }) => [...tools.map((type) => HOSTED_TOOLS.find(([each]) => each === type)?.[1] || type), ...servers];
+
+function presetOf({ instructions }, onChoose) {
+  const presets = readPresets();
+  const names = Object.keys(presets).sort();
+  return { names, current: names.find((name) => presets[name] === instructions) || "", isOwn: Boolean(instructions), choose: (name) => onChoose(presets[name] || "") };
+}
+
 const ModelMenu = ({ label, models, value, onChange }) =>
   html`<select class="model" aria-label=${label} value=${value} onChange=${(event) => onChange(event.target.value)}>
-    ${models.map((model) => html`<option key=${model.id} value=${model.id}>${model.id}</option>`)}
+    ${optionsOf(models.filter((model) => model.owned_by !== "agents"))}
+    ${models.some((model) => model.owned_by === "agents") && html`<optgroup label="Agents">${optionsOf(models.filter((model) => model.owned_by === "agents"))}</optgroup>`}
   </select>`;
+
+const optionsOf = (models) => models.map((model) => html`<option key=${model.id} value=${model.id}>${model.id.replace(/^agent\//, "")}</option>`);
 
 /** The events of the turn whose item is selected, else of the last one. */
 function Watched({ thread, selected, onSelect, onClose }) {

@@ -73,7 +73,7 @@ export function ResponseView({ route }) {
     await remove(apiPath`responses/${id}`);
     location.hash = hashOf({ view: "responses" });
   };
-  return html`<div class="playground inspects">
+  return html`<div class="playground inspects ${shown?.rows.length ? "" : "idle"}">
     <section class="main">
       <header class="bar">
         <h1><${Id} id=${id} /></h1>
@@ -92,7 +92,7 @@ export function ResponseView({ route }) {
         ${tab === "output" &&
         html`<div class="turns">
           <${Items} items=${input} />
-          <${Items} items=${state.items} meta=${state.meta} running=${live?.running} selected=${selected} onSelect=${setSelected} tools=${current.tools} />
+          <${Items} items=${state.items} meta=${state.meta} running=${live?.running} selected=${selected} onSelect=${setSelected} tools=${current.tools} model=${current.model} />
           <${Reconnecting} run=${live} />
           ${(current.error || live?.failure) && html`<${Failure} error=${current.error || live.failure} />`}
           <${UsageBar} usage=${current.usage} />

@@ -1,7 +1,7 @@
 // Stored responses: a listing with filters; each row opens the response.
 
 import { apiPath, remove } from "../api.js";
-import { count, shortId } from "../format.js";
+import { count, plain, shortId } from "../format.js";
 import { Icon } from "../parts/icons.js";
 import { DeleteButton, Empty, Id, Status, Time } from "../parts/states.js";
 import { Table, usePages } from "../parts/table.js";
@@ -49,7 +49,7 @@ export const responseColumns = [
   ["Response", (row) => html`<${Id} id=${row.id} href=${hashOf({ view: "responses", id: row.id })} />`],
   ["Status", (row) => html`<${Status} status=${row.status} />`],
   ["Model", (row) => row.model],
-  ["First words", (row) => html`<span class="clip quiet" title=${row.preview || ""}>${row.question && html`<b>${row.question}</b> `}${row.preview || ""}</span>`],
+  ["First words", (row) => html`<span class="clip quiet" title=${row.preview || ""}>${row.question && html`<b>${row.question}</b> `}${plain(row.preview)}</span>`],
   ["Tokens", (row) => html`<span class="tabular">${row.usage ? count(row.usage.total_tokens) : ""}</span>`],
   ["Created", (row) => html`<${Time} at=${row.created_at} />`],
 ];

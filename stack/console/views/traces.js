@@ -2,6 +2,7 @@
 
 import { Empty, Id, Status, Time } from "../parts/states.js";
 import { Table, usePages } from "../parts/table.js";
+import { plain } from "../format.js";
 import { hashOf } from "../route.js";
 import { html } from "../vendor/preact.js";
 import { AgentTrace, AgentTraces } from "./agent_traces.js";
@@ -14,7 +15,7 @@ function AllTraces() {
     ["Trace", (row) => html`<${Id} id=${row.id} href=${hashOf({ view: "responses", id: row.id, tab: "trace" })} />`],
     ["Status", (row) => html`<${Status} status=${row.status} />`],
     ["Model", (row) => row.model],
-    ["First words", (row) => html`<span class="clip quiet">${row.preview || ""}</span>`],
+    ["First words", (row) => html`<span class="clip quiet">${plain(row.preview)}</span>`],
     ["Created", (row) => html`<${Time} at=${row.created_at} />`],
   ];
   return html`<div class="page">

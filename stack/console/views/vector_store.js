@@ -6,6 +6,7 @@ import { DeleteButton, Empty, Failure, Id, Status, Time } from "../parts/states.
 import { Table, usePages } from "../parts/table.js";
 import { Uploader } from "../parts/upload.js";
 import { hashOf, setParams } from "../route.js";
+import { loadSettings, saveSettings } from "../settings.js";
 import { html, useEffect, useState } from "../vendor/preact.js";
 
 const RESULTS = 10;
@@ -41,7 +42,7 @@ export function VectorStore({ id, params }) {
     <header class="bar">
       <a class="back" href=${hashOf({ view: "files", params: { tab: "vector stores" } })}>Vector stores</a>
       <h1>${store?.name || "Vector store"}</h1>${store && html`<${Status} status=${store.status} />`}
-      <span class="grow"></span><${DeleteButton} what=${store?.name || id} onDelete=${deleted} />
+      <span class="grow"></span><button class="primary" disabled=${!store?.file_counts.completed} onClick=${() => askAbout(id)}>Ask about these</button><${DeleteButton} what=${store?.name || id} onDelete=${deleted} />
     </header>
     <p class="facts quiet">
       <${Id} id=${id} />
@@ -52,6 +53,13 @@ export function VectorStore({ id, params }) {
     <${Uploader} onDone=${attach} label="Add files" />
     <${Table} label="Files of the vector store" pages=${files} columns=${columns} empty=${html`<${Empty} title="No file is in this vector store." />`} />
   </div>`;
+}
+
+/** Open a new chat that searches in the store. */
+function askAbout(id) {
+  const settings = loadSettings();
+  saveSettings({ ...settings, tools: [...new Set([...settings.tools, "file_search"])], vectorStoreIds: id });
+  location.hash = hashOf({ view: "playground" });
 }
 
 /** The names of files by id: a vector store knows its files by id alone. */

@@ -21,6 +21,7 @@ from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.route import RESPONSES, Route
 from stack.http.routes.local_models import LOCAL_MODEL_ROUTES, may_install
+from stack.http.routes.tool_servers import TOOL_SERVER_ROUTES
 
 _GAUGES: Final = {
     "stack_requests_in_flight": "requests_in_flight",
@@ -58,8 +59,12 @@ async def get_overview(_http: Request, context: HttpContext, services: Services)
     )
 
 
-OVERVIEW_ROUTES: Final = (Route("GET", "/stack/overview", RESPONSES, get_overview), *LOCAL_MODEL_ROUTES)
-"""The overview, and the models that the page offers with it."""
+OVERVIEW_ROUTES: Final = (
+    Route("GET", "/stack/overview", RESPONSES, get_overview),
+    *LOCAL_MODEL_ROUTES,
+    *TOOL_SERVER_ROUTES,
+)
+"""The overview, and what the page shows with it: models to fetch, and MCP servers."""
 
 
 def _hide_workers(background: BackgroundOverview) -> BackgroundOverview:
