@@ -25,11 +25,10 @@ export function Turn({ turn, index, thread, selected, onSelect, actions, onRetry
     ${!run.running &&
     html`<footer class="row">
       ${branches.ids.length > 1 && html`<${Arrows} ...${branches} onChoose=${(id) => thread.switchTo(index, id)} />`}
-      ${status && status !== "completed" && html`<${Status} status=${status} word=${run.isStopped ? "stopped" : status} />`}
-      ${response?.incomplete_details?.reason && html`<span class="quiet">${response.incomplete_details.reason}</span>`}
+      ${status && status !== "completed" && html`<${Status} status=${run.isStopped ? "stopped" : status} />`}
+      ${response?.incomplete_details?.reason && html`<span class="quiet small">${response.incomplete_details.reason.replace(/_/g, " ")}</span>`}
       <${UsageBar} usage=${response?.usage} firstMs=${run.firstAt && run.firstAt - run.startedAt} totalMs=${run.endedAt - run.startedAt || undefined} />
-      <span class="grow"></span>
-      <span class="row">${answer && html`<${Copy} text=${answer} label="Copy the answer" /><${ReadAloud} text=${answer} />`}
+      <span class="row acts">${answer && html`<${Copy} text=${answer} label="Copy the answer" /><${ReadAloud} text=${answer} />`}
       ${isUser && questionOf(input) && html`<button class="plain" onClick=${onEdit}>Edit</button>`}<button class="plain" onClick=${onRetry}>Retry</button></span>
     </footer>`}
   </article>`;

@@ -8,6 +8,7 @@ from stack.http.routes.audio import AUDIO_ROUTES
 from stack.http.routes.batches import BATCH_ROUTES
 from stack.http.routes.chat import CHAT_ROUTES
 from stack.http.routes.completions import COMPLETION_ROUTES
+from stack.http.routes.console.overview import OVERVIEW_ROUTES
 from stack.http.routes.containers import CONTAINER_ROUTES
 from stack.http.routes.conversations import CONVERSATION_ROUTES
 from stack.http.routes.decisions import DECISION_ROUTES, SYSTEM_ONE_ROUTES
@@ -24,7 +25,6 @@ from stack.http.routes.organization.table import (
     ORGANIZATION_ROUTES,
     REFUSED_ORGANIZATION_ROUTES,
 )
-from stack.http.routes.overview import OVERVIEW_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.skills import SKILL_ROUTES
 from stack.http.routes.traces import TRACE_ROUTES

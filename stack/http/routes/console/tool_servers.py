@@ -32,7 +32,7 @@ TOOL_SERVER_ROUTES: Final = (Route("GET", "/stack/tool_servers/{label}", RESPONS
 
 async def _inspect(servers: ToolServers, label: str, context: HttpContext) -> dict[str, Any]:
     """Return the state of a server, which is contacted, and its tools or the reason why there are none."""
-    declaration = McpTool(type="mcp", server_label=label)
+    declaration = McpTool.model_validate({"type": "mcp", "server_label": label})
     try:
         tools = await servers.list_tools(declaration, tenant=context.tenant)
     except ToolServerFailed as exc:

@@ -20,8 +20,8 @@ from stack import __version__
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.route import RESPONSES, Route
-from stack.http.routes.local_models import LOCAL_MODEL_ROUTES, may_install
-from stack.http.routes.tool_servers import TOOL_SERVER_ROUTES
+from stack.http.routes.console.local_models import LOCAL_MODEL_ROUTES, may_install
+from stack.http.routes.console.tool_servers import TOOL_SERVER_ROUTES
 
 _GAUGES: Final = {
     "stack_requests_in_flight": "requests_in_flight",
