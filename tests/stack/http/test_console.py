@@ -16,7 +16,7 @@ from tests.support.servers.serving import serving
 MOST_BYTES = 180_000
 """The largest sum over the files that every page loads, each compressed by itself."""
 MOST_LATE_BYTES = 250_000
-"""The same of those that are loaded when a view, a formula or code in a language is shown for the first time."""
+"""The largest sum over the files that a view, a formula or code in a language brings when it is first shown."""
 MOST_LATE_FILE_BYTES = 125_000
 MOST_LINES = 300
 KEYED = {"api_keys": ["sk-1"]}
@@ -60,16 +60,16 @@ def find_files_at_once() -> set[Path]:
     """Return the files of the first page: its own, and what its modules import by statements."""
     page = FOLDER / "index.html"
     linked = re.findall(r'(?:src|href)="console/([^"]+)"', page.read_text())
-    waiting, found = [FOLDER / path for path in linked], {page}
+    waiting, files = [FOLDER / path for path in linked], {page}
     while waiting:
         path = waiting.pop()
-        if path not in found:
-            found.add(path)
+        if path not in files:
+            files.add(path)
             imports = re.findall(
                 r'^(?:import|export)(?: [\w*{}\s,]+ from)? "(\.[^"]+)"', path.read_text(), re.MULTILINE
             )
             waiting += [(path.parent / each).resolve() for each in imports if path.suffix == ".js"]
-    return found
+    return files
 
 
 def test_the_page_is_small_and_its_own_files_are_short() -> None:
