@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-from apis.sink import ConvertedSink, Sink
+from apis.sink import Sink
 from providers.inference.circuit_breaker import CircuitBreaker
 
 T = TypeVar("T")
@@ -32,9 +32,24 @@ class Attempt:
 
     def watch(self, sink: Sink[T]) -> Sink[T]:
         """Return a sink that passes everything on to `sink`, and records the first batch."""
+        return _WatchedSink(sink, self)
 
-        def record(batch: Sequence[T]) -> Sequence[T]:
-            self.begin_output()
-            return batch
 
-        return ConvertedSink(sink, record)
+class _WatchedSink(Sink[T]):
+    __slots__ = ("_attempt", "_sink")
+
+    def __init__(self, sink: Sink[T], attempt: Attempt) -> None:
+        self._sink = sink
+        self._attempt = attempt
+
+    def write(self, batch: Sequence[T]) -> bool:
+        if not self._attempt.has_output:
+            self._attempt.begin_output()
+        return self._sink.write(batch)
+
+    async def ready(self) -> None:
+        await self._sink.ready()
+
+    async def put(self, batch: Sequence[T]) -> None:
+        self._attempt.begin_output()
+        await self._sink.put(batch)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from time import monotonic
 from types import TracebackType
@@ -356,7 +355,7 @@ class _StreamSink(Sink[Any]):
         self._frame = frame
         self._record = record
         self._creates_response = self._awaits_output = creates_response
-        self._batches: deque[Sequence[Any]] = deque()
+        self._batches: list[Sequence[Any]] = []
         self.has_begun = self._is_blocked = self._is_flushing = self._pushes = False
         self._writer: asyncio.Task[None] | None = None
 
@@ -395,7 +394,7 @@ class _StreamSink(Sink[Any]):
                 self._is_blocked = False
                 await self._stream.write(b"")  # ASGI's `send` waits before it writes
             while self._batches:
-                await self._take(self._batches.popleft())
+                await self._take(self._batches.pop(0))
             self._pushes = self._stream.takes_pushes and not self._awaits_output
         finally:
             self._is_flushing = False
