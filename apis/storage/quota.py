@@ -27,6 +27,9 @@ _MIN_REFUSAL_S: Final = 1.0
 
 _MIN_STORED_PAGES: Final = 2
 """Reads of a measurement whose sum is not stored: the store is small, and the last read finds nothing more."""
+_MEASURING: Final = b"-"
+"""In the place of a sum that a process measures, for as long as the next constant says."""
+_MEASURING_LIFE_S: Final = 120.0
 _SUM_LIFE_S: Final = 86_400.0
 """Seconds for which a process that starts may begin with the result of another one's measurement."""
 
@@ -132,19 +135,26 @@ class StorageQuota:
         return usage.measurement
 
     async def _load_or_measure(self, tenant: str, usage: _TenantBytes) -> None:
-        """Begin with the sum that another process has stored; measure without one, or if this process has begun."""
-        if usage.measured_bytes is None:
-            try:
-                entry = await self._store.get(_sum_key(tenant))
-                usage.measured_bytes = None if entry is None else int(entry.value)
-            except (StackError, ValueError):
-                pass  # a damaged sum is none
-            if usage.measured_bytes is not None:
-                usage.measurement = None
-                return
-        await self._measure(tenant, usage)
+        """Begin with the sum that another process has stored, or is about to store; measure without one, or if this
+        process has begun."""
+        is_first = usage.measured_bytes is None
+        if is_first and await self._load(tenant, usage):
+            usage.measurement = None
+            return
+        await self._measure(tenant, usage, is_first=is_first)
 
-    async def _measure(self, tenant: str, usage: _TenantBytes) -> None:
+    async def _load(self, tenant: str, usage: _TenantBytes) -> bool:
+        """Load the sum that is stored; return False where there is none, and no process measures it."""
+        try:
+            entry = await self._store.get(_sum_key(tenant))
+            if entry is None:
+                return False
+            usage.measured_bytes = None if entry.value == _MEASURING else int(entry.value)
+        except (StackError, ValueError):
+            return False  # a damaged sum is none
+        return True
+
+    async def _measure(self, tenant: str, usage: _TenantBytes, *, is_first: bool = False) -> None:
         started_at = time.monotonic()
         written_before, total, after, pages = usage.written_bytes, 0, "", 0
         try:
@@ -154,6 +164,10 @@ class StorageQuota:
                 total, pages = total + size, pages + 1
                 if not after:
                     break
+                if is_first and pages == _MIN_STORED_PAGES:  # from here on the others wait for the sum
+                    if await self._load(tenant, usage):
+                        return
+                    await self._store.put(_sum_key(tenant), _MEASURING, ttl_s=_MEASURING_LIFE_S, durable=False)
                 await asyncio.sleep(_REST_FACTOR * (time.monotonic() - page_started_at))
             usage.measured_bytes = total
             usage.written_bytes -= written_before

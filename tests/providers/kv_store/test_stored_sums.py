@@ -65,6 +65,21 @@ async def test_a_stored_sum_alone_refuses_nothing() -> None:
         await (await start(store, 80_000)).require_room("t")
 
 
+async def test_workers_that_start_together_measure_once() -> None:
+    store = PagedStore()
+    quotas = [StorageQuota(store, 1_000_000) for _ in range(6)]
+    async with asyncio.timeout(20):
+        while await store.get(KEY) is None:
+            await quotas[0].require_room("t")
+            await asyncio.sleep(0)
+        for _ in range(3):
+            for quota in quotas:
+                await quota.require_room("t")
+                await asyncio.sleep(0)
+        await store.is_measured.wait()
+    assert store.reads == 4
+
+
 @pytest.mark.parametrize("damaged", [b"", b"\xff", b"[1]"])
 async def test_a_damaged_sum_is_measured_again(damaged: bytes) -> None:
     store = PagedStore()
