@@ -153,7 +153,8 @@ async def deployed(
                     await asyncio.sleep(0.05)
             yield Deployment(f"http://127.0.0.1:{port}", fleet)
         finally:
-            nginx.terminate()
+            with suppress(ProcessLookupError):  # an interrupt ends it, too
+                nginx.terminate()
             await nginx.wait()
 
 
