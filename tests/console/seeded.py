@@ -1,6 +1,5 @@
 """A stack with something in every view of the page: responses of all ends, branches, runs, webhooks, files."""
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from tests.support.sdk.file_search_stack import filing, store_of
 from tests.support.sdk.requests import create
 from tests.support.servers.serving import Served
 from tests.support.servers.webhook_receiver import receiving
+from tests.support.waiting import until_ended
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -80,11 +80,7 @@ async def _seed(served: Served) -> dict[str, str]:
 
     async def respond(text: str, **fields: Any) -> Any:
         response: Response = await create(served, input=text, **fields)
-        async with asyncio.timeout(20):
-            while response.status in ("queued", "in_progress"):
-                await asyncio.sleep(0.02)
-                response = await client.responses.retrieve(response.id)
-        return response
+        return await until_ended(client.responses, response.id, within_s=20)
 
     root = await respond("Name three rivers of France, with a table.", background=True, metadata={"trip": "North"})
     branch = await respond("Go on.", previous_response_id=root.id)

@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-RUNNING: Final = ("queued", "in_progress")
-"""Statuses of a response that has not ended."""
+ENDED: Final = ("completed", "incomplete", "failed", "cancelled")
+"""Statuses of a response at its end."""
 _PAUSE_S: Final = 0.005
 _TURNS_WITHOUT_PAUSE: Final = 100
 """Turns of the event loop that are looked at one by one, because a state may be short."""
@@ -30,12 +30,17 @@ async def until_empty(load: Callable[[], Awaitable[object]], within_s: float = 1
     await until(is_empty, within_s)
 
 
-async def until_ended(responses: Any, response_id: str, within_s: float = 10) -> Any:
-    """Return a background response when it has ended; `responses` are those of a client."""
+async def until_status(objects: Any, object_id: str, *statuses: str, within_s: float = 10) -> Any:
+    """Return an object when it has one of these statuses; `objects` are the responses or batches of a client."""
     async with asyncio.timeout(within_s):
-        while (response := await responses.retrieve(response_id)).status in RUNNING:  # noqa: ASYNC110 - a server sets no event
+        while (current := await objects.retrieve(object_id)).status not in statuses:  # noqa: ASYNC110 - a server sets no event
             await asyncio.sleep(_PAUSE_S)
-    return response
+    return current
+
+
+async def until_ended(responses: Any, response_id: str, within_s: float = 10) -> Any:
+    """Return a background response when it has ended."""
+    return await until_status(responses, response_id, *ENDED, within_s=within_s)
 
 
 async def until_text(responses: Any, response_id: str, within_s: float = 10) -> None:

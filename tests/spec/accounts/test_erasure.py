@@ -21,6 +21,7 @@ from tests.support.sdk.sessions import run_session
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of, stored_organization
+from tests.support.waiting import until_status
 
 WORD = "aardvark7391"
 KEPT = ("/accounts/audit/", "/accounts/usage/", "/accounts/deleted/")
@@ -181,9 +182,7 @@ async def test_a_background_response_that_runs_ends_with_its_project(tmp_path: P
         kv = served.stack.kv_store
         async with sdk_client(served.url, key) as client:
             running = await say(client, background=True)
-            async with asyncio.timeout(10):
-                while (await client.responses.retrieve(running.id)).status != "in_progress":  # noqa: ASYNC110 - a server sets no event
-                    await asyncio.sleep(0.02)
+            await until_status(client.responses, running.id, "in_progress")
         await projects_of(served).archive(project_id)
         await delete_project(served, project_id)
         await asyncio.sleep(1.2)  # the life of the lease that the worker has lost

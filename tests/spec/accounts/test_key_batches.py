@@ -1,6 +1,5 @@
 """Batches of stored keys: their lines have the rights and limits of the key, and count as its usage."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from tests.support.sdk.batch_files import batch_line, create_batch, read_results
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.tenants.accounts import CHAINED, ROOT, organization_of, usage_results
+from tests.support.waiting import until_status
 
 MORE: dict[str, Any] = {
     **CHAINED,
@@ -84,9 +84,7 @@ async def test_a_revoked_key_ends_its_batch_and_says_so() -> None:
     slow = scripted([{"wait_s": 30}, {"text": "late"}])
     async with key_client(slow, {"max_concurrent_responses": 1}, []) as (served, client, organization, project_id, key):
         batch = await create_batch(client, [batch_line("one"), batch_line("two")])
-        async with asyncio.timeout(10):
-            while (await client.batches.retrieve(batch.id)).status != "in_progress":  # noqa: ASYNC110 - a server sets no event
-                await asyncio.sleep(0.05)
+        await until_status(client.batches, batch.id, "in_progress")
         other = await organization.projects.service_accounts.create(project_id, name="other")
         await organization.projects.api_keys.delete(key, project_id=project_id)
         async with sdk_client(served.url, other.api_key.value) as reader:

@@ -15,6 +15,7 @@ from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import scripted, serving
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of, serving_accounts, usage_results
+from tests.support.waiting import until_ended
 
 
 async def test_usage_is_what_the_answers_say_on_every_way_to_a_model() -> None:
@@ -79,10 +80,7 @@ async def test_background_responses_are_counted_by_what_they_used_when_they_end(
         async with sdk_client(served.url, key) as client:
             for text in ("one", "two"):
                 response = await client.responses.create(model="scripted", input=text, background=True)
-                async with asyncio.timeout(10):
-                    while response.status in ("queued", "in_progress"):
-                        await asyncio.sleep(0.02)
-                        response = await client.responses.retrieve(response.id)
+                response = await until_ended(client.responses, response.id)
                 assert response.usage is not None
                 total += response.usage.total_tokens
         page = await organization.usage.completions(start_time=int(time.time()) - 86_400, project_ids=[project_id])

@@ -1,6 +1,5 @@
 """Batches through the official SDK: every line has one result, in order, and faults are named by their line."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +10,7 @@ from tests.support.sdk.batch_files import batch_line, create_batch, read_results
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.webhook_receiver import receiving
+from tests.support.waiting import until_status
 
 BATCHES: dict[str, Any] = {
     "files": {"provider": "kv"},
@@ -160,9 +160,7 @@ async def test_a_cancelled_batch_ends_soon_and_names_every_line() -> None:
     async with serving(SLOW, more={**BATCHES, "batches": {**BATCHES["batches"], "max_running": 4}}) as served:
         client = served.client
         batch = await create_batch(client, [batch_line(f"line {n}") for n in range(50)])
-        async with asyncio.timeout(10):
-            while (await client.batches.retrieve(batch.id)).status != "in_progress":  # noqa: ASYNC110 - another task sets no event
-                await asyncio.sleep(0.02)
+        await until_status(client.batches, batch.id, "in_progress")
         cancelled = await client.batches.cancel(batch.id)
         assert cancelled.status in ("cancelling", "cancelled")
         assert cancelled.cancelling_at is not None

@@ -32,7 +32,7 @@ from tests.support.servers.upstream_server import (
     usage_chunk,
 )
 from tests.support.servers.upstream_server import stream as whole
-from tests.support.waiting import until
+from tests.support.waiting import until, until_ended
 
 MIB = 1024 * 1024
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
@@ -59,10 +59,7 @@ async def events_of(served: Served, **fields: Any) -> Sequence[Any]:
 async def ended(served: Served, **fields: Any) -> Any:
     """A background response at its end."""
     response = await ask(served, background=True, **fields)
-    while response.status in ("queued", "in_progress"):
-        await asyncio.sleep(0.02)
-        response = await responses(served).retrieve(response.id)
-    return response
+    return await until_ended(responses(served), response.id, within_s=60)
 
 
 async def chat(served: Served, **fields: Any) -> Any:
@@ -104,9 +101,7 @@ async def test_the_answers_of_a_tenant_have_a_bound_together() -> None:
             assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
             last: Any = [each async for each in await loud.responses.create(**request, stream=True)][-1]
             background = await loud.responses.create(**request, background=True)
-            while background.status in ("queued", "in_progress"):
-                await asyncio.sleep(0.02)
-                background = await loud.responses.retrieve(background.id)
+            background = await until_ended(loud.responses, background.id, within_s=60)
             answer = await quiet.responses.create(**request)
         for failed in (last.response, background):
             assert failed.status == "failed"

@@ -11,7 +11,7 @@ from providers.responses.background.ranks import DEFERRED_PREFIX
 from tests.support.sdk.batch_files import batch_line, create_batch, wait_for_end
 from tests.support.sdk.requests import create, responses
 from tests.support.servers.serving import Served, scripted, serving
-from tests.support.waiting import until
+from tests.support.waiting import until, until_status
 
 SOON = {"background": {"poll_s": 0.05, "lease_s": 1}}
 SLOW = scripted([{"text": ["one ", "two "]}, {"wait_s": 30}, {"text": "three"}])
@@ -22,18 +22,11 @@ async def begin(served: Served, window: str = "2h", **fields: Any) -> Any:
     return await create(served, background=True, background_options={"completion_window": window}, **fields)
 
 
-async def wait_for_status(served: Served, response_id: str, *statuses: str) -> Any:
-    async with asyncio.timeout(10):
-        while (response := await responses(served).retrieve(response_id)).status not in statuses:  # noqa: ASYNC110 - polling is what is tested
-            await asyncio.sleep(0.02)
-    return response
-
-
 async def test_a_response_with_a_window_runs_when_there_is_room_and_echoes_its_window() -> None:
     async with serving(responses=SOON) as served:
         queued = await begin(served, "8h", input="hello there")
         assert (queued.status, queued.background_options) == ("queued", {"completion_window": "8h"})
-        ended = await wait_for_status(served, queued.id, "completed", "failed")
+        ended = await until_status(responses(served), queued.id, "completed", "failed")
         assert (ended.status, ended.output_text) == ("completed", "hello there")
         assert (ended.service_tier, ended.background_options) == ("default", {"completion_window": "8h"})
         soonest = await begin(served, "soonest")
@@ -58,11 +51,11 @@ async def test_a_response_with_a_window_waits_for_the_place_of_a_batchs_line() -
         await until(lambda: model_of(served).requests)
         first, second = await begin(served, "8h", input="late"), await begin(served, "2h", input="soon")
         plain = await create(served, background=True, input="plain")
-        assert (await wait_for_status(served, plain.id, "completed")).output_text == "ab"
+        assert (await until_status(responses(served), plain.id, "completed")).output_text == "ab"
         for queued in (first, second):
             assert (await responses(served).retrieve(queued.id)).status in ("queued", "in_progress")
         assert (await wait_for_end(served.client, batch)).status == "completed"
-        await wait_for_status(served, first.id, "completed")
+        await until_status(responses(served), first.id, "completed")
         order = [request.messages[-1].content for request in model_of(served).requests]
         assert order == ["a", "plain", "soon", "late"]
 
@@ -80,10 +73,10 @@ async def test_a_response_that_has_not_begun_at_its_deadline_fails_as_expired(
     monkeypatch.setattr("apis.wire.completion_window.MIN_WINDOW_S", 1)
     async with serving(SLOW, responses=SOON, more=ONE_PLACE) as served:
         running = await begin(served, "9h")
-        await wait_for_status(served, running.id, "in_progress")
+        await until_status(responses(served), running.id, "in_progress")
         conversation = await served.client.conversations.create()
         waiting = await begin(served, "1h", conversation=conversation.id)
-        failed = await wait_for_status(served, waiting.id, "failed")
+        failed = await until_status(responses(served), waiting.id, "failed")
         assert failed.error.code == "completion_window_expired"
         assert "background_options.completion_window" in failed.error.message
         assert failed.output == []
@@ -101,12 +94,12 @@ async def test_responses_with_a_window_have_places_of_their_own_and_are_in_the_o
     limits = {"background": {"max_waiting": 1, "max_running": 1, "max_deferred": 2, "poll_s": 0.05}}
     async with serving(SLOW, responses=limits, more=ONE_PLACE) as served:
         running = await begin(served)
-        await wait_for_status(served, running.id, "in_progress")
+        await until_status(responses(served), running.id, "in_progress")
         later, sooner = await begin(served, "8h"), await begin(served)
         with pytest.raises(RateLimitError, match="max_deferred"):
             await begin(served)
         plain = await create(served, background=True)
-        await wait_for_status(served, plain.id, "in_progress")
+        await until_status(responses(served), plain.id, "in_progress")
         background = (await served.client.get("/stack/overview", cast_to=dict[str, Any]))["background"]
         assert (background["waiting"], background["deferred"], background["max_deferred"]) == (0, 2, 2)
         rows = {run["id"]: run for run in background["runs"]}
@@ -124,5 +117,5 @@ async def test_the_engines_priority_of_batches_is_that_of_responses_with_a_windo
     async with serving(responses=SOON, more=more) as served:
         requests: list[dict[str, Any]] = [{}, {"extra_body": {"priority": 3}}]
         for fields in requests:
-            await wait_for_status(served, (await begin(served, **fields)).id, "completed")
+            await until_status(responses(served), (await begin(served, **fields)).id, "completed")
         assert [request.priority for request in model_of(served).requests] == [9, 3]

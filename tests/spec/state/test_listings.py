@@ -1,12 +1,12 @@
 """Listings of stored responses and conversations: extensions that the built-in page uses, tested through the SDK."""
 
-import asyncio
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from tests.support.servers.serving import serving
+from tests.support.waiting import until_status
 
 Json = dict[str, Any]
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
@@ -62,9 +62,7 @@ async def test_a_listing_has_filters() -> None:
         create = served.client.with_options(max_retries=0).responses.create
         fine = await create(model="scripted", input="Hi")
         failed = await create(model="scripted", input="Hi", background=True)
-        async with asyncio.timeout(10):
-            while (await served.client.responses.retrieve(failed.id)).status != "failed":  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.02)
+        await until_status(served.client.responses, failed.id, "failed")
         conversation = await served.client.conversations.create()
         turn = await create(model="scripted", input="Hi", conversation=conversation.id)
         assert await ids(served.client, status="failed") == [failed.id]

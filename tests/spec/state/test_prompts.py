@@ -1,6 +1,5 @@
 """Prompt templates (`prompt: {id, version, variables}`), through the official SDK: G24's row `prompt`."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tests.support.models.images import PIXEL_URL
 from tests.support.sdk.requests import chat_requests, create, messages, responses, stream
 from tests.support.sdk.websockets import talking
 from tests.support.servers.serving import MEMORY, Served, scripted, serving
+from tests.support.waiting import until_status
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -225,9 +225,7 @@ async def test_an_error_about_a_default_of_the_prompt_names_the_prompt() -> None
 async def test_a_background_response_is_rendered_once(served: Served) -> None:
     queued = await create(served, prompt=ask(), background=True)
     assert queued.prompt.version == "1"
-    async with asyncio.timeout(10):
-        while (response := await responses(served).retrieve(queued.id)).status != "completed":  # noqa: ASYNC110  # polling is how a client waits
-            await asyncio.sleep(0.02)
+    response = await until_status(responses(served), queued.id, "completed")
     assert response.prompt == queued.prompt
     assert [message["content"] for message in messages(served)].count("Ann asks: why. Thanks.") == 1
 

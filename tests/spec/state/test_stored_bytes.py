@@ -14,6 +14,7 @@ from apis.storage.lease import Lease
 from tests.support.sdk.conversations import conversations, user
 from tests.support.sdk.requests import create, refusal, responses, stream
 from tests.support.servers.serving import Served, scripted, serving
+from tests.support.waiting import ENDED, until_status
 
 SLOW = scripted([{"text": ["one "]}, {"wait_s": 30}, {"text": "two"}])
 SOON = {"background": {"poll_s": 0.05, "lease_s": 1}}
@@ -37,9 +38,7 @@ async def test_a_response_that_does_not_validate_is_corrupt_for_every_reader(cap
     key = {"Idempotency-Key": "k"}
     async with serving(responses=SOON) as served:
         response = await create(served, background=True, extra_headers=key)
-        async with asyncio.timeout(10):
-            while (await responses(served).retrieve(response.id)).status != "completed":  # noqa: ASYNC110 - a response sets no event
-                await asyncio.sleep(0.01)
+        await until_status(responses(served), response.id, "completed")
         await rewrite(
             served, f"/response/{response.id}", lambda old: HUGE_COUNT.sub(b'"input_tokens":' + b"9" * 30, old)
         )
@@ -70,9 +69,7 @@ async def test_a_running_response_with_a_damaged_request_is_corrupt_and_delays_n
                 await call
             assert_corrupt(caught.value)
         await responses(served).cancel(running.id)
-        async with asyncio.timeout(10):
-            while (await responses(served).retrieve(waiting.id)).status == "queued":  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.02)
+        await until_status(responses(served), waiting.id, "in_progress", *ENDED)
 
 
 async def test_a_chain_over_a_damaged_turn_is_corrupt() -> None:

@@ -23,6 +23,7 @@ from tests.support.servers.fetcher_hosts import SITE, Site
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.package_index import serve_npm_package, serve_wheel
 from tests.support.servers.serving import Served, serving
+from tests.support.waiting import until_ended
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
@@ -376,10 +377,7 @@ async def test_a_background_response_may_have_a_secret(world: World) -> None:
     response = await create(
         world.served, input=play(*turns), tools=[world.interpreter(secret=SECRET)], background=True, store=True
     )
-    async with asyncio.timeout(20):
-        while response.status in ("queued", "in_progress"):
-            await asyncio.sleep(0.05)
-            response = await responses(world.served).retrieve(response.id)
+    response = await until_ended(responses(world.served), response.id, within_s=20)
     assert response.status == "completed", response.error
     assert world.secure.requests[-1][2]["Authorization"] == f"Bearer {SECRET}"
     assert SECRET not in await world.all_kept_text()

@@ -1,12 +1,13 @@
 """Input files of batches, and the results of their lines as objects."""
 
-import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from openai import AsyncOpenAI
 from openai.types import Batch
+
+from tests.support.waiting import until_status
 
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 
@@ -33,10 +34,7 @@ async def create_batch(client: AsyncOpenAI, lines: Iterable[Mapping[str, Any] | 
 
 async def wait_for_end(client: AsyncOpenAI, batch: Batch, timeout_s: float = 30) -> Batch:
     """Return the batch when it has ended."""
-    async with asyncio.timeout(timeout_s):
-        while (batch := await client.batches.retrieve(batch.id)).status not in ENDED:  # noqa: ASYNC110 - a server sets no event
-            await asyncio.sleep(0.05)
-    return batch
+    return await until_status(client.batches, batch.id, *ENDED, within_s=timeout_s)
 
 
 async def read_results(client: AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
