@@ -27,9 +27,9 @@ from tests.providers.gpt_oss.engines import (
     ids_of,
     never_stops,
     running,
-    until,
 )
 from tests.support.models.scripted_runner import RunnerShape, ScriptedRunner, script_from_answers
+from tests.support.waiting import until
 
 
 async def test_a_request_gets_its_script_and_one_finish() -> None:

@@ -296,7 +296,7 @@ async def test_a_worker_that_stalled_past_its_lease_neither_renews_nor_deletes_t
     assert (entry.value, entry.version) == (b"another worker", version), "the stalled worker renewed the claim"
     assert model.gate is not None
     model.gate.set()
-    await until(lambda: not stalled._ingest.claims, within_s=BOUND_S)
+    await until(lambda: not stalled._ingest.claims, within_s=BOUND_S)  # pyright: ignore[reportPrivateUsage] - no event says that a task ended
     entry = await setting.kv.get(claim)
     assert entry is not None, "the stalled worker deleted the claim"
     assert entry.version == version

@@ -23,7 +23,8 @@ async def create_waiting(served: Served, client: Any, **fields: Any) -> list[str
     for text in ("hold", "second", "third"):
         options = fields if text != "hold" else {}
         ids.append((await client.responses.create(model="scripted", input=text, background=True, **options)).id)
-    await until(lambda: asked_texts(served) or served.stack.inference.held_count)
+    model: Any = served.stack.inference  # one that holds its answers, or a scripted one
+    await until(lambda: asked_texts(served) or model.held_count)
     return ids
 
 
