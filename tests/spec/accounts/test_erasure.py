@@ -45,6 +45,7 @@ async def administered(folder: Path, *turns: Script, **more: Any) -> AsyncGenera
         "files": {"provider": "kv"},
         "uploads": {"provider": "kv"},
         "traces": {"provider": "kv"},
+        "vaults": {"provider": "kv", "keys": ["a key of the run config, of 32 characters"]},
         "batches": {"provider": "leased", "poll_s": 0.05},
         "vector_index": {"provider": "sqlite_vec", "path": str(folder / "vectors.db")},
         "vector_stores": {"provider": "hybrid", "embedding_model": "hashing"},
@@ -82,6 +83,9 @@ async def store_one_of_everything(client: AsyncOpenAI, model: str) -> None:
     await wait_for_end(client, await create_batch(client, [batch_line("one", model=model)]))
     await client.beta.agents.create(model=model, instructions=WORD)
     await run_session(client, WORD, model=model)
+    vault = await client.beta.agents.vaults.create(name=WORD)
+    bearer: Any = {"type": "static_bearer", "mcp_server_url": f"https://{WORD}.example/mcp", "token": WORD}
+    await client.beta.agents.vaults.credentials.create(vault.id, name=WORD, auth=bearer)
     target: Any = {"type": "response", "request": {"model": model, "input": WORD}}
     schedule: Any = {"type": "periodic", "expression": "0 0 1 1 *", "timezone": "UTC"}
     automation = await client.beta.agents.automations.create(**schedule, name=WORD, target=target)

@@ -185,7 +185,8 @@ async def test_every_route_that_takes_a_model_is_closed_to_keys_for_other_models
             assert error_code(answer, 403) == "model_not_allowed", route
 
 
-SCOPES = ("responses", "files", "read", "api.agents.read", "api.agents.write", "admin")
+AGENT_SCOPES = ("api.agents.read", "api.agents.write", "api.vaults.read", "api.vaults.write")
+SCOPES = ("responses", "files", "read", *AGENT_SCOPES, "admin")
 
 
 def admitted(route: Route, scope: str) -> bool:
@@ -212,11 +213,13 @@ def admitted(route: Route, scope: str) -> bool:
         "read": set[str](),
         "api.agents.read": {"agents"} if route.method == "GET" else set[str](),
         "api.agents.write": {"agents"},
+        "api.vaults.read": {"vaults"} if route.method == "GET" else set[str](),
+        "api.vaults.write": {"vaults"},
         "admin": {"organization"},
     }[scope]
     if resource == "models":
         return scope != "admin"
-    if route.path in ("/stack/key", "/stack/usage"):
+    if route.path in ("/stack/key", "/stack/usage") or route.path.startswith("/stack/models"):
         return True
     return resource in own or (scope == "read" and route.method == "GET" and resource != "organization")
 

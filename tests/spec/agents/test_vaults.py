@@ -369,5 +369,6 @@ async def test_a_record_that_was_moved_or_changed_in_the_store_is_of_no_use(worl
         await kv.put(f"a/vault_credential/{mine}/{own.id}", value)
         await world.use_tool(mine)
     assert {token for token in world.guarded.tokens if token is not None} == set()
+    await kv.put(f"a/vault_credential/{mine}/broken", b"no record")
     await kv.put(f"a/vault_credential/{mine}/{own.id}", own_record.value)
     assert (await world.use_tool(mine))[1].startswith("I know")
