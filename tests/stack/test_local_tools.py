@@ -7,7 +7,9 @@ from importlib.machinery import ModuleSpec
 import pytest
 from typer.testing import CliRunner
 
+from apis.inference import Inference
 from stack import local_tools
+from stack.build import build_providers
 from stack.cli import app
 from stack.wiring import load_wired_config
 
@@ -48,3 +50,13 @@ def test_a_config_of_ones_own_has_its_tools_in_it() -> None:
     assert result.stderr == (
         "--tools belongs to `stack run local --tools`. Write the tools into mine.yaml: stack init tools\n"
     )
+
+
+@pytest.mark.parametrize(("name", "path"), [("local", "inference"), ("local-tools", "inference.providers.local")])
+def test_the_local_model_fetches_others(name: str, path: str) -> None:
+    """The packaged configs build the installer that the page uses."""
+    config, specs = load_wired_config(name)
+    _, providers = build_providers(config, specs, ("inference",))
+    (local,) = (provider for spec, provider in providers if spec.path == path)
+    assert isinstance(local, Inference)
+    assert local.installer() is not None

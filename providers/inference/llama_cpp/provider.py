@@ -95,7 +95,7 @@ class LlamaCpp(Inference):
         harmony: HarmonyOptions = HarmonyOptions()
         reasoning_tags: TagsOption | None = None
 
-    def __init__(self, config: Config, tenants: Tenants = ONE_TENANT, kv_store: KVStore | None = None) -> None:
+    def __init__(self, config: Config, kv_store: KVStore | None, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
         self._tenants = tenants
         self._generations: dict[str, Generation] = {}

@@ -21,7 +21,7 @@ async def model_is_there() -> None:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def llama(model_is_there: None) -> AsyncGenerator[LlamaCpp]:
-    inference = LlamaCpp(small_config())
+    inference = LlamaCpp(small_config(), None)
     try:
         await inference.start()
         yield inference

@@ -22,7 +22,7 @@ COUNT_S = 10.0
 
 @asynccontextmanager
 async def started(**fields: object) -> AsyncGenerator[LlamaCpp]:
-    inference = LlamaCpp(small_config(context_tokens=512, parallel=2, **fields))
+    inference = LlamaCpp(small_config(context_tokens=512, parallel=2, **fields), None)
     try:
         await inference.start()
         yield inference

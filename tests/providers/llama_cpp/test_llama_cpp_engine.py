@@ -26,7 +26,7 @@ import asyncio
 from providers.inference.llama_cpp.provider import LlamaCpp
 
 async def main():
-    inference = LlamaCpp(LlamaCpp.Config(threads=1, context_tokens=512, parallel=1))
+    inference = LlamaCpp(LlamaCpp.Config(threads=1, context_tokens=512, parallel=1), None)
     await inference.start()
     print("ready", flush=True)
     await asyncio.Event().wait()
@@ -38,7 +38,7 @@ asyncio.run(main())
 @pytest_asyncio.fixture(loop_scope="session")
 async def fresh() -> AsyncGenerator[LlamaCpp]:
     """An engine of the test's own, for one request at a time."""
-    inference = LlamaCpp(small_config(parallel=1))
+    inference = LlamaCpp(small_config(parallel=1), None)
     try:
         await inference.start()
         yield inference
@@ -88,7 +88,7 @@ async def test_a_killed_engine_fails_its_request_and_serves_the_next(
     llama: LlamaCpp, caplog: pytest.LogCaptureFixture
 ) -> None:
     others = children_of(os.getpid())
-    inference = LlamaCpp(small_config(parallel=1))
+    inference = LlamaCpp(small_config(parallel=1), None)
     await inference.start()
     try:
         (pid,) = children_of(os.getpid()) - others
@@ -138,7 +138,7 @@ async def test_the_engine_ends_with_a_server_that_is_killed() -> None:
 
 
 async def test_close_is_safe_before_start_and_twice() -> None:
-    inference = LlamaCpp(small_config())
+    inference = LlamaCpp(small_config(), None)
     await inference.close()
     await inference.close()
 
@@ -148,15 +148,15 @@ async def test_a_file_that_is_no_model_is_a_config_error(tmp_path: Path) -> None
     path.write_text("These are not the weights.")
     before = children_of(os.getpid())
     with pytest.raises(ConfigError, match=r"notes\.gguf(.|\n)*magic"):
-        await LlamaCpp(small_config(model_path=str(path))).start()
+        await LlamaCpp(small_config(model_path=str(path)), None).start()
     assert children_of(os.getpid()) == before
 
 
 async def test_a_file_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no file"):
-        await LlamaCpp(small_config(model_path=str(tmp_path / "none.gguf"))).start()
+        await LlamaCpp(small_config(model_path=str(tmp_path / "none.gguf")), None).start()
 
 
 async def test_an_unknown_packaged_model_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="smollm2-135m-instruct"):
-        await LlamaCpp(small_config(model="gpt-9")).start()
+        await LlamaCpp(small_config(model="gpt-9"), None).start()

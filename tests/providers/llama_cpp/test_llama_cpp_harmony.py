@@ -52,7 +52,7 @@ async def start_gpt_oss(**fields: Any) -> LlamaCpp:
     path = await asyncio.to_thread(tiny_gpt_oss_gguf)
     small: dict[str, Any] = {"model": MODEL, "threads": 1, "context_tokens": 1024, "parallel": 2}
     config = LlamaCpp.Config(model_path=path, harmony={"current_date": known.TODAY}, **{**small, **fields})  # type: ignore[arg-type]  # as a run config has it
-    inference = LlamaCpp(config, Tenants(frozenset({"one", "two"})))
+    inference = LlamaCpp(config, None, Tenants(frozenset({"one", "two"})))
     await inference.start()
     return inference
 

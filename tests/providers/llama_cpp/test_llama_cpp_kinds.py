@@ -32,7 +32,7 @@ RED, BLUE = (255, 0, 0), (0, 0, 255)
 
 @asynccontextmanager
 async def started(config: LlamaCpp.Config) -> AsyncGenerator[LlamaCpp]:
-    inference = LlamaCpp(config)
+    inference = LlamaCpp(config, None)
     try:
         await inference.start()
         yield inference

@@ -48,7 +48,7 @@ def section(folder: Path, names: str, **fields: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def pooled(folder: Path, names: str, **fields: Any) -> AsyncGenerator[LlamaCpp]:
-    inference = LlamaCpp(LlamaCpp.Config.model_validate(section(folder, names, **fields)))
+    inference = LlamaCpp(LlamaCpp.Config.model_validate(section(folder, names, **fields)), None)
     try:
         async with asyncio.timeout(60):
             await inference.start()
@@ -158,7 +158,9 @@ async def test_a_model_of_the_hub_is_fetched_and_served(tmp_path: Path, capfd: p
     with running_hub() as hub, hub_environment(hub, str(tmp_path)):
         hub.put("someone/smol-GGUF", "Smol-Q4.gguf", content)
         few = {"threads": 1, "context_tokens": 512, "parallel": 1}
-        inference = LlamaCpp(LlamaCpp.Config.model_validate({"model": "hf:someone/smol-GGUF/Smol-Q4.gguf", **few}))
+        inference = LlamaCpp(
+            LlamaCpp.Config.model_validate({"model": "hf:someone/smol-GGUF/Smol-Q4.gguf", **few}), None
+        )
         try:
             await inference.start()
             assert await answer(inference, "Smol-Q4")
@@ -171,5 +173,5 @@ async def test_a_model_of_the_hub_is_fetched_and_served(tmp_path: Path, capfd: p
         small = LlamaCpp.Config.model_validate({"model": "hf:someone/smol-GGUF/other.gguf", "memory_gb": 0.05})
         hub.put("someone/smol-GGUF", "other.gguf", content + b"other")
         with pytest.raises(ConfigError, match=r"has 0\.1 GB, and models may take 0\.1 GB"):
-            await LlamaCpp(small).start()
+            await LlamaCpp(small, None).start()
         assert len(hub.ranges()) == 1

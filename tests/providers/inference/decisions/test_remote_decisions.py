@@ -339,7 +339,7 @@ async def test_a_native_answer_without_probabilities_is_an_error(answers: Any) -
 async def test_a_real_server_without_decision_models_decides_as_it_does_here() -> None:
     """llama.cpp's own server answers 501 at its route for decisions, and its chats have log probabilities."""
     request = decision_request(question("choice"), question("predicate"), model=MODEL, orders=2)
-    local = LlamaCpp(small_config(parallel=1))
+    local = LlamaCpp(small_config(parallel=1), None)
     await local.start()
     try:
         own = await local.decide(request)
