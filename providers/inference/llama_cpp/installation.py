@@ -118,11 +118,11 @@ class ModelPulls(JobQueue[str, PullRecord]):
         row = next((each for each in library.models if each.name == model), None)
         if row is None:
             names = ", ".join(each.name for each in library.models)
-            raise InvalidRequest(f"There is no model '{model}' in the catalogue: {names}.", param="model")
+            raise InvalidRequest(f"There is no model '{model}' in the catalogue: {names}.", param="name")
         if row.is_served:
             raise Conflict(f"The model '{model}' is served already.")
         if row.reason:
-            raise InvalidRequest(f"The model '{model}' cannot be fetched: {row.reason}", param="model")
+            raise InvalidRequest(f"The model '{model}' cannot be fetched: {row.reason}", param="name")
 
         def edit(record: PullRecord | None) -> PullRecord:
             if record is not None and record.status in _ACTIVE:
