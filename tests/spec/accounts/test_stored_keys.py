@@ -219,6 +219,8 @@ def admitted(route: Route, scope: str) -> bool:
     }[scope]
     if resource == "models":
         return scope != "admin"
+    if route.path.startswith("/stack/models"):
+        return scope == "admin"
     if route.path in ("/stack/key", "/stack/usage") or route.path.startswith("/stack/models"):
         return True
     return resource in own or (scope == "read" and route.method == "GET" and resource != "organization")

@@ -9,45 +9,44 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.errors import PermissionDenied, Unsupported
+from apis.errors import Unsupported
 from apis.inference import Inference
 from apis.model_pulls import ModelInstaller, ModelPull, PullModel
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_model
-from stack.http.route import ANY_KEY, Route
+from stack.http.route import ADMINISTRATION, Route
 
 
 def may_install(context: HttpContext, services: Services) -> bool:
     """Return True if the server fetches models, and lets the caller ask for it."""
-    is_open = not services.stack.config.requires_keys or context.is_administrator
-    return is_open and _find_installer(services) is not None
+    return context.is_administrator and _find_installer(services) is not None
 
 
-async def list_local_models(_http: Request, context: HttpContext, services: Services) -> Response:
-    installer = _require_installer(context, services)
+async def list_local_models(_http: Request, _context: HttpContext, services: Services) -> Response:
+    installer = _require_installer(services)
     library = asdict(await installer.list_library())
     return value_response({"object": "stack.models", **library, "pull": _show(await installer.find_pull())})
 
 
-async def pull_model(http: Request, context: HttpContext, services: Services) -> Response:
+async def pull_model(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, PullModel)
-    return value_response(_show(await _require_installer(context, services).begin_pull(request.name)))
+    return value_response(_show(await _require_installer(services).begin_pull(request.name)))
 
 
-async def get_pull(_http: Request, context: HttpContext, services: Services) -> Response:
-    return value_response(_show(await _require_installer(context, services).find_pull()))
+async def get_pull(_http: Request, _context: HttpContext, services: Services) -> Response:
+    return value_response(_show(await _require_installer(services).find_pull()))
 
 
-async def cancel_pull(_http: Request, context: HttpContext, services: Services) -> Response:
-    return value_response(_show(await _require_installer(context, services).cancel_pull()))
+async def cancel_pull(_http: Request, _context: HttpContext, services: Services) -> Response:
+    return value_response(_show(await _require_installer(services).cancel_pull()))
 
 
 LOCAL_MODEL_ROUTES: Final = (
-    Route("GET", "/stack/models", ANY_KEY, list_local_models),
-    Route("POST", "/stack/models/pull", ANY_KEY, pull_model, body=PullModel, stores=False),
-    Route("GET", "/stack/models/pull", ANY_KEY, get_pull),
-    Route("DELETE", "/stack/models/pull", ANY_KEY, cancel_pull),
+    Route("GET", "/stack/models", ADMINISTRATION, list_local_models),
+    Route("POST", "/stack/models/pull", ADMINISTRATION, pull_model, body=PullModel, stores=False),
+    Route("GET", "/stack/models/pull", ADMINISTRATION, get_pull),
+    Route("DELETE", "/stack/models/pull", ADMINISTRATION, cancel_pull),
 )
 
 
@@ -57,10 +56,8 @@ def _find_installer(services: Services) -> ModelInstaller | None:
     return next((installer for each in inference if (installer := each.installer()) is not None), None)
 
 
-def _require_installer(context: HttpContext, services: Services) -> ModelInstaller:
-    """Return the installer. Raises PermissionDenied and Unsupported."""
-    if services.stack.config.requires_keys and not context.is_administrator:
-        raise PermissionDenied("Models are fetched by administrators: this key has no scope `admin`.")
+def _require_installer(services: Services) -> ModelInstaller:
+    """Return the installer. Raises Unsupported where there is none."""
     installer = _find_installer(services)
     if installer is None:
         raise Unsupported(
