@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from apis.agents.agents import AgentListParams
+from apis.agents.agents import AgentListParams, Cursor, Order
 from apis.wire.base import Wire
 from apis.wire.tools import Domain, DomainSecret, Id, SkillSource
 
@@ -107,6 +107,15 @@ class EnvironmentFileListParams(Wire):
     page: str | None = Field(None, max_length=8192)
     limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
+
+
+class ArtifactListParams(Wire):
+    """Query of a listing of artifacts. A limit out of bounds is refused."""
+
+    after: Cursor | None = None
+    limit: int = Field(20, ge=1, le=100)
+    order: Order = "desc"
+    environment_id: Cursor | None = None
 
 
 class EnvironmentListParams(AgentListParams):

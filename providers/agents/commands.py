@@ -31,7 +31,7 @@ def begin_commands(transition: Transition, call: Json) -> None:
         number = transition.add_item(item, index)
         transition.open_items[number] = item
         turn.commands.append(OpenCommand(call["call_id"], position, index, number))
-    turn.has_commands = True
+    turn.has_commands = turn.has_outputs = True
 
 
 def begin_outputs(transition: Transition, call_id: str, output_index: int) -> None:

@@ -99,7 +99,7 @@ class ActiveTurn(msgspec.Struct, omit_defaults=True):
     event of it that was shown. `outputs` counts the output items of the turn, and `next_output` those of the response;
     `open` has the items that are not done, by their index in the response: their index in the turn and their number.
     `commands` are those that run. `failures` are the responses in a row that were lost. `has_commands` is true once
-    commands have run since the workspace was saved."""
+    commands have run since the workspace was saved, and `has_outputs` once any have run in the turn."""
 
     id: str
     key_id: str
@@ -117,6 +117,7 @@ class ActiveTurn(msgspec.Struct, omit_defaults=True):
     failures: int = 0
     commands: list[OpenCommand] = []
     has_commands: bool = False
+    has_outputs: bool = False
 
 
 class SessionState(msgspec.Struct, omit_defaults=True):
@@ -207,7 +208,7 @@ class SessionRef:
         return f"{self.prefix('action')}{number:010d}"
 
 
-PART_KINDS: Final = ("turn", "item", "item_number", "input", "kept", "action", "event")
+PART_KINDS: Final = ("turn", "item", "item_number", "input", "kept", "action", "event", "artifact", "output")
 """Kinds of keys below a session."""
 
 

@@ -5,7 +5,7 @@ notes how far it has read. So after a worker's end the next one goes on after th
 """
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import orjson
 from openai.types.responses import Response
 
 from apis.batches.batches import BatchOwner, RequestExecutor
-from apis.errors import AgentNotFound, InvalidRequest, NotFound, RateLimited, StackError, StorageCorrupt
+from apis.errors import AgentNotFound, InvalidRequest, NotFound, RateLimited, StackError, StorageCorrupt, Unsupported
 from apis.events import LoggedEvent, ResponseEvent
 from apis.fair_share import FairShare
 from apis.responses import Responses
@@ -23,6 +23,7 @@ from apis.storage.records import scan_all
 from apis.vaults.vaults import Vaults
 from apis.wire.base import sdk_model_to_python
 from providers.agents.descriptions import build_request_fields
+from providers.agents.environments.artifacts import ArtifactRecord, publish
 from providers.agents.environments.hosted import WAITS, HostedEnvironments, build_shell_tool
 from providers.agents.output import apply_event, complete_items
 from providers.agents.records import JOB_PREFIX, Json, SessionRef, TokenSums
@@ -129,8 +130,9 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
                 return False
         await self._follow(ref, turn.response_id, turn.last_event)
         final = await self._load_final(ref, turn.response_id)
-        await self._save(ref)
-        changed = await self._store.change(ref, _End(self._store, turn.response_id, final))
+        is_whole = final is not None and final.status == "completed"
+        copies = await self._save(ref, with_outputs=is_whole)
+        changed = await self._store.change(ref, _End(self._store, turn.response_id, final, copies))
         return changed is not None and _is_working(changed)
 
     async def _connect(self, session: Transition) -> str:
@@ -141,12 +143,21 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             return "This server has no environments any more."
         return await self.environments.require_connected(session)
 
-    async def _save(self, ref: SessionRef) -> None:
-        """Save the workspace of the session, if commands have run in it."""
+    async def _save(self, ref: SessionRef, *, with_outputs: bool) -> Mapping[str, ArtifactRecord]:
+        """Save the workspace of the session, if commands have run in it, and return copies of what the turn has put
+        out."""
         session = await self._store.load(ref)
         turn = session.state.turn
-        if self.environments is not None and turn is not None and turn.has_commands:
-            await self.environments.save(session)
+        if self.environments is None or turn is None:
+            return {}
+        try:
+            if turn.has_commands:
+                await self.environments.save(session)
+            if turn.has_outputs and with_outputs and not turn.actions:
+                return await self.environments.artifacts.copy_outputs(session)
+        except (NotFound, Unsupported) as exc:
+            _log.warning("the workspace of a session cannot be read: %s", exc.message)
+        return {}
 
     async def _exists(self, response_id: str, ref: SessionRef) -> bool:
         try:
@@ -277,8 +288,16 @@ class _Failure:
 class _End:
     """Ends the present response of the turn, and decides how the turn goes on."""
 
-    def __init__(self, store: SessionStore, response_id: str, final: Response | None) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        response_id: str,
+        final: Response | None,
+        copies: Mapping[str, ArtifactRecord],
+    ) -> None:
+        """A turn that is completed has the `copies` of its outputs as artifacts."""
         self._store = store
+        self._copies = copies
         self._response_id = response_id
         self._final = final
         self._items: list[Json] = [] if final is None else [sdk_model_to_python(item) for item in final.output]
@@ -316,6 +335,7 @@ class _End:
             if turn.actions:
                 session.wait()
             elif final.status == "completed" and session.state.input_first == session.state.input_next:
+                publish(session, self._copies)
                 session.end_turn("completed")
 
     def _is_steered(self) -> bool:

@@ -99,6 +99,8 @@ class ProjectEraser:
             await stores.delete_all(tenant=tenant)
         if self._stack.agents is not None:
             await self._stack.agents.automations.delete_all(tenant=tenant)
+            if self._stack.agents.environments is not None:
+                await self._stack.agents.environments.delete_all(tenant=tenant)
         if self._stack.files is not None:
             await self._stack.files.delete_outside_of_store(tenant=tenant)
 

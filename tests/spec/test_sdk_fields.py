@@ -68,6 +68,7 @@ from apis.agents.automations import (
     UpdateAutomation,
 )
 from apis.agents.environments import (
+    ArtifactListParams,
     CreateEnvironment,
     CreateEnvironmentFile,
     EnvironmentFileListParams,
@@ -201,6 +202,10 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /vaults/{vault_id}/credentials/{credential_id}": (
         vaults.credential_update_params.CredentialUpdateParams,
         (UpdateCredential,),
+    ),
+    "GET /agents/sessions/{session_id}/artifacts": (
+        sessions.artifact_list_params.ArtifactListParams,
+        (ArtifactListParams,),
     ),
     "POST /files": (types.FileCreateParams, (CreateFile,)),
     "GET /files": (types.FileListParams, (FileListParams,)),

@@ -25,6 +25,7 @@ from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, delete_all, encode_record
 from apis.webhooks import Webhooks
 from apis.workspaces import WORKSPACE_FOLDER, WORKSPACE_PREFIX, WorkspaceContents, Workspaces
+from providers.agents.environments.artifacts import SessionArtifacts
 from providers.agents.environments.records import (
     ENDED,
     ID_PREFIX,
@@ -66,6 +67,7 @@ class HostedEnvironments:
         self.kv: KVStore = sessions.kv
         self.workspaces = workspaces
         self.specs = SpecReader(workspaces, math.ceil(idle_s / 60) + 1)
+        self.artifacts = SessionArtifacts(sessions, workspaces)
         self.idle_s = idle_s
         self._wake = wake
         workspaces.restore_with(self.restore)
@@ -313,6 +315,7 @@ class HostedEnvironments:
     async def delete_of_session(self, session: SessionRef, environment_id: str) -> None:
         """Delete the environment of a deleted session; without an id, because the session was damaged, it is looked
         for."""
+        await self.artifacts.delete_all(session)
         if environment_id:
             await self.delete(EnvironmentRef(session.tenant, environment_id))
             return
@@ -323,6 +326,13 @@ class HostedEnvironments:
             ]
         for name in environment_ids:
             await self.delete(EnvironmentRef(session.tenant, name))
+
+    async def delete_all(self, *, tenant: str) -> None:
+        """Delete all environments of a tenant."""
+        prefix = EnvironmentRef(tenant, "").key
+        while rows := await self.kv.scan(prefix, limit=100):
+            for key, _ in rows:
+                await self.delete(EnvironmentRef(tenant, key.removeprefix(prefix)))
 
     async def delete(self, ref: EnvironmentRef) -> None:
         """Delete an environment with all that is stored of it, if there is one."""

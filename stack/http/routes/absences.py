@@ -89,7 +89,6 @@ _VOICES: Final = "A voice is", f". {_TEXT_ONLY}"
 _MESSAGE_BATCHES: Final = "A batch of messages is", ": use /v1/batches with lines of responses."
 _BATCH_PATH: Final = "/messages/batches/{batch_id}"
 _TEMPLATES: Final = "A template of environments is", ": configure the environment of each session."
-_ARTIFACTS: Final = "An artifact is", ": read the files of the session's container."
 _SUBAGENTS: Final = "A subagent is", ": a session has one agent."
 _SESSION_TRACES: Final = "A trace of a session is", ": read its events and items, or set up OpenTelemetry."
 ABSENT_ROUTES: Final = (
@@ -125,7 +124,7 @@ ABSENT_ROUTES: Final = (
     ),
     *(
         AbsentRoute(("GET", "DELETE"), f"/agents/sessions/{{session_id}}/{name}{rest}", *why, AGENTS)
-        for name, why in (("artifacts", _ARTIFACTS), ("subagents", _SUBAGENTS), ("traces", _SESSION_TRACES))
+        for name, why in (("subagents", _SUBAGENTS), ("traces", _SESSION_TRACES))
         for rest in ("", "/{rest:path}")
     ),
 )

@@ -260,7 +260,7 @@ async def test_webhooks_are_sent_of_the_changes_of_a_session() -> None:
     "path",
     [
         "/agents/environments/templates",
-        *("/agents/sessions/s/artifacts", "/agents/sessions/s/subagents", "/agents/sessions/s/traces"),
+        *("/agents/sessions/s/subagents", "/agents/sessions/s/traces"),
     ],
 )
 async def test_what_is_not_offered_says_so(served: Served, path: str) -> None:

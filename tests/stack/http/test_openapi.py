@@ -128,6 +128,10 @@ CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
         "env_1", type="inline", data="aGk=", path="/workspace/a"
     ),
     "environments.files.list": lambda c: c.beta.agents.environments.files.list("env_1", limit=2),
+    "artifacts.list": lambda c: c.beta.agents.sessions.artifacts.list("sess_1", environment_id="env_1"),
+    "artifacts.retrieve": lambda c: c.beta.agents.sessions.artifacts.retrieve("artifact_1", session_id="sess_1"),
+    "artifacts.content": lambda c: c.beta.agents.sessions.artifacts.content("artifact_1", session_id="sess_1"),
+    "artifacts.delete": lambda c: c.beta.agents.sessions.artifacts.delete("artifact_1", session_id="sess_1"),
     "automations.create": lambda c: c.beta.agents.automations.create(
         type="periodic", name="n", expression="0 8 * * *", timezone="UTC", target=AUTOMATION_TARGET, metadata={}
     ),
