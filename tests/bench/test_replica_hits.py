@@ -51,7 +51,7 @@ async def take_chain(client: Any, model: str, hits: Hits, *, is_spread: bool) ->
         if computed:
             hits.cached += response.usage.input_tokens_details.cached_tokens
             hits.possible += computed
-        previous, computed = response.id, response.usage.input_tokens
+        previous, computed = response.id, response.usage.total_tokens
         text = " ".join(dice.choices(WORDS, k=10))
 
 
