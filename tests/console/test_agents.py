@@ -1,5 +1,6 @@
 """Agents, their sessions and their schedules in Chromium, with reloads, and a server that is killed in mid-turn."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -245,7 +246,7 @@ async def test_a_turn_of_many_items_is_shown_in_their_order_while_it_runs(open_p
         session = await create_session(served.client, "item 0")
         await send(served.client, session.id, *(message(f"item {number}") for number in range(1, 90)))
         async with open_page(f"{served.url}/#/agents/{session.id}") as page:
-            await expect(page.get_by_text("Slow")).to_be_visible()
+            await expect(page.get_by_text("item 89", exact=True)).to_be_visible()
             await send(served.client, session.id, message("item 90"))
             await expect(page.get_by_text("item 90", exact=True)).to_be_visible()
             texts = await page.locator(".item .input").all_inner_texts()
@@ -254,6 +255,33 @@ async def test_a_turn_of_many_items_is_shown_in_their_order_while_it_runs(open_p
             await page.get_by_role("button", name="Earlier items").click()
             await expect(page.locator(".item .input")).to_have_count(91)
             assert await page.locator(".item .input").all_inner_texts() == [f"item {number}" for number in range(91)]
+
+
+async def test_a_session_with_a_workspace_shows_commands_as_they_run(open_page: OpenPage) -> None:
+    commands = ["cat data.csv; sleep 2; touch made; echo end; exit 3"]
+    turns = scripted(
+        [{"call": "shell", "arguments": json.dumps({"commands": commands}), "id": "c1"}], [{"text": "Done."}]
+    )
+    async with (
+        serving(turns, tool_runtime={"provider": "python"}) as served,
+        open_page(f"{served.url}/#/agents/sessions/new") as page,
+    ):
+        await page.get_by_label("With a workspace").check()
+        file = {"name": "data.csv", "mimeType": "text/csv", "buffer": b"a,b\n"}
+        await page.locator("input[type=file]").set_input_files(file)  # type: ignore[arg-type]  # a FilePayload
+        await page.get_by_label("First message").fill("Look.")
+        await page.get_by_role("button", name="Start a session").click()
+        terminal = page.locator(".terminal")
+        await expect(terminal).to_contain_text("a,b", timeout=30_000)
+        await page.reload()
+        await expect(terminal).to_contain_text("a,b")
+        await expect(terminal).to_contain_text("end")
+        await expect(page.locator(".command_execution")).to_contain_text("exit code 3")
+        await expect(page.get_by_text("Done.")).to_be_visible()
+        await page.locator(".workspace summary").click()
+        await expect(page.locator(".workspace li")).to_contain_text(["data.csv", "made"])
+        await page.locator(".workspace input[type=file]").set_input_files({**file, "name": "added.csv"})  # type: ignore[arg-type]  # a FilePayload
+        await expect(page.locator(".workspace li")).to_contain_text(["added.csv", "data.csv", "made"])
 
 
 async def test_commands_and_artifacts_are_shown_and_nothing_of_them_runs(open_page: OpenPage) -> None:
