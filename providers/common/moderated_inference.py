@@ -15,6 +15,8 @@ from apis.wire.request_options import ModerationOptions
 from providers.common.chat_tokens import measure_chat
 from providers.common.wrapped_inference import WrappedInference
 
+BLOCKED_CODE: Final = "moderation_blocked"
+"""Code of the error of input that is blocked, which is stored nowhere."""
 _OVERLAP_PART: Final = 2
 """A window is judged together with this part of its length of the text before it."""
 

@@ -41,6 +41,7 @@ from providers.responses.background.stored_run import (
     build_stored_response,
     encode_event_lines,
     parse_stored_request,
+    select_kept_input,
 )
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.events.ids import ResponseIds
@@ -231,10 +232,9 @@ class RunExecutor:
                 history = await self._history.load_history(
                     final.previous_response_id, tenant=ref.tenant, kept_position=stored_request.previous
                 )
+        input_json = select_kept_input(stored_request, error)
         await self._store_final(
-            claimed_run,
-            FinishedResponse(final, bytes(stored_request.input_items), collect_tool_results(checkpoints), ops),
-            history,
+            claimed_run, FinishedResponse(final, input_json, collect_tool_results(checkpoints), ops), history
         )
 
     async def _attempt(self, claimed_run: ClaimedRun) -> StackError | None:

@@ -8,9 +8,11 @@ from openai.types.responses import Response, ResponseError
 
 from apis.accounts.charges import RELEASED_USE, build_end
 from apis.deltas import Usage
+from apis.errors import StackError
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from apis.storage.records import reading_stored
+from providers.common.moderated_inference import BLOCKED_CODE
 from providers.responses.background.runs import StoredRequest
 from providers.responses.events.response_object import (
     ResponseStatus,
@@ -33,6 +35,13 @@ def build_stored_response(response_id: str, stored_request: StoredRequest, statu
     return begin_response(
         parse_stored_request(stored_request, response_id), response_id, stored_request.created_at, status
     )
+
+
+def select_kept_input(stored_request: StoredRequest, error: StackError | None) -> bytes:
+    """Return the input items that a response keeps which ends with an error. Input that was sent to a running response
+    is judged when the next one is to read it: blocked input is not kept."""
+    is_blocked = error is not None and error.code == BLOCKED_CODE
+    return b"[]" if is_blocked else bytes(stored_request.input_items)
 
 
 def build_charge_ops(stored_request: StoredRequest, response: Response, *, was_executed: bool) -> list[Op]:

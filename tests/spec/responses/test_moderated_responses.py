@@ -12,8 +12,10 @@ from openai.types.responses import Response
 from apis.storage.kv_store import KVStore
 from tests.support.models.word_judge import HIGH, LOW, WordJudge
 from tests.support.sdk.answer_shapes import Script, call
+from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import create, refusal, stream
 from tests.support.servers.serving import Served, serving
+from tests.support.waiting import until_ended
 
 Json = dict[str, Any]
 NAME = "omni-moderation-latest"
@@ -92,6 +94,23 @@ async def test_flagged_input_reaches_no_model_and_no_store(streamed: bool) -> No
         assert b"scum" not in await stored_bytes(served)
         response = await create(served, input="You flower", moderation=BLOCK, stream=False)
         assert response.output_text == CLEAN
+
+
+async def test_flagged_input_that_steers_a_response_is_not_kept() -> None:
+    """It waits in a mailbox, and the response that is to read it fails."""
+    async with moderating([*said(CLEAN * 3), {"wait_s": 0.5}, {"text": "done"}]) as served:
+        first = await create(served, input="Go", moderation=BLOCK, background=True)
+        async with sdk_client(served.url) as client, client.responses.connect() as connection:
+            await connection.response.steer(previous_response_id=first.id, input="You scum")
+            accepted: Any = await connection.recv()
+        next_id = f"resp_{accepted.steer.id.removeprefix('steer_')[:44]}"
+        assert (await until_ended(served.client.responses, first.id)).status == "completed"
+        blocked = await until_ended(served.client.responses, next_id)
+        assert blocked.status == "failed"
+        assert "blocked by moderation" in blocked.error.message
+        assert (await served.client.responses.input_items.list(next_id)).data == []
+        assert b"scum" not in await stored_bytes(served)
+        assert "scum" not in str([request.messages for request in judge_of(served).requests])
 
 
 async def test_flagged_output_of_a_client_s_function_is_input() -> None:
