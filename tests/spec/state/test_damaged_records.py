@@ -108,6 +108,7 @@ TRANSIENT: Final = (
     "/accounts/charges/{}/{:016x}/open",
     "/accounts/charges/{}/{:016x}/end",
     "/accounts/charges/{}/{:016x}/lease",
+    "/stored_bytes/{}/sum",
 )
 """Keys of records that are there only for a while."""
 NOT_LISTED: Final = (
@@ -120,6 +121,7 @@ NOT_LISTED: Final = (
     "/lease/",
     "/place/",
     "/accounts/charges/",
+    "/stored_bytes/",
     "~",
     "TENANT/upload_guard/",
     "TENANT/conversation_floor/",
