@@ -8,6 +8,7 @@ from apis.accounts.limits import UpdateRateLimit
 from apis.accounts.project_settings import UpdateDataRetention, UpdateServiceTierSettings
 from apis.accounts.usage import CostsQuery, FileSearchUsageQuery, ImagesUsageQuery, UsageQuery, WebSearchUsageQuery
 from apis.agents.agents import CreateAgent, UpdateAgent
+from apis.agents.environments import CreateEnvironment
 from apis.agents.sessions import CreateSession, UpdateSession
 from apis.batches.batches import CreateBatch
 from apis.errors import InvalidRequest, Unsupported
@@ -42,6 +43,7 @@ ROOTS = (
     UpdateAgent,
     CreateSession,
     UpdateSession,
+    CreateEnvironment,
 )
 MODELS = {model.__name__: model for root in ROOTS for model in list_models(root)}
 WHOLE_FIELDS = [row for row in FIELD_ROWS if row.handling in ("refused", "moved") and row.value is None]
@@ -73,6 +75,7 @@ def test_null_and_the_values_that_ask_for_nothing_are_accepted(row: FieldRow) ->
                         "input": 0,
                         "role": 0,
                         "name": 0,
+                        "python": 0,
                         "max_tokens_per_1_day": "",
                         row.field: value,
                     }
