@@ -17,12 +17,14 @@ KEY = "/lease/t"
 
 
 class LossyStore(ForwardingStore):
-    """Another client of a store that loses requests, or acknowledgements of writes that happened."""
+    """Another client of a store that loses requests, or acknowledgements of writes that happened. After one of those,
+    it loses `lost_afterwards` requests."""
 
     def __init__(self, store: KVStore) -> None:
         super().__init__(store)
         self.lost_requests = 0
         self.lost_acknowledgements = 0
+        self.lost_afterwards = 0
 
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
         if self.lost_requests:
@@ -31,6 +33,7 @@ class LossyStore(ForwardingStore):
         versions = await self._store.write(ops, durable=durable)
         if self.lost_acknowledgements:
             self.lost_acknowledgements -= 1
+            self.lost_requests = self.lost_afterwards
             raise StoreUnavailable("the acknowledgement was lost")
         return versions
 
@@ -193,10 +196,11 @@ async def test_a_write_that_waits_longer_than_the_lease_can_live_is_lost(holders
 
 async def test_a_write_finds_out_that_another_took_the_lease_during_an_outage(holders: Holders) -> None:
     await holders.first.acquire()
-    holders.lossy.lost_acknowledgements = 1
+    holders.lossy.lost_acknowledgements, holders.lossy.lost_afterwards = 1, 1000
     writing = asyncio.create_task(holders.first.write([Put("x", b"first")]))
     await until(lambda: not holders.lossy.lost_acknowledgements)
     assert await holders.second.acquire([Put("x", b"second")], expect=None) is not None
+    holders.lossy.lost_requests = 0
     with pytest.raises(LeaseLost):
         await writing
     assert await holders.value("x") == b"second"

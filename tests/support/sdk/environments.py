@@ -39,8 +39,8 @@ async def begin_hosted(client: AsyncOpenAI, *turns: Script, **environment: Any) 
     """A session with an environment, whose first turn plays these turns; without any, it has no turn."""
     fields: Any = {"input": play(*turns)} if turns else {}
     agent: Any = {"model": "scripted"}
-    session: Any = await client.beta.agents.sessions.create(agent=agent, environment=hosted(**environment), **fields)
-    return session
+    sessions: Any = client.beta.agents.sessions
+    return await sessions.create(agent=agent, environment=hosted(**environment), **fields)
 
 
 async def run_hosted(client: AsyncOpenAI, *turns: Script, **environment: Any) -> AgentSession:
