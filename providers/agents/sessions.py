@@ -105,11 +105,16 @@ class StoredSessions:
         )
         transition = Transition(ref, record, SessionState("idle", now), ABSENT)
         transition.begin_session()
-        more = await self._begin_environment(transition, request.environment, environment)
+        try:
+            more = await self._begin_environment(transition, request.environment, environment)
+        except (Conflict, NotFound):
+            await self._responses.conversations().delete(conversation.id, tenant=tenant)
+            raise
         transition.put(ref.session_key, encode_record(record), None, ABSENT)
         if messages:
             transition.begin_turn(messages, key_id)
         if await self._kv.write([*await self._store.build_ops(transition, key), *more]) is None:
+            await self._responses.conversations().delete(conversation.id, tenant=tenant)
             return await self.create(request, agent, tenant=tenant, key_id=key_id, key=key)
         self._store.announce(transition)
         self._wake()

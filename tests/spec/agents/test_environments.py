@@ -157,9 +157,11 @@ async def test_an_environment_that_was_prepared_before_gets_one_session(served: 
     session = await run_hosted(served.client, [shell("cat a")], environment_id=early.id)
     assert environment_id(session) == early.id
     assert commands_of(await list_items(served.client, session.id)) == [("early", 0, "completed")]
+    conversations = await served.stack.kv_store.scan("default/conversation/")
     with pytest.raises(openai.ConflictError) as raised:
         await begin_hosted(served.client, [shell("ls")], environment_id=early.id)
     assert raised.value.param == "environment.environment_id"
+    assert await served.stack.kv_store.scan("default/conversation/") == conversations
     assert early.id in [each.id async for each in environments.list()]
 
 

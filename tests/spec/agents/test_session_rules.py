@@ -294,3 +294,14 @@ async def test_a_running_session_shows_its_turn() -> None:
         assert (turn.status, turn.completed_at) == ("in_progress", None)
         assert (await served.client.beta.agents.sessions.retrieve(session.id)).status == "in_progress"
         assert [item.status for item in await list_items(served.client, session.id)] == ["completed", "in_progress"]
+
+
+async def test_requests_at_once_with_one_key_create_one_session(served: Served) -> None:
+    """Those that come too late leave no conversation."""
+    sessions: Any = served.client.beta.agents.sessions
+    fields: Any = {"agent": {"model": "scripted"}, "environment": NONE, "input": "x"}
+    created = await asyncio.gather(
+        *(sessions.create(**fields, extra_headers={"Idempotency-Key": "k"}) for _ in range(6))
+    )
+    assert len({session.id for session in created}) == 1
+    assert len(await served.stack.kv_store.scan("default/conversation/")) == 1
