@@ -25,8 +25,8 @@ _MIN_REFUSAL_S: Final = 1.0
 """Seconds for which a refusal is repeated without measuring again; longer where measuring takes longer."""
 
 
-_MIN_STORED_PAGES: Final = 2
-"""Reads of a measurement whose sum is not stored: the store is small, and the last read finds nothing more."""
+_MIN_STORED_PAGES: Final = 8
+"""Reads of a measurement whose sum is not stored, because the store is small."""
 _MEASURING: Final = b"-"
 """In the place of a sum that a process measures, for as long as the next constant says."""
 _MEASURING_LIFE_S: Final = 120.0

@@ -100,7 +100,7 @@ async def test_a_cursor_holds_its_position_when_its_file_leaves_the_filter() -> 
 async def test_an_added_file_is_listed_once_and_a_removed_one_no_more(setting: Setting) -> None:
     """The place in the order is written and deleted together with the file."""
     stores = await setting.open()
-    first, second = [await setting.upload(text) for text in ("first", "second")]
+    first, second = sorted([await setting.upload(text) for text in ("first", "second")])  # of one time: by their ids
     store = await stores.create(CreateVectorStore(file_ids=[first, second]), tenant=T)
 
     async def listed() -> list[str]:
