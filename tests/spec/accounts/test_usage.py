@@ -124,7 +124,7 @@ async def test_a_limit_refuses_the_response_that_was_to_follow() -> None:
     async with serving(model, more=CHAINED, server={"api_keys": [ROOT]}) as served:
         organization = organization_of(served.client)
         for fields in ({"background": True}, {}):
-            _, key = await new_project(organization, {"max_requests_per_1_minute": 1})
+            _, key = await new_project(organization, {"max_requests_per_1_day": 1})
             async with sdk_client(served.url, key) as client, talking(served, client) as talk:
                 if fields:
                     first_id, _connection = await begin(client, **fields)
