@@ -4,7 +4,6 @@ many MCP servers, each as a ratio to few of them in the same run. `pytest -m ben
 
 import asyncio
 import statistics
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.sdk.client import sdk_client
-from tests.support.servers.machines import Deployment, deployed
+from tests.support.servers.machines import Deployment, deployed, measure_calls
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import with_mcp
 from tests.support.tenants.accounts import CHAINED, ROOT, new_project, organization_of
@@ -25,24 +24,14 @@ PROJECTS: Final = 500
 SERVERS: Final = 20
 TOOLS: Final = 100
 CALLS: Final = 200
-CLIENTS: Final = 4
 SLOW: Final[list[dict[str, Any]]] = [{"text": "a"}, {"wait_s": 600}, {"text": "b"}]
 Call = Callable[[], Awaitable[Any]]
 
 
 async def measure(deployment: Deployment, call: Call, count: int = CALLS) -> tuple[float, float]:
     """Return the CPU of a call in milliseconds, and the median of its times in milliseconds."""
-    times_ms: list[float] = []
-
-    async def repeat() -> None:
-        for _ in range(count // CLIENTS):
-            began = time.perf_counter()
-            await call()
-            times_ms.append((time.perf_counter() - began) * 1000)
-
-    cpu_s = deployment.cpu_s()
-    await asyncio.gather(*(repeat() for _ in range(CLIENTS)))
-    return (deployment.cpu_s() - cpu_s) * 1000 / count, statistics.median(times_ms)
+    cpu_ms, times_ms = await measure_calls(deployment.cpu_s, call, count)
+    return cpu_ms, statistics.median(times_ms)
 
 
 def report(name: str, few: tuple[float, float], many: tuple[float, float]) -> None:

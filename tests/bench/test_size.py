@@ -32,7 +32,7 @@ from stack.retention.sweeper import RetentionSweeper
 from tests.support.grown_store import count_grown_files, grow, load_records
 from tests.support.models.hashing import embed
 from tests.support.sdk.client import sdk_client
-from tests.support.servers.machines import Deployment, cpu_of, deployed
+from tests.support.servers.machines import Deployment, cpu_of, deployed, measure_calls
 from tests.support.servers.postgres_server import PostgresServer
 from tests.support.servers.redis_server import RedisServer
 from tests.support.tenants.accounts import ROOT, new_project, organization_of, stored_organization
@@ -43,7 +43,6 @@ SIZE: Final = int(os.environ.get("STACK_SIZE", "1000000"))
 SMALL: Final = 1000
 ROUNDS: Final = 4
 CALLS: Final = 32
-CLIENTS: Final = 4
 CHUNK: Final = 50_000
 LIFE_S: Final = 30 * 86_400.0
 PREFIXES: Final = {"response": "resp_", "conversation": "conv_", "file": "file-"}
@@ -238,21 +237,6 @@ def calls_of(side: Side) -> dict[str, Call]:
     }
 
 
-async def measure_call(side: Side, call: Call, count: int) -> tuple[float, list[float]]:
-    """Return the CPU in milliseconds per call, and the times of the calls in milliseconds."""
-    times_ms: list[float] = []
-
-    async def repeat() -> None:
-        for _ in range(count // CLIENTS):
-            began = time.perf_counter()
-            await call()
-            times_ms.append((time.perf_counter() - began) * 1000)
-
-    cpu_s = side.cpu_s()
-    await asyncio.gather(*(repeat() for _ in range(CLIENTS)))
-    return (side.cpu_s() - cpu_s) * 1000 / count, times_ms
-
-
 async def test_calls_in_a_small_and_a_large_store(tmp_path: Path) -> None:
     folder = Path(os.environ.get("STACK_FOLDER") or tmp_path)
     async with open_sides(folder) as sides:
@@ -263,7 +247,7 @@ async def test_calls_in_a_small_and_a_large_store(tmp_path: Path) -> None:
             count = CALLS if "search" not in name else CALLS // 2
             for number in range(ROUNDS + 1):
                 for side in sides if number % 2 else sides[::-1]:
-                    took = await measure_call(side, calls_of(side)[name], count)
+                    took = await measure_calls(side.cpu_s, calls_of(side)[name], count)
                     if number:  # the first round warms up
                         cpu[side.name].append(took[0])
                         times[side.name] += took[1]

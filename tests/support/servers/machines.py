@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.support.servers.ports import free_port
 
 START_S: Final = 100.0
 STOP_S: Final = 60.0
+_CLIENTS: Final = 4
+"""Calls of a measurement at once."""
 _NGINX: Final = """
 daemon off; pid {folder}/pid; error_log {folder}/error.log; worker_rlimit_nofile 20000;
 events {{ worker_connections 16000; }}
@@ -126,6 +129,23 @@ def cpu_of(processes: Iterable[psutil.Process]) -> float:
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
+
+
+async def measure_calls(
+    cpu_s: Callable[[], float], call: Callable[[], Awaitable[Any]], count: int
+) -> tuple[float, list[float]]:
+    """Return the CPU of a call by the clock `cpu_s`, and the times of the calls, both in milliseconds."""
+    times_ms: list[float] = []
+
+    async def repeat() -> None:
+        for _ in range(count // _CLIENTS):
+            began = time.perf_counter()
+            await call()
+            times_ms.append((time.perf_counter() - began) * 1000)
+
+    before_s = cpu_s()
+    await asyncio.gather(*(repeat() for _ in range(_CLIENTS)))
+    return (cpu_s() - before_s) * 1000 / count, times_ms
 
 
 @asynccontextmanager
