@@ -70,7 +70,7 @@ def _create_tool(declaration: McpTool, context: ToolContext) -> TypedTool:
         raise InvalidRequest(message, param=param, code="invalid_value")
     if declaration.credential_id is not None and has_authorization(declaration):
         param = f"{context.param}.credential_id"
-        message = f"'{param}' stands beside an authorization of the request: leave one of them out."
+        message = f"'{param}' and an authorization of the request are both set: leave one of them out."
         raise InvalidRequest(message, param=param, code="invalid_value")
     if declaration.server_label == DEFAULT_NAMESPACE:
         raise _invalid_label(
