@@ -94,28 +94,31 @@ class StoredSessions:
         if session_id := await self._store.find_keyed(tenant, key):
             return await self.get(session_id, tenant=tenant)
         environment = await self._prepare_environment(request.environment, tenant)
-        conversation = await self._responses.conversations().create(CreateConversation(), tenant=tenant)
         cache_ttl = request.prompt_cache_options.ttl if request.prompt_cache_options is not None else None
         now, ref = int(time.time()), SessionRef(tenant, f"sess_{new_id_key()}")
+        agent_id, fields = agent
         record = StoredSession(
-            *(*agent, conversation.id, request.metadata or {}, now),
+            agent_id,
+            fields,
+            conversation_id="",
+            metadata=request.metadata or {},
+            created_at=now,
             cache_ttl=cache_ttl,
             review=request.review,
             vault_ids=request.vault_ids or [],
         )
         transition = Transition(ref, record, SessionState("idle", now), ABSENT)
-        transition.begin_session()
-        try:
-            more = await self._begin_environment(transition, request.environment, environment)
-        except (Conflict, NotFound):
-            await self._responses.conversations().delete(conversation.id, tenant=tenant)
-            raise
+        more = await self._begin_environment(transition, request.environment, environment)
+        conversations = self._responses.conversations()
+        record.conversation_id = (await conversations.create(CreateConversation(), tenant=tenant)).id
         transition.put(ref.session_key, encode_record(record), None, ABSENT)
         if messages:
             transition.begin_turn(messages, key_id)
         if await self._kv.write([*await self._store.build_ops(transition, key), *more]) is None:
-            await self._responses.conversations().delete(conversation.id, tenant=tenant)
+            await conversations.delete(record.conversation_id, tenant=tenant)
             return await self.create(request, agent, tenant=tenant, key_id=key_id, key=key)
+        if self.environments is not None and record.environment_id:
+            self.environments.wake()
         self._store.announce(transition)
         self._wake()
         return transition.show_session()
@@ -134,8 +137,9 @@ class StoredSessions:
     async def _begin_environment(
         self, session: Transition, environment: SessionEnvironment, fields: tuple[Json, Json]
     ) -> Sequence[Op]:
-        """Give the environment to a session that is created, and return the operations that write it."""
+        """Begin a session that is created, with its environment, and return the operations that write that one."""
         if isinstance(environment, NoEnvironment) or self.environments is None:
+            session.begin_session()
             return ()
         if environment.environment_id is not None:
             return await self.environments.attach(environment, session)

@@ -69,7 +69,7 @@ class HostedEnvironments:
         self.specs = SpecReader(workspaces, math.ceil(idle_s / 60) + 1)
         self.artifacts = SessionArtifacts(sessions, workspaces)
         self.idle_s = idle_s
-        self._wake = wake
+        self.wake = wake
         workspaces.restore_with(self.restore)
 
     async def prepare(self, request: HostedConfiguration, *, tenant: str) -> tuple[Json, Json]:
@@ -91,10 +91,10 @@ class HostedEnvironments:
             await self.prepare(environment, tenant=tenant)
 
     def begin(self, session: Transition, spec: Json, visible: Json) -> list[Op]:
-        """Return the operations that create the environment of a session that is created."""
+        """Begin a session with an environment of its own, and return the operations that create that one."""
         ref = EnvironmentRef(session.ref.tenant, new_environment_id())
         session.record.environment_id, session.record.environment = ref.id, visible
-        self._wake()
+        session.begin_session()
         return self.build_ops(ref, spec, visible, session)
 
     def build_ops(self, ref: EnvironmentRef, spec: Json, visible: Json, session: Transition | None) -> list[Op]:
@@ -111,8 +111,8 @@ class HostedEnvironments:
         return [Put(ref.key, encode_record(record), None, ABSENT), *ops]
 
     async def attach(self, environment: HostedEnvironment, session: Transition) -> list[Op]:
-        """Return the operations that give an environment that has no session to one that is created. Raises NotFound,
-        and Conflict where it has one."""
+        """Begin a session with an environment that has none, and return the operations that give it to the session.
+        Raises NotFound, and Conflict where it has one."""
         ref = EnvironmentRef.parse(session.ref.tenant, environment.environment_id or "")
         entry = await self.kv.get(ref.key)
         if entry is None:
@@ -122,8 +122,9 @@ class HostedEnvironments:
             why = "belongs to another session" if record.session_id else f"is {record.status}"
             raise Conflict(f"The environment {why}.", param="environment.environment_id")
         record.session_id, record.used_at = session.ref.id, time.time()
-        EnvironmentChange(ref, record, session).set_status(record.status)
         session.record.environment_id, session.record.environment = ref.id, record.visible
+        session.begin_session()
+        EnvironmentChange(ref, record, session).set_status(record.status)
         return [Put(ref.key, encode_record(record), None, entry.version), Delete(ref.unattached_key)]
 
     async def create(self, request: HostedConfiguration, *, tenant: str, key: RequestKey | None = None) -> Json:
@@ -140,7 +141,7 @@ class HostedEnvironments:
         ops = self.build_ops(ref, spec, visible, None)
         if await self.kv.write([*ops, *keep_request(tenant, key, ref.id)]) is None:
             return await self.create(request, tenant=tenant, key=key)
-        self._wake()
+        self.wake()
         return show_environment(ref, await self.store.load(ref))
 
     async def get(self, environment_id: str, *, tenant: str) -> Json:
@@ -181,7 +182,7 @@ class HostedEnvironments:
             return True
 
         await self.store.change(ref, want)
-        self._wake()
+        self.wake()
         return WAITS
 
     async def load_configuration(self, ref: EnvironmentRef) -> HostedConfiguration:

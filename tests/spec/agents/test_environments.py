@@ -77,6 +77,17 @@ async def test_commands_are_items_whose_output_is_streamed(served: Served) -> No
         assert {event.output_index for event in own} == {index}
 
 
+async def test_the_event_of_the_creation_has_the_environment(served: Served) -> None:
+    sessions: Any = served.client.beta.agents.sessions
+    async with await sessions.create(
+        agent={"model": "scripted"}, environment=hosted(), input="hi", stream=True
+    ) as stream:
+        created = await anext(aiter(stream))
+        pending = await anext(aiter(stream))
+    assert (created.type, pending.type) == ("agent.session.created", "agent.session.environment.pending")
+    assert created.session.environment.id == environment_id(await rest(served.client, created.session.id))
+
+
 async def test_the_model_reads_that_its_folder_is_the_workspace(served: Served) -> None:
     session = await run_hosted(served.client, [shell("cd; pwd -P; echo $TMPDIR; touch /tmp/x /x")])
     text = messages(served)[-1]["content"]
