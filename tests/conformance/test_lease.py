@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import pytest
 
 from apis.errors import StoreUnavailable
-from apis.storage.kv_store import Delete, KVStore, Op, Put
+from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost, release_lease_of
 from tests.conformance.kv_store import Backend
 from tests.support.forwarding_store import ForwardingStore
 from tests.support.waiting import until
 
-LEASE_S = 0.4
+LEASE_S = 0.8
 KEY = "/lease/t"
 
 
@@ -26,16 +26,23 @@ class LossyStore(ForwardingStore):
         self.lost_acknowledgements = 0
         self.lost_afterwards = 0
 
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        self._lose_request()
+        return await super().get_many(keys)
+
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
-        if self.lost_requests:
-            self.lost_requests -= 1
-            raise StoreUnavailable("the request was lost")
+        self._lose_request()
         versions = await self._store.write(ops, durable=durable)
         if self.lost_acknowledgements:
             self.lost_acknowledgements -= 1
             self.lost_requests = self.lost_afterwards
             raise StoreUnavailable("the acknowledgement was lost")
         return versions
+
+    def _lose_request(self) -> None:
+        if self.lost_requests:
+            self.lost_requests -= 1
+            raise StoreUnavailable("the request was lost")
 
 
 class Holders:

@@ -63,7 +63,7 @@ class TestSQLiteVec(VectorIndexPromises):
 
     async def test_a_file_that_others_hold_is_unavailable_in_time_and_can_be_read(self, tmp_path: Path) -> None:
         path = tmp_path / "vectors.db"
-        index = SQLiteVec(SQLiteVec.Config(path=str(path), timeout_s=0.3))
+        index = SQLiteVec(SQLiteVec.Config(path=str(path), timeout_s=1))
         await index.start()
         await index.upsert("s", [chunk("a", 0, "word")])
         # Python's sqlite3 is another SQLite, and two in one process share no locks.
