@@ -139,8 +139,8 @@ def run(
         with import_from_string("stack.serving.exit_codes:exit_on_error")():
             left_out: dict[str, str] = {}
             if tools:
-                file = import_from_string("stack.local_tools:name_tools_config")(file)
-                left_out = import_from_string("stack.local_tools:find_missing_parts")()
+                file = import_from_string("stack.doctor.local_tools:name_tools_config")(file)
+                left_out = import_from_string("stack.doctor.local_tools:find_missing_parts")()
             options = import_from_string("stack.serving.launch:LaunchOptions")
             launch = options(file, server, models=tuple(model or ()), left_out=left_out)
             code = import_from_string("stack.serving.launch:run")(launch, workers=workers, reload=reload)

@@ -121,11 +121,15 @@ MAX_LINES: Final = 500
 LONGER: Final = {"providers/tool_runtime/python/guest.py": 660}
 """A program that is given to an interpreter in the sandbox as one file."""
 MAX_FUNCTION_LINES: Final = 50
+LONGER_FUNCTIONS: Final = {"providers/responses/prepare.py _prepare": 110}
+"""Functions that may be longer: all steps from a request to its response, in their order, with one branch."""
 MAX_PARAMETERS: Final = 7
 WIDER: Final = {"start_process": 8}
 """Functions that take more: the arguments of a process have the names of subprocess.Popen."""
 MAX_MODULES: Final = 30
 """Modules in one folder, its `__init__` aside."""
+MORE_MODULES: Final = {"stack/http": 31}
+"""Folders with more: a file for each gate, layer and part of a request."""
 MAX_IMPORTS: Final = 26
 """Modules of ours that one module may import."""
 MANY_IMPORTS: Final = {
@@ -172,7 +176,8 @@ def test_no_function_is_longer_than_it_may_be() -> None:
     for file in OURS:
         for function in functions(file):
             length = (function.end_lineno or 0) - function.lineno + 1
-            if length > MAX_FUNCTION_LINES and not is_kernel(function):
+            limit = LONGER_FUNCTIONS.get(f"{where(file)} {function.name}", MAX_FUNCTION_LINES)
+            if length > limit and not is_kernel(function):
                 long[f"{where(file, function.lineno)} {function.name}"] = length
     assert long == {}
 
@@ -192,11 +197,24 @@ def test_no_function_takes_more_than_it_may() -> None:
     assert wide == {}
 
 
+def test_no_call_unpacks_a_tuple_that_it_writes_itself() -> None:
+    """Arguments are written one by one: a tuple around some of them says nothing and only saves lines."""
+    packed = [
+        where(file, argument.lineno)
+        for file in ALL
+        for node in nodes(file)
+        if isinstance(node, ast.Call)
+        for argument in node.args
+        if isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple)
+    ]
+    assert packed == []
+
+
 def test_no_folder_holds_more_modules_than_it_may() -> None:
     folders = Counter(
         where(file.parent) for file in OURS if file.name != "__init__.py" and file.parent.name != "kernels"
     )
-    assert {folder: count for folder, count in folders.items() if count > MAX_MODULES} == {}
+    assert {folder: count for folder, count in folders.items() if count > MORE_MODULES.get(folder, MAX_MODULES)} == {}
 
 
 def test_no_module_imports_more_of_ours_than_it_may() -> None:

@@ -108,7 +108,11 @@ class StoredAgents(Provider):
         config = self._config
         places = FairShare("turns of sessions", config.max_turns, several_tenants=self._tenants.are_several)
         queue = TurnQueue(
-            *(self._store, self._responses, executor, places, self._vaults),
+            self._store,
+            self._responses,
+            executor,
+            places,
+            self._vaults,
             lease_s=config.lease_s,
             retry_s=config.retry_s,
         )
@@ -118,13 +122,16 @@ class StoredAgents(Provider):
         self._jobs.start()
         if self.environments is not None and self._containers is not None:
             self._environment_queue = EnvironmentQueue(
-                *(self.environments, self._containers, self._sign, self._tenants),
+                self.environments,
+                self._containers,
+                self._sign,
+                self._tenants,
                 QueueTimes(config.lease_s, config.retry_s, config.poll_s, config.environment_days * 86_400),
             )
             self._environment_queue.start()
         deliverer = TargetDeliverer(self.sessions, self.activity, self._responses, executor)
         self._automation_queue = AutomationQueue(
-            *(self.automations, deliverer, self._sign, self._tenants), lease_s=config.lease_s, poll_s=config.poll_s
+            self.automations, deliverer, self._sign, self._tenants, lease_s=config.lease_s, poll_s=config.poll_s
         )
         self._automation_queue.start()
 

@@ -113,7 +113,9 @@ class LeasedBatches(Provider):
             ),
             FairShare("batches", _CONTROL_PLACES, several_tenants=several),
             LineLimits(config.max_attempts, config.retry_s),
-            *(config.max_active, config.lease_s, config.poll_s),
+            config.max_active,
+            config.lease_s,
+            config.poll_s,
         )
         gate = LineGate(capacity, executor)
         self._workers = BatchWorkers(self._kv, self._control, gate, settings, self._sign)

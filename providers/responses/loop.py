@@ -93,14 +93,16 @@ class ResponsesLoop(Responses):
         self._accounts = accounts
         self._history = config.build_history(kv_store)
         self._conversations = StoredConversations(
-            *(kv_store, self._history, config.reasoning_keys),
+            kv_store,
+            self._history,
+            config.reasoning_keys,
             background_s=config.background.max_duration_s,
             hides_reasoning=config.hide_reasoning,
         )
         self.hides_reasoning = config.hide_reasoning
         self._views = self._conversations.views
         request_tools = RequestTools(
-            *(inference, tool_runtime, tool_servers, vector_stores, image_generator, reader), vaults=vaults
+            inference, tool_runtime, tool_servers, vector_stores, image_generator, reader, vaults=vaults
         )
         self._model_catalog = request_tools.model_catalog
         self._request_tools = request_tools
@@ -166,9 +168,10 @@ class ResponsesLoop(Responses):
         caller: Caller | None = None,
     ) -> None:
         count_use = None if charge is None else charge.count_aside
-        pending = await self._preparer.prepare(
-            request, tenant, ResponseIds(response_id), caller=caller, count_use=count_use
-        )
+        with self._prompts.rendering(request) as rendered:
+            pending = await self._preparer.prepare(
+                rendered, tenant, ResponseIds(response_id), caller=caller, count_use=count_use
+            )
         lasting_key = await self._find_key(caller) if request.background else ""
         pending = pending.charged_to(charge, lasting_key)
         view = self._views.of_create(request)

@@ -1,23 +1,19 @@
-"""ResponsePreparer: from a request to a PendingResponse, in one pass; every refusal of a request is raised here.
+"""ResponsePreparer: from a request to a PendingResponse; every refusal of a request is raised here.
 
-    request -> unsealed request -> conversation -> tools -> chat -> output -> AgentLoop -> PendingResponse
+    request -> history and mail -> items, sorted once -> conversation -> tools -> chat -> AgentLoop -> PendingResponse
 
-Each stage takes the complete result of the one before and returns a complete value.
+`_prepare` has all steps in their order. Each one asks the ItemIndex for the types of items that it is about.
 """
 
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import NamedTuple
 
 import msgspec
-from openai.types.responses.response import InputTransformation
 
 from apis.accounts.accounts import Caller
 from apis.documents.reader import Reader
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Delete, KVStore, Op
-from providers.common.moderated_inference import CountUse, RequestModeration
+from providers.common.moderated_inference import CountUse
 from providers.common.permissions import require_prepared
 from providers.responses.context.attachments import Attachments
 from providers.responses.context.chat_request import (
@@ -44,24 +40,12 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.item_index import ItemIndex
 from providers.responses.prompts.library import PromptLibrary
 from providers.responses.run.agent_loop import AgentLoop
-from providers.responses.run.checkpoint import AcceptedResponse, ResumePoint
+from providers.responses.run.checkpoint import AcceptedResponse
 from providers.responses.run.mailbox import mailbox_key, read_input, read_mailbox
 from providers.responses.run.pending_response import PendingResponse
 from providers.responses.settings import LoopSettings
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
 from providers.responses.tools.request_tools import RequestTools
-
-
-class _Context(NamedTuple):
-    """Everything before a response: its request with the options that its items set, the conversation, all items, also
-    the output that is resumed, those of the input that no model sees, and the writes that delete the mailbox that was
-    read."""
-
-    request: CreateResponse
-    conversation: Conversation
-    items: ItemIndex
-    transformations: Sequence[InputTransformation]
-    mailbox_ops: Sequence[Op] = ()
 
 
 class ResponsePreparer:
@@ -77,7 +61,7 @@ class ResponsePreparer:
         conversations: StoredConversations,
         prompts: PromptLibrary,
     ) -> None:
-        self._prompts = prompts
+        self.prompts = prompts
         self._config = config
         self._kv = kv_store
         self._inferences = inferences
@@ -85,7 +69,7 @@ class ResponsePreparer:
         self._request_tools = request_tools
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
-        self._prefill = self._inferences.prefill  # bound once for all responses
+        self._prefill = inferences.prefill  # bound once for all responses
         self._models = request_tools.model_catalog
         self._sealed_content = conversations.views.sealed_content
         self.token_counters = self._inferences.token_counters
@@ -99,34 +83,14 @@ class ResponsePreparer:
         ids: ResponseIds,
         *,
         history_source: HistorySource | None = None,
-        caller: Caller | None = None,
-        count_use: CountUse | None = None,
-    ) -> PendingResponse:
-        """Return the response, which holds the lock of its conversation, if it adds to one. What it uses besides its
-        own turns is counted by `count_use`. Raises StackError for a request that cannot be served, also for a model or
-        tool that the `caller` may not use."""
-        if request.prompt is None:
-            return await self.prepare_again(
-                request, tenant, ids, history_source=history_source, caller=caller, count_use=count_use
-            )
-        with self._prompts.rendering(request) as rendered:
-            return await self.prepare_again(
-                rendered, tenant, ids, history_source=history_source, caller=caller, count_use=count_use
-            )
-
-    async def prepare_again(
-        self,
-        request: CreateResponse,
-        tenant: str,
-        ids: ResponseIds,
-        *,
-        history_source: HistorySource | None = None,
         accepted: AcceptedResponse | None = None,
         caller: Caller | None = None,
         count_use: CountUse | None = None,
     ) -> PendingResponse:
-        """Return what `prepare` returns for a request that has no prompt, or whose prompt was rendered before: that of
-        a response which was `accepted` before, also by another worker."""
+        """Return the response to a request whose prompt was rendered. It holds the lock of its conversation, if it adds
+        to one. What it uses besides its own turns is counted by `count_use`. A response that was accepted before, also
+        by another worker, has `accepted`. Raises StackError for a request that cannot be served, also for a model
+        or tool that the `caller` may not use."""
         request = accept_request(request)
         if request.store is not False and accepted is None:
             await self._kv.require_room(tenant)
@@ -134,9 +98,7 @@ class ResponsePreparer:
         accepted = accepted or AcceptedResponse(int(time.time()))
         source = history_source or self._conversations.history
         try:
-            pending = await self._prepare(
-                request, tenant, ids, source, accepted=accepted, caller=caller, count_use=count_use
-            )
+            pending = await self._prepare(request, tenant, ids, source, accepted, caller, count_use)
             return pending if lock is None else msgspec.structs.replace(pending, lock=lock)
         except BaseException:
             if lock is not None:
@@ -146,10 +108,10 @@ class ResponsePreparer:
     async def prepare_unlocked(self, request: CreateResponse, tenant: str, caller: Caller | None) -> PendingResponse:
         """Return a response that will not run: to count its tokens, or to compact its conversation. Its input is not
         moderated."""
-        with nullcontext(request) if request.prompt is None else self._prompts.rendering(request) as rendered:
+        with self.prompts.rendering(request) as rendered:
             request = accept_request(rendered.model_copy(update={"moderation": None}))
             source, accepted = self._conversations.history, AcceptedResponse(int(time.time()))
-            return await self._prepare(request, tenant, ResponseIds(), source, accepted=accepted, caller=caller)
+            return await self._prepare(request, tenant, ResponseIds(), source, accepted, caller)
 
     async def _prepare(
         self,
@@ -157,36 +119,94 @@ class ResponsePreparer:
         tenant: str,
         ids: ResponseIds,
         source: HistorySource,
-        *,
         accepted: AcceptedResponse,
         caller: Caller | None,
         count_use: CountUse | None = None,
     ) -> PendingResponse:
+        config, inferences, sealed_content = self._config, self._inferences, self._sealed_content
         resume_point = accepted.resume_point
-        before = await self._read_context(request, tenant, ids, source, resume_point)
-        request, conversation, index = before.request, before.conversation, before.items
-        output_results = resume_point.checkpoint.tool_results if resume_point is not None else {}
-        tool_results = {**conversation.tool_results, **output_results}
+        checkpoint = None if resume_point is None else resume_point.checkpoint
+        resumed_items = () if resume_point is None else resume_point.input_items
+
+        # all items before the response, within one allowance of bytes
+        allowance = LoadAllowance(source.max_bytes)
+        history = await self._load_history(request, tenant, source, allowance)
+        request, mailbox_ops = await self._with_mail(request, history, tenant)
+        index, tool_results, hidden = await read_items(
+            request, history, source, sealed_content, ids, tenant=tenant, allowance=allowance
+        )
+        conversation = Conversation(
+            history,
+            index.input_items,
+            tool_results,
+            request.instructions,
+            current_turn_only=reads_current_turn_only(request),
+            must_compact=ends_with_trigger(request),
+            root=self._choose_root(request, tenant, history, source, ids),
+        )
+
+        # what the items set, seal, show and name; plain text has nothing to open or to fetch
+        if not index.is_plain_text or request.tools or resumed_items:
+            request = apply_configuration_updates(request, index)
+            tool_results = await sealed_content.unseal_tool_results(index, tool_results, tenant)
+            tool_results = await rewrite_for_model(index, tool_results, self._models, request.model)
+            compactions = await self.compactor.open_latest_compaction(index.followed_by(resumed_items), tenant)
+            sees_images = await self._attachments.sees_generated_images(request, index)
+            attachments = await self._attachments.read_files(request, index, tenant=tenant)
+            index = drop_repeated_outputs(index)
+            conversation = msgspec.structs.replace(
+                conversation,
+                input_items=index.input_items,
+                tool_results=tool_results,
+                attachments=attachments,
+                compactions=compactions,
+                sees_images=sees_images,
+            )
+            index = index.followed_by(resumed_items)
+
+        # what the key allows, the tools and the chat
         if caller is not None and caller.is_restricted:
-            await require_prepared(caller, request, index, self._inferences.inference)
+            await require_prepared(caller, request, index, self.inference)
+        all_results = tool_results if checkpoint is None else {**tool_results, **checkpoint.tool_results}
         toolbox = await self._request_tools.build(
-            request, index, tool_results, tenant=tenant, response_id=ids.response_id
+            request, index, all_results, tenant=tenant, response_id=ids.response_id
         )
         messages = await conversation.read_messages(supports_namespaces=toolbox.supports_namespaces)
         if request.text is not None:
             await check_large_format(request.text)
         chat = build_chat(request, messages, toolbox, conversation.root)
-        output = await self._build_output(request, tenant, ids, resume_point, is_json=chat.response_format is not None)
-        moderation = request.moderation and await self._moderate(request, index, accepted, count_use)
+
+        # what the turns run on
+        output = ResponseOutput(
+            ids,
+            config.max_tool_output_chars,
+            reasoning_sealer=await sealed_content.build_reasoning_seal(request, tenant),
+            tool_result_sealer=await sealed_content.build_result_seal(request, tenant),
+            is_json=chat.response_format is not None,
+            hides_reasoning=self._conversations.views.hides_reasoning,
+            items=() if resume_point is None else resume_point.output_items,
+        )
+        moderation = await inferences.moderate(
+            request,
+            index.input_items,
+            judged_input=accepted.judged_input,
+            judged_output=None if checkpoint is None else checkpoint.judged_output,
+            count_use=count_use,
+        )
         agent_loop = AgentLoop(
-            *(self._config, await self._inferences.build(request, toolbox, moderation), chat),
-            *(conversation, toolbox, output, None if resume_point is None else resume_point.checkpoint),
-            max_calls=request.max_tool_calls or self._config.max_tool_calls,
+            config,
+            await inferences.build(request, toolbox, moderation),
+            chat,
+            conversation,
+            toolbox,
+            output,
+            checkpoint,
+            max_calls=request.max_tool_calls or config.max_tool_calls,
             compaction=await self.compactor.create_response_compaction(request, conversation, output, tenant),
             # the usage of a chat that was shortened says nothing of the whole one
             record_usage=None if request.truncation == "auto" else self.token_counters.of_tenant(tenant).record_usage,
         )
-        request = await self._inferences.with_used_options(request, chat)
+        request = await inferences.with_used_options(request, chat)
         return PendingResponse(
             request,
             tenant,
@@ -195,100 +215,28 @@ class ResponsePreparer:
             output,
             agent_loop,
             accepted.created_at,
-            before.transformations,
+            hidden,
             comparison=await self._comparer.compare(request, chat, conversation, tenant=tenant),
             prefill=self._prefill,
             moderation=moderation,
-            mailbox_ops=before.mailbox_ops,
+            mailbox_ops=mailbox_ops,
         )
 
-    async def _moderate(
-        self, request: CreateResponse, index: ItemIndex, accepted: AcceptedResponse, count_use: CountUse | None
-    ) -> RequestModeration | None:
-        resume_point = accepted.resume_point
-        return await self._inferences.moderate(
-            request,
-            index.input_items,
-            judged_input=accepted.judged_input,
-            judged_output=None if resume_point is None else resume_point.checkpoint.judged_output,
-            count_use=count_use,
-        )
-
-    async def _build_output(
-        self,
-        request: CreateResponse,
-        tenant: str,
-        ids: ResponseIds,
-        resume_point: ResumePoint | None,
-        *,
-        is_json: bool,
-    ) -> ResponseOutput:
-        return ResponseOutput(
-            ids,
-            self._config.max_tool_output_chars,
-            reasoning_sealer=await self._sealed_content.build_reasoning_seal(request, tenant),
-            tool_result_sealer=await self._sealed_content.build_result_seal(request, tenant),
-            is_json=is_json,
-            hides_reasoning=self._conversations.views.hides_reasoning,
-            items=resume_point.output_items if resume_point is not None else (),
-        )
-
-    async def _read_context(
-        self,
-        request: CreateResponse,
-        tenant: str,
-        ids: ResponseIds,
-        source: HistorySource,
-        resume_point: ResumePoint | None,
-    ) -> _Context:
-        """Return everything before the response, as the model will read it, and the request with the options that its
-        items set."""
-        allowance = LoadAllowance(source.max_bytes)
-        history, mailbox_ops = LoadedHistory(), list[Op]()
-        if request.previous_response_id is not None or request.conversation_id is not None:
-            history = await self._load_history(request, tenant, source, allowance)
-        if history.has_mailbox or history.sent_items:
-            request, mailbox_ops = await self._with_mail(request, history, tenant)
-        index, tool_results, hidden = await read_items(
-            request, history, source, self._sealed_content, ids, tenant=tenant, allowance=allowance
-        )
+    def _choose_root(
+        self, request: CreateResponse, tenant: str, history: LoadedHistory, source: HistorySource, ids: ResponseIds
+    ) -> str:
+        """Return the root of the response's chain; empty where nothing can continue the response."""
         is_continuable = request.store is not False or source is not self._conversations.history
-        conversation = Conversation(
-            history,
-            index.input_items,
-            tool_results,
-            request.instructions,
-            current_turn_only=reads_current_turn_only(request),
-            must_compact=ends_with_trigger(request),
-            root=self._conversations.roots.choose(
-                request, tenant, history.root, ids.response_id if is_continuable else None
-            ),
-        )
-        output_items = resume_point.input_items if resume_point is not None else ()
-        if index.is_plain_text and not (request.tools or output_items):  # there is nothing to open or to fetch
-            return _Context(request, conversation, index, hidden, mailbox_ops)
-        request = apply_configuration_updates(request, index)
-        tool_results = await self._sealed_content.unseal_tool_results(index, tool_results, tenant)
-        tool_results = await rewrite_for_model(index, tool_results, self._models, request.model)
-        compactions = await self.compactor.open_latest_compaction(index.followed_by(output_items), tenant)
-        sees_images = await self._attachments.sees_generated_images(request, index)
-        attachments = await self._attachments.read_files(request, index, tenant=tenant)
-        index = drop_repeated_outputs(index)
-        conversation = msgspec.structs.replace(
-            conversation,
-            input_items=index.input_items,
-            tool_results=tool_results,
-            attachments=attachments,
-            compactions=compactions,
-            sees_images=sees_images,
-        )
-        return _Context(request, conversation, index.followed_by(output_items), hidden, mailbox_ops)
+        new_root = ids.response_id if is_continuable else None
+        return self._conversations.roots.choose(request, tenant, history.root, new_root)
 
     async def _with_mail(
         self, request: CreateResponse, history: LoadedHistory, tenant: str
     ) -> tuple[CreateResponse, list[Op]]:
         """Return the request with the input before its own that was sent to the response which it continues, and the
         write that ends that mailbox."""
+        if not (history.has_mailbox or history.sent_items):
+            return request, []
         items, ops = [*history.sent_items], list[Op]()
         if history.has_mailbox:
             key = mailbox_key(tenant, request.previous_response_id or "")
@@ -300,7 +248,8 @@ class ResponsePreparer:
     async def _load_history(
         self, request: CreateResponse, tenant: str, source: HistorySource, allowance: LoadAllowance
     ) -> LoadedHistory:
-        """Return the conversation or the chain that the request follows. Raises NotFound and InvalidRequest."""
+        """Return the conversation or the chain that the request follows, empty where it follows none. Raises NotFound
+        and InvalidRequest."""
         if request.conversation_id is not None:
             history = await self._conversations.load_history(
                 request.conversation_id, tenant=tenant, allowance=allowance
@@ -308,4 +257,6 @@ class ResponsePreparer:
             index = ItemIndex(history.items)
             await self._sealed_content.unseal_reasoning(index, request.model, tenant)
             return msgspec.structs.replace(history, items=index.items)
-        return await source.load_history(request.previous_response_id or "", tenant=tenant, allowance=allowance)
+        if request.previous_response_id is None:
+            return LoadedHistory()
+        return await source.load_history(request.previous_response_id, tenant=tenant, allowance=allowance)

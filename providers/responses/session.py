@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Final
 
 import msgspec
@@ -85,15 +86,16 @@ class LoopSession(Session):
                 "Send `store: false`, or all of the input."
             )
             raise InvalidRequest(message, param="store", code="invalid_value")
-        prepare = self._preparer.prepare if successor_id is None else self._preparer.prepare_again
-        pending = await prepare(
-            request,
-            self._tenant,
-            ResponseIds(successor_id),
-            history_source=self._session_history,
-            caller=caller,
-            count_use=None if charge is None else charge.count_aside,
-        )
+        is_rendered = successor_id is not None  # it has the request of the response that it follows
+        with nullcontext(request) if is_rendered else self._preparer.prompts.rendering(request) as rendered:
+            pending = await self._preparer.prepare(
+                rendered,
+                self._tenant,
+                ResponseIds(successor_id),
+                history_source=self._session_history,
+                caller=caller,
+                count_use=None if charge is None else charge.count_aside,
+            )
         pending, view = pending.charged_to(charge), self._views.of_create(request)
 
         def keep(response: Response) -> None:

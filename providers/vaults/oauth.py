@@ -102,7 +102,10 @@ class AccessTokens:
             form["client_id"] = refresh["client_id"]
             form |= {"client_secret": secrets["client_secret"]} if "client_secret" in secrets else {}
         request = FetchRequest(
-            *(refresh["token_endpoint"], "POST", headers, urlencode(form).encode()),
+            refresh["token_endpoint"],
+            "POST",
+            headers,
+            urlencode(form).encode(),
             follow_redirects=False,
             max_bytes=_MAX_ANSWER_BYTES,
             timeout_s=_TIMEOUT_S,

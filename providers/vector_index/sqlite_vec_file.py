@@ -114,7 +114,9 @@ class IndexFile:
             self._delete_chunks(store_id, "SELECT id FROM chunks WHERE store = ? AND file = ? AND number = ?", *key)
             chunk_id = self._query_int(
                 "INSERT INTO chunks (store, file, number, attributes, vector) VALUES (?, ?, ?, ?, ?) RETURNING id",
-                *(*key, _attributes_to_json(chunk.attributes), _vector_to_blob(chunk.vector)),
+                *key,
+                _attributes_to_json(chunk.attributes),
+                _vector_to_blob(chunk.vector),
             )
             self._db.execute("INSERT INTO texts VALUES (?, ?)", (chunk_id, chunk.text))
             self._db.execute(f"INSERT INTO words_{store_id} (rowid, text) VALUES (?, ?)", (chunk_id, chunk.text))  # noqa: S608 - a number of ours

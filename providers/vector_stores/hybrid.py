@@ -40,11 +40,10 @@ from apis.storage.records import decode_record, delete_all, encode_record, scan_
 from providers.common.jobs import LeasedJobs
 from providers.common.state.change import change, write_prepared
 from providers.common.state.record_count import RecordCount
-from providers.common.state.scan import decode_or_skip, read_record_page
+from providers.common.state.scan import decode_or_skip
 from providers.common.state.worker_signs import WorkerSign
 from providers.common.supervision import supervise
 from providers.vector_stores import records
-from providers.vector_stores.file_pages import read_file_page
 from providers.vector_stores.ingest import IngestQueue, IngestSettings
 from providers.vector_stores.objects import (
     build_batch_object,
@@ -53,6 +52,7 @@ from providers.vector_stores.objects import (
     build_store_object,
     paginate_records,
 )
+from providers.vector_stores.pages import read_file_page, read_store_page
 from providers.vector_stores.records import BatchRecord, FileRecord, FileRef, StoreRecord
 from providers.vector_stores.search import search_stores
 
@@ -100,7 +100,10 @@ class HybridVectorStores(VectorStores):
         self._sweep_task: asyncio.Task[None] | None = None
         self._sign = WorkerSign(kv_store, config.lease_s)
         queue = IngestQueue(
-            *(kv_store, reader, vector_index, inference),
+            kv_store,
+            reader,
+            vector_index,
+            inference,
             IngestSettings(config.lease_s, config.max_text_chars, tenants.are_several),
             accounts,
         )
@@ -177,13 +180,7 @@ class HybridVectorStores(VectorStores):
 
     async def list(self, params: VectorStoreListParams, *, tenant: str) -> Page[VectorStore]:
         prefix = records.store_key(tenant, "")
-        page = await read_record_page(
-            *(self._kv, prefix, StoreRecord),
-            after=params.after,
-            before=params.before,
-            order=params.order,
-            limit=params.limit,
-        )
+        page = await read_store_page(self._kv, tenant, params)
         data = [build_store_object(row.key[len(prefix) :], row.record, self.now()) for row in page.data]
         return Page(data, has_more=page.has_more)
 

@@ -204,7 +204,10 @@ class WebhookQueue(JobQueue[_Queue, WebhookDelivery]):
         delivery = claim.record
         with continued_trace(delivery.trace):
             attempt = await post_event(
-                *(self._fetcher, claim.subject.webhook, delivery.id, delivery.body.encode()),
+                self._fetcher,
+                claim.subject.webhook,
+                delivery.id,
+                delivery.body.encode(),
                 resend_count=delivery.attempts - 1,
             )
         await self._record(claim, attempt)

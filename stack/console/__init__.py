@@ -1,1 +1,1 @@
-"""The built-in page: static ES modules without a build step, and the ASGI layer that serves them."""
+"""The built-in page: static ES modules without a build step, served by `stack/http/page.py`."""

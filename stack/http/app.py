@@ -23,7 +23,6 @@ from providers.common.held_bytes import count_answers_in
 from providers.common.supervision import supervise
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
-from stack.console.files import Console
 from stack.http.admission_queue import AdmissionQueue
 from stack.http.cache_salts import CacheSalts
 from stack.http.context import Services
@@ -32,6 +31,7 @@ from stack.http.edge import Edge
 from stack.http.freed_memory import find_trim, return_freed_memory
 from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
+from stack.http.page import Console
 from stack.http.readiness import StoreProbe
 from stack.http.route_table import RouteTable
 from stack.http.routes.batch_lines import RouteLineExecutor

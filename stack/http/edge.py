@@ -22,10 +22,10 @@ from stack.http.gates import CorsPolicy, Gates, HeadAnswered
 from stack.http.messages.dialect import speaks_messages
 from stack.http.metrics import Metrics
 from stack.http.peer import get_peer
-from stack.http.request_record import WEBSOCKET, RequestRecord, read_client_request_id, read_trace
+from stack.http.request_record import WEBSOCKET, RequestRecord, read_client_request_id
 from stack.http.route_table import RouteTable, get_match, set_match
 from stack.http.streams import EVENT_STREAM_HEADER, SHUTTING_DOWN_MESSAGE
-from stack.telemetry.http_spans import end_request_span, open_request_span
+from stack.http.tracing import end_request_span, open_request_span, read_trace
 
 _log = logging.getLogger(__name__)
 _access_log = logging.getLogger("stack.access")

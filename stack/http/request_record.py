@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -23,16 +23,7 @@ DISCONNECTED_STATUS: Final = 499
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", WEBSOCKET})
 _OUTCOMES: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "queued"})
 _NO_CALLS: Final[Mapping[str, int]] = MappingProxyType({})
-_NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
 
-_TRACEPARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_TRACESTATE_MEMBER: Final = re.compile(
-    rb"(?:[a-z0-9][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
-    rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
-)
-_MAX_TRACESTATE_MEMBERS: Final = 32
-_MAX_TRACESTATE_BYTES: Final = 512
-_TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
 _CLIENT_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _ERROR_CODE: Final = re.compile(r"[a-z0-9_]{1,64}")
 # the text after the first dot may be a key of the client's own, as in `metadata`
@@ -179,27 +170,3 @@ def read_client_request_id(scope: Scope) -> str:
     """Return the client's own id of the request, from `x-request-id`; empty if there is none or it is malformed."""
     request_id = find_header(scope, b"x-request-id") or ""
     return request_id if _CLIENT_REQUEST_ID.fullmatch(request_id) else ""
-
-
-def read_trace(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
-    """Return the valid trace headers by name, as W3C Trace Context (level 1) defines them.
-
-    Later versions are accepted in the form of this one. An invalid header counts as absent, and so does a state without
-    a parent.
-    """
-    trace_headers = [header for header in headers if header[0] in _TRACE_HEADERS]
-    if not trace_headers:
-        return _NO_TRACE
-    parents = [value for name, value in trace_headers if name == b"traceparent"]
-    if len(parents) != 1 or not _TRACEPARENT.fullmatch(parents[0]):
-        return _NO_TRACE
-    state = b",".join([value for name, value in trace_headers if name == b"tracestate"])
-    members = [member for entry in state.split(b",") if (member := entry.strip(b" \t"))]
-    trace = {"traceparent": parents[0].decode()}
-    if not members or len(state) > _MAX_TRACESTATE_BYTES or len(members) > _MAX_TRACESTATE_MEMBERS:
-        return trace
-    if len({member.partition(b"=")[0] for member in members}) < len(members):
-        return trace
-    if all(_TRACESTATE_MEMBER.fullmatch(member) for member in members):
-        trace["tracestate"] = b",".join(members).decode()
-    return trace

@@ -261,7 +261,9 @@ class _WorkerPool:
         say = _log.error if worker.exitcode else _log.info
         say(
             "Worker %s ended (exit code %s); another takes its place in %g s at most.",
-            *(worker.pid, worker.exitcode, self._restart_interval_s),
+            worker.pid,
+            worker.exitcode,
+            self._restart_interval_s,
         )
         forget_worker(self._shared_state.metrics_directory, number)
         return 0

@@ -37,7 +37,7 @@ async def test_any_worker_cancels_and_the_model_is_left(shared_store: dict[str, 
     read_s: list[float] = []
     async with UpstreamServer([*FIRST, Repeat(NEXT, 0.02)], [*FIRST, HANG]) as upstream:
         for _ in range(CANCELS // 2):  # every other model has nothing more to say for now
-            upstream.then(*([*FIRST, Repeat(NEXT, 0.02)], [*FIRST, HANG]))
+            upstream.then([*FIRST, Repeat(NEXT, 0.02)], [*FIRST, HANG])
         model = {"provider": "vllm", "base_url": upstream.base_url}
         async with (
             serving(model, kv_store=shared_store, responses={"background": {"poll_s": 0.05}}) as maker,

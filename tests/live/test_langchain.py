@@ -70,7 +70,7 @@ async def output_of(script: str, served: Served) -> Any:
     """The JSON that a script prints last."""
     environment = {"PATH": os.environ["PATH"], "URL": f"{served.url}/v1"}
     process = await asyncio.create_subprocess_exec(
-        *(PYTHON, "-c", script), env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        PYTHON, "-c", script, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()

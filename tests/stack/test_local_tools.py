@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from apis.inference import Inference
-from stack import local_tools
 from stack.build import build_providers
 from stack.cli import app
+from stack.doctor import local_tools
 from stack.wiring import load_wired_config
 
 

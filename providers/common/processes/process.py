@@ -2,7 +2,8 @@
 
 The event loop of the server, uvloop, starts a program by a fork, which copies the page tables of the whole process. The
 loop stands still meanwhile: with a gigabyte of memory for many milliseconds, and for longer where others use the CPUs.
-The standard library starts it by vfork, for which the size of the process does not matter.
+The standard library starts it by vfork, for which the size of the process does not matter. A file that only the child
+is to read is given to it by its descriptor: `open_memory_file`.
 """
 
 import asyncio
@@ -10,9 +11,9 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -160,3 +161,16 @@ def _start_in_thread(start: _Start, streams: Mapping[str, int | None]) -> "_Star
         for end in theirs.values():
             end.close()
     return child, {name: pair[0] for name, pair in pairs.items()}
+
+
+@contextmanager
+def open_memory_file(name: str, data: bytes) -> Generator[int]:
+    """Open a file that is in memory only, at its beginning, and close it on exit."""
+    descriptor = os.memfd_create(name)
+    try:
+        with open(descriptor, "wb", closefd=False) as stream:
+            stream.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)

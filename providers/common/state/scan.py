@@ -16,7 +16,6 @@ import msgspec
 from apis.errors import StackError, StorageCorrupt
 from apis.storage.keys import record_id
 from apis.storage.kv_store import Entry, KVStore
-from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, scan_all
 from providers.common.counters import DAMAGED_RECORDS
 
@@ -87,34 +86,6 @@ async def list_from(
     if order == "desc":
         return await list_records(kv, prefix, record_type, limit=limit, before=cursor, reverse=True)
     return await list_records(kv, prefix, record_type, limit=limit, after=cursor)
-
-
-async def read_record_page(
-    kv: KVStore,
-    prefix: str,
-    record_type: type[RecordT],
-    *,
-    after: str | None,
-    before: str | None,
-    order: Literal["asc", "desc"],
-    limit: int,
-) -> Page[StoredRecord[RecordT]]:
-    """Return a page of the readable records, whose ids sort by their creation: those between the ids `after` and
-    `before`, or the last ones before `before` where only that is set. A cursor that no record has is ignored."""
-    low, high = [await _find_key(kv, prefix, cursor) for cursor in (after, before)]
-    is_descending = order == "desc"
-    ends_at_before = bool(high) and after is None
-    if is_descending:
-        low, high = high, low
-    is_reverse = is_descending != ends_at_before
-    rows = await list_records(kv, prefix, record_type, limit=limit + 1, after=low, before=high, reverse=is_reverse)
-    page = first_page(rows, limit)
-    return Page(page.data[::-1], page.has_more) if ends_at_before else page
-
-
-async def _find_key(kv: KVStore, prefix: str, cursor: str | None) -> str:
-    key = prefix + record_id(cursor or "")
-    return "" if cursor is None or await kv.get(key) is None else key
 
 
 async def find_cursor(kv: KVStore, prefix: str, after: str | None, unknown_cursor: StackError) -> str:

@@ -102,7 +102,8 @@ class MiniLM(Inference):
             raise ConfigError(f"{folder}: {exc.message}") from exc
         self._process = process
         self._model = Model(
-            *(config.model, "sentence-transformers"),
+            config.model,
+            "sentence-transformers",
             context_tokens=MAX_INPUT_TOKENS,
             modalities=frozenset(),
             embedding_dimensions=dimensions,

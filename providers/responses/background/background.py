@@ -85,7 +85,10 @@ class BackgroundResponses:
             sign=self._sign,
         )
         self.steering = Steering(
-            *(kv, history, self._runs, self.event_log),
+            kv,
+            history,
+            self._runs,
+            self.event_log,
             wake=self.wake,
             has_others=self.registry.has_others,
             poll_s=config.poll_s,
@@ -174,7 +177,9 @@ class BackgroundResponses:
             try:
                 async with hand_over_lock(pending.lock) as lock_ops:
                     return await self._runs.add(
-                        *(ref, run.rank, run.stored_request),
+                        ref,
+                        run.rank,
+                        run.stored_request,
                         [run.log_op, *reader_ops, *lock_ops, *branch_ops, *run.charge_ops, *pending.mailbox_ops],
                         is_portable=run.is_portable,
                         start_now=start_now,

@@ -58,13 +58,18 @@ from providers.responses.run.checkpoint import (
     load_checkpoints,
     usage_from_log,
 )
-from providers.responses.run.pending_response import PendingResponse, bug_to_error, failure_to_error, shutdown_error
+from providers.responses.run.pending_response import (
+    PendingResponse,
+    bug_to_error,
+    failure_to_error,
+    shutdown_error,
+    store_span,
+)
 from providers.responses.run.response_span import (
     ResponseSpan,
     background_run,
     background_span,
     count_resumed_run,
-    store_span,
 )
 from providers.responses.run.unfinished_log import ClosedLog, close_log
 from providers.responses.store.conversation_lock import release_lock
@@ -346,7 +351,7 @@ class RunExecutor:
             request = request.model_copy(update={"priority": self.engine_priority})
         previous = stored_request.previous
         item_id_count = max(stored_request.item_id_count, resume_point.item_id_count if resume_point else 0)
-        return await self._preparer.prepare_again(
+        return await self._preparer.prepare(
             request,
             ref.tenant,
             ResponseIds(ref.id, item_id_count),
@@ -381,7 +386,10 @@ class RunExecutor:
         try:
             await self._steering.store_end(
                 lambda ending: self._store_final(claimed_run, ending, pending.previous_history),
-                *(finished, pending.request, claimed_run.ref, claimed_run.stored_request.key_id),
+                finished,
+                pending.request,
+                claimed_run.ref,
+                claimed_run.stored_request.key_id,
                 has_mail=journal.has_mail,
             )
         except LeaseLost:

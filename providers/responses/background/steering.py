@@ -218,7 +218,10 @@ class Steering:
         successor, ids, created_at = ResponseRef(ref.tenant, successor_id), ResponseIds(successor_id), int(time.time())
         items_json = value_to_kept_json([stored_item(item, ids) for item in items])
         stored_request = StoredRequest(
-            *(msgspec.Raw(request_json), msgspec.Raw(items_json), ids.item_id_count, created_at),
+            msgspec.Raw(request_json),
+            msgspec.Raw(items_json),
+            ids.item_id_count,
+            created_at,
             key_id=key_id,
             is_uncharged=True,
         )

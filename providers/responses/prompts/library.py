@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
+from apis.wire.prompt import PromptReference
 from providers.responses.prompts.folder import load_folder
 from providers.responses.prompts.rendering import RenderedPrompt, render_prompt
 from providers.responses.prompts.template import StoredPrompt
@@ -29,19 +30,19 @@ class PromptLibrary:
         if self._folder is not None:
             self._templates = await asyncio.to_thread(load_folder, self._folder)
 
+    def rendering(self, request: CreateResponse) -> AbstractContextManager[CreateResponse]:
+        """Return a context that yields the request with the prompt that it refers to; unchanged where it refers to
+        none. Errors that leave the context name places in the request as its client sent it. Raises InvalidRequest,
+        naming the field, for an unknown prompt or version and for wrong variables."""
+        return nullcontext(request) if request.prompt is None else self._rendering(request, request.prompt)
+
     @contextmanager
-    def rendering(self, request: CreateResponse) -> Generator[CreateResponse]:
-        """Yield the request with the prompt that it refers to; unchanged where it refers to none. Errors that leave the
-        context name places in the request as its client sent it. Raises InvalidRequest, naming the field, for an
-        unknown prompt or version and for wrong variables."""
-        rendered = self._render(request)
+    def _rendering(self, request: CreateResponse, reference: PromptReference) -> Generator[CreateResponse]:
+        rendered = self._render(request, reference)
         with rendered.attribute_errors():
             yield rendered.request
 
-    def _render(self, request: CreateResponse) -> RenderedPrompt:
-        reference = request.prompt
-        if reference is None:
-            return RenderedPrompt(request)
+    def _render(self, request: CreateResponse, reference: PromptReference) -> RenderedPrompt:
         template = self._templates.get(reference.id)
         if template is None:
             message = f"Invalid 'prompt.id': there is no prompt '{reference.id:.64}' on this server."

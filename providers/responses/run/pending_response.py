@@ -15,6 +15,7 @@ from apis.deltas import Usage
 from apis.errors import Overloaded, StackError, internal_error
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
+from apis.telemetry import Span, SpanType, open_span
 from apis.wire.items import items_to_json
 from providers.common.moderated_inference import RequestModeration
 from providers.common.tracebacks import without_traceback
@@ -33,7 +34,6 @@ from providers.responses.events.unvalidated import add_extra
 from providers.responses.run.agent_loop import AgentLoop
 from providers.responses.run.checkpoint import Checkpoint
 from providers.responses.run.open_mailbox import OpenMailbox
-from providers.responses.run.response_span import store_span
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import FinishedResponse, History
 from providers.responses.store.history_cache import LoadedHistory
@@ -190,3 +190,8 @@ def bug_to_error(exc: BaseException, response_id: str) -> StackError:
     _log.error("response %s failed on a bug", response_id, exc_info=exc)
     without_traceback(exc)
     return internal_error(response_id)
+
+
+def store_span() -> Span:
+    """Return the span of the write of a final response, with all that is stored in the same step."""
+    return open_span(SpanType.STORE, "response", {"stack.store.operation": "response"})

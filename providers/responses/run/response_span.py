@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from openai.types.responses import Response
 
@@ -17,13 +17,10 @@ from apis.telemetry import (
     continued_trace,
     current_agent,
     error_type_of,
-    open_span,
     telemetry,
 )
 from apis.wire.items import CompactionItem
-
-if TYPE_CHECKING:
-    from providers.responses.run.pending_response import PendingResponse
+from providers.responses.run.pending_response import PendingResponse
 
 _AGENT_NAME_KEY: Final = "agent_name"
 """The key of a request's metadata whose value is the name of the agent in spans."""
@@ -40,7 +37,7 @@ class ResponseSpan:
         "_span",
     )
 
-    def __init__(self, pending: "PendingResponse", links: Sequence[TraceHeaders] = (), attempt: int = 1) -> None:
+    def __init__(self, pending: PendingResponse, links: Sequence[TraceHeaders] = (), attempt: int = 1) -> None:
         self._span: Span = NO_SPAN
         self._is_handed_over = self._is_described = False
         self._before = current_agent()
@@ -121,7 +118,7 @@ class ResponseSpan:
 
 
 @contextmanager
-def background_span(pending: "PendingResponse", creator: TraceHeaders, attempt: int) -> Generator[ResponseSpan]:
+def background_span(pending: PendingResponse, creator: TraceHeaders, attempt: int) -> Generator[ResponseSpan]:
     """Open the span of a background response, linked to the request that created it, whose trace it is in."""
     span = ResponseSpan(pending, [creator], attempt)
     try:
@@ -150,8 +147,3 @@ def background_run(creator: TraceHeaders, queued_at_s: float | None) -> Generato
 def count_resumed_run() -> None:
     """Count a run that this worker continues for another one."""
     telemetry().add("stack.responses.resumed", 1)
-
-
-def store_span() -> Span:
-    """Return the span of the write of a final response, with all that is stored in the same step."""
-    return open_span(SpanType.STORE, "response", {"stack.store.operation": "response"})

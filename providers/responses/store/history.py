@@ -167,7 +167,11 @@ class History:
             )
         await current_turn().wait(size // _BYTES_PER_WORK)
         new = NewTurn(
-            *(tenant, turn, response_json, first_words(response), finished_response.extra_ops),
+            tenant,
+            turn,
+            response_json,
+            first_words(response),
+            finished_response.extra_ops,
             response.previous_response_id or "",
             bool(response.background),
             question=question_of(finished_response.input_json),

@@ -179,7 +179,10 @@ class Python(ToolRuntime):
         max_use_s = 3 * config.timeout_s + _OVERHEAD_S
         interpreter = str(config.python.absolute()) if config.python else None
         server = SessionServerConfig(
-            *(self._is_isolated, interpreter, limits, config.max_sessions),
+            self._is_isolated,
+            interpreter,
+            limits,
+            config.max_sessions,
             allow_loopback=config.allow_loopback,
             max_tenant_sessions=config.max_tenant_sessions,
             several_tenants=tenants.are_several,

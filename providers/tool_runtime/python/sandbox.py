@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,9 @@ from apis.confinement.bubblewrap import (
 )
 from apis.confinement.seccomp import sandbox_filter
 from apis.skills.bundle import SkillFile
-from providers.tool_runtime.python.egress.environment import CERTIFICATES_FILE
-from providers.tool_runtime.python.skill_files import Mount, open_memory_file, open_skill_files
+from providers.common.processes.process import open_memory_file
+from providers.tool_runtime.python.egress.environment import CERTIFICATES_FILE, NetworkAccess
+from providers.tool_runtime.python.skill_files import Mount, open_skill_files
 
 REMEDY: Final = f"{INSTALL_HINT}, or choose another tool runtime"
 MIB: Final = 1024 * 1024
@@ -86,16 +87,6 @@ class SandboxLimits:
             "RLIMIT_MSGQUEUE": 0,
             "RLIMIT_SIGPENDING": 256,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkAccess:
-    """Needs of a guest that may reach a proxy: a `descriptor` by which it hands its listening socket out, the
-    certificates that its programs trust, in PEM, and their further environment."""
-
-    descriptor: int
-    certificates: bytes
-    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

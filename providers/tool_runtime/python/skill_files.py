@@ -1,12 +1,12 @@
 """Files of skills, as bubblewrap puts them into a sandbox before anything runs in it: no program can change them."""
 
-import os
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from apis.skills.bundle import SkillFile
+from providers.common.processes.process import open_memory_file
 
 SKILLS_FOLDER: Final = "/mnt/skills"
 """Folder of the skills' folders, on a file system of its own."""
@@ -20,19 +20,6 @@ class Mount:
 
     options: Sequence[str] = ()
     descriptors: Sequence[int] = ()
-
-
-@contextmanager
-def open_memory_file(name: str, data: bytes) -> Generator[int]:
-    """Open a file that is in memory only, at its beginning, and close it on exit."""
-    descriptor = os.memfd_create(name)
-    try:
-        with open(descriptor, "wb", closefd=False) as stream:
-            stream.write(data)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

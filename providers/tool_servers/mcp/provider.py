@@ -191,7 +191,10 @@ class MCP(ToolServers):
                 lambda _: open_stdio_streams(server.command, server.args, server.env), secrets=server.secrets
             )
         wire = FetcherTransport(
-            *(self._fetcher, server.url, server.transport, self._config.call_timeout_s),
+            self._fetcher,
+            server.url,
+            server.transport,
+            self._config.call_timeout_s,
             allow_private=server.is_private,
         )
         return SessionConnector(

@@ -33,8 +33,7 @@ from stack.http.routes.agent_beta import (
     write_route,
 )
 from stack.http.routes.automations import AUTOMATION_ROUTES
-from stack.http.routes.environments.artifacts import ARTIFACT_ROUTES
-from stack.http.routes.environments.environments import ENVIRONMENT_ROUTES
+from stack.http.routes.environments import ENVIRONMENT_ROUTES
 from stack.http.routes.vaults import VAULT_ROUTES
 from stack.http.sse import encode_frames
 from stack.http.streams import EventStream
@@ -191,7 +190,6 @@ AGENT_ROUTES: Final = (
     *AUTOMATION_ROUTES,
     *VAULT_ROUTES,
     *ENVIRONMENT_ROUTES,
-    *ARTIFACT_ROUTES,
     write_route("/agents", create_agent, CreateAgent),
     read_route("/agents", list_agents, AgentListParams),
     read_route(_AGENT_PATH, get_agent),

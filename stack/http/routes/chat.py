@@ -37,9 +37,8 @@ from apis.wire.request_options import ModerationOptions
 from providers.common.grammars.chat import check_chat
 from providers.common.moderated_inference import ModeratedInference, RequestModeration
 from stack.http.answers import json_response
-from stack.http.chat_files import read_files
+from stack.http.chat_media import inline_images, read_files
 from stack.http.context import HttpContext, Services
-from stack.http.images import inline_images
 from stack.http.request_body import read_metered
 from stack.http.request_record import RequestRecord
 from stack.http.route import RESPONSES, Route

@@ -12,11 +12,11 @@ from apis.chat import ImagePart, TextPart
 from apis.decisions import CreateDecision, CreateSystemOne, DecisionRequest, Decisions
 from providers.common.fair_turns import run_long
 from stack.http.answers import json_response
+from stack.http.chat_media import load_images, replace_url
 from stack.http.context import HttpContext, Services
 from stack.http.decisions.answers import apply_temperature, build_decision
 from stack.http.decisions.conversion import convert_decision, find_images
 from stack.http.decisions.system_one import build_system_one, convert_system_one, find_system_one_images
-from stack.http.images import load_images, replace_url
 from stack.http.request_body import read_converted
 from stack.http.route import RESPONSES, Route
 from stack.http.streams import run_while_connected

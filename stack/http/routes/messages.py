@@ -44,7 +44,10 @@ async def create_message(http: Request, context: HttpContext, services: Services
     if request.stream:
         events = MessageEvents(form)
         return MessageStream(
-            *(respond, events.encode, services.monitor, record),
+            respond,
+            events.encode,
+            services.monitor,
+            record,
             creates_response=True,
             encode_error=events.encode_error,
         )

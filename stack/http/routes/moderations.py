@@ -10,8 +10,8 @@ from starlette.responses import Response
 from apis.chat import ImagePart
 from apis.moderation import ContentPart, CreateModeration, Moderation, ModerationScores
 from stack.http.answers import value_response
+from stack.http.chat_media import load_images, replace_url
 from stack.http.context import HttpContext, Services, require_section
-from stack.http.images import load_images, replace_url
 from stack.http.request_body import read_metered
 from stack.http.route import RESPONSES, Route
 from stack.http.streams import run_while_connected

@@ -54,7 +54,10 @@ async def create_response(http: Request, context: HttpContext, services: Service
     if request.stream:
         obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
         return _stream_events(
-            *(http, services, respond, record),
+            http,
+            services,
+            respond,
+            record,
             obfuscate=obfuscate,
             creates_response=True,
             outlives_client=outlives_client,

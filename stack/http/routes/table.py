@@ -30,7 +30,7 @@ from stack.http.routes.skills import SKILL_ROUTES
 from stack.http.routes.traces import TRACE_ROUTES
 from stack.http.routes.uploads import UPLOAD_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
-from stack.http.routes.webhooks.endpoints import WEBHOOK_ENDPOINT_ROUTES
+from stack.http.routes.webhook_endpoints import WEBHOOK_ENDPOINT_ROUTES
 
 API_ROUTES: Final = (
     *RESPONSE_ROUTES,

@@ -74,7 +74,7 @@ async def main():
     async with app.router.lifespan_context(app):
         print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))])
         print([name for name in sys.modules if name.startswith("stack.telemetry.") and name.rpartition(".")[2]
-               not in ("setup", "switches", "http_spans")])
+               not in ("setup", "switches")])
         print([thread.name for thread in threading.enumerate() if "Otel" in thread.name])
 asyncio.run(main())
 """

@@ -20,7 +20,7 @@ BOUND_S = 100
 
 async def ip(*words: str) -> bool:
     process = await asyncio.create_subprocess_exec(
-        *("ip", *words), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        "ip", *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
     )
     return await process.wait() == 0
 
@@ -54,7 +54,14 @@ async def network() -> AsyncGenerator[tuple[str, str]]:
 async def running(namespace: str, role: str) -> AsyncGenerator[asyncio.subprocess.Process]:
     """One of the two programs, in a namespace."""
     process = await asyncio.create_subprocess_exec(
-        *("ip", "netns", "exec", namespace, sys.executable, "-m", "tests.support.servers.far_hosts", role),
+        "ip",
+        "netns",
+        "exec",
+        namespace,
+        sys.executable,
+        "-m",
+        "tests.support.servers.far_hosts",
+        role,
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stack.http.request_record import read_trace
+from stack.http.tracing import read_trace
 from tests.stack.http.raw import ask, connection, request
 from tests.support.servers.serving import Served, serving
 from tests.support.servers.upstream_server import UpstreamServer, stream, text_chunks

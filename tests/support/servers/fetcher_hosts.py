@@ -183,9 +183,24 @@ async def certificate(folder: Path, name: str, *addresses: str) -> tuple[Path, P
     names = ",".join([f"DNS:{name}", *(f"IP:{address}" for address in addresses)])
     cert, key = folder / "cert.pem", folder / "key.pem"
     openssl = await asyncio.create_subprocess_exec(
-        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-        *("-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", f"/CN={name}"),
-        *("-addext", f"subjectAltName={names}"),
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-keyout",
+        str(key),
+        "-out",
+        str(cert),
+        "-days",
+        "2",
+        "-subj",
+        f"/CN={name}",
+        "-addext",
+        f"subjectAltName={names}",
         stderr=asyncio.subprocess.DEVNULL,
     )
     async with asyncio.timeout(20):

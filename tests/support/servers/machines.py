@@ -60,7 +60,11 @@ class Machine:
         arguments = ("run", str(self.folder / "run.yaml"), "--port", str(self.port), "--workers", str(self.workers))
         with (self.folder / f"{self.name}.log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "stack", *arguments),
+                sys.executable,
+                "-P",
+                "-m",
+                "stack",
+                *arguments,
                 cwd=self.folder,
                 env={**os.environ, "PYTHONPATH": str(self.code)},
                 stdout=asyncio.subprocess.PIPE,

@@ -106,7 +106,11 @@ def _span(span: Any) -> SentSpan:
 def _points(metric: Any) -> Generator[MetricPoint]:
     for point in metric.histogram.data_points:
         yield MetricPoint(
-            *(metric.name, metric.unit, _values(point.attributes), point.sum, point.count),
+            metric.name,
+            metric.unit,
+            _values(point.attributes),
+            point.sum,
+            point.count,
             tuple(point.explicit_bounds),
         )
     for point in metric.sum.data_points:

@@ -18,7 +18,11 @@ async def running_stack(
 ) -> AsyncGenerator[tuple[str, int]]:
     """`stack run` as a user starts it; yields its URL and process id."""
     process = await asyncio.create_subprocess_exec(
-        *(str(STACK), "run", *arguments, "--port", str(port)),
+        str(STACK),
+        "run",
+        *arguments,
+        "--port",
+        str(port),
         cwd=cwd,
         env=environment,
         stdout=asyncio.subprocess.PIPE,

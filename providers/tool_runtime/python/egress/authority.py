@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from providers.common.net.host_names import is_address
-from providers.tool_runtime.python.skill_files import open_memory_file
+from providers.common.processes.process import open_memory_file
 
 _VALID_FOR: Final = timedelta(days=3650)
 _CLOCK_SKEW: Final = timedelta(days=1)

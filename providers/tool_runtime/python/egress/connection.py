@@ -225,8 +225,13 @@ class ProxyConnection:
         host, port = (self._target.host, self._target.port) if self._target is not None else ("", 0)
         _log.info(
             "a container's connection: tenant=%r container=%r host=%s port=%d decision=%r sent=%d received=%d",
-            *(self._proxy.tenant[:64], self._proxy.container[:64], host, port, decision),
-            *(self._sent_bytes, self._received_bytes),
+            self._proxy.tenant[:64],
+            self._proxy.container[:64],
+            host,
+            port,
+            decision,
+            self._sent_bytes,
+            self._received_bytes,
         )
 
 

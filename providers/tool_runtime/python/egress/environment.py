@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -43,3 +44,13 @@ def read_system_certificates() -> bytes:
     file, folder = (Path(path or "") for path in (paths.cafile, paths.capath))
     files = [file] if file.is_file() else sorted(folder.glob("????????.[0-9]"))
     return b"".join(each.read_bytes() for each in files)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkAccess:
+    """Needs of a guest that may reach a proxy: a `descriptor` by which it hands its listening socket out, the
+    certificates that its programs trust, in PEM, and their further environment."""
+
+    descriptor: int
+    certificates: bytes
+    environment: Mapping[str, str]

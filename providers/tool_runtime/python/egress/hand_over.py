@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from providers.tool_runtime.python.egress.environment import PROXY_PORT
+from providers.tool_runtime.python.egress.environment import PROXY_PORT, NetworkAccess
 from providers.tool_runtime.python.egress.proxy import ContainerProxy
-from providers.tool_runtime.python.sandbox import NetworkAccess
 
 
 class HandOver:

@@ -192,11 +192,17 @@ _count_web_searches = _count_calls("web_search_call", "num_requests", with_reque
 _count_file_searches = _count_calls("file_search_call", "num_requests", with_requests=False)
 _KINDS: Final = {
     "completions": _UsageKind(
-        *("completions", UsageQuery, _count_generated, ""),
+        "completions",
+        UsageQuery,
+        _count_generated,
+        "",
         ("api_key_id", "model", "user_id", "batch", "service_tier"),
     ),
     "decisions": _UsageKind(
-        *("decisions", UsageQuery, _count_decided, _DECISIONS),
+        "decisions",
+        UsageQuery,
+        _count_decided,
+        _DECISIONS,
         ("api_key_id", "model", "user_id", "batch", "service_tier"),
     ),
     "embeddings": _UsageKind("embeddings", UsageQuery, _count_embedded, _EMBEDDINGS),
@@ -204,7 +210,7 @@ _KINDS: Final = {
     "images": _UsageKind("images", ImagesUsageQuery, _count_images),
     "web_search_calls": _UsageKind("web_searches", WebSearchUsageQuery, _count_web_searches),
     "file_search_calls": _UsageKind(
-        *("file_searches", FileSearchUsageQuery, _count_file_searches), group_fields=("api_key_id", "user_id")
+        "file_searches", FileSearchUsageQuery, _count_file_searches, group_fields=("api_key_id", "user_id")
     ),
 }
 USAGE_ROUTES: Final = (

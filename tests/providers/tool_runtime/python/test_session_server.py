@@ -362,7 +362,12 @@ async def test_another_user_is_left_unanswered(two: Two) -> None:
 async def ask_as(user: int, client: str) -> bytes:
     caught = f"try:\n    exec({client!r})\nexcept (BrokenPipeError, ConnectionResetError):\n    print('reset')"
     process = await asyncio.create_subprocess_exec(
-        *("/usr/bin/setpriv", f"--reuid={user}", "--clear-groups", "/usr/bin/python3", "-c", caught),
+        "/usr/bin/setpriv",
+        f"--reuid={user}",
+        "--clear-groups",
+        "/usr/bin/python3",
+        "-c",
+        caught,
         stdout=subprocess.PIPE,
     )
     async with asyncio.timeout(20):

@@ -1,5 +1,8 @@
-"""Spans and counts of HTTP requests and WebSockets, as the server receives them."""
+"""The trace of a request or WebSocket: its client's headers, its span, and the count of those in progress."""
 
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from starlette.types import Scope
@@ -10,6 +13,39 @@ from stack.http.request_record import OTHER, RequestRecord
 _ACTIVE_REQUESTS: Final = "http.server.active_requests"
 _FETCH_ROUTE: Final = "/v1/responses/{response_id}"
 _SCHEMES: Final = {"ws": "http", "wss": "https"}
+_NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
+_TRACEPARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACESTATE_MEMBER: Final = re.compile(
+    rb"(?:[a-z0-9][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+    rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+_MAX_TRACESTATE_MEMBERS: Final = 32
+_MAX_TRACESTATE_BYTES: Final = 512
+_TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
+
+
+def read_trace(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
+    """Return the valid trace headers by name, as W3C Trace Context (level 1) defines them.
+
+    Later versions are accepted in the form of this one. An invalid header counts as absent, and so does a state without
+    a parent.
+    """
+    trace_headers = [header for header in headers if header[0] in _TRACE_HEADERS]
+    if not trace_headers:
+        return _NO_TRACE
+    parents = [value for name, value in trace_headers if name == b"traceparent"]
+    if len(parents) != 1 or not _TRACEPARENT.fullmatch(parents[0]):
+        return _NO_TRACE
+    state = b",".join([value for name, value in trace_headers if name == b"tracestate"])
+    members = [member for entry in state.split(b",") if (member := entry.strip(b" \t"))]
+    trace = {"traceparent": parents[0].decode()}
+    if not members or len(state) > _MAX_TRACESTATE_BYTES or len(members) > _MAX_TRACESTATE_MEMBERS:
+        return trace
+    if len({member.partition(b"=")[0] for member in members}) < len(members):
+        return trace
+    if all(_TRACESTATE_MEMBER.fullmatch(member) for member in members):
+        trace["tracestate"] = b",".join(members).decode()
+    return trace
 
 
 def open_request_span(scope: Scope, request_record: RequestRecord, trace: TraceHeaders) -> Span:

@@ -12,8 +12,8 @@ from apis.storage.kv_store import Entry, Put
 from apis.storage.records import encode_record
 from providers.kv_store.memory import Memory
 from providers.vector_stores import records
-from providers.vector_stores.file_pages import read_file_page
 from providers.vector_stores.objects import paginate_records
+from providers.vector_stores.pages import read_file_page
 from providers.vector_stores.records import FileRecord, FileRef
 from tests.providers.vector_stores.test_ingest import Setting, T, settled
 from tests.providers.vector_stores.test_ingest import setting as setting

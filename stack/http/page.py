@@ -1,4 +1,4 @@
-"""Console: the built-in page, static files in front of the API.
+"""Console: the layer that serves the built-in page, the files of `stack/console`, in front of the API.
 
 Its files hold nothing secret, so they need no key; the page calls the public API with the key that its user enters, or
 that an identity provider sends it. How to sign in there is in `sign_in.json`, which needs no key either.
@@ -23,7 +23,7 @@ from apis.errors import StackError
 from stack.http.answers import error_response
 from stack.http.context import Services
 
-FOLDER: Final = Path(__file__).resolve().parent
+FOLDER: Final = Path(__file__).resolve().parents[1] / "console"
 _PREFIX: Final = "/console/"
 _PAGE: Final = "index.html"
 _SIGN_IN: Final = "sign_in.json"

@@ -1,11 +1,13 @@
-"""/v1/agents/environments: the environments of sessions, and the files in them."""
+"""/v1/agents/environments and /v1/agents/sessions/ID/artifacts: the environments of sessions, the files in them, and
+the files that the turns of a session have put out."""
 
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from apis.agents.environments import (
+    ArtifactListParams,
     CreateEnvironment,
     CreateEnvironmentFile,
     EnvironmentFileListParams,
@@ -17,6 +19,7 @@ from stack.http.request_body import read_model, read_query
 from stack.http.route import Route
 from stack.http.routes.agent_beta import (
     CREATED,
+    delete_route,
     object_response,
     read_request_key,
     read_route,
@@ -26,6 +29,10 @@ from stack.http.routes.agent_beta import (
 
 _ENVIRONMENT_PATH: Final = "/agents/environments/{environment_id}"
 _FILES_PATH: Final = f"{_ENVIRONMENT_PATH}/files"
+_ARTIFACTS_PATH: Final = "/agents/sessions/{session_id}/artifacts"
+_ARTIFACT_PATH: Final = f"{_ARTIFACTS_PATH}/{{artifact_id}}"
+_DOWNLOAD_HEADERS: Final = {"content-disposition": "attachment"}
+"""A file that a program wrote may be any page: no browser may render it as one of this server's."""
 
 
 async def create_environment(http: Request, context: HttpContext, services: Services) -> Response:
@@ -65,10 +72,41 @@ def _environment_id(http: Request) -> str:
     return http.path_params["environment_id"]
 
 
+async def list_artifacts(http: Request, context: HttpContext, services: Services) -> Response:
+    artifacts = require_agents(services).require_environments().artifacts
+    params = read_query(http, ArtifactListParams)
+    page = await artifacts.list(http.path_params["session_id"], params, tenant=context.tenant)
+    return list_response(page.data, has_more=page.has_more)
+
+
+async def get_artifact(http: Request, context: HttpContext, services: Services) -> Response:
+    artifacts = require_agents(services).require_environments().artifacts
+    return object_response(await artifacts.get(*_artifact_ids(http), tenant=context.tenant))
+
+
+async def get_artifact_content(http: Request, context: HttpContext, services: Services) -> Response:
+    artifacts = require_agents(services).require_environments().artifacts
+    content = await artifacts.content(*_artifact_ids(http), tenant=context.tenant)
+    return StreamingResponse(content, headers=_DOWNLOAD_HEADERS, media_type="application/octet-stream")
+
+
+async def delete_artifact(http: Request, context: HttpContext, services: Services) -> Response:
+    artifacts = require_agents(services).require_environments().artifacts
+    return object_response(await artifacts.delete(*_artifact_ids(http), tenant=context.tenant))
+
+
+def _artifact_ids(http: Request) -> tuple[str, str]:
+    return http.path_params["session_id"], http.path_params["artifact_id"]
+
+
 ENVIRONMENT_ROUTES: Final[tuple[Route, ...]] = (
     write_route("/agents/environments", create_environment, CreateEnvironment, tool="code_interpreter"),
     read_route("/agents/environments", list_environments, EnvironmentListParams),
     read_route(_ENVIRONMENT_PATH, get_environment),
     write_route(_FILES_PATH, add_environment_file, CreateEnvironmentFile, tool="code_interpreter"),
     read_route(_FILES_PATH, list_environment_files, EnvironmentFileListParams),
+    read_route(_ARTIFACTS_PATH, list_artifacts, ArtifactListParams),
+    read_route(_ARTIFACT_PATH, get_artifact),
+    read_route(f"{_ARTIFACT_PATH}/content", get_artifact_content),
+    delete_route(_ARTIFACT_PATH, delete_artifact),
 )

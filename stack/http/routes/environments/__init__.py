@@ -1,1 +1,0 @@
-"""Routes of environments, their files, templates and artifacts."""

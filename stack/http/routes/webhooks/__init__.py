@@ -1,1 +1,0 @@
-"""Routes below /v1/webhook_endpoints: the webhooks that tenants manage."""
