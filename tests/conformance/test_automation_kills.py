@@ -1,7 +1,7 @@
 """Workers that are killed while automations begin, on each shared store: each time is invoked once, and each invocation
 begins one session or one response.
 
-STACK_KILL_TRIALS says how many workers are killed in the long form (200 by default).
+STACK_KILL_TRIALS says how many workers are killed in the long form (16 by default).
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.servers.worker_processes import Workers, worker_processes
 
-TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "200"))
+TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "16"))
 BETA = {"OpenAI-Beta": "agents=v1"}
 SECTIONS: dict[str, Any] = {
     "inference": {"provider": "scripted", "turns": [[{"text": "done"}]]},

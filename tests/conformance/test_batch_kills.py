@@ -1,8 +1,8 @@
 """Workers that are killed while they execute batches, on each shared store: every line has exactly one result, and only
 one that was running in two killed workers, the second time alone, may fail for that.
 
-STACK_KILL_TRIALS says how many workers are killed in the long forms (200 by default), STACK_KILL_LINES how many lines
-the large batch has (50,000), STACK_KILL_SEED what is drawn; the seed is printed.
+STACK_KILL_TRIALS says how many workers are killed in the long forms (12 by default), STACK_KILL_LINES how many lines
+the large batch has (3,000), STACK_KILL_SEED what is drawn; the seed is printed.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from tests.support.sdk.batch_files import batch_line, create_batch, read_results
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.worker_processes import Workers, worker_processes
 
-TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "200"))
-LINES = int(os.environ.get("STACK_KILL_LINES", "50000"))
+TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "12"))
+LINES = int(os.environ.get("STACK_KILL_LINES", "3000"))
 SEED = int(os.environ.get("STACK_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)
 STEP_KILLS = {"validating": 2, "finalizing": 1}
 """A batch that has cost three workers in one of these steps fails. One more is killed as it begins to finalize."""

@@ -20,6 +20,8 @@ import psutil
 import pytest
 
 from tests.support.sdk.client import TLS
+from tests.support.servers.mcp_server import RealServer
+from tests.support.servers.mcp_stack import with_mcp
 from tests.support.servers.worker_processes import Workers, worker_processes
 from tests.support.waiting import until
 
@@ -65,21 +67,25 @@ async def live(workers: Workers, name: str) -> str:
 
 async def rest(workers: Workers, session_id: str) -> None:
     """Answer the calls of a session until it is idle."""
-    async with asyncio.timeout(BOUND_S):
-        while (session := await ask(workers, "GET", f"/{session_id}"))["status"] != "idle":
-            assert session["status"] != "failed", session["error"]
-            for action in session["required_actions"]:
-                result = {
-                    "type": "agent.session.input.tool_result",
-                    "turn_id": action["turn_id"],
-                    "call_id": action["call_id"],
-                    "success": True,
-                    "output": f"of {action['call_id']}",
-                }
-                path = f"/{session_id}/events"
-                # the script names all its calls alike, so that a key of the call would stand for several
-                await ask(workers, "POST", path, f"result {next(numbers)}", json={"events": [result]})
-            await asyncio.sleep(0.05)
+    ends_at = time.monotonic() + BOUND_S
+    while (session := await ask(workers, "GET", f"/{session_id}"))["status"] != "idle":
+        assert session["status"] != "failed", session["error"]
+        assert time.monotonic() < ends_at, session
+        for action in session["required_actions"]:
+            # the script names all its calls alike, so that a key of the call would stand for several
+            await post(workers, session_id, answer_of(action))
+        await asyncio.sleep(0.05)
+
+
+def answer_of(action: dict[str, Any]) -> dict[str, Any]:
+    """Return the event that does what a session waits for."""
+    if action["type"] == "mcp_approval_request":
+        approval = {"type": "mcp_tool_call", "decision": "approve"}
+        name = "agent.session.input.mcp_approval_request_result"
+        return {"type": name, "request_id": action["request_id"], "response": approval}
+    ids = {"turn_id": action["turn_id"], "call_id": action["call_id"]}
+    output = f"of {action['call_id']}"
+    return {"type": "agent.session.input.tool_result", **ids, "success": True, "output": output}
 
 
 async def read_events(workers: Workers, session_id: str) -> list[dict[str, Any]]:
@@ -194,6 +200,14 @@ async def answer_function(workers: Workers, session_id: str) -> list[str]:
     return []
 
 
+async def wait_for_approval(workers: Workers, session_id: str) -> list[str]:
+    return await wait_for_function(workers, session_id)
+
+
+async def approve(workers: Workers, session_id: str) -> list[str]:
+    return await answer_function(workers, session_id)
+
+
 async def steer(workers: Workers, session_id: str) -> list[str]:
     await until_said(workers, session_id)
     await post(workers, session_id, say("steered 1"), say("steered 2"))
@@ -234,22 +248,36 @@ async def finish(workers: Workers, session_id: str) -> list[str]:
 async def rest_step(workers: Workers, session_id: str) -> None:
     """Answer the calls that wait now."""
     for action in (await ask(workers, "GET", f"/{session_id}"))["required_actions"]:
-        ids = {"turn_id": action["turn_id"], "call_id": action["call_id"]}
-        result = {"type": "agent.session.input.tool_result", **ids, "success": True, "output": "done"}
-        await post(workers, session_id, result)
+        await post(workers, session_id, answer_of(action))
 
 
 AIMS: tuple[Aim, ...] = (
     *(be_queued, run, wait_for_function, answer_function, steer, cancel, cancel_and_say, cancel_waiting, finish),
 )
+APPROVAL_AIMS: tuple[Aim, ...] = (wait_for_approval, approve)
 GET: dict[str, Any] = {**FUNCTIONS[0], "name": "get"}
+NOTE: dict[str, Any] = {
+    "type": "mcp",
+    "server_label": "real",
+    "transport": {"type": "http", "server_url": "connector:wiki"},
+    "require_approval": "always",
+}
 
 
-async def live_through_kill(workers: Workers, aim: Aim, delay_s: float) -> None:
-    """Create a session, kill all workers in the state that is aimed at, and check what is left at the rest."""
-    plays_function = aim in (wait_for_function, answer_function, cancel_waiting, finish)
-    first = f"{'get' if plays_function else 'input'} {next(numbers)}"
-    agent = {"model": "scripted", "tools": [GET] if plays_function else []}
+def choose_play(aim: Aim) -> tuple[str, list[dict[str, Any]]]:
+    """Return the first word of the input, and the tools of the agent."""
+    if aim in APPROVAL_AIMS:
+        return "note", [NOTE]
+    if aim in (wait_for_function, answer_function, cancel_waiting, finish):
+        return "get", [GET]
+    return "input", []
+
+
+async def live_through_kill(workers: Workers, aim: Aim, delay_s: float) -> list[dict[str, Any]]:
+    """Create a session, kill all workers in the state that is aimed at, and check what is left at the rest. Return its
+    items."""
+    word, tools = choose_play(aim)
+    first, agent = f"{word} {next(numbers)}", {"model": "scripted", "tools": tools}
     body = {"agent": agent, "environment": {"type": "none"}, "input": first}
     session_id: str = (await ask(workers, "POST", "", f"create {first}", json=body))["id"]
     sent = [first, *await aim(workers, session_id)]
@@ -274,6 +302,7 @@ async def live_through_kill(workers: Workers, aim: Aim, delay_s: float) -> None:
     path = f"/conversations/{conversations[0]['id']}/items?limit=100&order=asc"
     read = [item for item in (await workers.ask("GET", path)).json()["data"] if item.get("role") == "user"]
     assert [item["content"][0]["text"] for item in read] == texts, aim
+    return items
 
 
 @pytest.mark.long
@@ -282,8 +311,15 @@ async def test_no_kill_in_any_state_of_a_session_loses_or_repeats_anything(
     shared_store: dict[str, Any], tmp_path: Path
 ) -> None:
     print(f"seed {SEED}")
-    dice = random.Random(SEED)
-    async with worker_processes(tmp_path, shared_store, workers=2, more={"agents": AGENTS}) as workers:
-        for _ in range(max(TRIALS, 8)):
-            for aim in AIMS:
-                await live_through_kill(workers, aim, dice.choice((0, dice.uniform(0, 0.3))))
+    dice, real = random.Random(SEED), RealServer()
+    async with real.serving("streamable_http"):
+        more = {"agents": AGENTS, "tool_servers": with_mcp(real.url, connectors={"wiki": real.url})}
+        async with worker_processes(tmp_path, shared_store, workers=2, more=more) as workers:
+            for _ in range(max(TRIALS, 8)):
+                for aim in (*AIMS, *APPROVAL_AIMS):
+                    notes_before = len(real.notes)
+                    print(shared_store["provider"], aim.__name__)
+                    items = await live_through_kill(workers, aim, dice.choice((0, dice.uniform(0, 0.3))))
+                    calls = [item["status"] for item in items if item["type"] == "mcp_call"]
+                    assert len(calls) == (aim in APPROVAL_AIMS)
+                    assert calls.count("completed") <= len(real.notes) - notes_before <= len(calls), calls

@@ -228,7 +228,11 @@ class HostedEnvironments:
         is_lossy = turn is not None and turn.has_commands
         if await self.restore_workspace(ref, record, is_lossy=is_lossy):
             _log.info("the workspace of an environment was restored")
-            await self.store.change(ref, lambda change: note_restored(change, self.idle_s))
+            try:
+                await self.store.change(ref, lambda change: note_restored(change, self.idle_s))
+            except AgentNotFound:  # it was deleted meanwhile
+                await self.workspaces.end(workspace_id, tenant=tenant)
+                return False
         return True
 
     async def save(self, session: Transition) -> None:
@@ -373,6 +377,7 @@ def note_restored(change: EnvironmentChange, idle_s: float) -> bool:
     turn = session.state.turn if session is not None else None
     if record.status == "suspended":
         change.set_status("ready")
+        record.is_ending = False
         record.due_at = time.time() + idle_s
     elif record.status == "connected":
         change.set_status("disconnected")

@@ -106,7 +106,8 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, EnvironmentDue]):
                 await claim.lease.release([Delete(claim.job.key)])
                 return
             await self._work(claim, ref, record)
-        except AgentNotFound:  # it was deleted meanwhile
+        except AgentNotFound:  # it was deleted meanwhile, perhaps before it had the workspace
+            await self._workspaces.end(ref.workspace_id, tenant=ref.tenant)
             await claim.lease.release([Delete(claim.job.key)])
 
     async def fail(self, claim: Claim[EnvironmentRef, EnvironmentDue], lost_workers: int) -> None:
@@ -115,6 +116,7 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, EnvironmentDue]):
     async def _work(
         self, claim: Claim[EnvironmentRef, EnvironmentDue], ref: EnvironmentRef, record: EnvironmentRecord
     ) -> None:
+        is_awaited = record.status == "pending" or record.is_wanted
         try:
             if record.status == "pending":
                 await self._prepare(claim, ref)
@@ -122,17 +124,21 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, EnvironmentDue]):
                 await self._connect(ref, record)
             elif record.status in LIVE:
                 await self._suspend(claim, ref, record)
+            elif record.status == "suspended" and record.is_ending:
+                await self._end_workspace(ref)
             elif record.status == "suspended":
                 await self._store.change(ref, lambda change: _expire(change, ref))
             else:
                 await self._store.change(ref, _rest)
         except (Overloaded, RateLimited, StoreUnavailable):
-            if time.time() - max(record.wanted_at, record.created_at) < _MAX_WAIT_S:
+            if not is_awaited or time.time() - max(record.wanted_at, record.created_at) < _MAX_WAIT_S:
                 raise
             await self._store.change(ref, lambda change: _fail(change, "There was no room for it."))
         except AgentNotFound:
             raise
         except (_Failed, StackError) as exc:
+            if not is_awaited:  # an idle one keeps what was saved of it, and is tried again
+                raise
             message = exc.message if isinstance(exc, StackError) else str(exc)
             _log.warning("an environment cannot be used: %s", message)
             await self._store.change(ref, lambda change: _fail(change, message))
@@ -211,12 +217,28 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, EnvironmentDue]):
             if change.record.is_wanted or (turn is not None and turn.status != "waiting"):
                 return False
             change.set_status("suspended")
-            change.record.due_at = time.time() + self._expiry_s
+            change.record.is_ending, change.record.due_at = True, time.time()
             return True
 
         suspended = await self._store.change(ref, note)
         if suspended.status == "suspended":
-            await asyncio.shield(self._workspaces.end(ref.workspace_id, tenant=ref.tenant))
+            await asyncio.shield(self._end_workspace(ref))
+
+    async def _end_workspace(self, ref: EnvironmentRef) -> None:
+        """End the workspace of an environment that is suspended. A worker that ends before leaves this to the next
+        one."""
+        await self._workspaces.end(ref.workspace_id, tenant=ref.tenant)
+
+        def note(change: EnvironmentChange) -> bool:
+            record = change.record
+            if record.status != "suspended" or not record.is_ending:
+                return False
+            record.is_ending = False
+            if not record.is_wanted:
+                record.due_at = time.time() + self._expiry_s
+            return True
+
+        await self._store.change(ref, note)
 
 
 def _idle_until(record: EnvironmentRecord, idle_s: float, last_active_at: int | None) -> float:

@@ -40,8 +40,9 @@ class EnvironmentDue(JobRecord, kw_only=True):
 
 class EnvironmentRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """An environment; `visible` has its fields as a session shows them. `session_id` is empty as long as no session has
-    it. A turn waits for an environment that `is_wanted`, since `wanted_at`. `added` are the numbers of the files that
-    clients have put into it since it was saved."""
+    it. A turn waits for an environment that `is_wanted`, since `wanted_at`. One that is suspended and `is_ending` has a
+    workspace that is still to be ended. `added` are the numbers of the files that clients have put into it since it was
+    saved."""
 
     visible: Json
     created_at: int
@@ -50,6 +51,7 @@ class EnvironmentRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: Json | None = None
     is_wanted: bool = False
     wanted_at: float = 0.0
+    is_ending: bool = False
     has_checkpoint: bool = False
     added: list[int] = []
     next_added: int = 0

@@ -50,7 +50,7 @@ class EnvironmentChange:
         """Let the turn that waits for the environment go on."""
         if self.record.status != "connected" and self.session is not None:
             self.set_status("connected")
-        self.record.is_wanted = False
+        self.record.is_wanted = self.record.is_ending = False
         self.wake_turn()
 
     def wake_turn(self) -> None:

@@ -11,6 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from apis.errors import Unsupported
 from tests.support.sdk.environments import (
     MORE,
     PYTHON,
@@ -27,6 +28,7 @@ from tests.support.sdk.environments import (
 from tests.support.sdk.input_model import MODEL, play
 from tests.support.sdk.sessions import CANCEL, kinds, list_items, message, rest, send
 from tests.support.servers.serving import Served, serving
+from tests.support.waiting import until_empty
 
 Json = dict[str, Any]
 pytestmark = [
@@ -164,6 +166,64 @@ async def test_an_idle_workspace_is_suspended_resumed_and_at_last_expires(tmp_pa
         ]
         keys = [key for key, _ in await served.stack.kv_store.scan("default/agent_checkpoint/")]
         assert keys == []
+
+
+async def test_a_suspension_that_is_broken_off_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    more = {**BRIEF, "agents": {**BRIEF["agents"], "environment_days": 1}}
+    async with serving(MODEL, kv_store=store, tool_runtime=PYTHON, more=more) as served:
+        session = await run_hosted(served.client, [shell("echo kept > a")])
+        environments = served.stack.agents and served.stack.agents.environments
+        assert environments is not None
+        end, broken_off = environments.workspaces.end, asyncio.Event()
+
+        async def end_at_second_time(workspace_id: str, *, tenant: str) -> None:
+            if not broken_off.is_set():
+                broken_off.set()
+                raise Unsupported("The machine of the container is not reached.")
+            await end(workspace_id, tenant=tenant)
+
+        monkeypatch.setattr(environments.workspaces, "end", end_at_second_time)
+
+        async def list_containers() -> list[str]:
+            return [each.id async for each in served.client.containers.list()]
+
+        await until_empty(list_containers, 20)
+        assert broken_off.is_set()
+        environment = await served.client.beta.agents.environments.retrieve(environment_id(session))
+        assert environment.status == "suspended"
+        assert (await run_turn(served, session, "cat a"))[-1] == ("kept\n", 0, "completed")
+
+
+async def test_an_environment_that_is_deleted_while_it_is_prepared_leaves_no_container(
+    pair: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletion comes when the worker has read the environment, and has not made the container yet."""
+    is_begun, is_deleted = asyncio.Event(), asyncio.Event()
+    for served in pair:
+        environments = served.stack.agents and served.stack.agents.environments
+        assert environments is not None
+
+        async def create_late(*args: Any, create: Any = environments.workspaces.create, **fields: Any) -> bool:
+            is_begun.set()
+            await is_deleted.wait()
+            return await create(*args, **fields)
+
+        monkeypatch.setattr(environments.workspaces, "create", create_late)
+    client = pair[0].client
+    before = [each.id async for each in client.containers.list()]
+    session: Any = await client.beta.agents.sessions.create(agent={"model": "scripted"}, environment=hosted())
+    async with asyncio.timeout(20):
+        await is_begun.wait()
+    await client.beta.agents.sessions.delete(session.id)
+    is_deleted.set()
+
+    async def list_new_jobs() -> list[str]:
+        leases = await pair[0].stack.kv_store.scan("/agent_environment_lease/")
+        return [key for key, _ in leases if environment_id(session) in key]
+
+    await until_empty(list_new_jobs, 20)
+    assert [each.id async for each in client.containers.list()] == before
 
 
 async def test_a_workspace_outlives_its_server(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ PLAYS: dict[str, list[list[dict[str, Any]]]] = {
 PLAYS["meet"] = PLAYS["search"][1:]
 PLAYS["wait"] = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"wait_s": 2}, {"text": ["found "] * 20}]]
 PLAYS["get"] = [[{"text": "one"}, {"wait_s": 0.2}, {"call": "get", "arguments": "{}"}], [{"text": "two"}]]
+PLAYS["note"] = [[{"wait_s": 0.2}, {"call": "real__note", "arguments": '{"text": "a"}'}], [{"text": "two"}]]
 PLAYS["tell"] = [*PLAYS["wait"][:1], [{"text": ["found "] * 20}, {"wait_s": 2}, {"text": "it"}]]
 """By the first word of the input, whichever process plays it: the turn that follows on as many answers of its own, and
 the last one after more of them."""
