@@ -24,11 +24,16 @@ from providers.agents.transition import Transition
 _STATUSES: Final = {"searching": "in_progress", "calling": "in_progress"}
 
 
-def apply_event(transition: Transition, event: LoggedEvent) -> None:
+def is_shown(event: LoggedEvent) -> bool:
+    """Return False for an event of a response that a session does not show."""
+    return event.type in _EVENTS
+
+
+def apply_event(transition: Transition, event: Json) -> None:
     """Show an event of the turn's response."""
-    apply = _EVENTS.get(event.type)
+    apply = _EVENTS.get(event["type"])
     if apply is not None:
-        apply(transition, orjson.loads(event.data))
+        apply(transition, event)
 
 
 def complete_items(transition: Transition, items: list[Json]) -> None:

@@ -31,7 +31,7 @@ from providers.agents.environments.hosted import HostedEnvironments
 from providers.agents.records import Json, SessionRef, SessionState, StoredSession
 from providers.agents.store import SessionStore, session_not_found
 from providers.agents.transition import Transition
-from providers.common.state.change import change, write_prepared
+from providers.common.state.change import write_prepared
 from providers.common.state.event_logs import Log
 from providers.common.state.scan import find_cursor, list_from, skipping_damaged
 
@@ -180,9 +180,13 @@ class StoredSessions:
             if "tools" in agent.model_fields_set:
                 changes["tools"] = describe_tools(agent.tools or ())
 
-        def edit(record: StoredSession | None) -> StoredSession:
-            if record is None:
+        ref = _ref(session_id, tenant)
+
+        async def prepare() -> Sequence[Op]:
+            session, state = await self._kv.get_many([ref.session_key, ref.state_key])
+            if session is None or state is None:
                 raise session_not_found()
+            record = decode_record(session, StoredSession)
             record.agent = {**record.agent, **changes}
             if "metadata" in request.model_fields_set:
                 record.metadata = request.metadata or {}
@@ -191,9 +195,11 @@ class StoredSessions:
             if "prompt_cache_options" in request.model_fields_set:
                 options = request.prompt_cache_options
                 record.cache_ttl = None if options is None else options.ttl
-            return record
+            # a worker that drives its turn reads the session again once its state has another version
+            state_op = Put(ref.state_key, state.value, None, state.version)
+            return [Put(ref.session_key, encode_record(record), None, session.version), state_op]
 
-        await change(self._kv, _ref(session_id, tenant).session_key, StoredSession, edit)
+        await write_prepared(self._kv, prepare)
         return await self.get(session_id, tenant=tenant)
 
     async def delete(self, session_id: str, *, tenant: str) -> Json:

@@ -21,7 +21,7 @@ from providers.agents.records import (
     once_key,
 )
 from providers.agents.transition import Transition
-from providers.common.state.change import write_prepared
+from providers.common.state.change import repeat_until_true, write_prepared
 from providers.common.state.event_logs import LogReader, LogWakeups
 
 Edit = Callable[[Transition], Awaitable[bool]]
@@ -132,6 +132,52 @@ class SessionStore:
         for kind in PART_KINDS:
             await delete_all(self.kv, ref.prefix(kind))
         self.logs.wakeups.wake(ref.id)
+
+
+class HeldSession:
+    """A session whose turn this process drives: it is read again only where another writer has changed it. What an edit
+    leaves unwritten stays in memory, for the next one."""
+
+    def __init__(self, store: SessionStore, ref: SessionRef) -> None:
+        self.ref = ref
+        self._store = store
+        self._session: Transition | None = None
+
+    async def load(self) -> Transition:
+        """Return the session as it was last read or written here. Raises AgentNotFound."""
+        if self._session is None:
+            self._session = await self._store.load(self.ref)
+        return self._session
+
+    async def refresh(self) -> Transition:
+        """Return the session as it is now. Raises AgentNotFound."""
+        session = self._session
+        if session is not None:
+            entry = await self._store.kv.get(self.ref.state_key)
+            if entry is None or entry.version != session.version:
+                self._session = None
+        return await self.load()
+
+    async def change(self, edit: Edit) -> Transition | None:
+        """Change the session as `SessionStore.change` does, without reading it where it is as it was written here."""
+        changed: Transition | None = None
+
+        async def attempt() -> bool:
+            nonlocal changed
+            session, self._session = await self.load(), None
+            session.touch()
+            if await edit(session):
+                versions = await self._store.kv.write(await self._store.build_ops(session))
+                if versions is None:
+                    return False
+                self._store.announce(session)
+                session.settle(versions[0])
+                changed = session
+            self._session = session
+            return True
+
+        await repeat_until_true(attempt)
+        return changed
 
 
 def keep_request(tenant: str, key: RequestKey | None, reached_id: str) -> Sequence[Op]:

@@ -80,7 +80,14 @@ class Transition:
 
     def touch(self) -> None:
         """Note that the session is active now."""
-        self.state.last_active_at = self.now
+        self.now = self.state.last_active_at = int(time.time())
+
+    def settle(self, version: int) -> None:
+        """Begin another change, after this one was written as that version of the state."""
+        self.version, self._first_event = version, self.state.events
+        self.webhooks = []
+        self._lines = []
+        self._ops = {}
 
     def put(self, key: str, value: bytes, ttl_s: float | None = None, expect: int | None = None) -> None:
         """Write the record with the change; the last of several of one key counts."""
@@ -193,6 +200,7 @@ class Transition:
         """Take the answer of a waiting call, `item`, for the next response; the turn goes on after the last one."""
         self.add_input(item)
         self.turn.actions.remove(action)
+        self._actions.pop(action.number, None)
         self.delete(self.ref.action_key(action.number))
         if self.turn.status == "waiting" and not self.turn.actions:
             self._work(self.turn)
@@ -214,6 +222,7 @@ class Transition:
             self.add_input(_cancelled_answer(action))
             self.delete(self.ref.action_key(action.number))
         turn.actions = []
+        self._actions = {}
         assert record is not None  # it was written when the turn began
         record.completed_at, record.end_item, record.error = self.now, self.state.items, error
         self._set_turn_status(turn, status)

@@ -25,9 +25,9 @@ from apis.wire.base import sdk_model_to_python
 from providers.agents.descriptions import build_request_fields
 from providers.agents.environments.artifacts import ArtifactRecord, publish
 from providers.agents.environments.hosted import WAITS, HostedEnvironments, build_shell_tool
-from providers.agents.output import apply_event, complete_items
+from providers.agents.output import apply_event, complete_items, is_shown
 from providers.agents.records import JOB_PREFIX, Json, SessionRef, TokenSums
-from providers.agents.store import SessionStore
+from providers.agents.store import HeldSession, SessionStore
 from providers.agents.transition import Transition
 from providers.common.jobs import Claim, Job, JobQueue, JobRecord
 from providers.common.state.scan import report_damaged
@@ -52,6 +52,7 @@ _TURN_CODES: Final = {
 }
 """Codes of a turn's error by those of responses and requests."""
 _BAD_REQUEST: Final = 400
+_END_EVENTS: Final = frozenset(("response.completed", "response.incomplete", "response.failed", "response.cancelled"))
 _LOST_OUTPUT: Final = "The output was lost: the turn that read it failed."
 
 _Claim = Claim[SessionRef, JobRecord]
@@ -92,8 +93,9 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
     async def run(self, claim: _Claim) -> None:
         """Drive the turn until it ends, or waits for the client."""
         ref = claim.subject
+        session = HeldSession(self._store, ref)
         try:
-            while await self._drive(ref, claim):
+            while await self._drive(session, claim):
                 claim.lease.check()
         except AgentNotFound:
             await self.kv.write([Delete(ref.job_key)])
@@ -109,9 +111,9 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         why = f"{lost_workers} processes ended while they drove it" if lost_workers else "no process could end it"
         await self._store.change(claim.subject, _Failure("internal_error", f"The turn failed: {why}."))
 
-    async def _drive(self, ref: SessionRef, claim: _Claim) -> bool:
+    async def _drive(self, holder: HeldSession, claim: _Claim) -> bool:
         """Begin or follow the present response of the turn; return False if nothing is left to do."""
-        session = await self._store.load(ref)
+        ref, session, is_new = holder.ref, await holder.load(), False
         turn = session.state.turn
         if turn is None or turn.status != "in_progress":
             await self.kv.write([Delete(ref.job_key)])
@@ -120,19 +122,22 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             if not turn.is_cancelling and (why := await self._connect(session)):
                 if why == WAITS:
                     return False
-                changed = await self._store.change(ref, _Failure("sandbox_error", why))
+                changed = await holder.change(_Failure("sandbox_error", why))
                 return changed is not None and _is_working(changed)
-            changed = await self._store.change(ref, _choose_response)
-            return changed is not None and _is_working(changed)
-        if not turn.is_started and not await self._exists(turn.response_id, ref):
+            chosen = await holder.change(_choose_response)
+            if chosen is None or not _is_working(chosen) or not chosen.turn.response_id:
+                return chosen is not None and _is_working(chosen)
+            session, turn, is_new = chosen, chosen.turn, True
+        response_id = turn.response_id
+        if not turn.is_started and (is_new or not await self._exists(response_id, ref)):
             claim.lease.check()
-            if not await self._begin_response(session):
+            if not await self._begin_response(session, holder):
                 return False
-        await self._follow(ref, turn.response_id, turn.last_event)
-        final = await self._load_final(ref, turn.response_id)
+        last = await self._follow(holder, response_id, turn.last_event)
+        final = await self._load_final(ref, response_id)
         is_whole = final is not None and final.status == "completed"
-        copies = await self._save(ref, with_outputs=is_whole)
-        changed = await self._store.change(ref, _End(self._store, turn.response_id, final, copies))
+        copies = await self._save(holder, with_outputs=is_whole)
+        changed = await holder.change(_End(self._store, response_id, final, copies, last))
         return changed is not None and _is_working(changed)
 
     async def _connect(self, session: Transition) -> str:
@@ -143,10 +148,10 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             return "This server has no environments any more."
         return await self.environments.require_connected(session)
 
-    async def _save(self, ref: SessionRef, *, with_outputs: bool) -> Mapping[str, ArtifactRecord]:
+    async def _save(self, holder: HeldSession, *, with_outputs: bool) -> Mapping[str, ArtifactRecord]:
         """Save the workspace of the session, if commands have run in it, and return copies of what the turn has put
         out."""
-        session = await self._store.load(ref)
+        session = await holder.load()
         turn = session.state.turn
         if self.environments is None or turn is None:
             return {}
@@ -166,7 +171,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             return False
         return True
 
-    async def _begin_response(self, session: Transition) -> bool:
+    async def _begin_response(self, session: Transition, holder: HeldSession) -> bool:
         """Begin the response that the turn has chosen; return False if the turn fails instead. Raises RateLimited where
         it can begin later."""
         ref, turn = session.ref, session.turn
@@ -198,23 +203,34 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         code = _TURN_CODES.get(error.get("code") or "", "invalid_request")
         failure = _Failure(code, error["message"], turn.response_id)
         failure.inputs = _answers_only(inputs) if answer.status == _BAD_REQUEST else None
-        changed = await self._store.change(ref, failure)
+        changed = await holder.change(failure)
         return changed is not None and _is_working(changed)
 
-    async def _follow(self, ref: SessionRef, response_id: str, last_event: int) -> None:
-        """Show the events of the response from the one after `last_event` on, until it ends."""
+    async def _follow(self, holder: HeldSession, response_id: str, last_event: int) -> "_Shown | None":
+        """Show the events of the response from the one after `last_event` on, until it ends. Return the last of them,
+        where they are to be shown in the step that ends the response."""
         is_cancelled = is_ending = False
         with suppress(InvalidRequest, NotFound):  # its log is too old, or it was deleted: its end is in the store
-            async with aclosing(self._responses.follow(response_id, last_event, tenant=ref.tenant)) as batches:
+            async with aclosing(self._responses.follow(response_id, last_event, tenant=holder.ref.tenant)) as batches:
                 async for batch in batches:
-                    changed = await self._store.change(ref, _Shown(response_id, batch)) if batch else None
-                    turn = changed.state.turn if changed is not None else None
-                    if turn is not None and turn.is_cancelling and not is_cancelled:
+                    if not batch:
+                        continue
+                    events = _Shown(response_id, batch)
+                    if (
+                        events.is_end and not (await holder.load()).record.environment_id
+                    ):  # whose outputs are copied first
+                        return events
+                    session = await holder.change(events) or await holder.refresh()
+                    turn = session.state.turn
+                    if turn is None or turn.response_id != response_id:
+                        continue
+                    if turn.is_cancelling and not is_cancelled:
                         is_cancelled = True
-                        await self._responses.cancel(response_id, tenant=ref.tenant)
-                    elif changed is not None and changed.has_unread_input and not is_ending:
+                        await self._responses.cancel(response_id, tenant=holder.ref.tenant)
+                    elif session.has_unread_input and not is_ending:
                         is_ending = True
-                        await self._responses.end_after_turn(response_id, tenant=ref.tenant)
+                        await self._responses.end_after_turn(response_id, tenant=holder.ref.tenant)
+        return None
 
     async def _load_final(self, ref: SessionRef, response_id: str) -> Response | None:
         """Return the response at its end; None if it was deleted. Raises StackError while it has not ended."""
@@ -247,23 +263,24 @@ async def _choose_response(session: Transition) -> bool:
 
 
 class _Shown:
-    """Shows a batch of the response's events, unless they have been shown."""
+    """Shows a batch of the response's events, unless they have been shown. `is_end` is true for the last batch."""
 
     def __init__(self, response_id: str, batch: Sequence[ResponseEvent]) -> None:
         self._response_id = response_id
         self._batch = [event for event in batch if isinstance(event, LoggedEvent)]
+        self.is_end = bool(self._batch) and self._batch[-1].type in _END_EVENTS
 
     async def __call__(self, session: Transition) -> bool:
         turn = session.state.turn
         if turn is None or turn.response_id != self._response_id:
             return False
-        number = turn.last_event
-        for event in self._batch:
-            number = int(orjson.loads(event.data)["sequence_number"])
-            if number > turn.last_event:
-                apply_event(session, event)
-        turn.last_event, turn.is_started = max(turn.last_event, number), True
-        return True
+        is_new = False
+        for event in filter(is_shown, self._batch):
+            fields: Json = orjson.loads(event.data)
+            if fields["sequence_number"] > turn.last_event:
+                apply_event(session, fields)
+                turn.last_event, turn.is_started, is_new = fields["sequence_number"], True, True
+        return is_new
 
 
 class _Failure:
@@ -294,8 +311,11 @@ class _End:
         response_id: str,
         final: Response | None,
         copies: Mapping[str, ArtifactRecord],
+        last: _Shown | None,
     ) -> None:
-        """A turn that is completed has the `copies` of its outputs as artifacts."""
+        """A turn that is completed has the `copies` of its outputs as artifacts. `last` are events to be shown
+        before."""
+        self._last = last
         self._store = store
         self._copies = copies
         self._response_id = response_id
@@ -306,6 +326,8 @@ class _End:
         turn, final = session.state.turn, self._final
         if turn is None or turn.response_id != self._response_id:
             return False
+        if self._last is not None:
+            await self._last(session)
         complete_items(session, self._items)
         if final is not None and final.usage is not None:
             session.add_usage(_sum_usage(final))
