@@ -1,5 +1,6 @@
 """Moderation of one request: its input before a model is asked, and what the model writes before it leaves."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ BLOCKED_CODE: Final = "moderation_blocked"
 """Code of the error of input that is blocked, which is stored nowhere."""
 _OVERLAP_PART: Final = 2
 """A window is judged together with this part of its length of the text before it."""
+_ESCAPED_CHAR: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
 
 
 CountUse = Callable[[Use], None]
@@ -186,7 +188,7 @@ class _JudgedAnswer(Sink[Delta]):
 
     async def _judge(self) -> None:
         """Judge what is held, and pass it on."""
-        text = self._overlap + "".join(self._texts)
+        text = _read_escapes(self._overlap + "".join(self._texts))
         if self._texts:
             await self._moderation.judge_output(text)
         waiting, self._waiting = self._waiting, []
@@ -194,3 +196,12 @@ class _JudgedAnswer(Sink[Delta]):
         self._overlap = text[-overlap_chars:] if overlap_chars else ""
         self._texts, self._chars, self._must_judge = [], 0, False
         await self._sink.put(count_delayed((), waiting))
+
+
+def _read_escapes(text: str) -> str:
+    """Return the text with the characters that JSON writes as `\\uXXXX`: whoever receives the arguments of a call reads
+    them so. Half an escape at the end stays, and is whole together with what follows."""
+    if "\\u" not in text:
+        return text
+    read = _ESCAPED_CHAR.sub(lambda escape: chr(int(escape[1], 16)), text)
+    return read.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

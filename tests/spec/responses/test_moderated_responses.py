@@ -182,6 +182,16 @@ async def test_reasoning_and_arguments_are_judged_too() -> None:
             assert all(item.status != "completed" for item in events[-1].response.output)
 
 
+async def test_escaped_letters_of_arguments_are_read_as_their_receiver_reads_them() -> None:
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in "kill")
+    tools: Json = {"tools": [{"type": "function", "name": "act", "parameters": {"type": "object"}}]}
+    for edge in range(12, 20):
+        text = f'{{"how": "{"x" * edge} {escaped} them all"}}'
+        async with moderating([call("act", *text)]) as served:
+            response = await create(served, moderation=BLOCK, **tools)
+            assert response.status == "incomplete", edge
+
+
 async def test_a_turn_after_a_tool_is_judged_by_itself() -> None:
     async with moderating(said(CLEAN), said(FLAGGED)) as served:
         first = await create(served, moderation=BLOCK)
