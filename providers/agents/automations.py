@@ -2,7 +2,7 @@
 
     TENANT/automation/ID                        the automation
     TENANT/automation_invocation/AUTOMATION/ID  one of its invocations
-    /automation_due/TIME/AUTOMATION             the automation has something to do from TIME on, in ms of Unix time
+    /automation_due/TIME/TENANT/AUTOMATION      the automation has something to do from TIME on, in ms of Unix time
 
 Each change of an automation moves its due row in the same write, so that one row stands for all that it waits for: its
 next time, or the delivery of its first invocation that is queued.
@@ -29,7 +29,7 @@ from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, delete_all, encode_record
 from providers.agents.schedules import check_schedule, find_last, list_next, load_zone
 from providers.agents.targets import Json, complete_target, show_target
-from providers.common.jobs import JobRecord
+from providers.common.due_rows import move_due_row
 from providers.common.state.change import write_prepared
 from providers.common.state.record_count import RecordCount
 from providers.common.state.scan import decode_or_skip, find_cursor, list_from, list_records
@@ -41,13 +41,6 @@ _FIELDS: Final[Mapping[str, Sequence[str]]] = {"periodic": ("expression", "timez
 _SHOWN_TIMES: Final = 5
 _MAX_QUEUED: Final = 10
 """Invocations of one automation that may wait for their delivery."""
-
-
-class DueRecord(JobRecord, kw_only=True):
-    """The attempts at what an automation has to do."""
-
-    tenant: str
-    automation_id: str
 
 
 class AutomationRecord(msgspec.Struct, kw_only=True):
@@ -342,13 +335,8 @@ def begin_occurrence(record: AutomationRecord, automation_id: str, now: float) -
 
 def move_due(record: AutomationRecord, tenant: str, automation_id: str) -> list[Op]:
     """Return the operations that move the due row of an automation to its time."""
-    before, due_at = record.due_key, record.due_at
-    record.due_key = "" if due_at is None else f"{DUE_PREFIX}{int(due_at * 1000):015d}/{automation_id}"
-    if before == record.due_key:
-        return []
-    ops: list[Op] = [Delete(before)] if before else []
-    if record.due_key:
-        ops.append(Put(record.due_key, encode_record(DueRecord(tenant=tenant, automation_id=automation_id))))
+    key, ops = move_due_row(DUE_PREFIX, tenant, automation_id, record.due_key, record.due_at)
+    record.due_key = key
     return ops
 
 

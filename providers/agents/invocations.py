@@ -5,6 +5,7 @@ each time is invoked once, and a worker that ends in a delivery leaves nothing t
 """
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Final
 
 import msgspec
@@ -16,24 +17,23 @@ from apis.storage.kv_store import Delete, Op
 from providers.agents.automations import (
     DUE_PREFIX,
     AutomationRecord,
-    DueRecord,
     InvocationRecord,
     StoredAutomations,
     begin_occurrence,
     invocation_key,
 )
 from providers.agents.deliveries import Delivery, TargetDeliverer
-from providers.common.jobs import Claim, Job, JobQueue, LeasedJobs
-from providers.common.state.scan import decode_or_skip, skipping_damaged
+from providers.common.due_rows import list_due_rows
+from providers.common.jobs import Claim, Job, JobQueue, JobRecord, LeasedJobs
+from providers.common.state.scan import skipping_damaged
 from providers.common.state.worker_signs import WorkerSign
 
 _MAX_DELIVERIES: Final = 8
-_SCAN_LIMIT: Final = 256
 _RETRY_S: Final = 10.0
 _CLOSE_TIMEOUT_S: Final = 0.4
 
 
-class AutomationQueue(JobQueue[str, DueRecord]):
+class AutomationQueue(JobQueue[str, JobRecord]):
     """The automations of a store that have something to do now."""
 
     title = "automations"
@@ -50,7 +50,7 @@ class AutomationQueue(JobQueue[str, DueRecord]):
     ) -> None:
         """An automation that waits for a worker that has ended goes on after `lease_s`."""
         places = FairShare(self.title, _MAX_DELIVERIES, several_tenants=tenants.are_several)
-        super().__init__(automations.kv, DueRecord, places, retry_s=_RETRY_S)
+        super().__init__(automations.kv, JobRecord, places, retry_s=_RETRY_S)
         self._automations = automations
         self._deliverer = deliverer
         self._lease_s = lease_s
@@ -67,19 +67,12 @@ class AutomationQueue(JobQueue[str, DueRecord]):
 
     async def list_waiting(self) -> AsyncGenerator[Job[str]]:
         """Yield the automations that are due, the longest first."""
-        after, end = "", f"{DUE_PREFIX}{int(self._automations.now() * 1000):015d}~"
-        while True:
-            rows = await self.kv.scan(DUE_PREFIX, after=after, before=end, limit=_SCAN_LIMIT)
-            for key, entry in rows:
-                due = decode_or_skip(self.kv, key, entry, DueRecord)
-                if due is not None:
-                    lease_key = f"/automation_lease/{due.tenant}/{due.automation_id}"
-                    yield Job(due.tenant, due.automation_id, lease_key, self._lease_s, key, entry)
-            if len(rows) < _SCAN_LIMIT:
-                return
-            after = rows[-1][0]
+        async with aclosing(list_due_rows(self.kv, DUE_PREFIX, self._automations.now())) as rows:
+            async for tenant, automation_id, key, entry in rows:
+                lease_key = f"/automation_lease/{tenant}/{automation_id}"
+                yield Job(tenant, automation_id, lease_key, self._lease_s, key, entry)
 
-    async def run(self, claim: Claim[str, DueRecord]) -> None:
+    async def run(self, claim: Claim[str, JobRecord]) -> None:
         """Begin the invocation whose time has come, and deliver those that wait. Raises StoreUnavailable."""
         tenant, automation_id = claim.job.tenant, claim.subject
         try:
@@ -94,7 +87,7 @@ class AutomationQueue(JobQueue[str, DueRecord]):
         except AgentNotFound:  # it was deleted meanwhile
             await claim.lease.release([Delete(claim.job.key)])
 
-    async def fail(self, claim: Claim[str, DueRecord], lost_workers: int) -> None:
+    async def fail(self, claim: Claim[str, JobRecord], lost_workers: int) -> None:
         """End the first invocation that waits: its delivery has cost workers."""
         tenant, automation_id = claim.job.tenant, claim.subject
         failure = Delivery("failed", code="internal_error", message="The workers that delivered it have ended.")

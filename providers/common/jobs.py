@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import ExitStack, aclosing, nullcontext, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import ClassVar, Final, Generic, Protocol, TypeVar
+from typing import ClassVar, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -138,8 +138,13 @@ class JobQueue(ABC, Generic[SubjectT, RecordT]):
 
     async def read_record(self, job: Job[SubjectT]) -> RecordT | None:
         """Return the record of a job that is to be claimed; None if it must not be claimed now. A damaged record is
-        skipped."""
-        return None if job.entry is None else decode_or_skip(self.kv, job.key, job.entry, self._record_type)
+        skipped; one of attempts alone counts as one lost worker, and is replaced by the claim."""
+        if job.entry is None:
+            return None
+        record = decode_or_skip(self.kv, job.key, job.entry, self._record_type)
+        if record is None and self._record_type is JobRecord:
+            return cast(RecordT, JobRecord(1, workers=["unknown"]))
+        return record
 
     def find_record_life_s(self, job: Job[SubjectT], record: RecordT) -> float | None:
         """Return the seconds after which the store may forget the record."""

@@ -78,10 +78,7 @@ class IngestQueue(JobQueue[FileRef, JobRecord]):
                         yield Job(tenant, file_ref, file_ref.lease_key, self._lease_s, key, entry)
 
     async def read_record(self, job: Job[FileRef]) -> JobRecord | None:
-        """Return the record; one that is damaged counts as one lost worker, and is replaced by the claim."""
-        if not await self._can_run(job.subject):
-            return None
-        return await super().read_record(job) or JobRecord(1, workers=["unknown"])
+        return await super().read_record(job) if await self._can_run(job.subject) else None
 
     async def _can_run(self, file_ref: FileRef) -> bool:
         """Return True unless the chunks of the file's store are in the index of another machine, or a record that the

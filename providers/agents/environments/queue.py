@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,19 +17,17 @@ from providers.agents.environments.hosted import HostedEnvironments, note_restor
 from providers.agents.environments.records import (
     DUE_PREFIX,
     LIVE,
-    EnvironmentDue,
     EnvironmentRecord,
     EnvironmentRef,
 )
 from providers.agents.environments.specs import list_setup_commands
 from providers.agents.environments.store import EnvironmentChange, EnvironmentStore
-from providers.common.jobs import Claim, Job, JobQueue, LeasedJobs
-from providers.common.state.scan import decode_or_skip
+from providers.common.due_rows import list_due_rows
+from providers.common.jobs import Claim, Job, JobQueue, JobRecord, LeasedJobs
 from providers.common.state.worker_signs import WorkerSign
 
 _log = logging.getLogger(__name__)
 _MAX_PLACES: Final = 16
-_SCAN_LIMIT: Final = 256
 _CLOSE_TIMEOUT_S: Final = 3.0
 _MAX_WAIT_S: Final = 3600.0
 """Seconds that an environment may wait for a place."""
@@ -50,7 +49,7 @@ class QueueTimes:
     expiry_s: float
 
 
-class EnvironmentQueue(JobQueue[EnvironmentRef, EnvironmentDue]):
+class EnvironmentQueue(JobQueue[EnvironmentRef, JobRecord]):
     """The environments of a store that have something to do now."""
 
     title = "environments of sessions"
@@ -64,7 +63,7 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, EnvironmentDue]):
         times: QueueTimes,
     ) -> None:
         places = FairShare(self.title, _MAX_PLACES, several_tenants=tenants.are_several)
-        super().__init__(environments.kv, EnvironmentDue, places, retry_s=times.retry_s)
+        super().__init__(environments.kv, JobRecord, places, retry_s=times.retry_s)
         self._environments = environments
         self._store: EnvironmentStore = environments.store
         self._workspaces = environments.workspaces
@@ -86,19 +85,12 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, EnvironmentDue]):
         await self._jobs.close(_CLOSE_TIMEOUT_S)
 
     async def list_waiting(self) -> AsyncGenerator[Job[EnvironmentRef]]:
-        after, end = "", f"{DUE_PREFIX}{int(time.time() * 1000):015d}~"
-        while True:
-            rows = await self.kv.scan(DUE_PREFIX, after=after, before=end, limit=_SCAN_LIMIT)
-            for key, entry in rows:
-                due = decode_or_skip(self.kv, key, entry, EnvironmentDue)
-                if due is not None:
-                    ref = EnvironmentRef(due.tenant, due.environment_id)
-                    yield Job(due.tenant, ref, ref.lease_key, self._lease_s, key, entry)
-            if len(rows) < _SCAN_LIMIT:
-                return
-            after = rows[-1][0]
+        async with aclosing(list_due_rows(self.kv, DUE_PREFIX, time.time())) as rows:
+            async for tenant, environment_id, key, entry in rows:
+                ref = EnvironmentRef(tenant, environment_id)
+                yield Job(tenant, ref, ref.lease_key, self._lease_s, key, entry)
 
-    async def run(self, claim: Claim[EnvironmentRef, EnvironmentDue]) -> None:
+    async def run(self, claim: Claim[EnvironmentRef, JobRecord]) -> None:
         ref = claim.subject
         try:
             record = await self._store.load(ref)
@@ -110,11 +102,11 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, EnvironmentDue]):
             await self._workspaces.end(ref.workspace_id, tenant=ref.tenant)
             await claim.lease.release([Delete(claim.job.key)])
 
-    async def fail(self, claim: Claim[EnvironmentRef, EnvironmentDue], lost_workers: int) -> None:
+    async def fail(self, claim: Claim[EnvironmentRef, JobRecord], lost_workers: int) -> None:
         await self._store.change(claim.subject, lambda change: _fail(change, "The workers that prepared it ended."))
 
     async def _work(
-        self, claim: Claim[EnvironmentRef, EnvironmentDue], ref: EnvironmentRef, record: EnvironmentRecord
+        self, claim: Claim[EnvironmentRef, JobRecord], ref: EnvironmentRef, record: EnvironmentRecord
     ) -> None:
         is_awaited = record.status == "pending" or record.is_wanted
         try:
@@ -143,7 +135,7 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, EnvironmentDue]):
             _log.warning("an environment cannot be used: %s", message)
             await self._store.change(ref, lambda change: _fail(change, message))
 
-    async def _prepare(self, claim: Claim[EnvironmentRef, EnvironmentDue], ref: EnvironmentRef) -> None:
+    async def _prepare(self, claim: Claim[EnvironmentRef, JobRecord], ref: EnvironmentRef) -> None:
         """Make the workspace of a new environment, and run its setup, from the beginning."""
         configuration = await self._environments.load_configuration(ref)
         await self._workspaces.end(ref.workspace_id, tenant=ref.tenant)  # a worker may have ended in the middle
@@ -197,7 +189,7 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, EnvironmentDue]):
         await self._store.change(ref, note)
 
     async def _suspend(
-        self, claim: Claim[EnvironmentRef, EnvironmentDue], ref: EnvironmentRef, record: EnvironmentRecord
+        self, claim: Claim[EnvironmentRef, JobRecord], ref: EnvironmentRef, record: EnvironmentRecord
     ) -> None:
         """Save and end the workspace of an environment that has not been used for long."""
         session = await self._store.load_session(ref, record)

@@ -5,7 +5,7 @@
     TENANT/agent_environment_unattached/ID   present as long as it has no session
     TENANT/agent_checkpoint/ID               the archive of its work folder as it was saved last
     TENANT/agent_added/ID/NUMBER             a file that a client has put into it since then: path, NUL, and bytes
-    /agent_environment_due/TIME/ID           it has something to do from TIME on, in ms of Unix time
+    /agent_environment_due/TIME/TENANT/ID    it has something to do from TIME on, in ms of Unix time
     /agent_environment_lease/TENANT/ID       held by the worker that does it
 
 Each change of an environment moves its due row in the same write.
@@ -18,10 +18,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from apis.storage.keys import record_id
-from apis.storage.kv_store import Delete, Op, Put
-from apis.storage.records import encode_record
+from apis.storage.kv_store import Op
 from apis.workspaces import WORKSPACE_PREFIX
-from providers.common.jobs import JobRecord
+from providers.common.due_rows import move_due_row
 
 Json = dict[str, Any]
 EnvironmentStatus = Literal["pending", "ready", "connected", "disconnected", "suspended", "expired", "failed"]
@@ -29,13 +28,6 @@ LIVE: Final = frozenset({"ready", "connected", "disconnected"})
 ENDED: Final = frozenset({"expired", "failed"})
 DUE_PREFIX: Final = "/agent_environment_due/"
 ID_PREFIX: Final = "env_"
-
-
-class EnvironmentDue(JobRecord, kw_only=True):
-    """The attempts at what an environment has to do."""
-
-    tenant: str
-    environment_id: str
 
 
 class EnvironmentRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -108,14 +100,8 @@ class EnvironmentRef:
 
 def move_due(ref: EnvironmentRef, record: EnvironmentRecord) -> Sequence[Op]:
     """Return the operations that move the due row of an environment to its present time."""
-    before = record.due_key
-    record.due_key = "" if record.due_at is None else f"{DUE_PREFIX}{int(record.due_at * 1000):015d}/{ref.id}"
-    if record.due_key == before:
-        return ()
-    ops: list[Op] = [Delete(before)] if before else []
-    if record.due_key:
-        row = EnvironmentDue(tenant=ref.tenant, environment_id=ref.id)
-        ops.append(Put(record.due_key, encode_record(row)))
+    key, ops = move_due_row(DUE_PREFIX, ref.tenant, ref.id, record.due_key, record.due_at)
+    record.due_key = key
     return ops
 
 

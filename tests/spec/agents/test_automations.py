@@ -324,6 +324,17 @@ async def test_a_damaged_automation_stops_only_itself(served: Served) -> None:
         await automations.retrieve(damaged.id)
 
 
+async def test_a_damaged_due_row_silences_nothing(served: Served) -> None:
+    clock = Clock(served)
+    automation = await served.client.beta.agents.automations.create(**HOURLY, target=RESPONSE)
+    kv = served.stack.kv_store
+    (key,) = [key for key, _ in await kv.scan("/automation_due/") if key.endswith(automation.id)]
+    await kv.put(key, b"{")
+    for hour in (13, 14):
+        clock.set(2026, 3, 28, hour, 0)
+        await wait_for_invocations(served, automation.id, *["completed"] * (hour - 12))
+
+
 async def test_a_damaged_invocation_does_not_stop_those_after_it() -> None:
     """It waits for a session that works, and is damaged meanwhile."""
     async with serving(scripted([{"text": "a"}, {"wait_s": 0.3}, {"text": "b"}])) as served:
