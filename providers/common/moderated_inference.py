@@ -199,8 +199,8 @@ class _JudgedAnswer(Sink[Delta]):
 
 
 def _read_escapes(text: str) -> str:
-    """Return the text with the characters that JSON writes as `\\uXXXX`: whoever receives the arguments of a call reads
-    them so. Half an escape at the end stays, and is whole together with what follows."""
+    """Return the text with the characters that JSON writes as `\\uXXXX`, as the receiver of a call reads its arguments.
+    Half an escape at the end stays, and is whole together with what follows."""
     if "\\u" not in text:
         return text
     read = _ESCAPED_CHAR.sub(lambda escape: chr(int(escape[1], 16)), text)
