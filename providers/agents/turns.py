@@ -376,7 +376,7 @@ class _End:
         if self._error_code() in _POISON_CODES and self._final is not None and self._final.status == "failed":
             inputs = _answers_only(read)
         else:
-            inputs = [*read, *_list_finished(self._items)]
+            inputs = [*_list_started(self._items), *read, *_list_finished(self._items)]
         session.keep_inputs(inputs)
 
 
@@ -385,6 +385,15 @@ def _list_finished(items: Sequence[Json]) -> list[Json]:
     finished = [item for item in items if item.get("status") in (None, "completed")]
     answered = {item["call_id"] for item in finished if item["type"] == "shell_call_output"}
     return [item for item in finished if item["type"] != "shell_call" or item["call_id"] in answered]
+
+
+def _list_started(items: Sequence[Json]) -> list[Json]:
+    """Return the approved calls that did not succeed. Before the approval, they keep it from making them again."""
+    return [
+        item
+        for item in items
+        if item["type"] == "mcp_call" and item.get("approval_request_id") and item.get("status") != "completed"
+    ]
 
 
 def _answers_only(items: Sequence[Json]) -> list[Json]:

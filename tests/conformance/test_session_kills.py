@@ -321,5 +321,5 @@ async def test_no_kill_in_any_state_of_a_session_loses_or_repeats_anything(
                     print(shared_store["provider"], aim.__name__)
                     items = await live_through_kill(workers, aim, dice.choice((0, dice.uniform(0, 0.3))))
                     calls = [item["status"] for item in items if item["type"] == "mcp_call"]
-                    assert len(calls) == (aim in APPROVAL_AIMS)
-                    assert calls.count("completed") <= len(real.notes) - notes_before <= len(calls), calls
+                    assert bool(calls) == (aim in APPROVAL_AIMS)
+                    assert calls.count("completed") <= len(real.notes) - notes_before <= (aim in APPROVAL_AIMS), calls

@@ -25,7 +25,7 @@ from tests.support.sdk.sessions import (
 )
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import with_mcp
-from tests.support.servers.serving import Served, scripted, serving
+from tests.support.servers.serving import MEMORY, Served, scripted, serving
 
 Json = dict[str, Any]
 AGENTS: Json = {"agents": {"provider": "kv", "poll_s": 0.05, "retry_s": 0.05, "lease_s": 2}}
@@ -39,20 +39,26 @@ async def with_wiki(*turns: Any, store: Json, real: RealServer) -> AsyncGenerato
         yield served
 
 
+WIKI: Any = {
+    "type": "mcp",
+    "server_label": "real",
+    "transport": {"type": "http", "server_url": "connector:wiki"},
+    "require_approval": "always",
+}
+APPROVAL: Json = {
+    "type": "agent.session.input.mcp_approval_request_result",
+    "response": {"type": "mcp_tool_call", "decision": "approve"},
+}
+
+
 @pytest.mark.parametrize("decision", ["approve", "deny"])
 async def test_a_call_of_an_mcp_server_waits_for_its_approval_over_a_restart(decision: str, tmp_path: Path) -> None:
     store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
     real = RealServer()
-    tool: Any = {
-        "type": "mcp",
-        "server_label": "real",
-        "transport": {"type": "http", "server_url": "connector:wiki"},
-        "require_approval": "always",
-    }
     call = {"call": "real__note", "arguments": '{"text": "a"}', "id": "c1"}
     async with real.serving("streamable_http"):
         async with with_wiki([call], store=store, real=real) as served:
-            session = await run_session(served.client, tools=[tool])
+            session = await run_session(served.client, tools=[WIKI])
             assert session.agent.tools[0].to_dict()["transport"] == {"type": "http", "server_url": "connector:wiki"}
             [action] = session.required_actions
             assert action.type == "mcp_approval_request"
@@ -60,8 +66,7 @@ async def test_a_call_of_an_mcp_server_waits_for_its_approval_over_a_restart(dec
             assert real.notes == []
         async with with_wiki([{"text": "done"}], store=store, real=real) as served:
             answer = {"type": "mcp_tool_call", "decision": decision}
-            event = {"type": "agent.session.input.mcp_approval_request_result", "response": answer}
-            await send(served.client, session.id, {**event, "request_id": action.request_id})
+            await send(served.client, session.id, {**APPROVAL, "response": answer, "request_id": action.request_id})
             assert (await rest(served.client, session.id)).status == "idle"
             items = await list_items(served.client, session.id)
     assert real.notes == (["a"] if decision == "approve" else [])
@@ -70,6 +75,23 @@ async def test_a_call_of_an_mcp_server_waits_for_its_approval_over_a_restart(dec
     assert [(each.name, each.arguments, each.status) for each in calls] == (
         [("note", {"text": "a"}, "completed")] if decision == "approve" else []
     )
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("note", '{"text": "a"}'), ("fail", '{"why": "no"}')])
+async def test_an_approved_call_is_made_once_where_the_response_that_made_it_fails(name: str, arguments: str) -> None:
+    real = RealServer()
+    call = {"call": f"real__{name}", "arguments": arguments, "id": "c1"}
+    async with (
+        real.serving("streamable_http"),
+        with_wiki([call], [{"fail": "the model is gone"}], [{"text": "done"}], store=MEMORY, real=real) as served,
+    ):
+        session: Any = await run_session(served.client, tools=[WIKI])
+        await send(served.client, session.id, {**APPROVAL, "request_id": session.required_actions[0].request_id})
+        assert (await rest(served.client, session.id)).status == "idle"
+        items = await list_items(served.client, session.id)
+    assert [headers.get("mcp-method") for headers in real.sent].count("tools/call") == 1
+    assert [item.name for item in items if item.type == "mcp_call"] == [name]
+    assert items[-1].output_text == "done"
 
 
 DAMAGED = {
