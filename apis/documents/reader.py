@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from apis.documents.page_images import PageImagesParams
 from apis.errors import InvalidRequest
 from apis.provider import Provider
 
@@ -41,6 +42,23 @@ class ChunkedText:
 
 
 @dataclass(frozen=True, slots=True)
+class PageImage:
+    """A picture of one page of a PDF, in pixels, as a PNG file."""
+
+    width: int
+    height: int
+    png: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PageImages:
+    """Pictures of some pages of a PDF that has `page_count` of them."""
+
+    page_count: int
+    pages: Sequence[PageImage]
+
+
+@dataclass(frozen=True, slots=True)
 class FetchedPage:
     """A page as fetched: HTML, or text where `is_html` is false. `charset` is the one that the server named."""
 
@@ -62,8 +80,8 @@ class WebPage:
 
 
 class Reader(Provider, ABC):
-    """Loads files, and extracts the text of files and pages. A parser of untrusted bytes is bounded in time and memory,
-    and its crash affects no other request."""
+    """Loads files, extracts the text of files and pages, and draws the pages of PDFs. A parser of untrusted bytes is
+    bounded in time and memory, and its crash affects no other request."""
 
     @abstractmethod
     def check(self) -> None:
@@ -84,6 +102,11 @@ class Reader(Provider, ABC):
     @abstractmethod
     async def extract_page(self, page: FetchedPage, max_chars: int) -> WebPage:
         """Return the text of a page, truncated to `max_chars`, within a minute. Raises UnreadableFile."""
+
+    @abstractmethod
+    async def render_pages(self, document: Document, params: PageImagesParams, *, tenant: str = "") -> PageImages:
+        """Draw pages of a PDF, fewer than asked for where it has no more. Bounded as `extract_text`. Raises
+        UnreadableFile, also for a file that is no PDF, and RateLimited if too many files of the tenant wait."""
 
     @abstractmethod
     async def load_upload(self, file_id: str, *, tenant: str) -> Document:

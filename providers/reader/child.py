@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -11,7 +12,17 @@ from pydantic import Field, TypeAdapter
 
 from apis.documents.fetcher import Fetcher, FetchRequest
 from apis.documents.files import Files
-from apis.documents.reader import ChunkedText, Document, FetchedPage, Reader, UnreadableFile, WebPage
+from apis.documents.page_images import MAX_PAGE_IMAGES, PageImagesParams
+from apis.documents.reader import (
+    ChunkedText,
+    Document,
+    FetchedPage,
+    PageImage,
+    PageImages,
+    Reader,
+    UnreadableFile,
+    WebPage,
+)
 from apis.errors import ConfigError, FetchFailed, Unsupported
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.imports import install_command
@@ -34,6 +45,11 @@ _MIN_PARALLEL: Final = 2
 _PAGE_ADAPTER: Final = TypeAdapter(WebPage)
 _PLACES_ADAPTER: Final = TypeAdapter(list[int])
 _BROKEN_FILE_MESSAGE: Final = "The file cannot be read: it is broken, not what its name says, or too much work."
+_NO_PDF_MESSAGE: Final = "The file is no PDF: of other files no pages are shown."
+_MAX_DRAWING_CPU_S: Final = 10
+_MAX_PICTURES_BYTES: Final = MAX_PAGE_IMAGES * 5 * 2**20
+"""The size of pictures whose pixels are noise, which no compression makes smaller."""
+_SIZES_ADAPTER: Final = TypeAdapter(list[tuple[int, int, int]])
 _HTTP_OK: Final = 200
 
 
@@ -98,6 +114,23 @@ class ChildReader(Reader):
             task = {"kind": "file", "name": document.name, "max_cpu_s": _MAX_FILE_CPU_S, **fields}
             return await _extract(task, document.data, max_chars)
 
+    async def render_pages(self, document: Document, params: PageImagesParams, *, tenant: str = "") -> PageImages:
+        if not _is_pdf(document.data):
+            raise UnreadableFile("unsupported_file", _NO_PDF_MESSAGE)
+        with await self._places.acquire(tenant):
+            task = {"kind": "pages", "max_cpu_s": _MAX_DRAWING_CPU_S, **params.model_dump()}
+            header, pictures = await _run_task(task, document.data, 0, _MAX_PICTURES_BYTES)
+        try:
+            page_count, sizes = int(header["page_count"]), _SIZES_ADAPTER.validate_python(header["sizes"])
+        except (KeyError, ValueError):
+            raise UnreadableFile("invalid_file", _BROKEN_FILE_MESSAGE) from None
+        ends = accumulate(length for _, _, length in sizes)
+        pages = [
+            PageImage(width, height, pictures[end - length : end])
+            for (width, height, length), end in zip(sizes, ends, strict=True)
+        ]
+        return PageImages(page_count, pages)
+
     async def extract_page(self, page: FetchedPage, max_chars: int) -> WebPage:
         kind = "html" if page.is_html else "text"
         task = {"kind": kind, "url": page.url, "charset": page.charset, "max_cpu_s": _MAX_PAGE_CPU_S}
@@ -123,26 +156,42 @@ class ChildReader(Reader):
         return Document(name or "file", response.body)
 
 
+def _is_pdf(data: bytes) -> bool:
+    return _PDF_SIGNATURE in data[:_MAX_SIGNATURE_OFFSET]
+
+
 async def _extract(task: dict[str, Any], data: bytes, max_chars: int) -> tuple[dict[str, Any], str]:
     """Return the header and the text of the child's output. Raises UnreadableFile."""
-    is_pdf = _PDF_SIGNATURE in data[:_MAX_SIGNATURE_OFFSET]
-    max_memory_bytes = (_MAX_PDF_MEMORY_BYTES if is_pdf else _MAX_MEMORY_BYTES) + len(data)
+    header, text = await _run_task(task, data, max_chars, 6 * max_chars)
+    try:
+        return header, text.decode()
+    except ValueError:
+        raise UnreadableFile("invalid_file", _BROKEN_FILE_MESSAGE) from None
+
+
+async def _run_task(
+    task: dict[str, Any], data: bytes, max_chars: int, max_result_bytes: int
+) -> tuple[dict[str, Any], bytes]:
+    """Return the header of the child's output, and what follows it. Raises UnreadableFile."""
+    max_memory_bytes = (_MAX_PDF_MEMORY_BYTES if _is_pdf(data) else _MAX_MEMORY_BYTES) + len(data)
     confinement = await asyncio.to_thread(choose_confinement)
     limits = {"max_chars": max_chars, "max_memory_bytes": max_memory_bytes, "size": len(data)}
     header = json.dumps({**task, **limits, **confinement.task}).encode() + b"\n"
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            output = await _run_program(confinement, header, data, max_output_bytes=6 * max_chars + _MAX_HEADER_BYTES)
+            output = await _run_program(
+                confinement, header, data, max_output_bytes=max_result_bytes + _MAX_HEADER_BYTES
+            )
     except TimeoutError:
         raise UnreadableFile("invalid_file", "The file takes too long to read.") from None
-    header_line, _, text = output.partition(b"\n")
+    header_line, _, result = output.partition(b"\n")
     try:
-        header, decoded_text = json.loads(header_line), text.decode()
+        header = json.loads(header_line)
     except ValueError:
         raise UnreadableFile("invalid_file", _BROKEN_FILE_MESSAGE) from None
     if "code" in header:
         raise UnreadableFile(header["code"], header["message"])
-    return header, decoded_text
+    return header, result
 
 
 async def _run_program(confinement: ReaderConfinement, task: bytes, data: bytes, *, max_output_bytes: int) -> bytes:

@@ -1,11 +1,12 @@
-"""Program that extracts the text of one file or page from outside, in a process of its own with hard limits.
+"""Program that extracts the text of one file or page from outside, or draws the pages of a PDF, in a process of its own
+with hard limits.
 
-A parser that loops, crashes or exhausts memory ends with this process. Input: one line of JSON (`kind`: file, html or
-text; the limits; `name` of a file, and `chunk_sizes` where its chunks are requested; `url` and `charset` of a page),
-then the bytes. Output: one line of JSON (of a page `title`, `links` and `is_truncated`; of a file `chunks`, the start
-and the end of each in turn; of a failure `code` and `message`), then the text in UTF-8. No archive is unpacked to disk,
-nothing is fetched and no script is run. Where bubblewrap does not hold the process, it confines itself before it reads
-the bytes.
+A parser that loops, crashes or exhausts memory ends with this process. Input: one line of JSON (`kind`: file, html,
+text or pages; the limits; `name` of a file, and `chunk_sizes` where its chunks are requested; `url` and `charset` of a
+page; `first`, `count` and `width` of pictures), then the bytes. Output: one line of JSON (of a page `title`, `links`
+and `is_truncated`; of a file `chunks`, the start and the end of each in turn; of pictures `page_count` and `sizes`; of
+a failure `code` and `message`), then the text in UTF-8, or the pictures. No archive is unpacked to disk, nothing is
+fetched and no script is run. Where bubblewrap does not hold the process, it confines itself before it reads the bytes.
 """
 
 import csv
@@ -30,6 +31,7 @@ from providers.reader.encodings import decode_text
 from providers.reader.errors import ExtractionError
 from providers.reader.html_text import CONTROL_CHARS, html_to_lines, html_to_page, text_to_page
 from providers.reader.office_text import office_to_lines
+from providers.reader.page_images import render_pages
 from providers.reader.self_confinement import confine
 
 MAX_PAGES: Final = 5000
@@ -178,12 +180,20 @@ def _find_faults(parent_pid: int) -> list[str]:
     return faults
 
 
-def _extract(task: dict[str, Any], data: bytes, layers: list[str]) -> tuple[dict[str, Any], str]:
-    """Return the header of the output, and the text. `layers` are those by which the process confined itself. Raises
-    ExtractionError."""
-    max_chars = task["max_chars"]
+def _run(task: dict[str, Any], data: bytes, layers: list[str]) -> tuple[dict[str, Any], bytes]:
+    """Return the header of the output, and what follows it. `layers` are those by which the process confined itself.
+    Raises ExtractionError."""
     if task["kind"] == "probe":
-        return {"faults": _find_faults(task["parent_pid"]), "layers": layers}, ""
+        return {"faults": _find_faults(task["parent_pid"]), "layers": layers}, b""
+    if task["kind"] == "pages":
+        return render_pages(data, task["first"], task["count"], task["width"])
+    header, text = _extract(task, data)
+    return header, text.encode("utf-8", "replace")
+
+
+def _extract(task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], str]:
+    """Return the header of the output, and the text. Raises ExtractionError."""
+    max_chars = task["max_chars"]
     if task["kind"] == "file":
         text = file_to_text(task["name"], data, max_chars)
         if "chunk_sizes" not in task:
@@ -202,9 +212,9 @@ def _main() -> None:
     layers: list[str] = []
     if "confinement" in task:
         layers = confine(task["confinement"]["readable_paths"], b64decode(task["confinement"]["seccomp"]))
-    text = ""
+    result = b""
     try:
-        header, text = _extract(task, sys.stdin.buffer.read(task["size"]), layers)
+        header, result = _run(task, sys.stdin.buffer.read(task["size"]), layers)
     except ExtractionError as exc:
         header = {"code": exc.code, "message": str(exc)}
     except ModuleNotFoundError as exc:
@@ -212,7 +222,7 @@ def _main() -> None:
         header = {"code": "server_error", "message": message}
     except MemoryError:
         header = {"code": "invalid_file", "message": "The file takes too much memory to read."}
-    sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + text.encode("utf-8", "replace"))
+    sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + result)
 
 
 if __name__ == "__main__":

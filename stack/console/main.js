@@ -51,7 +51,7 @@ function Rail({ views, current, onKey, onTheme, needsKey }) {
     )}
     <span class="grow"></span>
     <button class="plain narrow-rail" aria-expanded=${open} onClick=${() => setOpen(!open)}><${Icon} name="more" /><span>More</span></button>
-    <button class="plain rare" title=${readSession() ? "Your sign-in" : "API key"} onClick=${onKey}><${Icon} name="key" /><span>${needsKey ? "Key!" : readSession() ? "Account" : "Key"}</span></button>
+    <button class="plain ${needsKey ? "" : "rare"}" title=${readSession() ? "Your sign-in" : "API key"} onClick=${onKey}><${Icon} name="key" /><span>${needsKey ? "Key!" : readSession() ? "Account" : "Key"}</span></button>
     <button class="plain rare" title="Light or dark" onClick=${onTheme}><${Icon} name="theme" /><span>Theme</span></button>
   </nav>`;
 }

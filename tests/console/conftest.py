@@ -1,19 +1,23 @@
 """The page in a real Chromium: every report of its security policy, every console error and every request that leaves
-the origin fails the test."""
+the origin fails the test. All tests of a process share one event loop and one browser, each in windows of its own."""
 
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, Route, async_playwright
+import pytest_asyncio
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, Route, async_playwright, expect
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 REPORT = """
 addEventListener("securitypolicyviolation", (event) =>
   console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));
 """
+# on a busy machine a view comes late, and is not missing
+expect.set_options(timeout=20_000)
 EXPECTED = "Failed to load resource"
 """Chromium writes this for every answer of 400 and more, which pages show as errors on purpose."""
 
@@ -25,7 +29,15 @@ class OpenPage(Protocol):
     def __call__(self, url: str, *, other_origin: str = "", **options: Any) -> AbstractAsyncContextManager[Page]: ...
 
 
-@pytest.fixture
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the asynchronous tests of this folder in one event loop: the browser and the servers of modules need it."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncGenerator[Browser]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -62,7 +74,7 @@ def open_page(browser: Browser) -> OpenPage:
         if other_origin:
             await context.route("**/*", refuse_others)
         page = await context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(20_000)
         page.on("console", on_console)
         page.on("pageerror", lambda error: problems.append(f"exception: {error}"))
         page.on("request", on_request)

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import httpx2
@@ -36,15 +37,16 @@ REPLACEMENTS: Final[list[Any]] = [
     {"type": "new"},
 ]
 VALIDATE: Final = """
-async ([schema, values]) => {
+async (text) => {
+  const [schema, values] = JSON.parse(text);
   const { violations } = await import("/console/schema/validate.js");
   return values.map(([name, value]) => !violations(schema[name], value, { root: schema }).length);
 }
 """
 VALIDATE_PAIRS: Final = """
-async (pairs) => {
+async (text) => {
   const { violations } = await import("/console/schema/validate.js");
-  return pairs.map(([schema, value]) => violations(schema, value).length === 0);
+  return JSON.parse(text).map(([schema, value]) => violations(schema, value).length === 0);
 }
 """
 KEYWORDS: Final = {
@@ -55,9 +57,9 @@ KEYWORDS: Final = {
 async def real_events() -> list[dict[str, Any]]:
     """Return the events of every kind of stream, as the Open Responses dialect sends them."""
     events: list[dict[str, Any]] = []
-    for turn in STREAMS.values():
-        async with serving(scripted(turn)) as served, httpx2.AsyncClient(base_url=served.url) as http:
-            body = {"model": "scripted", "input": "Hi", "tools": FUNCTIONS[:1], "stream": True, "top_logprobs": 2}
+    body = {"model": "scripted", "input": "Hi", "tools": FUNCTIONS[:1], "stream": True, "top_logprobs": 2}
+    async with serving(scripted(*STREAMS.values())) as served, httpx2.AsyncClient(base_url=served.url) as http:
+        for _ in STREAMS:
             answer = await http.post("/v1/responses", json=body, headers={"x-responses-dialect": "open-responses"})
             events += check_frames(answer.content)
     return events
@@ -109,7 +111,7 @@ async def test_real_and_damaged_events_are_judged_as_by_a_complete_validator(ope
     assert sum(expected) > 500
     assert expected.count(False) > 2000
     async with serving() as served, open_page(f"{served.url}/") as page:
-        verdicts = await page.evaluate(VALIDATE, [spec["schemas"], values])
+        verdicts = await page.evaluate(VALIDATE, json.dumps([spec["schemas"], values]))
     wrong = [value for value, verdict, want in zip(values, verdicts, expected, strict=True) if verdict != want]
     assert not wrong, json.dumps(wrong[0])
 
@@ -118,28 +120,33 @@ def random_schema(chance: random.Random, depth: int = 0) -> dict[str, Any]:
     """Return a schema of the keywords that a function's author writes."""
     if depth > 2:
         return chance.choice([{"type": "string", "minLength": 2}, {"type": "integer", "minimum": 0}, {"const": 1}, {}])
-    inner = lambda: random_schema(chance, depth + 1)  # noqa: E731 - used in each branch below
+
+    def inner() -> dict[str, Any]:
+        return random_schema(chance, depth + 1)
+
     names = chance.sample(["a", "b", "c"], 2)
-    return chance.choice(
-        [
-            {"type": "object", "properties": {name: inner() for name in names}, "required": names[:1]},
-            {"type": "object", "properties": {"a": inner()}, "additionalProperties": chance.choice([False, inner()])},
-            {"patternProperties": {"^a": inner()}, "minProperties": 1, "maxProperties": 2},
-            {"propertyNames": {"enum": ["a", "b"]}},
-            {"type": "array", "items": inner(), "minItems": 1, "maxItems": 2},
-            {"prefixItems": [inner()], "items": inner(), "uniqueItems": True},
-            {"type": ["string", "null"], "maxLength": 3, "pattern": "^t"},
-            {"type": "number", "exclusiveMinimum": 0, "maximum": 3, "multipleOf": 2},
-            {"anyOf": [inner(), inner()]},
-            {"oneOf": [inner(), inner()]},
-            {"allOf": [inner(), inner()]},
-            {"not": inner()},
-            {"enum": ["text", 1, None, [1], {"a": 1}]},
-            {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {"a": {"type": "string"}}}}}
-            if depth == 0
-            else {"type": "boolean"},
-        ]
-    )
+    node = {"type": "object", "properties": {"a": {"type": "string"}}}
+    kinds: list[Callable[[], dict[str, Any]]] = [  # only the chosen one is built
+        lambda: {"type": "object", "properties": {name: inner() for name in names}, "required": names[:1]},
+        lambda: {
+            "type": "object",
+            "properties": {"a": inner()},
+            "additionalProperties": chance.choice([False, inner()]),
+        },
+        lambda: {"patternProperties": {"^a": inner()}, "minProperties": 1, "maxProperties": 2},
+        lambda: {"propertyNames": {"enum": ["a", "b"]}},
+        lambda: {"type": "array", "items": inner(), "minItems": 1, "maxItems": 2},
+        lambda: {"prefixItems": [inner()], "items": inner(), "uniqueItems": True},
+        lambda: {"type": ["string", "null"], "maxLength": 3, "pattern": "^t"},
+        lambda: {"type": "number", "exclusiveMinimum": 0, "maximum": 3, "multipleOf": 2},
+        lambda: {"anyOf": [inner(), inner()]},
+        lambda: {"oneOf": [inner(), inner()]},
+        lambda: {"allOf": [inner(), inner()]},
+        lambda: {"not": inner()},
+        lambda: {"enum": ["text", 1, None, [1], {"a": 1}]},
+        lambda: {"type": "boolean"} if depth else {"$ref": "#/$defs/node", "$defs": {"node": node}},
+    ]
+    return chance.choice(kinds)()
 
 
 def random_value(chance: random.Random, depth: int = 0) -> Any:
@@ -158,7 +165,7 @@ async def test_schemas_of_functions_are_applied_as_by_a_complete_validator(open_
     expected = [jsonschema_rs.Draft202012Validator(schema).is_valid(value) for schema, value in pairs]
     assert min(expected.count(True), expected.count(False)) > 500
     async with serving() as served, open_page(f"{served.url}/") as page:
-        verdicts = await page.evaluate(VALIDATE_PAIRS, pairs)
+        verdicts = await page.evaluate(VALIDATE_PAIRS, json.dumps(pairs))
     wrong = [pair for pair, verdict, want in zip(pairs, verdicts, expected, strict=True) if verdict != want]
     assert not wrong, json.dumps(wrong[0])
 

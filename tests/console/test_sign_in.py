@@ -5,12 +5,13 @@ import base64
 import hashlib
 import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
+import pytest_asyncio
 from playwright.async_api import Page, Request, expect
 
 from stack.config import load_config
@@ -51,12 +52,25 @@ def accounts(issuer: str, **fields: Any) -> dict[str, Any]:
     }
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared_issuer() -> AsyncGenerator[str]:
+    """An issuer without options, at which the person of every window signs in again."""
+    async with pages_provider(*PEOPLE) as issuer:
+        yield issuer
+
+
 @asynccontextmanager
 async def signing_in(
-    open_page: OpenPage, path: str = "", *, window: dict[str, Any] | None = None, rule: Any = None, **options: Any
+    open_page: OpenPage,
+    path: str = "",
+    *,
+    at: str = "",
+    window: dict[str, Any] | None = None,
+    rule: Any = None,
+    **options: Any,
 ) -> AsyncGenerator[tuple[Page, Served, str]]:
-    """The page at a path of its views, its server and the issuer; `options` are those of the issuer."""
-    async with pages_provider(*PEOPLE, **options) as issuer:
+    """The page at a path of its views, its server and the issuer: one that runs (`at`), or a new one of the options."""
+    async with nullcontext(at) if at else pages_provider(*PEOPLE, **options) as issuer:
         sections = accounts(issuer, **(rule or {}))
         async with (
             serving(more={"accounts": sections["accounts"]}, server=sections["server"]) as served,
@@ -76,13 +90,22 @@ async def sign_in(page: Page, issuer: str, person: str = "ada") -> None:
     await page.get_by_role("button", name=person, exact=True).click()
 
 
+async def calls_of(issuer: str) -> list[dict[str, Any]]:
+    """Return the calls of the issuer's token endpoint since it began."""
+    async with httpx2.AsyncClient() as client:
+        return (await client.get(f"{issuer}/calls")).json()
+
+
 async def stored(page: Page) -> dict[str, str]:
     return await page.evaluate("({...sessionStorage})")
 
 
-async def test_a_person_signs_in_and_comes_back_to_the_view_without_a_trace_in_the_address(open_page: OpenPage) -> None:
+async def test_a_person_signs_in_and_comes_back_to_the_view_without_a_trace_in_the_address(
+    open_page: OpenPage, shared_issuer: str
+) -> None:
     requests: list[Request] = []
-    async with signing_in(open_page, "#/responses?status=failed") as (page, served, issuer):
+    before = await calls_of(shared_issuer)
+    async with signing_in(open_page, "#/responses?status=failed", at=shared_issuer) as (page, served, issuer):
         page.on("request", lambda request: requests.extend([request]))
         await expect(page.get_by_role("dialog")).to_contain_text("wants to know who you are")
         await begin(page, issuer)
@@ -93,8 +116,7 @@ async def test_a_person_signs_in_and_comes_back_to_the_view_without_a_trace_in_t
         assert page.url == f"{served.url}/#/responses?status=failed"
         assert (query["response_type"], query["client_id"], query["scope"]) == ("code", CLIENT, "openid")
         assert query["redirect_uri"] == f"{served.url}/"
-        async with httpx2.AsyncClient() as client:
-            (call,) = (await client.get(f"{issuer}/calls")).json()
+        (call,) = (await calls_of(issuer))[len(before) :]
         digest = hashlib.sha256(call["code_verifier"].encode()).digest()
         assert base64.urlsafe_b64encode(digest).decode().rstrip("=") == query["code_challenge"]
         assert "client_secret" not in call
@@ -117,16 +139,18 @@ async def test_a_person_signs_in_and_comes_back_to_the_view_without_a_trace_in_t
         assert "code=" not in page.url
 
 
-async def test_an_answer_with_another_state_is_not_used_and_its_words_are_not_shown(open_page: OpenPage) -> None:
-    async with signing_in(open_page) as (page, served, issuer):
+async def test_an_answer_with_another_state_is_not_used_and_its_words_are_not_shown(
+    open_page: OpenPage, shared_issuer: str
+) -> None:
+    before = await calls_of(shared_issuer)
+    async with signing_in(open_page, at=shared_issuer) as (page, served, issuer):
         await begin(page, issuer)
         for answer in ("code=stolen&state=other", "error=x&error_description=Call+555&state=other", "code=stolen"):
             await page.goto(f"{served.url}/?{answer}")
             await expect(page.get_by_role("dialog")).to_contain_text("did not begin, or that is over")
             assert "555" not in await page.content()
             assert page.url == f"{served.url}/"
-        async with httpx2.AsyncClient() as client:
-            assert (await client.get(f"{issuer}/calls")).json() == []
+        assert await calls_of(issuer) == before
         assert "stack.key" not in await stored(page)
 
 
@@ -146,8 +170,10 @@ async def test_what_the_issuer_refuses_is_shown_as_text_and_leaves_the_old_key(o
     ("field", "words"),
     [("verifier", "<b>The verifier</b> is wrong (invalid_grant)"), ("nonce", "Its token belongs to another sign-in")],
 )
-async def test_a_code_of_another_sign_in_is_of_no_use(open_page: OpenPage, field: str, words: str) -> None:
-    async with signing_in(open_page) as (page, served, issuer):
+async def test_a_code_of_another_sign_in_is_of_no_use(
+    open_page: OpenPage, shared_issuer: str, field: str, words: str
+) -> None:
+    async with signing_in(open_page, at=shared_issuer) as (page, served, issuer):
         await begin(page, issuer)
         await page.goto(f"{served.url}/healthz")
         await page.evaluate(CHANGE_PENDING, field)
@@ -210,9 +236,10 @@ async def test_a_refresh_token_renews_the_token_once_for_many_requests(open_page
             await settle(page)
             after = await stored(page)
             assert after["stack.key"] != before["stack.key"]
-            async with httpx2.AsyncClient() as client:
-                calls = (await client.get(f"{issuer}/calls")).json()
-            assert [call["grant_type"] for call in calls] == ["authorization_code", *["refresh_token"] * (turn + 1)]
+            assert [call["grant_type"] for call in await calls_of(issuer)] == [
+                "authorization_code",
+                *["refresh_token"] * (turn + 1),
+            ]
             before = after
         await expect(page.get_by_role("dialog")).to_have_count(0)
         broken = json.loads(before["stack.session"]) | {"refreshToken": "other"}
@@ -224,8 +251,10 @@ async def test_a_refresh_token_renews_the_token_once_for_many_requests(open_page
         )
 
 
-async def test_signing_out_forgets_the_token_and_ends_the_session_at_the_issuer(open_page: OpenPage) -> None:
-    async with signing_in(open_page) as (page, served, issuer):
+async def test_signing_out_forgets_the_token_and_ends_the_session_at_the_issuer(
+    open_page: OpenPage, shared_issuer: str
+) -> None:
+    async with signing_in(open_page, at=shared_issuer) as (page, served, issuer):
         await sign_in(page, issuer)
         await expect(page.get_by_role("heading", name="Playground")).to_be_visible()
         await page.get_by_role("button", name="Account").click()
@@ -243,8 +272,10 @@ async def test_signing_out_forgets_the_token_and_ends_the_session_at_the_issuer(
                 await expect(page.get_by_role("dialog")).to_contain_text("wants to know who you are")
 
 
-async def test_a_person_without_a_role_reads_that_the_server_refuses_the_token(open_page: OpenPage) -> None:
-    async with signing_in(open_page) as (page, _, issuer):
+async def test_a_person_without_a_role_reads_that_the_server_refuses_the_token(
+    open_page: OpenPage, shared_issuer: str
+) -> None:
+    async with signing_in(open_page, at=shared_issuer) as (page, _, issuer):
         await sign_in(page, issuer, "eve")
         await expect(page.get_by_role("dialog")).to_contain_text("does not accept its token: the server's log says why")
         await page.get_by_role("button", name="Use an API key instead").click()
@@ -254,8 +285,8 @@ async def test_a_person_without_a_role_reads_that_the_server_refuses_the_token(o
         assert await stored(page) == {"stack.key": OLD_KEY}
 
 
-async def test_an_access_token_that_is_no_jwt_is_not_used(open_page: OpenPage) -> None:
-    async with signing_in(open_page, rule={"token": "access_token"}) as (page, _, issuer):
+async def test_an_access_token_that_is_no_jwt_is_not_used(open_page: OpenPage, shared_issuer: str) -> None:
+    async with signing_in(open_page, at=shared_issuer, rule={"token": "access_token"}) as (page, _, issuer):
         await sign_in(page, issuer)
         await expect(page.get_by_role("dialog")).to_contain_text("an access token that is no JSON Web Token")
         assert "stack.key" not in await stored(page)
@@ -278,10 +309,12 @@ async def test_the_recipe_of_two_teams_signs_a_person_in(open_page: OpenPage) ->
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 380])
-async def test_axe_finds_nothing_in_the_dialogs_of_sign_in(open_page: OpenPage, scheme: str, width: int) -> None:
+async def test_axe_finds_nothing_in_the_dialogs_of_sign_in(
+    open_page: OpenPage, shared_issuer: str, scheme: str, width: int
+) -> None:
     window = window_of(width, scheme)
     wrong: list[str] = []
-    async with signing_in(open_page, window=window) as (page, _, issuer):
+    async with signing_in(open_page, at=shared_issuer, window=window) as (page, _, issuer):
         await expect(page.get_by_role("dialog")).to_be_visible()
         await look(page, "sign-in", wrong)
         await begin(page, issuer)
@@ -293,6 +326,9 @@ async def test_axe_finds_nothing_in_the_dialogs_of_sign_in(open_page: OpenPage, 
         await page.keyboard.press("Escape")
         await page.get_by_role("button", name="Key!").click()
         await sign_in(page, issuer)
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+        if width < 720:
+            await page.get_by_role("button", name="More").click()
         await page.get_by_role("button", name="Account").click()
         await look(page, "signed-in", wrong)
     assert not wrong, "\n".join(sorted(set(wrong)))

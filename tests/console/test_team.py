@@ -5,17 +5,25 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from openai import NotFoundError, PermissionDeniedError
 from playwright.async_api import Page, expect
 
 from tests.console.conftest import OpenPage
-from tests.console.team_stack import ROOT, bare_team, team
+from tests.console.team_stack import ROOT, Team, bare_team, team
 from tests.console.test_accessibility import MARK, UNREACHED, look, settle, window_of
 from tests.support.sdk.client import sdk_client
 from tests.support.servers.serving import serving
 
 pytestmark = pytest.mark.console
 TABS = ("projects", "keys", "limits", "usage", "administrators")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def stack() -> AsyncGenerator[Team]:
+    """A team with a month of usage. Tests add keys to it, and change nothing that is there."""
+    async with team() as stack:
+        yield stack
 
 
 @asynccontextmanager
@@ -165,8 +173,8 @@ async def test_stored_data_and_money_of_a_project_are_limited_in_units_that_peop
             await organization.projects.spend_limit.retrieve(project.id)
 
 
-async def test_usage_is_charted_by_model_project_and_key(open_page: OpenPage) -> None:
-    async with team() as stack, keyed(open_page, stack.served.url, ROOT, "team/usage") as page:
+async def test_usage_is_charted_by_model_project_and_key(open_page: OpenPage, stack: Team) -> None:
+    async with keyed(open_page, stack.served.url, ROOT, "team/usage") as page:
         await expect(page.locator(".sums tbody tr")).to_have_count(2)
         await page.get_by_label("Group by").select_option("project")
         await expect(page.locator(".sums tbody")).to_contain_text("Research")
@@ -187,26 +195,25 @@ async def test_usage_is_charted_by_model_project_and_key(open_page: OpenPage) ->
         await expect(page.locator(".bar-chart figcaption")).to_contain_text("requests")
 
 
-async def test_a_holder_sees_its_own_usage_and_limits_and_no_team(open_page: OpenPage) -> None:
-    async with team() as stack:
-        async with sdk_client(stack.served.url, stack.holder) as client:
-            await client.responses.create(model="scripted", input="Hi")
-        async with keyed(open_page, stack.served.url, stack.holder, "usage") as page:
-            await expect(page.locator(".key-facts")).to_contain_text("file_search, web_search")
-            await expect(page.locator(".sums tbody tr")).to_have_count(2)
-            await expect(page.locator(".own-limits")).to_contain_text("2,000 requests per day")
-            await expect(page.locator(".own-limits")).to_contain_text("50,000,000 tokens per month")
-            await expect(page.locator(".own-limits")).to_contain_text("20 GiB stored data in all")
-            rail = page.get_by_role("navigation", name="Views").get_by_role("link")
-            names = await rail.all_inner_texts()
-            assert "Usage" in names
-            assert not {"Team", "Files"} & set(names)
-            await page.goto(f"{stack.served.url}/#/team")
-            await expect(page.get_by_role("alert")).to_contain_text("needs the scope admin")
+async def test_a_holder_sees_its_own_usage_and_limits_and_no_team(open_page: OpenPage, stack: Team) -> None:
+    async with sdk_client(stack.served.url, stack.holder) as client:
+        await client.responses.create(model="scripted", input="Hi")
+    async with keyed(open_page, stack.served.url, stack.holder, "usage") as page:
+        await expect(page.locator(".key-facts")).to_contain_text("file_search, web_search")
+        await expect(page.locator(".sums tbody tr")).to_have_count(2)
+        await expect(page.locator(".own-limits")).to_contain_text("2,000 requests per day")
+        await expect(page.locator(".own-limits")).to_contain_text("50,000,000 tokens per month")
+        await expect(page.locator(".own-limits")).to_contain_text("20 GiB stored data in all")
+        rail = page.get_by_role("navigation", name="Views").get_by_role("link")
+        names = await rail.all_inner_texts()
+        assert "Usage" in names
+        assert not {"Team", "Files"} & set(names)
+        await page.goto(f"{stack.served.url}/#/team")
+        await expect(page.get_by_role("alert")).to_contain_text("needs the scope admin")
 
 
-async def test_a_key_of_an_administrator_begins_with_the_team(open_page: OpenPage) -> None:
-    async with team() as stack, keyed(open_page, stack.served.url, stack.admin) as page:
+async def test_a_key_of_an_administrator_begins_with_the_team(open_page: OpenPage, stack: Team) -> None:
+    async with keyed(open_page, stack.served.url, stack.admin) as page:
         await expect(page.get_by_role("heading", name="Team")).to_be_visible()
         assert await page.get_by_role("navigation", name="Views").get_by_role("link").all_inner_texts() == [
             "Figures",
@@ -229,31 +236,32 @@ async def test_a_server_without_keys_offers_neither_team_nor_usage(open_page: Op
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 380])
-async def test_axe_finds_nothing_and_every_view_of_a_team_fits(open_page: OpenPage, scheme: str, width: int) -> None:
+async def test_axe_finds_nothing_and_every_view_of_a_team_fits(
+    open_page: OpenPage, stack: Team, scheme: str, width: int
+) -> None:
     window = window_of(width, scheme)
     wrong: list[str] = []
-    async with team() as stack:
-        async with keyed(open_page, stack.served.url, ROOT, "team", **window) as page:
-            for tab in TABS:
-                await page.goto(f"{stack.served.url}/#/team/{tab}")
-                await look(page, tab, wrong)
-            await page.goto(f"{stack.served.url}/#/team/keys")
-            await page.get_by_role("button", name="New key").click()
-            await look(page, "new key", wrong)
-            await page.get_by_label("Name", exact=True).fill("bot")
-            await page.get_by_role("button", name="Create the key").click()
-            await page.locator(".secret").wait_for()
-            await look(page, "secret", wrong)
-        async with keyed(open_page, stack.served.url, stack.holder, "usage", **window) as page:
-            await look(page, "usage", wrong)
-            await page.locator(".bar-chart .plot").hover()
-            await look(page, "usage read out", wrong)
+    async with keyed(open_page, stack.served.url, ROOT, "team", **window) as page:
+        for tab in TABS:
+            await page.goto(f"{stack.served.url}/#/team/{tab}")
+            await look(page, tab, wrong)
+        await page.goto(f"{stack.served.url}/#/team/keys")
+        await page.get_by_role("button", name="New key").click()
+        await look(page, "new key", wrong)
+        await page.get_by_label("Name", exact=True).fill("bot")
+        await page.get_by_role("button", name="Create the key").click()
+        await page.locator(".secret").wait_for()
+        await look(page, "secret", wrong)
+    async with keyed(open_page, stack.served.url, stack.holder, "usage", **window) as page:
+        await look(page, "usage", wrong)
+        await page.locator(".bar-chart .plot").hover()
+        await look(page, "usage read out", wrong)
     assert not wrong, "\n".join(sorted(set(wrong)))
 
 
-async def test_the_keyboard_alone_reaches_every_control_of_a_team(open_page: OpenPage) -> None:
+async def test_the_keyboard_alone_reaches_every_control_of_a_team(open_page: OpenPage, stack: Team) -> None:
     wrong: list[str] = []
-    async with team() as stack, keyed(open_page, stack.served.url, ROOT) as page:
+    async with keyed(open_page, stack.served.url, ROOT) as page:
         await page.keyboard.press("g")
         await page.keyboard.press("m")
         await expect(page.get_by_role("heading", name="Team")).to_be_visible()

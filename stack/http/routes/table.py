@@ -9,6 +9,7 @@ from stack.http.routes.batches import BATCH_ROUTES
 from stack.http.routes.chat import CHAT_ROUTES
 from stack.http.routes.completions import COMPLETION_ROUTES
 from stack.http.routes.console.overview import OVERVIEW_ROUTES
+from stack.http.routes.console.page_images import PAGE_IMAGE_ROUTES
 from stack.http.routes.containers import CONTAINER_ROUTES
 from stack.http.routes.conversations import CONVERSATION_ROUTES
 from stack.http.routes.decisions import DECISION_ROUTES, SYSTEM_ONE_ROUTES
@@ -59,6 +60,7 @@ EXTENSION_ROUTES: Final = (
     *SYSTEM_ONE_ROUTES,
     *LISTING_ROUTES,
     *OVERVIEW_ROUTES,
+    *PAGE_IMAGE_ROUTES,
     *TRACE_ROUTES,
     *ORGANIZATION_EXTENSION_ROUTES,
     *OWN_KEY_ROUTES,
