@@ -20,14 +20,13 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conformance.test_session_kills import SEED, ask, post, read_events, rest, say
+from tests.conformance.test_session_kills import BOUND_S, SEED, ask, post, read_events, rest, say
 from tests.support.sdk.environments import PYTHON, shell
 from tests.support.sdk.input_model import MODEL, play
 from tests.support.servers.worker_processes import Workers, worker_processes
 from tests.support.waiting import until, until_empty
 
 TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "2"))
-BOUND_S = 90.0
 Json = dict[str, Any]
 DAY_S = 86_400
 EXPIRY_S = 2.0
@@ -75,8 +74,7 @@ class Life:
         await post(self.workers, self.id, say(self.build_input(then)))
 
     async def rest(self) -> None:
-        async with asyncio.timeout(BOUND_S):
-            await rest(self.workers, self.id)
+        await rest(self.workers, self.id)
 
     async def until_environment(self, *statuses: str) -> None:
         async def has_status() -> bool:
