@@ -117,6 +117,7 @@ class StoredAgents(Provider):
             retry_s=config.retry_s,
         )
         queue.environments = self.environments
+        queue.end_deletion = self.sessions.end_deletion
         self._jobs = LeasedJobs(queue, self._sign, config.poll_s)
         self._sign.start()
         self._jobs.start()

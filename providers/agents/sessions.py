@@ -31,6 +31,7 @@ from providers.agents.environments.hosted import HostedEnvironments
 from providers.agents.records import Json, SessionRef, SessionState, StoredSession
 from providers.agents.store import SessionStore, session_not_found
 from providers.agents.transition import Transition
+from providers.common.jobs import JobRecord
 from providers.common.state.change import write_prepared
 from providers.common.state.event_logs import Log
 from providers.common.state.scan import find_cursor, list_from, skipping_damaged
@@ -220,24 +221,28 @@ class StoredSessions:
             with skipping_damaged(self._kv, ref.state_key, SessionState.__name__):
                 if decode_record(state_entry, SessionState).turn is not None:
                     raise Conflict("The session has a turn that has not ended: cancel it first.", param="session_id")
-            deletes = [Delete(ref.session_key), Delete(ref.state_key, state_entry.version), Delete(ref.job_key)]
-            return [*deletes, Put(ref.end_key, f"{conversation_id} {environment_id}".encode(), _END_S)]
+            note = Put(ref.end_key, f"{conversation_id} {environment_id}".encode(), _END_S)
+            job = Put(ref.job_key, encode_record(JobRecord()))  # any worker ends the deletion, should this one not
+            return [Delete(ref.session_key), Delete(ref.state_key, state_entry.version), note, job]
 
         await write_prepared(self._kv, prepare)
-        await self._delete_rest(ref)
+        await self.end_deletion(ref)
         return {"id": session_id, "object": "agent.session.deleted", "deleted": True}
 
-    async def _delete_rest(self, ref: SessionRef) -> None:
-        """Delete what a deleted session has left, also where an earlier deletion was broken off."""
-        end = await self._kv.get(ref.end_key)
-        if end is not None:
-            conversation_id, _, environment_id = end.value.decode().partition(" ")
-            if conversation_id:
-                with suppress(NotFound):
-                    await self._responses.conversations().delete(conversation_id, tenant=ref.tenant)
-            if self.environments is not None and (environment_id or not conversation_id):
-                await self.environments.delete_of_session(ref, environment_id)
+    async def end_deletion(self, ref: SessionRef) -> None:
+        """Delete what a deleted session has left, also where an earlier deletion was broken off. Do nothing for another
+        one."""
+        session, end = await self._kv.get_many([ref.session_key, ref.end_key])
+        if session is not None or end is None:
+            return
+        conversation_id, _, environment_id = end.value.decode().partition(" ")
+        if conversation_id:
+            with suppress(NotFound):
+                await self._responses.conversations().delete(conversation_id, tenant=ref.tenant)
+        if self.environments is not None and (environment_id or not conversation_id):
+            await self.environments.delete_of_session(ref, environment_id)
         await self._store.delete_parts(ref)
+        await self._kv.write([Delete(ref.job_key)])
 
     async def follow(
         self, session_id: str, params: EventStreamParams, *, tenant: str

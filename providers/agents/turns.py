@@ -5,7 +5,7 @@ notes how far it has read. So after a worker's end the next one goes on after th
 """
 
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
@@ -79,6 +79,8 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         self._store = store
         self.environments: HostedEnvironments | None = None
         """None where this server has no workspaces."""
+        self.end_deletion: Callable[[SessionRef], Awaitable[None]] | None = None
+        """Deletes what a deleted session has left."""
         self._responses = responses
         self._executor = executor
         self._lease_s = lease_s
@@ -98,6 +100,8 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             while await self._drive(session, claim):
                 claim.lease.check()
         except AgentNotFound:
+            if self.end_deletion is not None:
+                await self.end_deletion(ref)
             await self.kv.write([Delete(ref.job_key)])
         except StorageCorrupt as exc:
             report_damaged(self.kv, ref.state_key, "SessionState, or a part of its turn", exc)

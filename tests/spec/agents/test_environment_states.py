@@ -11,7 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from apis.errors import Unsupported
+from apis.errors import Overloaded, Unsupported
 from tests.support.sdk.environments import (
     MORE,
     PYTHON,
@@ -224,6 +224,32 @@ async def test_an_environment_that_is_deleted_while_it_is_prepared_leaves_no_con
 
     await until_empty(list_new_jobs, 20)
     assert [each.id async for each in client.containers.list()] == before
+
+
+async def test_a_deletion_that_is_broken_off_is_ended_by_any_worker(
+    pair: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stops where the session is deleted, and what is in it is not; its client does not ask again."""
+    one, other = pair
+    before = [file.id async for file in other.client.files.list()]
+    session = await run_hosted(one.client, [shell("echo one > outputs/r")])
+    assert one.stack.agents is not None
+
+    async def stop(*_: Any) -> None:
+        raise Overloaded("The server stops.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.stack.agents.sessions, "end_deletion", stop)
+        with pytest.raises(openai.APIStatusError):
+            await one.client.with_options(max_retries=0).beta.agents.sessions.delete(session.id)
+
+    async def list_keys() -> list[str]:
+        keys = [key for key, _ in await one.stack.kv_store.scan("", limit=10_000)]
+        return [key for key in keys if (session.id in key or environment_id(session) in key) and "_end" not in key]
+
+    await until_empty(list_keys, 20)
+    assert [file.id async for file in other.client.files.list()] == before
+    assert workspace_id(session) not in [each.id async for each in other.client.containers.list()]
 
 
 async def test_a_workspace_outlives_its_server(tmp_path: Path) -> None:
