@@ -13,9 +13,9 @@ MAX_PAGE_IMAGES: Final = 4
 class PageImagesParams(Wire):
     """Query of the pictures of a stored file: `count` pages from the page `first` on, each `width` pixels wide."""
 
-    first: int = Field(default=1, ge=1, le=100_000)
-    count: int = Field(default=1, ge=1, le=MAX_PAGE_IMAGES)
-    width: int = Field(default=320, ge=16, le=1600)
+    first: int = Field(default=1, ge=1, le=100_000, strict=False)
+    count: int = Field(default=1, ge=1, le=MAX_PAGE_IMAGES, strict=False)
+    width: int = Field(default=320, ge=16, le=1600, strict=False)
 
 
 class CreatePageImages(PageImagesParams):

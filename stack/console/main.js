@@ -26,7 +26,7 @@ const VIEWS = [
   ["playground", "Play", "Playground", Playground],
   ["responses", "Responses", "Responses", Responses],
   ["runs", "Runs", "Background runs", Runs],
-  ["conversations", "Convs", "Conversations", lazy(async () => (await import("./views/conversations.js")).Conversations)],
+  ["conversations", "Conversations", "Conversations", lazy(async () => (await import("./views/conversations.js")).Conversations)],
   ["agents", "Agents", "Agents", lazy(async () => (await import("./agents/main.js")).Agents)],
   ["files", "Files", "Files and vector stores", lazy(async () => (await import("./views/files.js")).Files)],
   ["traces", "Traces", "Traces", lazy(async () => (await import("./views/traces.js")).Traces)],

@@ -7,6 +7,9 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.console.conftest import OpenPage
+from tests.console.test_accessibility import findings
+from tests.console.test_playground import ask
+from tests.support.models import documents
 from tests.support.sdk.file_search_stack import filing, store_of
 from tests.support.servers.serving import serving
 
@@ -53,6 +56,33 @@ async def test_a_file_that_cannot_be_indexed_shows_its_error(open_page: OpenPage
             await expect(page.locator("tbody .bad")).not_to_be_empty()
             await page.get_by_role("link", name="Vector stores").click()
             await expect(page.locator("tbody")).to_contain_text("1 failed")
+
+
+async def test_the_pages_of_a_pdf_are_shown_where_it_is_stored_and_where_it_is_attached(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    async with filing(tmp_path, [{"text": "Hi"}]) as served, open_page(f"{served.url}/#/files") as page:
+        await upload(page, "report.pdf", documents.pdf("One.", "Two.", "Three.", "Four.", "Five."))
+        await page.get_by_role("button", name="Show the pages of report.pdf").click()
+        sheets = page.get_by_role("dialog").get_by_role("img")
+        await expect(sheets).to_have_count(4)
+        await page.get_by_role("button", name="More pages: 4 of 5 are shown").click()
+        await expect(sheets).to_have_count(5)
+        assert await sheets.last.evaluate("(image) => image.naturalWidth") == 1000
+        assert await findings(page) == []
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("button", name="Show the pages of report.pdf")).to_be_focused()
+        await upload(page, "locked.pdf", documents.encrypted_pdf("tiger"))
+        await expect(page.get_by_role("button", name="Pages of locked.pdf: The PDF is encrypted")).to_be_disabled()
+        await page.goto(f"{served.url}/#/playground")
+        await upload(page, "attached.pdf", documents.pdf("Attached."))
+        await page.get_by_role("button", name="Show the pages of attached.pdf").click()
+        await expect(sheets).to_have_count(1)
+        await page.get_by_role("button", name="Close").click()
+        await ask(page, "What is in it?")
+        await expect(
+            page.get_by_role("article").get_by_role("button", name="Show the pages of attached.pdf")
+        ).to_be_visible()
 
 
 async def test_a_file_is_downloaded_as_it_was_uploaded(open_page: OpenPage) -> None:

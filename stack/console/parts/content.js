@@ -6,6 +6,7 @@ import { html } from "../vendor/preact.js";
 import { Icon } from "./icons.js";
 import { JsonTree } from "./json_tree.js";
 import { Cited } from "./markdown.js";
+import { PdfCard, isPdf } from "./pdf_pages.js";
 import { StoredPicture } from "./sources.js";
 
 const isPicture = (url) => (url || "").startsWith("data:image/");
@@ -30,14 +31,21 @@ const sizeOf = (data) => Math.floor(((data.length - data.indexOf(",") - 1) * 3) 
 
 function File({ part }) {
   const name = part.filename || part.file_id || part.file_url;
-  return html`<div class="file-card">${part.file_data ? html`<${PageCard} name=${name} data=${part.file_data} />` : html`<${Icon} name="files" />`}<span class="clip">${name}</span>${part.file_data && html`<span class="quiet small tabular">${bytes(sizeOf(part.file_data))}</span>`}</div>`;
+  return html`<div class="file-card"><${Card} part=${part} name=${name} /><span class="clip">${name}</span>${part.file_data && html`<span class="quiet small tabular">${bytes(sizeOf(part.file_data))}</span>`}</div>`;
+}
+
+/** The first page of a PDF, the first lines of a text, or the kind of any other file. */
+function Card({ part, name }) {
+  const plain = part.file_data ? html`<${PageCard} name=${name} data=${part.file_data} />` : html`<${Icon} name="files" />`;
+  if (!isPdf(name) || !(part.file_data || part.file_id)) return plain;
+  return html`<${PdfCard} source=${{ fileId: part.file_id, data: part.file_data }} name=${name} fallback=${html`<b>PDF</b>`} />`;
 }
 
 const MOST_PREVIEW_CHARS = 400;
 /** Formats whose bytes are no text. */
 const BINARY = /\.(?:pdf|docx|xlsx|pptx|zip|gz|png|jpe?g|gif|webp|mp3|wav)$/i;
 
-/** The first lines of a text as a small page; the kind of any other file. Pages of PDFs are not drawn. */
+/** The first lines of a text as a small page; the kind of any other file. */
 function PageCard({ name = "", data }) {
   const kind = (/\.(\w{1,5})$/.exec(name)?.[1] || "file").toUpperCase();
   const text = BINARY.test(name) ? "" : firstText(data);
@@ -58,4 +66,4 @@ function firstText(data) {
 export const Thumbnail = ({ part }) =>
   isPicture(part.image_url)
     ? html`<img class="thumb" src=${part.image_url} alt="picture" />`
-    : html`${part.file_data ? html`<${PageCard} name=${part.filename} data=${part.file_data} />` : html`<${Icon} name="files" />`}<span class="clip">${part.filename || part.file_id || "picture"}</span>${part.file_data && html`<span class="quiet tabular">${bytes(sizeOf(part.file_data))}</span>`}`;
+    : html`<${Card} part=${part} name=${part.filename || part.file_id} /><span class="clip">${part.filename || part.file_id || "picture"}</span>${part.file_data && html`<span class="quiet tabular">${bytes(sizeOf(part.file_data))}</span>`}`;
