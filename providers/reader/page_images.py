@@ -16,14 +16,16 @@ _PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 def render_pages(data: bytes, first: int, count: int, width: int) -> tuple[dict[str, Any], bytes]:
     """Return the number of all pages with the sizes of the pictures, and the pictures as PNG files after one another:
     of the pages from `first` on, each at most `width` pixels wide. Raises ExtractionError."""
-    import pypdfium2  # noqa: PLC0415 - a library of 8 MB, only for pictures of pages
+    # a library of 8 MB, only for pictures of pages
+    import pypdfium2  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs]  # typed, without the marker file
 
     try:
         pdf = pypdfium2.PdfDocument(data)
         page_count = len(pdf)
         pictures = [_draw(pdf[index], width) for index in range(first - 1, min(first - 1 + count, page_count))]
     except pypdfium2.PdfiumError as exc:
-        if exc.err_code == _PASSWORD_ERROR:
+        error: Any = exc
+        if error.err_code == _PASSWORD_ERROR:
             raise ExtractionError("invalid_file", "The PDF is encrypted: its pages cannot be shown.") from None
         raise ExtractionError("invalid_file", "The PDF is damaged: its pages cannot be shown.") from None
     sizes = [[*size, len(png)] for size, png in pictures]
