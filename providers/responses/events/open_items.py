@@ -5,28 +5,19 @@ Messages are in open_message.py, and calls in the `tools`.
 """
 
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from openai.types.responses import (
-    ResponseContentPartAddedEvent,
-    ResponseContentPartDoneEvent,
     ResponseOutputItem,
     ResponseOutputItemAddedEvent,
     ResponseOutputItemDoneEvent,
     ResponseReasoningItem,
-    ResponseReasoningSummaryPartAddedEvent,
-    ResponseReasoningSummaryPartDoneEvent,
-    ResponseReasoningSummaryTextDeltaEvent,
-    ResponseReasoningSummaryTextDoneEvent,
-    ResponseReasoningTextDoneEvent,
+    ResponseStreamEvent,
 )
-from openai.types.responses.response_content_part_added_event import PartReasoningText
-from openai.types.responses.response_content_part_done_event import PartReasoningText as DonePartReasoningText
 from openai.types.responses.response_reasoning_item import Content, Summary
-from openai.types.responses.response_reasoning_summary_part_added_event import Part as AddedSummary
-from openai.types.responses.response_reasoning_summary_part_done_event import Part as DoneSummary
 
 from apis.events import EventList
+from providers.responses.events.lifecycle import item_event
 from providers.responses.events.token_events import reasoning_delta_event
 from providers.responses.events.unvalidated import unvalidated
 
@@ -90,17 +81,7 @@ class OpenReasoning:
         added_event = item_added_event(self.index, self.item("in_progress"))
         if self._is_hidden:
             return [added_event]
-        return [
-            added_event,
-            ResponseContentPartAddedEvent(
-                type="response.content_part.added",
-                item_id=self.id,
-                output_index=self.index,
-                content_index=0,
-                part=PartReasoningText(type="reasoning_text", text=""),
-                sequence_number=0,
-            ),
-        ]
+        return [added_event, self._event("content_part.added", content_index=0, part=_reasoning(""))]
 
     def append(self, text: str, events: EventList) -> None:
         self._text.append(text)
@@ -116,28 +97,9 @@ class OpenReasoning:
         """Take more of the summary; the first ends the text."""
         if not self.is_summarized:
             events += self._close_text()
-            part = AddedSummary(type="summary_text", text="")
-            events.append(
-                ResponseReasoningSummaryPartAddedEvent(
-                    type="response.reasoning_summary_part.added",
-                    item_id=self.id,
-                    output_index=self.index,
-                    summary_index=0,
-                    part=part,
-                    sequence_number=0,
-                )
-            )
+            events.append(self._event("reasoning_summary_part.added", summary_index=0, part=_summary("")))
         self._summary_chunks.append(text)
-        events.append(
-            ResponseReasoningSummaryTextDeltaEvent(
-                type="response.reasoning_summary_text.delta",
-                item_id=self.id,
-                output_index=self.index,
-                summary_index=0,
-                delta=text,
-                sequence_number=0,
-            )
-        )
+        events.append(self._event("reasoning_summary_text.delta", summary_index=0, delta=text))
 
     def close(self, status: FinalItemStatus) -> EventList:
         last_part = self._close_summary() if self.is_summarized else self._close_text()
@@ -146,22 +108,8 @@ class OpenReasoning:
     def _close_summary(self) -> EventList:
         text = "".join(self._summary_chunks)
         return [
-            ResponseReasoningSummaryTextDoneEvent(
-                type="response.reasoning_summary_text.done",
-                item_id=self.id,
-                output_index=self.index,
-                summary_index=0,
-                text=text,
-                sequence_number=0,
-            ),
-            ResponseReasoningSummaryPartDoneEvent(
-                type="response.reasoning_summary_part.done",
-                item_id=self.id,
-                output_index=self.index,
-                summary_index=0,
-                part=DoneSummary(type="summary_text", text=text),
-                sequence_number=0,
-            ),
+            self._event("reasoning_summary_text.done", summary_index=0, text=text),
+            self._event("reasoning_summary_part.done", summary_index=0, part=_summary(text)),
         ]
 
     def _close_text(self) -> EventList:
@@ -169,20 +117,17 @@ class OpenReasoning:
             return []
         text = str(self._text)
         return [
-            ResponseReasoningTextDoneEvent(
-                type="response.reasoning_text.done",
-                item_id=self.id,
-                output_index=self.index,
-                content_index=0,
-                text=text,
-                sequence_number=0,
-            ),
-            ResponseContentPartDoneEvent(
-                type="response.content_part.done",
-                item_id=self.id,
-                output_index=self.index,
-                content_index=0,
-                part=DonePartReasoningText(type="reasoning_text", text=text),
-                sequence_number=0,
-            ),
+            self._event("reasoning_text.done", content_index=0, text=text),
+            self._event("content_part.done", content_index=0, part=_reasoning(text)),
         ]
+
+    def _event(self, name: str, **fields: Any) -> ResponseStreamEvent:
+        return item_event(f"response.{name}", self.id, self.index, **fields)
+
+
+def _summary(text: str) -> dict[str, str]:
+    return {"type": "summary_text", "text": text}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    return {"type": "reasoning_text", "text": text}

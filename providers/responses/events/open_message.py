@@ -1,7 +1,7 @@
 """OpenMessage: an assistant message while it grows, with the citations in its text."""
 
 from collections.abc import Hashable, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from openai.types.responses import (
     ResponseContentPartAddedEvent,
@@ -9,9 +9,7 @@ from openai.types.responses import (
     ResponseOutputMessage,
     ResponseOutputRefusal,
     ResponseOutputText,
-    ResponseOutputTextAnnotationAddedEvent,
-    ResponseRefusalDeltaEvent,
-    ResponseRefusalDoneEvent,
+    ResponseStreamEvent,
     ResponseTextDoneEvent,
 )
 
@@ -19,6 +17,7 @@ from apis.deltas import RefusalDelta, TextDelta, TokenLogprob
 from apis.events import EventList
 from apis.wire.base import Phase
 from providers.responses.events.citations import Citation, CitationScanner, CitationTarget
+from providers.responses.events.lifecycle import item_event
 from providers.responses.events.open_items import FinalItemStatus, GrowingText, item_added_event, item_done_event
 from providers.responses.events.token_events import text_delta_event
 from providers.responses.events.unvalidated import unvalidated
@@ -107,16 +106,7 @@ class OpenMessage:
         self._text.append(text)
         if not self._has_readers:
             return
-        events.append(
-            ResponseRefusalDeltaEvent(
-                type="response.refusal.delta",
-                item_id=self.id,
-                output_index=self.index,
-                content_index=len(self._parts),
-                delta=text,
-                sequence_number=0,
-            )
-        )
+        events.append(self._part_event("refusal.delta", delta=text))
 
     def close(self, status: FinalItemStatus) -> EventList:
         events: EventList = []
@@ -146,15 +136,10 @@ class OpenMessage:
             self._annotations[identity] = annotation
             if not self._has_readers:
                 continue
+            number = len(self._annotations) - 1
             events.append(
-                ResponseOutputTextAnnotationAddedEvent(
-                    type="response.output_text.annotation.added",
-                    item_id=self.id,
-                    output_index=self.index,
-                    content_index=len(self._parts),
-                    annotation_index=len(self._annotations) - 1,
-                    annotation=annotation.model_dump(),  # pyright: ignore[reportArgumentType]  # the SDK has the same shape under another class per event
-                    sequence_number=0,
+                self._part_event(
+                    "output_text.annotation.added", annotation_index=number, annotation=annotation.model_dump()
                 )
             )
 
@@ -202,16 +187,9 @@ class OpenMessage:
 
     def _text_done_event(
         self, part: ResponseOutputText | ResponseOutputRefusal, logprobs: Sequence[object]
-    ) -> ResponseTextDoneEvent | ResponseRefusalDoneEvent:
+    ) -> ResponseStreamEvent:
         if isinstance(part, ResponseOutputRefusal):
-            return ResponseRefusalDoneEvent(
-                type="response.refusal.done",
-                item_id=self.id,
-                output_index=self.index,
-                content_index=len(self._parts),
-                refusal=part.refusal,
-                sequence_number=0,
-            )
+            return self._part_event("refusal.done", refusal=part.refusal)
         return (ResponseTextDoneEvent if logprobs else _build_text_done_event)(
             type="response.output_text.done",
             item_id=self.id,
@@ -221,6 +199,9 @@ class OpenMessage:
             logprobs=[*logprobs],  # pyright: ignore[reportArgumentType]  # validated from the dicts
             sequence_number=0,
         )
+
+    def _part_event(self, name: str, **fields: Any) -> ResponseStreamEvent:
+        return item_event(f"response.{name}", self.id, self.index, content_index=len(self._parts), **fields)
 
 
 def _text_part(text: str, logprobs: Sequence[object] = (), annotations: Sequence[Citation] = ()) -> ResponseOutputText:

@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from openai.types.responses import (
-    ResponseShellCallOutputContentDeltaEvent,
-    ResponseShellCallOutputContentDoneEvent,
-)
-from openai.types.responses.response_shell_call_output_content_delta_event import Delta
-from openai.types.responses.response_shell_call_output_content_done_event import Output
+from openai.types.responses import ResponseStreamEvent
 
 from apis.confinement.commands import CommandEvent
 from apis.events import EventList
+from providers.responses.events.lifecycle import item_event
 
+_CONTENT: Final = "response.shell_call_output_content"
 KILLED_EXIT_CODE: Final = 137
 """Exit code of a command, or of a program, whose processes were killed."""
 
@@ -47,15 +44,9 @@ class CommandOutputs:
         if event.stdout or event.stderr:
             output.stdout.append(event.stdout)
             output.stderr.append(event.stderr)
+            delta = {key: text for key, text in (("stdout", event.stdout), ("stderr", event.stderr)) if text}
             events.append(
-                ResponseShellCallOutputContentDeltaEvent(
-                    type="response.shell_call_output_content.delta",
-                    item_id=item_id,
-                    output_index=output_index,
-                    command_index=event.index,
-                    delta=_build_delta(event),
-                    sequence_number=0,
-                )
+                item_event(f"{_CONTENT}.delta", item_id, output_index, command_index=event.index, delta=delta)
             )
         if event.has_ended:
             output.has_ended, output.exit_code = True, event.exit_code
@@ -96,20 +87,5 @@ def render_output(stdout: str, stderr: str, exit_code: int | None) -> str:
     return "\n".join(filter(None, (stdout, f"stderr:\n{stderr}" if stderr else "", ended)))
 
 
-def _build_delta(event: CommandEvent) -> Delta:
-    return Delta.model_validate(
-        {key: text for key, text in (("stdout", event.stdout), ("stderr", event.stderr)) if text}
-    )
-
-
-def _done_event(
-    index: int, output: _CommandOutput, item_id: str, output_index: int
-) -> ResponseShellCallOutputContentDoneEvent:
-    return ResponseShellCallOutputContentDoneEvent(
-        type="response.shell_call_output_content.done",
-        item_id=item_id,
-        output_index=output_index,
-        command_index=index,
-        output=[Output.model_validate(output.to_json())],
-        sequence_number=0,
-    )
+def _done_event(index: int, output: _CommandOutput, item_id: str, output_index: int) -> ResponseStreamEvent:
+    return item_event(f"{_CONTENT}.done", item_id, output_index, command_index=index, output=[output.to_json()])
