@@ -29,7 +29,7 @@ import torch
 
 from providers.inference.gpt_oss.sizing.kv_memory import KvRequest
 from providers.inference.gpt_oss.triton_backend.kernels import device as launching
-from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, TRITON, Kernels
+from providers.inference.gpt_oss.triton_backend.kernels.step import TRITON, Kernels
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights
 from providers.inference.gpt_oss.triton_backend.runner import TritonRunner, TritonSettings
 from tests.bench.gpu_agreement import agreement
@@ -50,6 +50,7 @@ from tests.bench.gpu_parts import Parts
 from tests.bench.gpu_report import tables
 from tests.bench.gpu_rivals import RIVALS, rival
 from tests.bench.gpu_soak import soak
+from tests.support.models.kernel_references import REFERENCE
 
 PARTS: Final = ("agreement", "kernels", "steps", "prompts", "server", "rivals")
 SOAK: Final = "soak"

@@ -13,12 +13,12 @@ from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
     StepBuffers,
     TableSizes,
     make_tables,
-    tensors_by_name,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, Kernels, launch_step
+from providers.inference.gpt_oss.triton_backend.kernels.step import Kernels, launch_step
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer, Weights
 from tests.bench.gpu_measures import ENDS, Row, decoding, prompting
 from tests.bench.gpu_parts import failed
+from tests.support.models.kernel_references import REFERENCE, tensors_by_name
 
 LAYERS: Final = 2
 CACHED: Final = 700

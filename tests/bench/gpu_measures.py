@@ -18,18 +18,17 @@ from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
     StepBuffers,
     Tables,
     TableSizes,
-    fill_input,
     make_step,
     make_tables,
     query_tiles,
     tensor_to_list,
-    tensors_by_name,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.step import Kernels, launch_step
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights
 from providers.inference.gpt_oss.triton_backend.runner import TritonRunner
 from tests.bench.gpu_model import Touched
 from tests.bench.gpu_parts import failed
+from tests.support.models.kernel_references import fill_input, tensors_by_name
 
 Row = dict[str, Any]
 REPEATS = 5

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, StepBuffers
-from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 from tests.bench.gpt_oss_gpu import NEEDS_S, PARTS, SECONDS, main
 from tests.bench.gpu_agreement import agreement
@@ -20,6 +19,7 @@ from tests.bench.gpu_measures import Ceilings, kernel_table, make_stage
 from tests.bench.gpu_model import SPECS, Touched, make_weights
 from tests.bench.gpu_parts import Parts
 from tests.bench.gpu_rivals import RIVALS
+from tests.support.models.kernel_references import REFERENCE
 
 CPU = torch.device("cpu")
 SMALL = replace(SPECS["tiny"], vocabulary=300)

@@ -24,11 +24,12 @@ from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load
 from providers.inference.gpt_oss.triton_backend.batch import TritonBatch
 from providers.inference.gpt_oss.triton_backend.kernels.embed import embed
 from providers.inference.gpt_oss.triton_backend.kernels.sample import sample
-from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, TRITON, Kernels
+from providers.inference.gpt_oss.triton_backend.kernels.step import TRITON, Kernels
 from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights, load_weights
 from providers.inference.gpt_oss.triton_backend.runner import TritonRunner, TritonSettings, load_triton_runner
 from providers.inference.gpt_oss.triton_backend.steps import PendingTokens
+from tests.support.models.kernel_references import REFERENCE
 from tests.support.models.random_checkpoints import TINY, tiny_spec_with, write_checkpoint
 
 SPEC = tiny_spec_with(layers=TINY.layers[:2], experts=4, experts_per_token=2)

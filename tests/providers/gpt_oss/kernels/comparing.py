@@ -16,14 +16,13 @@ from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
     PAGE_TOKENS,
     StepBuffers,
     TableSizes,
-    fill_input,
     make_step,
     make_tables,
     query_tiles,
-    tensors_by_name,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.layout import tile_experts
 from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights, Layer, sum_dtype
+from tests.support.models.kernel_references import fill_input, tensors_by_name
 from tests.support.models.random_checkpoints import TINY, tiny_spec_with
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 4e-3}

@@ -14,14 +14,14 @@ from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
     StepBuffers,
     Tables,
     TableSizes,
-    fill_input,
     make_step,
     make_tables,
     query_tiles,
     tensor_to_list,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, Kernels, launch_step
+from providers.inference.gpt_oss.triton_backend.kernels.step import Kernels, launch_step
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights, load_weights
+from tests.support.models.kernel_references import REFERENCE, fill_input
 
 CPU = torch.device("cpu")
 

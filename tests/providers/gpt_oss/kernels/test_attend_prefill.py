@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.triton_backend.kernels.attend_prefill import attend_prefill, attend_prefill_reference
+from providers.inference.gpt_oss.triton_backend.kernels.attend_prefill import attend_prefill
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check
+from tests.support.models.kernel_references import attend_prefill_reference
 from tests.support.models.random_checkpoints import TINY, tiny_spec_with
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

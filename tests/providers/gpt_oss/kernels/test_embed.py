@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from providers.inference.gpt_oss.triton_backend.kernels.embed import embed, embed_reference
+from providers.inference.gpt_oss.triton_backend.kernels.embed import embed
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check
+from tests.support.models.kernel_references import embed_reference
 
 BUDGET = Budget(registers=40, shared_bytes=0, instructions=200)
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.triton_backend.kernels.experts_down import experts_down, experts_down_reference
+from providers.inference.gpt_oss.triton_backend.kernels.experts_down import experts_down
 from providers.inference.gpt_oss.triton_backend.kernels.unpacking import SINGLE_PAIR_TILING
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, copied, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check, multiplying
+from tests.support.models.kernel_references import experts_down_reference
 from tests.support.models.random_checkpoints import tiny_spec_with
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

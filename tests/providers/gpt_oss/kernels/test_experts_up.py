@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.triton_backend.kernels.experts_up import experts_up, experts_up_reference
+from providers.inference.gpt_oss.triton_backend.kernels.experts_up import experts_up
 from providers.inference.gpt_oss.triton_backend.kernels.unpacking import SINGLE_PAIR_TILING
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check, multiplying
+from tests.support.models.kernel_references import experts_up_reference
 from tests.support.models.random_checkpoints import TINY, tiny_spec_with
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

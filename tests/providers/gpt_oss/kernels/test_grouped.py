@@ -10,11 +10,12 @@ import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
-from providers.inference.gpt_oss.triton_backend.kernels.grouped_down import grouped_down, grouped_down_reference
-from providers.inference.gpt_oss.triton_backend.kernels.grouped_up import grouped_up, grouped_up_reference
+from providers.inference.gpt_oss.triton_backend.kernels.grouped_down import grouped_down
+from providers.inference.gpt_oss.triton_backend.kernels.grouped_up import grouped_up
 from providers.inference.gpt_oss.triton_backend.kernels.unpacking import choose_expert_tiling
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, make_case
 from tests.providers.gpt_oss.kernels.compiling import OLD, Budget, Job, check, multiplying
+from tests.support.models.kernel_references import grouped_down_reference, grouped_up_reference
 from tests.support.models.random_checkpoints import tiny_spec_with
 
 

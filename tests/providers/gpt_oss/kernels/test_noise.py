@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from providers.inference.gpt_oss.triton_backend.kernels.noise import exponential, gumbel, philox
+from tests.support.models.kernel_references import exponential, gumbel, philox
 
 # Triton has no types:
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false

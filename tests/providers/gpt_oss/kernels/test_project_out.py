@@ -6,9 +6,10 @@ from typing import Literal
 import pytest
 import torch
 
-from providers.inference.gpt_oss.triton_backend.kernels.project_out import project_out, project_out_reference
+from providers.inference.gpt_oss.triton_backend.kernels.project_out import project_out
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
+from tests.support.models.kernel_references import project_out_reference
 from tests.support.models.random_checkpoints import TINY, tiny_spec_with
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -5,12 +5,12 @@ import re
 import pytest
 import torch
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, fill_input
-from providers.inference.gpt_oss.triton_backend.kernels.norm import rms_norm
-from providers.inference.gpt_oss.triton_backend.kernels.qkv import qkv, qkv_reference
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
+from providers.inference.gpt_oss.triton_backend.kernels.qkv import qkv
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
+from tests.support.models.kernel_references import fill_input, qkv_reference, rms_norm
 from tests.support.models.random_checkpoints import TINY, tiny_spec_with
 
 OUTPUTS = ["queries", "keys", "values", "normed_hidden"]

@@ -4,18 +4,21 @@ of work."""
 import pytest
 import torch
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, tensor_to_list, tensors_by_name
-from providers.inference.gpt_oss.triton_backend.kernels.embed import embed_reference
-from providers.inference.gpt_oss.triton_backend.kernels.experts_down import experts_down_reference
-from providers.inference.gpt_oss.triton_backend.kernels.experts_up import experts_up_reference
-from providers.inference.gpt_oss.triton_backend.kernels.grouped_down import grouped_down_reference
-from providers.inference.gpt_oss.triton_backend.kernels.grouped_up import grouped_up_reference
-from providers.inference.gpt_oss.triton_backend.kernels.project_out import project_out_reference
-from providers.inference.gpt_oss.triton_backend.kernels.qkv import qkv_reference
-from providers.inference.gpt_oss.triton_backend.kernels.route import route_reference
-from providers.inference.gpt_oss.triton_backend.kernels.sample import sample_reference
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, tensor_to_list
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, copied, make_case
+from tests.support.models.kernel_references import (
+    embed_reference,
+    experts_down_reference,
+    experts_up_reference,
+    grouped_down_reference,
+    grouped_up_reference,
+    project_out_reference,
+    qkv_reference,
+    route_reference,
+    sample_reference,
+    tensors_by_name,
+)
 
 
 def all_to(case: Case, expert: int) -> None:

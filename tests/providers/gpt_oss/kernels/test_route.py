@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.triton_backend.kernels.route import route, route_reference
+from providers.inference.gpt_oss.triton_backend.kernels.route import route
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check
+from tests.support.models.kernel_references import route_reference
 from tests.support.models.random_checkpoints import TINY, tiny_spec_with
 
 OUTPUTS = ["order", "starts"]

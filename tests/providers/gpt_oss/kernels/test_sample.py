@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from providers.inference.gpt_oss.triton_backend.kernels.sample import sample, sample_reference
+from providers.inference.gpt_oss.triton_backend.kernels.sample import sample
 from tests.providers.gpt_oss.kernels.comparing import ENDS_SHAPES, Case, Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
+from tests.support.models.kernel_references import sample_reference
 
 BUDGETS = {
     80: Budget(registers=128, shared_bytes=49_152, instructions=4100),

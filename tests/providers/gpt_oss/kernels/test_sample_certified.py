@@ -12,8 +12,7 @@ from torch import Tensor
 from providers.inference.gpt_oss.sizing.kv_memory import int8_unembedding_bytes
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_CERTIFIED_ROWS, StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.narrow import quantize_unembedding
-from providers.inference.gpt_oss.triton_backend.kernels.noise import gumbel
-from providers.inference.gpt_oss.triton_backend.kernels.sample import GREEDY_BELOW, sample, sample_reference
+from providers.inference.gpt_oss.triton_backend.kernels.sample import GREEDY_BELOW, sample
 from providers.inference.gpt_oss.triton_backend.kernels.sample_certified import (
     CertifiedScratch,
     sample_certified,
@@ -22,6 +21,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.sample_certified import 
 from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed
 from tests.providers.gpt_oss.kernels.comparing import ENDS_SHAPES, Case, Shape, assert_same, copied, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, Loop, check, compiled
+from tests.support.models.kernel_references import gumbel, sample_reference
 from tests.support.models.random_checkpoints import tiny_spec_with
 
 BUDGETS = {

@@ -10,10 +10,11 @@ import torch
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, TRITON
+from providers.inference.gpt_oss.triton_backend.kernels.step import TRITON
 from providers.inference.gpt_oss.triton_backend.kernels.weights import load_weights
 from tests.providers.gpt_oss.kernels.stepping import CPU, Asked, Stepper, stepper
 from tests.support.models.gpt_oss_reference import Hand, hand, relative_error
+from tests.support.models.kernel_references import REFERENCE
 from tests.support.models.random_checkpoints import TINY, SaveFormat, tiny_spec_with, write_checkpoint
 
 ODD = tiny_spec_with(

@@ -5,9 +5,10 @@ import re
 import pytest
 import torch
 
-from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed, unembed_reference
+from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed
 from tests.providers.gpt_oss.kernels.comparing import ENDS_SHAPES, Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
+from tests.support.models.kernel_references import unembed_reference
 
 BUDGETS = {
     80: Budget(registers=128, shared_bytes=49_152, instructions=480),

@@ -1,1 +1,1 @@
-"""The engine's kernels: per file one kernel, its launch function and its torch reference of the same signature."""
+"""The engine's kernels: one kernel and its launch function per file. Tests have a torch reference of each."""

@@ -13,17 +13,13 @@ tokens reads 16.8 MB in a full layer: at 32 rows 65 % of 4.3 TB/s; sliding layer
 
 from typing import Final
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
     PAGE_TOKENS,
     StepBuffers,
-    Tables,
     split_count,
-    tensor_to_list,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     INTERPRETED,
@@ -224,35 +220,3 @@ def attend_decode(layer: Layer, step: StepBuffers) -> None:
         interpreted=INTERPRETED,
         **launch_options(warps=4, stages=5),
     )
-
-
-def attend_decode_reference(layer: Layer, step: StepBuffers) -> None:
-    positions, slots = step.positions[: step.singles], step.slots[: step.singles]
-    for row in tensor_to_list((positions >= 0).nonzero().squeeze(-1)):
-        one = slice(row, row + 1)
-        output = attend_slot(layer, step.tables, int(slots[row]), (step.queries[one], positions[one]))
-        step.attention_output[one] = output.to(step.attention_output.dtype)
-
-
-def attend_slot(layer: Layer, tables: Tables, slot: int, queries_and_positions: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the attention of one slot's queries [n, heads, D] at positions [n] over its pages: [n, heads * D], not
-    rounded."""
-    queries, positions = queries_and_positions
-    spec, wide = layer.spec, layer.sinks.dtype
-    last = int(positions.max())
-    first = 0 if layer.window is None else max(0, int(positions.min()) - layer.window + 1)
-    columns = slice(first // PAGE_TOKENS, last // PAGE_TOKENS + 1)
-    pages = tables.pages[slot, columns].long()
-    keys, values = (
-        memory[layer.index][pages].transpose(0, 1).flatten(1, 2).to(wide) for memory in (tables.keys, tables.values)
-    )
-    places = torch.arange(columns.start * PAGE_TOKENS, columns.stop * PAGE_TOKENS, device=positions.device)
-    ages = positions.unsqueeze(-1) - places
-    unseen = ages < 0 if layer.window is None else (ages < 0) | (ages >= layer.window)
-    values = values.masked_fill(unseen.all(dim=0).unsqueeze(-1), 0)
-    grouped = queries.to(wide).view(len(queries), spec.kv_heads, -1, spec.head_dim)
-    scores = torch.einsum("nkgd,ksd->nkgs", grouped, keys) * spec.head_dim**-0.5
-    scores = scores.masked_fill(unseen.view(len(queries), 1, 1, -1), -torch.inf)
-    sinks = layer.sinks.view(spec.kv_heads, -1, 1).expand(len(queries), -1, -1, -1)
-    weights = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
-    return torch.einsum("nkgs,ksd->nkgd", weights, values).flatten(1)

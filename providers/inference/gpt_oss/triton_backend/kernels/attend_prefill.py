@@ -15,9 +15,8 @@ from typing import Final
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from providers.inference.gpt_oss.triton_backend.kernels.attend_decode import LOG2_E, attend_slot
+from providers.inference.gpt_oss.triton_backend.kernels.attend_decode import LOG2_E
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, QUERY_TILE, StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     INTERPRETED,
@@ -178,14 +177,3 @@ def attend_prefill(layer: Layer, step: StepBuffers) -> None:
         interpreted=INTERPRETED,
         **launch_options(warps=8, stages=5),
     )
-
-
-def attend_prefill_reference(layer: Layer, step: StepBuffers) -> None:
-    for tile in step.tiles:
-        first, count, slot, start = (int(number) for number in tile)
-        if count:
-            rows = slice(first, first + count)
-            positions: Tensor = step.positions[rows]
-            assert int(positions[0]) == start, "a tile says where its first token stands"
-            output = attend_slot(layer, step.tables, slot, (step.queries[rows], positions))
-            step.attention_output[rows] = output.to(step.attention_output.dtype)

@@ -6,8 +6,7 @@ which slot, at which position) are in tensors on the device, written before the 
 shapes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
@@ -176,20 +175,6 @@ def expert_parts(rows: int) -> int:
 def query_tiles(first: int, count: int, slot: int, start: int) -> list[tuple[int, int, int, int]]:
     """Return the tiles of one sequence's `count` tokens, which are the rows `first`, ... and stand at `start`, ..."""
     return [(first + low, min(QUERY_TILE, count - low), slot, start + low) for low in range(0, count, QUERY_TILE)]
-
-
-def fill_input(step: StepBuffers, name: str, values: Sequence[object]) -> None:
-    """Write an input's first values; the rest is padding. Blocks until the device has them."""
-    target: Tensor = getattr(step, name)
-    target.fill_(0 if name in ("tiles", "slots") else -1)
-    if values:
-        target[: len(values)] = torch.tensor(values, dtype=torch.int32, device=target.device)
-
-
-def tensors_by_name(memory: StepBuffers | Tables) -> dict[str, Tensor]:
-    """Return every tensor by its name."""
-    named = {field.name: getattr(memory, field.name) for field in fields(memory)}
-    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def tensor_to_list(values: Tensor) -> list[int]:

@@ -8,7 +8,6 @@ Must meet: equal to the bit. 2 x 5.8 KB a token, so its launch is its cost: one 
 
 import triton
 import triton.language as tl
-from torch.nn.functional import embedding
 
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
@@ -43,9 +42,3 @@ def embed(ends: EndWeights, step: StepBuffers) -> None:
     inputs = (step.tokens, step.tables.last_tokens, step.slots, step.positions)
     block = triton.next_power_of_2(width)
     embed_kernel[(rows,)](step.hidden, ends.embedding, *inputs, width, block=block, **launch_options(warps=4))
-
-
-def embed_reference(ends: EndWeights, step: StepBuffers) -> None:
-    live = step.positions >= 0
-    tokens = step.tokens.where(step.tokens >= 0, step.tables.last_tokens[step.slots.long()])[live]
-    step.hidden[live] = embedding(tokens, ends.embedding)

@@ -18,8 +18,6 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-from torch.nn.functional import linear
 
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, expert_parts
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
@@ -29,7 +27,6 @@ from providers.inference.gpt_oss.triton_backend.kernels.device import (
     round_to_type,
     wait_for_inputs,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.layout import expert_matrix
 from providers.inference.gpt_oss.triton_backend.kernels.unpacking import (
     SINGLE_PAIR_TILING,
     ExpertTiling,
@@ -261,26 +258,3 @@ def launch_down(layer: Layer, step: StepBuffers, tiling: ExpertTiling) -> None:
             interpreted=INTERPRETED,
             **launch_options(warps=4),
         )
-
-
-def experts_down_reference(layer: Layer, step: StepBuffers) -> None:
-    inner = step.inner.flatten(0, 1)
-    outputs = torch.zeros(len(inner), layer.spec.hidden, dtype=layer.sinks.dtype, device=inner.device)
-    for expert in range(layer.spec.experts):
-        pairs = (step.chosen_experts.flatten() == expert).nonzero().squeeze(-1)
-        if len(pairs):
-            outputs[pairs] = expert_output(layer, expert, inner[pairs])
-    add_expert_outputs(step, outputs.view(*step.chosen_experts.shape, -1))
-
-
-def expert_output(layer: Layer, expert: int, inner: Tensor) -> Tensor:
-    """Return one expert's output [n, hidden] of `inner` [n, intermediate], not rounded."""
-    wide = layer.sinks.dtype
-    return linear(inner.to(wide), expert_matrix(layer.down, expert, wide), layer.down.bias[expert].to(wide))
-
-
-def add_expert_outputs(step: StepBuffers, outputs: Tensor) -> None:
-    """Add [T, K, hidden] to the residual stream of the rows that are not padding."""
-    live = step.positions >= 0
-    sums = (outputs[live] * step.shares[live].unsqueeze(-1)).sum(dim=1)
-    step.hidden[live] = (step.hidden[live].to(sums.dtype) + sums).to(step.hidden.dtype)

@@ -15,17 +15,13 @@ done within 60 % of that speed.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-from torch.nn.functional import linear
 
-from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     release_next_kernel,
     round_to_type,
     wait_for_inputs,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.layout import expert_matrix
 from providers.inference.gpt_oss.triton_backend.kernels.unpacking import (
     SINGLE_PAIR_TILING,
     ExpertTiling,
@@ -110,26 +106,3 @@ def launch_up(layer: Layer, step: StepBuffers, tiling: ExpertTiling) -> None:
         experts_per_token=spec.experts_per_token,
         **tiling.kernel_constants(),
     )
-
-
-def experts_up_reference(layer: Layer, step: StepBuffers) -> None:
-    inner = step.inner.flatten(0, 1)
-    for expert in range(layer.spec.experts):
-        pairs = (step.chosen_experts.flatten() == expert).nonzero().squeeze(-1)
-        if len(pairs):
-            rows = pairs // layer.spec.experts_per_token
-            inner[pairs] = expert_inner(layer, expert, step.normed_hidden[rows]).to(inner.dtype)
-
-
-def expert_inner(layer: Layer, expert: int, inputs: Tensor) -> Tensor:
-    """Return one expert's activations [n, intermediate] of `inputs` [n, hidden], not rounded."""
-    wide = layer.sinks.dtype
-    weight = expert_matrix(layer.gate_up, expert, wide)
-    return swiglu(linear(inputs.to(wide), weight, layer.gate_up.bias[expert].to(wide)), layer.spec)
-
-
-def swiglu(gate_up: Tensor, spec: ModelSpec) -> Tensor:
-    """Return [..., I] of [..., 2 * I], whose even columns are gates and whose odd ones are linear."""
-    gate = gate_up[..., 0::2].clamp(max=spec.swiglu_limit)
-    line = gate_up[..., 1::2].clamp(-spec.swiglu_limit, spec.swiglu_limit)
-    return gate * torch.sigmoid(gate * spec.swiglu_alpha) * (line + 1)

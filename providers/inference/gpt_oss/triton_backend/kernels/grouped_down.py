@@ -11,12 +11,8 @@ Instructions, bandwidth and rate as `grouped_up`.
 
 from typing import Final
 
-import torch
-
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, tensor_to_list
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.experts_down import (
-    add_expert_outputs,
-    expert_output,
     launch_down,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.unpacking import choose_expert_tiling
@@ -29,14 +25,3 @@ MAX_COLUMNS: Final = 64
 def grouped_down(layer: Layer, step: StepBuffers) -> None:
     """Do the work of `experts_down`, with each expert's pairs read from `order` and `starts`."""
     launch_down(layer, step, choose_expert_tiling(step, layer.spec, MAX_COLUMNS))
-
-
-def grouped_down_reference(layer: Layer, step: StepBuffers) -> None:
-    inner = step.inner.flatten(0, 1)
-    outputs = torch.zeros(len(inner), layer.spec.hidden, dtype=layer.sinks.dtype, device=inner.device)
-    starts = tensor_to_list(step.starts)
-    for expert in range(layer.spec.experts):
-        pairs = step.order[starts[expert] : starts[expert + 1]].long()
-        if len(pairs):
-            outputs[pairs] = expert_output(layer, expert, inner[pairs])
-    add_expert_outputs(step, outputs.view(*step.chosen_experts.shape, -1))

@@ -10,8 +10,8 @@ weight in the inner loop of decoding on sm_90, 2.1 of them of integers; at 32 ro
 TB/s. 45 % of 790 TFLOP/s for 2,048 tokens of it (256 pairs an expert).
 """
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, tensor_to_list
-from providers.inference.gpt_oss.triton_backend.kernels.experts_up import expert_inner, launch_up
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
+from providers.inference.gpt_oss.triton_backend.kernels.experts_up import launch_up
 from providers.inference.gpt_oss.triton_backend.kernels.unpacking import choose_expert_tiling
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
@@ -19,13 +19,3 @@ from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 def grouped_up(layer: Layer, step: StepBuffers) -> None:
     """Do the work of `experts_up`, with each expert's pairs read from `order` and `starts`."""
     launch_up(layer, step, choose_expert_tiling(step, layer.spec))
-
-
-def grouped_up_reference(layer: Layer, step: StepBuffers) -> None:
-    inner = step.inner.flatten(0, 1)
-    starts = tensor_to_list(step.starts)
-    for expert in range(layer.spec.experts):
-        pairs = step.order[starts[expert] : starts[expert + 1]].long()
-        if len(pairs):
-            rows = pairs // layer.spec.experts_per_token
-            inner[pairs] = expert_inner(layer, expert, step.normed_hidden[rows]).to(inner.dtype)

@@ -33,7 +33,6 @@ from torch import Tensor
 
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint.checkpoint import PackedExperts
-from providers.inference.gpt_oss.checkpoint.mxfp4 import unpack
 
 VERSION: Final = 1
 TILE_ROWS: Final = 64
@@ -46,7 +45,7 @@ LARGEST_SCALE: Final = 128
 _EXPERTS_PER_PASS: Final = 8
 """Experts that are repacked at once: the codes of all would take twice the model's memory."""
 
-_BIT_POSITIONS: Final = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 11, 10, 13))
+BIT_POSITIONS: Final = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 11, 10, 13))
 """For each code the bits of its sign, its exponent's two bits and its mantissa."""
 
 
@@ -79,20 +78,6 @@ def tile_experts(experts: PackedExperts) -> TiledExperts:
     return TiledExperts(values, scales, experts.bias, rows, depth)
 
 
-def untile_experts(tiled: TiledExperts) -> PackedExperts:
-    """Return the argument of `tile_experts`, bit for bit."""
-    count, row_tiles, depth_tiles, _ = tiled.values.shape
-    words = tiled.values.view(count, row_tiles, depth_tiles, 4, 8, 4, 2, 2, 2)
-    codes = torch.stack([_unpack_code(words, k) for k in range(4)], dim=-1)
-    # From experts, tiles, then w g c21 c3 h c0 k ...
-    codes = codes.permute(0, 1, 3, 4, 7, 2, 9, 6, 5, 8)
-    codes = codes.reshape(count, row_tiles * TILE_ROWS, depth_tiles * TILE_DEPTH)[:, : tiled.rows, : tiled.depth]
-    blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).view(count, tiled.rows, tiled.depth // 32, 16)
-    scales = tiled.scales.view(count, row_tiles, depth_tiles, TILE_ROWS, 2).transpose(2, 3)
-    scales = scales.reshape(count, row_tiles * TILE_ROWS, depth_tiles * 2)[:, : tiled.rows, : tiled.depth // 32]
-    return PackedExperts(blocks, scales - SCALE_SHIFT, tiled.bias)
-
-
 def _pack_words(blocks: Tensor, row_tiles: int, depth_tiles: int) -> Tensor:
     count, rows, groups, _ = blocks.shape
     codes = blocks.new_zeros(count, row_tiles * TILE_ROWS, depth_tiles * TILE_DEPTH)
@@ -103,17 +88,10 @@ def _pack_words(blocks: Tensor, row_tiles: int, depth_tiles: int) -> Tensor:
     split = codes.view(count, row_tiles, 4, 8, 2, depth_tiles, 4, 2, 4, 2)
     placed = split.permute(0, 1, 5, 2, 3, 8, 7, 4, 9, 6).reshape(count, row_tiles, depth_tiles, TILE_WORDS, 4).int()
     word = torch.zeros_like(placed[..., 0])
-    for k, places in enumerate(_BIT_POSITIONS):
+    for k, places in enumerate(BIT_POSITIONS):
         for bit, place in zip((3, 2, 1, 0), places, strict=True):
             word |= (placed[..., k] >> bit & 1) << place
     return word.to(torch.int16)
-
-
-def _unpack_code(words: Tensor, k: int) -> Tensor:
-    code = torch.zeros_like(words, dtype=torch.uint8)
-    for bit, place in zip((3, 2, 1, 0), _BIT_POSITIONS[k], strict=True):
-        code |= (words >> place & 1).to(torch.uint8) << bit
-    return code
 
 
 def _scale_tiles(scales: Tensor, row_tiles: int, depth_tiles: int) -> Tensor:
@@ -122,12 +100,3 @@ def _scale_tiles(scales: Tensor, row_tiles: int, depth_tiles: int) -> Tensor:
     padded[:, :rows, :groups] = scales
     padded = padded.view(count, row_tiles, TILE_ROWS, depth_tiles, 2).transpose(2, 3) + SCALE_SHIFT
     return padded.reshape(count, row_tiles, depth_tiles, TILE_SCALES)
-
-
-def expert_matrix(tiled: TiledExperts, expert: int, dtype: torch.dtype) -> Tensor:
-    """Return one expert's weights [rows, depth] as numbers, for references."""
-    one = slice(expert, expert + 1)
-    packed = untile_experts(
-        TiledExperts(tiled.values[one], tiled.scales[one], tiled.bias[one], tiled.rows, tiled.depth)
-    )
-    return unpack(packed.blocks[0], packed.scales[0], dtype)

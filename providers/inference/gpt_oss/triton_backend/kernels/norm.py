@@ -6,7 +6,6 @@ Kernels that read few rows norm them themselves; for many rows the norm is quick
 # Triton has no types:
 # pyright: basic, reportArgumentType=false, reportCallIssue=false
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -48,11 +47,3 @@ def norm_rows(output: Tensor, hidden: Tensor, weight: Tensor, eps: float) -> Non
     rows, width = hidden.shape
     sizes = {"width": width, "block": triton.next_power_of_2(width)}
     norm_kernel[(rows,)](output, hidden, weight, eps, **sizes, interpreted=INTERPRETED, **launch_options(warps=4))
-
-
-def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return [T, hidden], normed and weighted in the weight's type, rounded once to the type of `hidden`, which a
-    product then takes."""
-    wide = hidden.to(weight.dtype)
-    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * scale * weight).to(hidden.dtype)

@@ -17,7 +17,6 @@ from typing import Final
 
 import triton
 import triton.language as tl
-from torch.nn.functional import linear
 
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_DECODE_ROWS, StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
@@ -28,9 +27,8 @@ from providers.inference.gpt_oss.triton_backend.kernels.device import (
     round_to_type,
     wait_for_inputs,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.norm import norm_rows, rms_norm
+from providers.inference.gpt_oss.triton_backend.kernels.norm import norm_rows
 from providers.inference.gpt_oss.triton_backend.kernels.product import choose_tiling, dense_product, prefetch_weights
-from providers.inference.gpt_oss.triton_backend.kernels.route import route_reference
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
 _EXPERTS_PER_CTA: Final = 4
@@ -343,17 +341,3 @@ def _route_many(layer: Layer, step: StepBuffers) -> None:
         interpreted=INTERPRETED,
         **launch_options(warps=4, stages=4),
     )
-
-
-def project_out_reference(layer: Layer, step: StepBuffers) -> None:
-    spec, wide = layer.spec, layer.sinks.dtype
-    projected = linear(step.attention_output.to(wide), layer.out_weight.to(wide), layer.out_bias.to(wide))
-    step.hidden.copy_(step.hidden.to(wide) + projected)
-    step.normed_hidden.copy_(rms_norm(step.hidden, layer.mlp_norm, spec.norm_eps))
-    scores = linear(step.normed_hidden.to(wide), layer.router_weight.to(wide), layer.router_bias.to(wide))
-    ordered, experts = scores.sort(dim=-1, descending=True, stable=True)
-    step.shares.copy_(ordered[:, : spec.experts_per_token].softmax(dim=-1))
-    live = (step.positions >= 0).unsqueeze(-1)
-    step.chosen_experts.copy_(experts[:, : spec.experts_per_token].masked_fill(~live, -1))
-    if len(step.positions) <= MAX_DECODE_ROWS:
-        route_reference(layer, step)

@@ -15,9 +15,7 @@ from dataclasses import replace
 
 import triton
 import triton.language as tl
-from torch.nn.functional import linear
 
-from providers.inference.gpt_oss.torch_backend.attention import rotate
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     INTERPRETED,
@@ -26,7 +24,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.device import (
     round_to_type,
     wait_for_inputs,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.norm import norm_rows, rms_norm
+from providers.inference.gpt_oss.triton_backend.kernels.norm import norm_rows
 from providers.inference.gpt_oss.triton_backend.kernels.product import choose_tiling, dense_product, prefetch_weights
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
@@ -157,19 +155,3 @@ def qkv(layer: Layer, step: StepBuffers) -> None:
         interpreted=INTERPRETED,
         **launch_options(tiles.warps, tiles.stages),
     )
-
-
-def qkv_reference(layer: Layer, step: StepBuffers) -> None:
-    spec, wide = layer.spec, layer.sinks.dtype
-    normed = rms_norm(step.hidden, layer.attention_norm, spec.norm_eps)
-    projected = linear(normed.to(wide), layer.qkv_weight.to(wide), layer.qkv_bias.to(wide))
-    projected = projected.view(len(normed), -1, spec.head_dim)
-    positions = step.positions.clamp(min=0).long()
-    cosines, sines = layer.rotary[:, positions].to(wide).unsqueeze(2)
-    turned = rotate(projected[:, : spec.heads + spec.kv_heads], cosines, sines)
-    step.queries.copy_(turned[:, : spec.heads])
-    live = (step.positions >= 0).nonzero().squeeze(-1)
-    at = positions[live]
-    pages = step.tables.pages[step.slots[live].long(), at // PAGE_TOKENS].long()
-    for memory, new in ((step.tables.keys, turned), (step.tables.values, projected)):
-        memory[layer.index][pages, :, at % PAGE_TOKENS] = new[live, -spec.kv_heads :].to(memory.dtype)

@@ -9,7 +9,6 @@ Must meet: equal to the bit (the order within an expert too). 5 us for 8,192 pai
 # Triton has no types:
 # pyright: basic, reportArgumentType=false, reportCallIssue=false
 
-import torch
 import triton
 import triton.language as tl
 
@@ -53,12 +52,3 @@ def route(layer: Layer, step: StepBuffers) -> None:
     route_kernel[(experts + 1,)](
         step.order, step.starts, step.chosen_experts, pairs, experts=experts, block=block, **launch_options(warps=8)
     )
-
-
-def route_reference(layer: Layer, step: StepBuffers) -> None:
-    experts = layer.spec.experts
-    flat = step.chosen_experts.flatten()
-    flat = flat.where(flat >= 0, experts).long()
-    step.order.copy_(flat.argsort(stable=True))
-    step.starts[0] = 0
-    step.starts[1:] = torch.bincount(flat, minlength=experts + 1)[:experts].cumsum(0)

@@ -16,7 +16,6 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
-from torch.nn.functional import linear
 
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
@@ -24,8 +23,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.device import (
     release_next_kernel,
     wait_for_inputs,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.noise import gumbel, gumbel_tile
-from providers.inference.gpt_oss.triton_backend.kernels.norm import rms_norm
+from providers.inference.gpt_oss.triton_backend.kernels.noise import gumbel_tile
 from providers.inference.gpt_oss.triton_backend.kernels.unembed import (
     choose_unembed_tiling,
     logits_tile,
@@ -123,20 +121,3 @@ def sample(ends: EndWeights, step: StepBuffers) -> None:
     best_of_all_kernel[(rows,)](
         *outputs, rows, blocks=blocks, width=triton.next_power_of_2(blocks), **launch_options(warps=4)
     )
-
-
-def sample_reference(ends: EndWeights, step: StepBuffers) -> None:
-    live = (step.sample_rows >= 0).nonzero().squeeze(-1)
-    rows = step.sample_rows[live].long()
-    slots = step.slots[rows].long()
-    wide = ends.norm.dtype
-    normed = rms_norm(step.hidden[rows], ends.norm, ends.spec.norm_eps)
-    logits = linear(normed.to(wide), ends.unembedding.to(wide))
-    temperatures = step.tables.temperatures[slots].unsqueeze(-1)
-    noise = gumbel(step.tables.seeds[slots], step.positions[rows] + 1, ends.spec.vocabulary)
-    scores = torch.where(temperatures < GREEDY_BELOW, logits, logits / temperatures + noise)
-    best = scores.nan_to_num(nan=-torch.inf).argmax(dim=-1)
-    finite = logits.isfinite().all(dim=-1)
-    step.sampled_tokens.fill_(-1)
-    step.sampled_tokens[live] = best.where(finite, -1).int()
-    step.tables.last_tokens[slots] = step.sampled_tokens[live].clamp(min=0)

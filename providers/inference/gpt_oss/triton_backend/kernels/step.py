@@ -4,20 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from providers.inference.gpt_oss.triton_backend.kernels.attend_decode import attend_decode, attend_decode_reference
-from providers.inference.gpt_oss.triton_backend.kernels.attend_prefill import attend_prefill, attend_prefill_reference
+from providers.inference.gpt_oss.triton_backend.kernels.attend_decode import attend_decode
+from providers.inference.gpt_oss.triton_backend.kernels.attend_prefill import attend_prefill
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_DECODE_ROWS, MAX_UNGROUPED_ROWS, StepBuffers
-from providers.inference.gpt_oss.triton_backend.kernels.embed import embed, embed_reference
-from providers.inference.gpt_oss.triton_backend.kernels.experts_down import experts_down, experts_down_reference
-from providers.inference.gpt_oss.triton_backend.kernels.experts_up import experts_up, experts_up_reference
-from providers.inference.gpt_oss.triton_backend.kernels.grouped_down import grouped_down, grouped_down_reference
-from providers.inference.gpt_oss.triton_backend.kernels.grouped_up import grouped_up, grouped_up_reference
-from providers.inference.gpt_oss.triton_backend.kernels.project_out import project_out, project_out_reference
-from providers.inference.gpt_oss.triton_backend.kernels.qkv import qkv, qkv_reference
-from providers.inference.gpt_oss.triton_backend.kernels.route import route, route_reference
-from providers.inference.gpt_oss.triton_backend.kernels.sample import sample_reference
+from providers.inference.gpt_oss.triton_backend.kernels.embed import embed
+from providers.inference.gpt_oss.triton_backend.kernels.experts_down import experts_down
+from providers.inference.gpt_oss.triton_backend.kernels.experts_up import experts_up
+from providers.inference.gpt_oss.triton_backend.kernels.grouped_down import grouped_down
+from providers.inference.gpt_oss.triton_backend.kernels.grouped_up import grouped_up
+from providers.inference.gpt_oss.triton_backend.kernels.project_out import project_out
+from providers.inference.gpt_oss.triton_backend.kernels.qkv import qkv
+from providers.inference.gpt_oss.triton_backend.kernels.route import route
 from providers.inference.gpt_oss.triton_backend.kernels.sample_certified import sample_certified
-from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed, unembed_reference
+from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed
 from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights, Layer, Weights
 
 LayerKernel = Callable[[Layer, StepBuffers], None]
@@ -43,20 +42,6 @@ class Kernels:
 
 
 TRITON: Final = Kernels()
-REFERENCE: Final = Kernels(
-    embed=embed_reference,
-    qkv=qkv_reference,
-    attend_decode=attend_decode_reference,
-    attend_prefill=attend_prefill_reference,
-    project_out=project_out_reference,
-    experts_up=experts_up_reference,
-    experts_down=experts_down_reference,
-    route=route_reference,
-    grouped_up=grouped_up_reference,
-    grouped_down=grouped_down_reference,
-    unembed=unembed_reference,
-    sample=sample_reference,
-)
 
 
 def launch_step(

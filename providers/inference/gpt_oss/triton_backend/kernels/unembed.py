@@ -16,7 +16,6 @@ from typing import Any, Final
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import linear
 
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
@@ -28,7 +27,6 @@ from providers.inference.gpt_oss.triton_backend.kernels.device import (
     wait_for_inputs,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.noise import BLOCK_TOKENS
-from providers.inference.gpt_oss.triton_backend.kernels.norm import rms_norm
 from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights
 
 MAX_COLUMNS: Final = 64
@@ -144,10 +142,3 @@ def choose_unembed_tiling(ends: EndWeights, step: StepBuffers) -> tuple[tuple[in
         "interpreted": INTERPRETED,
     }
     return (-(-rows // columns), blocks), shape | launch_options(warps, stages)
-
-
-def unembed_reference(ends: EndWeights, step: StepBuffers) -> None:
-    hidden = step.hidden[step.sample_rows.clamp(min=0).long()]
-    normed = rms_norm(hidden, ends.norm, ends.spec.norm_eps)
-    wide = ends.norm.dtype
-    step.logits.copy_(linear(normed.to(wide), ends.unembedding.to(wide)))
