@@ -11,8 +11,9 @@ from starlette.responses import Response
 from apis.accounts.project_settings import HostedTool
 from apis.agents.sessions import RequestKey
 from apis.errors import InvalidBeta
+from apis.storage.pages import Page
 from providers.agents.kv import StoredAgents
-from stack.http.answers import value_response
+from stack.http.answers import list_response, value_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.idempotency import RAW_IDEMPOTENCY_HEADER, parse_key
 from stack.http.parsing import find_header
@@ -31,6 +32,16 @@ def require_agents(services: Services) -> StoredAgents:
 def object_response(fields: dict[str, Any], status: int = 200) -> Response:
     """Return the answer that is one object."""
     return value_response(fields, status)
+
+
+def created_response(fields: dict[str, Any]) -> Response:
+    """Return the answer that is a new object."""
+    return value_response(fields, CREATED)
+
+
+def objects_response(page: Page[dict[str, Any]]) -> Response:
+    """Return the answer that is a page of objects."""
+    return list_response(page.data, has_more=page.has_more)
 
 
 def _with_beta(handler: Handler) -> Handler:

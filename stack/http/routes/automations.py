@@ -14,19 +14,21 @@ from apis.agents.automations import (
 )
 from apis.batches.batches import BatchOwner
 from providers.agents.kv import StoredAgents
-from stack.http.answers import list_response
 from stack.http.context import HttpContext, Services
 from stack.http.metering import grant_request
-from stack.http.request_body import read_model, read_query
+from stack.http.request_body import read_model
 from stack.http.route import Route
 from stack.http.routes.agent_beta import (
     CREATED,
+    created_response,
     delete_route,
     object_response,
+    objects_response,
     read_route,
     require_agents,
     write_route,
 )
+from stack.http.routes.calls import ApiCalls
 
 _PATH: Final = "/agents/automations/{automation_id}"
 _INVOCATIONS_PATH: Final = f"{_PATH}/invocations"
@@ -40,55 +42,12 @@ async def create_automation(http: Request, context: HttpContext, services: Servi
     return object_response(await agents.automations.create(request, owner=owner), CREATED)
 
 
-async def list_automations(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, AutomationListParams)
-    page = await require_agents(services).automations.list(params, tenant=context.tenant)
-    return list_response(page.data, has_more=page.has_more)
-
-
 async def update_automation(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, UpdateAutomation)
     agents = require_agents(services)
     if request.target is not None:
         await _check_target(request.target, agents, context, services)
     return object_response(await agents.automations.update(_automation_id(http), request, tenant=context.tenant))
-
-
-async def get_automation(http: Request, context: HttpContext, services: Services) -> Response:
-    automations = require_agents(services).automations
-    return object_response(await automations.get(_automation_id(http), tenant=context.tenant))
-
-
-async def delete_automation(http: Request, context: HttpContext, services: Services) -> Response:
-    automations = require_agents(services).automations
-    return object_response(await automations.delete(_automation_id(http), tenant=context.tenant))
-
-
-async def pause_automation(http: Request, context: HttpContext, services: Services) -> Response:
-    automations = require_agents(services).automations
-    return object_response(await automations.pause(_automation_id(http), tenant=context.tenant))
-
-
-async def resume_automation(http: Request, context: HttpContext, services: Services) -> Response:
-    automations = require_agents(services).automations
-    return object_response(await automations.resume(_automation_id(http), tenant=context.tenant))
-
-
-async def invoke_automation(http: Request, context: HttpContext, services: Services) -> Response:
-    automations = require_agents(services).automations
-    return object_response(await automations.invoke(_automation_id(http), tenant=context.tenant), CREATED)
-
-
-async def list_invocations(http: Request, context: HttpContext, services: Services) -> Response:
-    params, automations = read_query(http, InvocationListParams), require_agents(services).automations
-    page = await automations.list_invocations(_automation_id(http), params, tenant=context.tenant)
-    return list_response(page.data, has_more=page.has_more)
-
-
-async def get_invocation(http: Request, context: HttpContext, services: Services) -> Response:
-    automations, invocation_id = require_agents(services).automations, http.path_params["invocation_id"]
-    invocation = await automations.get_invocation(_automation_id(http), invocation_id, tenant=context.tenant)
-    return object_response(invocation)
 
 
 async def _check_target(
@@ -103,6 +62,18 @@ async def _check_target(
 def _automation_id(http: Request) -> str:
     return http.path_params["automation_id"]
 
+
+_automations = ApiCalls(lambda services: require_agents(services).automations, object_response)
+list_automations = _automations.calling("list_automations", lambda automations: automations.list, objects_response)
+get_automation = _automations.calling("get_automation", lambda automations: automations.get)
+delete_automation = _automations.calling("delete_automation", lambda automations: automations.delete)
+pause_automation = _automations.calling("pause_automation", lambda automations: automations.pause)
+resume_automation = _automations.calling("resume_automation", lambda automations: automations.resume)
+invoke_automation = _automations.calling("invoke_automation", lambda automations: automations.invoke, created_response)
+list_invocations = _automations.calling(
+    "list_invocations", lambda automations: automations.list_invocations, objects_response
+)
+get_invocation = _automations.calling("get_invocation", lambda automations: automations.get_invocation)
 
 AUTOMATION_ROUTES: Final[tuple[Route, ...]] = (
     write_route("/agents/automations", create_automation, CreateAutomation),

@@ -11,8 +11,9 @@ from providers.batches.leased import LeasedBatches
 from stack.http.answers import model_response, page_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.parsing import read_request
-from stack.http.request_body import read_body, read_query
+from stack.http.request_body import read_body
 from stack.http.route import RESPONSES, Route
+from stack.http.routes.calls import ApiCalls
 
 
 async def create_batch(http: Request, context: HttpContext, services: Services) -> Response:
@@ -28,18 +29,14 @@ async def create_batch(http: Request, context: HttpContext, services: Services) 
     return model_response(await batches.create(request, tenant=context.tenant, key_id=key_id))
 
 
-async def list_batches(http: Request, context: HttpContext, services: Services) -> Response:
-    page = await _require_batches(services).list(read_query(http, BatchListParams), tenant=context.tenant)
-    return page_response(page)
+def _require_batches(services: Services) -> LeasedBatches:
+    return require_section(services.stack.batches, "keeps no files", "files")
 
 
-async def get_batch(http: Request, context: HttpContext, services: Services) -> Response:
-    return model_response(await _require_batches(services).get(http.path_params["batch_id"], tenant=context.tenant))
-
-
-async def cancel_batch(http: Request, context: HttpContext, services: Services) -> Response:
-    return model_response(await _require_batches(services).cancel(http.path_params["batch_id"], tenant=context.tenant))
-
+_batches = ApiCalls(_require_batches)
+list_batches = _batches.calling("list_batches", lambda batches: batches.list, page_response)
+get_batch = _batches.calling("get_batch", lambda batches: batches.get)
+cancel_batch = _batches.calling("cancel_batch", lambda batches: batches.cancel)
 
 BATCH_ROUTES: Final = (
     Route("POST", "/batches", RESPONSES, create_batch, body=CreateBatch, stores=True),
@@ -47,7 +44,3 @@ BATCH_ROUTES: Final = (
     Route("GET", "/batches/{batch_id}", RESPONSES, get_batch),
     Route("POST", "/batches/{batch_id}/cancel", RESPONSES, cancel_batch, stores=False),
 )
-
-
-def _require_batches(services: Services) -> LeasedBatches:
-    return require_section(services.stack.batches, "keeps no files", "files")

@@ -8,11 +8,12 @@ from starlette.responses import Response
 
 from apis.containers import ContainerListParams, Containers, CopyFile, CreateContainer
 from apis.errors import Unsupported
-from stack.http.answers import deleted_response, model_response, page_response
+from stack.http.answers import model_response, page_response
 from stack.http.context import HttpContext, Services
 from stack.http.forms import open_upload
-from stack.http.request_body import read_model, read_query
+from stack.http.request_body import read_model
 from stack.http.route import RESPONSES, Route
+from stack.http.routes.calls import ApiCalls
 
 _DOWNLOAD_HEADERS: Final = {"content-disposition": "attachment"}
 """A file that a program wrote may be any page: no browser may render it as one of this server's."""
@@ -24,21 +25,6 @@ async def create_container(http: Request, context: HttpContext, services: Servic
     container = await containers.create(request, tenant=context.tenant)
     context.created_id = container.id
     return model_response(container)
-
-
-async def list_containers(http: Request, context: HttpContext, services: Services) -> Response:
-    return page_response(
-        await _require_containers(services).list(read_query(http, ContainerListParams), tenant=context.tenant)
-    )
-
-
-async def get_container(http: Request, context: HttpContext, services: Services) -> Response:
-    return model_response(await _require_containers(services).get(_container_id(http), tenant=context.tenant))
-
-
-async def delete_container(http: Request, context: HttpContext, services: Services) -> Response:
-    await _require_containers(services).delete(_container_id(http), tenant=context.tenant)
-    return deleted_response(_container_id(http), "container.deleted")
 
 
 async def add_container_file(http: Request, context: HttpContext, services: Services) -> Response:
@@ -53,28 +39,31 @@ async def add_container_file(http: Request, context: HttpContext, services: Serv
     return model_response(await containers.copy_file(_container_id(http), request.file_id, tenant=tenant))
 
 
-async def list_container_files(http: Request, context: HttpContext, services: Services) -> Response:
-    page = read_query(http, ContainerListParams)
-    return page_response(
-        await _require_containers(services).list_files(_container_id(http), page, tenant=context.tenant)
-    )
-
-
-async def get_container_file(http: Request, context: HttpContext, services: Services) -> Response:
-    return model_response(
-        await _require_containers(services).get_file(_container_id(http), _file_id(http), tenant=context.tenant)
-    )
-
-
-async def delete_container_file(http: Request, context: HttpContext, services: Services) -> Response:
-    await _require_containers(services).delete_file(_container_id(http), _file_id(http), tenant=context.tenant)
-    return deleted_response(_file_id(http), "container.file.deleted")
-
-
 async def get_container_file_content(http: Request, context: HttpContext, services: Services) -> Response:
     data = await _require_containers(services).content(_container_id(http), _file_id(http), tenant=context.tenant)
     return Response(data, headers=_DOWNLOAD_HEADERS, media_type="application/octet-stream")
 
+
+def _require_containers(services: Services) -> Containers:
+    tool_runtime = services.stack.tool_runtime
+    containers = tool_runtime.containers() if tool_runtime is not None else None
+    if containers is None:
+        message = "This server has no containers: give its config's `tool_runtime` the provider `python`."
+        raise Unsupported(message, code="not_configured")
+    return containers
+
+
+_containers = ApiCalls(_require_containers)
+list_containers = _containers.calling("list_containers", lambda containers: containers.list, page_response)
+get_container = _containers.calling("get_container", lambda containers: containers.get)
+delete_container = _containers.deleting("delete_container", lambda containers: containers.delete, "container.deleted")
+list_container_files = _containers.calling(
+    "list_container_files", lambda containers: containers.list_files, page_response
+)
+get_container_file = _containers.calling("get_container_file", lambda containers: containers.get_file)
+delete_container_file = _containers.deleting(
+    "delete_container_file", lambda containers: containers.delete_file, "container.file.deleted"
+)
 
 CONTAINER_ROUTES: Final = (
     Route(
@@ -106,15 +95,6 @@ CONTAINER_ROUTES: Final = (
     Route("DELETE", "/containers/{container_id}/files/{file_id}", RESPONSES, delete_container_file),
     Route("GET", "/containers/{container_id}/files/{file_id}/content", RESPONSES, get_container_file_content),
 )
-
-
-def _require_containers(services: Services) -> Containers:
-    tool_runtime = services.stack.tool_runtime
-    containers = tool_runtime.containers() if tool_runtime is not None else None
-    if containers is None:
-        message = "This server has no containers: give its config's `tool_runtime` the provider `python`."
-        raise Unsupported(message, code="not_configured")
-    return containers
 
 
 def _container_id(http: Request) -> str:

@@ -15,10 +15,11 @@ from apis.conversations import (
     UpdateConversation,
 )
 from providers.common.fair_turns import run_long
-from stack.http.answers import deleted_response, list_response, model_response, value_response
+from stack.http.answers import list_response, model_response, value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_model, read_query
 from stack.http.route import RESPONSES, Route
+from stack.http.routes.calls import ApiCalls
 
 
 async def create_conversation(http: Request, context: HttpContext, services: Services) -> Response:
@@ -26,20 +27,6 @@ async def create_conversation(http: Request, context: HttpContext, services: Ser
     conversation = await _conversations(services).create(request, tenant=context.tenant)
     context.created_id = conversation.id
     return model_response(conversation)
-
-
-async def get_conversation(http: Request, context: HttpContext, services: Services) -> Response:
-    return model_response(await _conversations(services).get(_conversation_id(http), tenant=context.tenant))
-
-
-async def update_conversation(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateConversation)
-    return model_response(await _conversations(services).update(_conversation_id(http), request, tenant=context.tenant))
-
-
-async def delete_conversation(http: Request, context: HttpContext, services: Services) -> Response:
-    await _conversations(services).delete(_conversation_id(http), tenant=context.tenant)
-    return deleted_response(_conversation_id(http), "conversation.deleted")
 
 
 async def add_items(http: Request, context: HttpContext, services: Services) -> Response:
@@ -65,13 +52,20 @@ async def get_item(http: Request, context: HttpContext, services: Services) -> R
     return await run_long(value_response, item)
 
 
-async def delete_item(http: Request, context: HttpContext, services: Services) -> Response:
-    item_id = http.path_params["item_id"]
-    deleted = await _conversations(services).delete_item(_conversation_id(http), item_id, tenant=context.tenant)
-    return model_response(deleted)
-
-
 _CONVERSATION_PATH: Final = "/conversations/{conversation_id}"
+
+
+def _conversations(services: Services) -> Conversations:
+    return services.stack.responses.conversations()
+
+
+_calls = ApiCalls(_conversations)
+get_conversation = _calls.calling("get_conversation", lambda conversations: conversations.get)
+update_conversation = _calls.calling("update_conversation", lambda conversations: conversations.update)
+delete_conversation = _calls.deleting(
+    "delete_conversation", lambda conversations: conversations.delete, "conversation.deleted"
+)
+delete_item = _calls.calling("delete_item", lambda conversations: conversations.delete_item)
 
 CONVERSATION_ROUTES: Final = (
     Route("POST", "/conversations", RESPONSES, create_conversation, body=CreateConversation, stores=True, keyed=True),
@@ -83,10 +77,6 @@ CONVERSATION_ROUTES: Final = (
     Route("GET", f"{_CONVERSATION_PATH}/items/{{item_id}}", RESPONSES, get_item, query=ItemInclude),
     Route("DELETE", f"{_CONVERSATION_PATH}/items/{{item_id}}", RESPONSES, delete_item),
 )
-
-
-def _conversations(services: Services) -> Conversations:
-    return services.stack.responses.conversations()
 
 
 def _conversation_id(http: Request) -> str:

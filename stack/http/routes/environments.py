@@ -13,19 +13,22 @@ from apis.agents.environments import (
     EnvironmentFileListParams,
     EnvironmentListParams,
 )
-from stack.http.answers import list_response, value_response
+from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_model, read_query
 from stack.http.route import Route
 from stack.http.routes.agent_beta import (
     CREATED,
+    created_response,
     delete_route,
     object_response,
+    objects_response,
     read_request_key,
     read_route,
     require_agents,
     write_route,
 )
+from stack.http.routes.calls import ApiCalls
 
 _ENVIRONMENT_PATH: Final = "/agents/environments/{environment_id}"
 _FILES_PATH: Final = f"{_ENVIRONMENT_PATH}/files"
@@ -44,23 +47,6 @@ async def create_environment(http: Request, context: HttpContext, services: Serv
     return object_response(environment, CREATED)
 
 
-async def list_environments(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, EnvironmentListParams)
-    page = await require_agents(services).require_environments().list(params, tenant=context.tenant)
-    return list_response(page.data, has_more=page.has_more)
-
-
-async def get_environment(http: Request, context: HttpContext, services: Services) -> Response:
-    environments = require_agents(services).require_environments()
-    return object_response(await environments.get(_environment_id(http), tenant=context.tenant))
-
-
-async def add_environment_file(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateEnvironmentFile)
-    environments = require_agents(services).require_environments()
-    return object_response(await environments.add_file(_environment_id(http), request, tenant=context.tenant), CREATED)
-
-
 async def list_environment_files(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, EnvironmentFileListParams)
     environments = require_agents(services).require_environments()
@@ -72,32 +58,26 @@ def _environment_id(http: Request) -> str:
     return http.path_params["environment_id"]
 
 
-async def list_artifacts(http: Request, context: HttpContext, services: Services) -> Response:
-    artifacts = require_agents(services).require_environments().artifacts
-    params = read_query(http, ArtifactListParams)
-    page = await artifacts.list(http.path_params["session_id"], params, tenant=context.tenant)
-    return list_response(page.data, has_more=page.has_more)
-
-
-async def get_artifact(http: Request, context: HttpContext, services: Services) -> Response:
-    artifacts = require_agents(services).require_environments().artifacts
-    return object_response(await artifacts.get(*_artifact_ids(http), tenant=context.tenant))
-
-
 async def get_artifact_content(http: Request, context: HttpContext, services: Services) -> Response:
     artifacts = require_agents(services).require_environments().artifacts
     content = await artifacts.content(*_artifact_ids(http), tenant=context.tenant)
     return StreamingResponse(content, headers=_DOWNLOAD_HEADERS, media_type="application/octet-stream")
 
 
-async def delete_artifact(http: Request, context: HttpContext, services: Services) -> Response:
-    artifacts = require_agents(services).require_environments().artifacts
-    return object_response(await artifacts.delete(*_artifact_ids(http), tenant=context.tenant))
-
-
 def _artifact_ids(http: Request) -> tuple[str, str]:
     return http.path_params["session_id"], http.path_params["artifact_id"]
 
+
+_environments = ApiCalls(lambda services: require_agents(services).require_environments(), object_response)
+_artifacts = ApiCalls(lambda services: require_agents(services).require_environments().artifacts, object_response)
+list_environments = _environments.calling("list_environments", lambda environments: environments.list, objects_response)
+get_environment = _environments.calling("get_environment", lambda environments: environments.get)
+add_environment_file = _environments.calling(
+    "add_environment_file", lambda environments: environments.add_file, created_response
+)
+list_artifacts = _artifacts.calling("list_artifacts", lambda artifacts: artifacts.list, objects_response)
+get_artifact = _artifacts.calling("get_artifact", lambda artifacts: artifacts.get)
+delete_artifact = _artifacts.calling("delete_artifact", lambda artifacts: artifacts.delete)
 
 ENVIRONMENT_ROUTES: Final[tuple[Route, ...]] = (
     write_route("/agents/environments", create_environment, CreateEnvironment, tool="code_interpreter"),

@@ -12,8 +12,8 @@ from apis.documents.files import CreateFile, FileListParams, Files
 from stack.http.answers import deleted_response, model_response, page_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.forms import open_upload, read_form_fields
-from stack.http.request_body import read_query
 from stack.http.route import FILES, Route
+from stack.http.routes.calls import ApiCalls
 
 
 async def create_file(http: Request, context: HttpContext, services: Services) -> Response:
@@ -22,15 +22,6 @@ async def create_file(http: Request, context: HttpContext, services: Services) -
         request = read_form_fields({**upload.fields, "filename": upload.filename}, CreateFile)
         file = await files.create(request, upload.data, tenant=context.tenant)
     return model_response(file)
-
-
-async def list_files(http: Request, context: HttpContext, services: Services) -> Response:
-    page = read_query(http, FileListParams)
-    return page_response(await _require_files(services).list(page, tenant=context.tenant))
-
-
-async def get_file(http: Request, context: HttpContext, services: Services) -> Response:
-    return model_response(await _require_files(services).get(http.path_params["file_id"], tenant=context.tenant))
 
 
 async def delete_file(http: Request, context: HttpContext, services: Services) -> Response:
@@ -54,6 +45,14 @@ async def get_file_content(http: Request, context: HttpContext, services: Servic
     return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
 
 
+def _require_files(services: Services) -> Files:
+    return require_section(services.stack.files, "keeps no files", "files")
+
+
+_files = ApiCalls(_require_files)
+list_files = _files.calling("list_files", lambda files: files.list, page_response)
+get_file = _files.calling("get_file", lambda files: files.get)
+
 FILE_ROUTES: Final = (
     Route("POST", "/files", FILES, create_file, form=CreateFile, stores=True),
     Route("GET", "/files", FILES, list_files, query=FileListParams),
@@ -74,7 +73,3 @@ async def _read_first(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
                 yield chunk
 
     return chain()
-
-
-def _require_files(services: Services) -> Files:
-    return require_section(services.stack.files, "keeps no files", "files")

@@ -9,11 +9,12 @@ from starlette.responses import Response
 
 from apis.skills.bundle import SkillFile
 from apis.skills.skills import CreateSkillVersion, SkillListParams, Skills, UpdateSkill
-from stack.http.answers import deleted_response, model_response, page_response, value_response
+from stack.http.answers import model_response, page_response, value_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.forms import FormFields, open_uploads, read_form_fields
-from stack.http.request_body import read_model, read_query
+from stack.http.request_body import read_model
 from stack.http.route import FILES, Route
+from stack.http.routes.calls import ApiCalls
 
 _DOWNLOAD_HEADERS: Final = {"content-disposition": 'attachment; filename="skill.zip"'}
 
@@ -24,27 +25,12 @@ async def create_skill(http: Request, context: HttpContext, services: Services) 
     return model_response(await skills.create(files, tenant=context.tenant))
 
 
-async def list_skills(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, SkillListParams)
-    return page_response(await _require_skills(services).list(params, tenant=context.tenant))
-
-
-async def get_skill(http: Request, context: HttpContext, services: Services) -> Response:
-    return model_response(await _require_skills(services).get(http.path_params["skill_id"], tenant=context.tenant))
-
-
 async def update_skill(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, UpdateSkill)
     skill = await _require_skills(services).set_default(
         http.path_params["skill_id"], request.default_version, tenant=context.tenant
     )
     return model_response(skill)
-
-
-async def delete_skill(http: Request, context: HttpContext, services: Services) -> Response:
-    skill_id = http.path_params["skill_id"]
-    await _require_skills(services).delete(skill_id, tenant=context.tenant)
-    return deleted_response(skill_id, "skill.deleted")
 
 
 async def get_skill_content(http: Request, context: HttpContext, services: Services) -> Response:
@@ -64,23 +50,23 @@ async def create_skill_version(http: Request, context: HttpContext, services: Se
     return model_response(version)
 
 
-async def list_skill_versions(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, SkillListParams)
-    skill_id = http.path_params["skill_id"]
-    return page_response(await _require_skills(services).list_versions(skill_id, params, tenant=context.tenant))
-
-
-async def get_skill_version(http: Request, context: HttpContext, services: Services) -> Response:
-    skill_id, version = http.path_params["skill_id"], http.path_params["version"]
-    return model_response(await _require_skills(services).get_version(skill_id, version, tenant=context.tenant))
-
-
 async def delete_skill_version(http: Request, context: HttpContext, services: Services) -> Response:
     skill_id, version = http.path_params["skill_id"], http.path_params["version"]
     deleted = await _require_skills(services).delete_version(skill_id, version, tenant=context.tenant)
     fields = {"id": deleted.id, "object": "skill.version.deleted", "deleted": True, "version": deleted.version}
     return value_response(fields)
 
+
+def _require_skills(services: Services) -> Skills:
+    return require_section(services.stack.skills, "keeps no skills", "skills")
+
+
+_skills = ApiCalls(_require_skills)
+list_skills = _skills.calling("list_skills", lambda skills: skills.list, page_response)
+get_skill = _skills.calling("get_skill", lambda skills: skills.get)
+delete_skill = _skills.deleting("delete_skill", lambda skills: skills.delete, "skill.deleted")
+list_skill_versions = _skills.calling("list_skill_versions", lambda skills: skills.list_versions, page_response)
+get_skill_version = _skills.calling("get_skill_version", lambda skills: skills.get_version)
 
 SKILL_ROUTES: Final = (
     Route("POST", "/skills", FILES, create_skill, form=BaseModel, file_field="files", stores=True),
@@ -103,10 +89,6 @@ SKILL_ROUTES: Final = (
     Route("DELETE", "/skills/{skill_id}/versions/{version}", FILES, delete_skill_version),
     Route("GET", "/skills/{skill_id}/versions/{version}/content", FILES, get_skill_content),
 )
-
-
-def _require_skills(services: Services) -> Skills:
-    return require_section(services.stack.skills, "keeps no skills", "skills")
 
 
 async def _read_files(

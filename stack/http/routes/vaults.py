@@ -2,9 +2,6 @@
 
 from typing import Final
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from apis.errors import Unsupported
 from apis.vaults.requests import (
     CreateCredential,
@@ -15,11 +12,17 @@ from apis.vaults.requests import (
     VaultListParams,
 )
 from providers.vaults.kv import StoredVaults
-from stack.http.answers import list_response
-from stack.http.context import HttpContext, Services
-from stack.http.request_body import read_model, read_query
+from stack.http.context import Services
 from stack.http.route import VAULTS, Route
-from stack.http.routes.agent_beta import CREATED, delete_route, object_response, read_route, write_route
+from stack.http.routes.agent_beta import (
+    created_response,
+    delete_route,
+    object_response,
+    objects_response,
+    read_route,
+    write_route,
+)
+from stack.http.routes.calls import ApiCalls
 
 
 def _require_vaults(services: Services) -> StoredVaults:
@@ -34,78 +37,21 @@ def _require_vaults(services: Services) -> StoredVaults:
     return vaults
 
 
-async def create_vault(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateVault)
-    return object_response(
-        await _require_vaults(services).credentials.create_vault(request, tenant=context.tenant), CREATED
-    )
-
-
-async def list_vaults(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, VaultListParams)
-    page = await _require_vaults(services).credentials.list_vaults(params, tenant=context.tenant)
-    return list_response(page.data, has_more=page.has_more)
-
-
-async def get_vault(http: Request, context: HttpContext, services: Services) -> Response:
-    credentials = _require_vaults(services).credentials
-    return object_response(await credentials.get_vault(_vault_id(http), tenant=context.tenant))
-
-
-async def update_vault(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateVault)
-    credentials = _require_vaults(services).credentials
-    return object_response(await credentials.update_vault(_vault_id(http), request, tenant=context.tenant))
-
-
-async def delete_vault(http: Request, context: HttpContext, services: Services) -> Response:
-    credentials = _require_vaults(services).credentials
-    return object_response(await credentials.delete_vault(_vault_id(http), tenant=context.tenant))
-
-
-async def create_credential(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateCredential)
-    credentials = _require_vaults(services).credentials
-    created = await credentials.create_credential(_vault_id(http), request, tenant=context.tenant)
-    return object_response(created, CREATED)
-
-
-async def list_credentials(http: Request, context: HttpContext, services: Services) -> Response:
-    params, credentials = read_query(http, CredentialListParams), _require_vaults(services).credentials
-    page = await credentials.list_credentials(_vault_id(http), params, tenant=context.tenant)
-    return list_response(page.data, has_more=page.has_more)
-
-
-async def get_credential(http: Request, context: HttpContext, services: Services) -> Response:
-    credentials = _require_vaults(services).credentials
-    credential = await credentials.get_credential(_vault_id(http), _credential_id(http), tenant=context.tenant)
-    return object_response(credential)
-
-
-async def update_credential(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateCredential)
-    credentials = _require_vaults(services).credentials
-    ids = _vault_id(http), _credential_id(http)
-    return object_response(await credentials.update_credential(*ids, request, tenant=context.tenant))
-
-
-async def delete_credential(http: Request, context: HttpContext, services: Services) -> Response:
-    credentials = _require_vaults(services).credentials
-    deleted = await credentials.delete_credential(_vault_id(http), _credential_id(http), tenant=context.tenant)
-    return object_response(deleted)
-
-
-def _vault_id(http: Request) -> str:
-    return http.path_params["vault_id"]
-
-
-def _credential_id(http: Request) -> str:
-    return http.path_params["credential_id"]
-
-
 _PATH: Final = "/vaults/{vault_id}"
 _CREDENTIALS_PATH: Final = f"{_PATH}/credentials"
 _CREDENTIAL_PATH: Final = f"{_CREDENTIALS_PATH}/{{credential_id}}"
+
+_vaults = ApiCalls(lambda services: _require_vaults(services).credentials, object_response)
+create_vault = _vaults.calling("create_vault", lambda vaults: vaults.create_vault, created_response)
+list_vaults = _vaults.calling("list_vaults", lambda vaults: vaults.list_vaults, objects_response)
+get_vault = _vaults.calling("get_vault", lambda vaults: vaults.get_vault)
+update_vault = _vaults.calling("update_vault", lambda vaults: vaults.update_vault)
+delete_vault = _vaults.calling("delete_vault", lambda vaults: vaults.delete_vault)
+create_credential = _vaults.calling("create_credential", lambda vaults: vaults.create_credential, created_response)
+list_credentials = _vaults.calling("list_credentials", lambda vaults: vaults.list_credentials, objects_response)
+get_credential = _vaults.calling("get_credential", lambda vaults: vaults.get_credential)
+update_credential = _vaults.calling("update_credential", lambda vaults: vaults.update_credential)
+delete_credential = _vaults.calling("delete_credential", lambda vaults: vaults.delete_credential)
 
 VAULT_ROUTES: Final[tuple[Route, ...]] = (
     write_route("/vaults", create_vault, CreateVault, VAULTS),

@@ -1,5 +1,6 @@
 """/v1/vector_stores: the stores, the files in them, batches of files, and the search."""
 
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -16,10 +17,11 @@ from apis.documents.vector_stores import (
     VectorStoreListParams,
     VectorStores,
 )
-from stack.http.answers import deleted_response, model_response, page_response, single_page_response
+from stack.http.answers import model_response, page_response, single_page_response
 from stack.http.context import HttpContext, Services, require_section
-from stack.http.request_body import read_counted, read_model, read_query
+from stack.http.request_body import read_counted, read_query
 from stack.http.route import FILES, Route
+from stack.http.routes.calls import ApiCalls
 from stack.http.streams import run_while_connected
 
 
@@ -28,31 +30,6 @@ async def create_store(http: Request, context: HttpContext, services: Services) 
     store = await _require_vector_stores(services).create(request, tenant=context.tenant)
     context.created_id = store.id
     return model_response(store)
-
-
-async def list_stores(http: Request, context: HttpContext, services: Services) -> Response:
-    return page_response(
-        await _require_vector_stores(services).list(read_query(http, VectorStoreListParams), tenant=context.tenant)
-    )
-
-
-async def get_store(http: Request, context: HttpContext, services: Services) -> Response:
-    return model_response(
-        await _require_vector_stores(services).get(http.path_params["store_id"], tenant=context.tenant)
-    )
-
-
-async def update_store(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateVectorStore)
-    return model_response(
-        await _require_vector_stores(services).update(http.path_params["store_id"], request, tenant=context.tenant)
-    )
-
-
-async def delete_store(http: Request, context: HttpContext, services: Services) -> Response:
-    store_id = http.path_params["store_id"]
-    await _require_vector_stores(services).delete(store_id, tenant=context.tenant)
-    return deleted_response(store_id, "vector_store.deleted")
 
 
 async def search_store(http: Request, context: HttpContext, services: Services) -> Response:
@@ -79,28 +56,6 @@ async def list_store_files(http: Request, context: HttpContext, services: Servic
     return page_response(files)
 
 
-async def get_store_file(http: Request, context: HttpContext, services: Services) -> Response:
-    return model_response(await _require_vector_stores(services).get_file(*_file_ids(http), tenant=context.tenant))
-
-
-async def update_store_file(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateFile)
-    return model_response(
-        await _require_vector_stores(services).update_file(*_file_ids(http), request, tenant=context.tenant)
-    )
-
-
-async def delete_store_file(http: Request, context: HttpContext, services: Services) -> Response:
-    store_id, file_id = _file_ids(http)
-    await _require_vector_stores(services).delete_file(store_id, file_id, tenant=context.tenant)
-    return deleted_response(file_id, "vector_store.file.deleted")
-
-
-async def get_store_file_content(http: Request, context: HttpContext, services: Services) -> Response:
-    parts = await _require_vector_stores(services).file_content(*_file_ids(http), tenant=context.tenant)
-    return single_page_response("vector_store.file_content.page", parts)
-
-
 async def add_batch(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_counted(http, services.max_body_bytes, AddFiles)
     return model_response(
@@ -108,15 +63,31 @@ async def add_batch(http: Request, context: HttpContext, services: Services) -> 
     )
 
 
-async def get_batch(http: Request, context: HttpContext, services: Services) -> Response:
-    return model_response(await _require_vector_stores(services).get_batch(*_batch_ids(http), tenant=context.tenant))
-
-
-async def cancel_batch(http: Request, context: HttpContext, services: Services) -> Response:
-    return model_response(await _require_vector_stores(services).cancel_batch(*_batch_ids(http), tenant=context.tenant))
-
-
 _STORE_PATH: Final = "/vector_stores/{store_id}"
+
+
+def _require_vector_stores(services: Services) -> VectorStores:
+    return require_section(services.stack.vector_stores, "has no vector stores", "vector_stores")
+
+
+_stores = ApiCalls(_require_vector_stores)
+list_stores = _stores.calling("list_stores", lambda stores: stores.list, page_response)
+get_store = _stores.calling("get_store", lambda stores: stores.get)
+update_store = _stores.calling("update_store", lambda stores: stores.update)
+delete_store = _stores.deleting("delete_store", lambda stores: stores.delete, "vector_store.deleted")
+get_store_file = _stores.calling("get_store_file", lambda stores: stores.get_file)
+get_store_file_content = _stores.calling(
+    "get_store_file_content",
+    lambda stores: stores.file_content,
+    partial(single_page_response, "vector_store.file_content.page"),
+)
+update_store_file = _stores.calling("update_store_file", lambda stores: stores.update_file)
+delete_store_file = _stores.deleting(
+    "delete_store_file", lambda stores: stores.delete_file, "vector_store.file.deleted"
+)
+get_batch = _stores.calling("get_batch", lambda stores: stores.get_batch)
+cancel_batch = _stores.calling("cancel_batch", lambda stores: stores.cancel_batch)
+
 VECTOR_STORE_ROUTES: Final = (
     Route("POST", "/vector_stores", FILES, create_store, body=CreateVectorStore, stores=True, keyed=True),
     Route("GET", "/vector_stores", FILES, list_stores, query=VectorStoreListParams),
@@ -141,15 +112,3 @@ VECTOR_STORE_ROUTES: Final = (
         query=VectorStoreFileListParams,
     ),
 )
-
-
-def _require_vector_stores(services: Services) -> VectorStores:
-    return require_section(services.stack.vector_stores, "has no vector stores", "vector_stores")
-
-
-def _file_ids(http: Request) -> tuple[str, str]:
-    return http.path_params["store_id"], http.path_params["file_id"]
-
-
-def _batch_ids(http: Request) -> tuple[str, str]:
-    return http.path_params["store_id"], http.path_params["batch_id"]

@@ -16,10 +16,11 @@ from apis.webhooks import (
 )
 from providers.webhooks.endpoints import StoredWebhookEndpoints
 from providers.webhooks.kv import StoredWebhooks
-from stack.http.answers import deleted_response, list_response, value_response
+from stack.http.answers import list_response, value_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.request_body import read_model, read_query
 from stack.http.route import RESPONSES, Route
+from stack.http.routes.calls import ApiCalls
 
 _ENDPOINTS: Final = "/webhook_endpoints"
 _ENDPOINT: Final = f"{_ENDPOINTS}/{{webhook_endpoint_id}}"
@@ -35,22 +36,6 @@ async def list_webhook_endpoints(http: Request, context: HttpContext, services: 
     query = read_query(http, WebhookEndpointPage)
     page = await _require_endpoints(services).list_endpoints(query, tenant=context.tenant)
     return list_response([_endpoint_to_json(endpoint) for endpoint in page.data], has_more=page.has_more)
-
-
-async def get_webhook_endpoint(http: Request, context: HttpContext, services: Services) -> Response:
-    endpoint = await _require_endpoints(services).get(_endpoint_id(http), tenant=context.tenant)
-    return value_response(_endpoint_to_json(endpoint))
-
-
-async def update_webhook_endpoint(http: Request, context: HttpContext, services: Services) -> Response:
-    update = await read_model(http, services.max_body_bytes, UpdateWebhookEndpoint)
-    endpoint = await _require_endpoints(services).update(_endpoint_id(http), update, tenant=context.tenant)
-    return value_response(_endpoint_to_json(endpoint))
-
-
-async def delete_webhook_endpoint(http: Request, context: HttpContext, services: Services) -> Response:
-    await _require_endpoints(services).delete(_endpoint_id(http), tenant=context.tenant)
-    return deleted_response(_endpoint_id(http), "webhook_endpoint.deleted")
 
 
 async def rotate_webhook_secret(http: Request, context: HttpContext, services: Services) -> Response:
@@ -74,6 +59,23 @@ async def list_webhook_event_types(_http: Request, _context: HttpContext, servic
     return value_response({"object": "list", "data": WEBHOOK_EVENTS})
 
 
+def _endpoint_response(endpoint: WebhookEndpoint) -> Response:
+    return value_response(_endpoint_to_json(endpoint))
+
+
+def _require_endpoints(services: Services) -> StoredWebhookEndpoints:
+    webhooks = services.stack.webhooks
+    endpoints = webhooks.endpoints if isinstance(webhooks, StoredWebhooks) else None
+    return require_section(endpoints, "has the webhooks of its run config only", "webhooks.endpoints")
+
+
+_endpoints = ApiCalls(_require_endpoints, _endpoint_response)
+get_webhook_endpoint = _endpoints.calling("get_webhook_endpoint", lambda endpoints: endpoints.get)
+update_webhook_endpoint = _endpoints.calling("update_webhook_endpoint", lambda endpoints: endpoints.update)
+delete_webhook_endpoint = _endpoints.deleting(
+    "delete_webhook_endpoint", lambda endpoints: endpoints.delete, "webhook_endpoint.deleted"
+)
+
 WEBHOOK_ENDPOINT_ROUTES: Final = (
     Route("POST", _ENDPOINTS, RESPONSES, create_webhook_endpoint, body=CreateWebhookEndpoint, stores=True),
     Route("GET", _ENDPOINTS, RESPONSES, list_webhook_endpoints, query=WebhookEndpointPage),
@@ -86,12 +88,6 @@ WEBHOOK_ENDPOINT_ROUTES: Final = (
     Route("POST", f"{_ENDPOINT}/test", RESPONSES, send_test_event, body=SendTestEvent, stores=True),
     Route("GET", "/webhook_event_types", RESPONSES, list_webhook_event_types),
 )
-
-
-def _require_endpoints(services: Services) -> StoredWebhookEndpoints:
-    webhooks = services.stack.webhooks
-    endpoints = webhooks.endpoints if isinstance(webhooks, StoredWebhooks) else None
-    return require_section(endpoints, "has the webhooks of its run config only", "webhooks.endpoints")
 
 
 def _endpoint_id(http: Request) -> str:
