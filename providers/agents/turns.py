@@ -113,7 +113,10 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
 
     async def fail(self, claim: _Claim, lost_workers: int) -> None:
         why = f"{lost_workers} processes ended while they drove it" if lost_workers else "no process could end it"
-        await self._store.change(claim.subject, _Failure("internal_error", f"The turn failed: {why}."))
+        try:
+            await self._store.change(claim.subject, _Failure("internal_error", f"The turn failed: {why}."))
+        except AgentNotFound:  # its deletion is left to the client
+            await self.kv.write([Delete(claim.subject.job_key)])
 
     async def _drive(self, holder: HeldSession, claim: _Claim) -> bool:
         """Begin or follow the present response of the turn; return False if nothing is left to do."""

@@ -103,7 +103,15 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, JobRecord]):
             await claim.lease.release([Delete(claim.job.key)])
 
     async def fail(self, claim: Claim[EnvironmentRef, JobRecord], lost_workers: int) -> None:
-        await self._store.change(claim.subject, lambda change: _fail(change, "The workers that prepared it ended."))
+        await self._store.change(claim.subject, self._give_up)
+
+    def _give_up(self, change: EnvironmentChange) -> bool:
+        """Fail an environment that is new, or that a turn waits for. An idle one keeps what was saved of it, and is
+        tried again later."""
+        if change.record.status == "pending" or change.record.is_wanted:
+            return _fail(change, "The workers that prepared it ended.")
+        change.record.due_at = time.time() + self._environments.idle_s
+        return True
 
     async def _work(
         self, claim: Claim[EnvironmentRef, JobRecord], ref: EnvironmentRef, record: EnvironmentRecord

@@ -12,6 +12,10 @@ import pytest
 import pytest_asyncio
 
 from apis.errors import Overloaded, Unsupported
+from apis.storage.kv_store import Put
+from apis.storage.records import decode_record, encode_record
+from providers.agents.environments.records import DUE_PREFIX
+from providers.common.jobs import MAX_UNRETURNED, JobRecord
 from tests.support.sdk.environments import (
     MORE,
     PYTHON,
@@ -173,6 +177,11 @@ async def test_a_suspension_that_is_broken_off_is_gone_on_with(tmp_path: Path, m
     more = {**BRIEF, "agents": {**BRIEF["agents"], "environment_days": 1}}
     async with serving(MODEL, kv_store=store, tool_runtime=PYTHON, more=more) as served:
         session = await run_hosted(served.client, [shell("echo kept > a")])
+        kv = served.stack.kv_store
+        [(key, entry)] = await kv.scan(DUE_PREFIX)
+        due = decode_record(entry, JobRecord)
+        due.attempts = MAX_UNRETURNED + 1  # it has been begun too often, which ends no idle environment
+        await kv.write([Put(key, encode_record(due))])
         environments = served.stack.agents and served.stack.agents.environments
         assert environments is not None
         end, broken_off = environments.workspaces.end, asyncio.Event()
