@@ -44,9 +44,11 @@ def _decoder(record_type: type) -> "msgspec.json.Decoder[Any]":
     return msgspec.json.Decoder(record_type)
 
 
-async def scan_all(kv: KVStore, prefix: str, *, page_size: int = 1000) -> AsyncGenerator[tuple[str, Entry]]:
-    """Yield all entries whose key begins with `prefix`, ordered by key, read in pages."""
-    last_key = ""
+async def scan_all(
+    kv: KVStore, prefix: str, *, after: str = "", page_size: int = 1000
+) -> AsyncGenerator[tuple[str, Entry]]:
+    """Yield all entries after the key `after` whose key begins with `prefix`, ordered by key, read in pages."""
+    last_key = after
     while rows := await kv.scan(prefix, after=last_key, limit=page_size, max_bytes=PAGE_BYTES):
         for row in rows:
             yield row

@@ -6,6 +6,7 @@
 """
 
 import time
+from functools import partial
 
 import msgspec
 
@@ -252,7 +253,10 @@ class ResponsePreparer:
         and InvalidRequest."""
         if request.conversation_id is not None:
             history = await self._conversations.load_history(
-                request.conversation_id, tenant=tenant, allowance=allowance
+                request.conversation_id,
+                tenant=tenant,
+                allowance=allowance,
+                accepts=partial(self.compactor.suffice, request, tenant),
             )
             index = ItemIndex(history.items)
             await self._sealed_content.unseal_reasoning(index, request.model, tenant)

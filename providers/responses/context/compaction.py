@@ -17,10 +17,11 @@ from apis.inference import Inference
 from apis.responses import CompactedConversation, CreateResponse
 from apis.sink import Sink
 from apis.wire.item_types import id_prefix
-from apis.wire.items import CompactionItem, InputMessage, output_to_input
+from apis.wire.items import CompactionItem, InputMessage, Item, output_to_input
 from providers.common.chat_tokens import measure_chat
 from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.conversation import ITEM_WORK, Conversation, ResponseProgress, stored_item
+from providers.responses.context.input_items import reads_only
 from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.sealing import UnsealError
 from providers.responses.context.token_estimate import TokenCounter, TokenCounters
@@ -91,6 +92,14 @@ class Compactor:
             else:
                 return {token: CompactionContent.model_validate_json(text)}
         return {}
+
+    async def suffice(self, request: CreateResponse, tenant: str, items: Sequence[Item]) -> bool:
+        """Return True if the request needs none of the items of its conversation before these: the first of them is a
+        compaction that can be opened, and stands for all before it."""
+        if not reads_only(request, items):
+            return False
+        contents = await self.open_latest_compaction(ItemIndex(items[:1]), tenant)
+        return any(content.replaces_history for content in contents.values())
 
     async def create_response_compaction(
         self, request: CreateResponse, conversation: Conversation, output: ResponseOutput, tenant: str

@@ -1,7 +1,7 @@
 """StoredConversations: conversations in a KVStore, with the lock and the history that a response of one needs."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from providers.responses.store.conversation_items import (
     ConversationRecord,
     StoredItem,
     build_append_ops,
+    decode_end,
     decode_position,
     duplicate_item_error,
     load_conversation_history,
@@ -147,7 +148,7 @@ class StoredConversations(Conversations):
             state = await load_conversation_state(self._kv, ref)
             if state.lock_entry is not None:
                 raise ConversationLocked(ref.id)
-            start = decode_position(state.end_entry) if state.end_entry is not None else 0
+            start, _ = decode_end(state.end_entry)
             stored = await run_long(_items_to_stored, items, ref, start)
             added, ops = await run_long(build_append_ops, ref, state.end_entry, stored, tool_results)
             keys = [ref.record_key("conversation_end"), *(ref.position_key(fields["id"]) for fields in added)]
@@ -268,10 +269,25 @@ class StoredConversations(Conversations):
         await lock.acquire()
         return lock
 
-    async def load_history(self, conversation_id: str, *, tenant: str, allowance: LoadAllowance) -> LoadedHistory:
-        """Return the items of a conversation, which `allowance` counts. Raises NotFound."""
+    async def load_history(
+        self,
+        conversation_id: str,
+        *,
+        tenant: str,
+        allowance: LoadAllowance,
+        accepts: Callable[[Sequence[Item]], Awaitable[bool]] | None = None,
+    ) -> LoadedHistory:
+        """Return the items of a conversation, which `allowance` counts: those from the newest compaction on, where
+        `accepts` takes them for all. Raises NotFound."""
         ref = ConversationKeys(tenant, conversation_id)
-        await load_conversation_state(self._kv, ref)
+        state = await load_conversation_state(self._kv, ref)
+        _, compaction = decode_end(state.end_entry)
+        if compaction > 0 and accepts is not None:
+            left = LoadAllowance(allowance.left_bytes)
+            recent = await load_conversation_history(self._kv, ref, left, first=compaction)
+            if recent.items and await accepts(recent.items):
+                allowance.take_history(recent.size_bytes, "conversation")
+                return recent
         return await load_conversation_history(self._kv, ref, allowance)
 
 

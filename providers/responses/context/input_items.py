@@ -32,6 +32,14 @@ from apis.wire.items import (
     ReasoningItem,
 )
 from apis.wire.tool_items import ImageGenerationCallItem
+from apis.wire.tools import (
+    ContainerReferenceEnvironment,
+    CustomTool,
+    FunctionTool,
+    McpTool,
+    ShellTool,
+    WebSearchTool,
+)
 from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.window import list_dropped_reasoning
@@ -135,6 +143,21 @@ async def read_added_items(
 def reads_current_turn_only(request: CreateResponse) -> bool:
     """Return true if the model does not see the reasoning of earlier turns."""
     return request.reasoning is not None and request.reasoning.context == "current_turn"
+
+
+def reads_only(request: CreateResponse, items: Sequence[Item]) -> bool:
+    """Return True if the request can be answered with these items of its conversation alone, a compaction and all after
+    it: its input refers to none before, and it has no tool that goes on with what its calls before have left."""
+    for tool in request.tools or ():
+        is_referenced = isinstance(tool, ShellTool) and isinstance(tool.environment, ContainerReferenceEnvironment)
+        if not (is_referenced or isinstance(tool, FunctionTool | CustomTool | McpTool | WebSearchTool)):
+            return False
+    known_ids = {getattr(item, "call_id", None) or item.id for item in items}
+    for item in request.input if isinstance(request.input, list) else ():
+        referred = getattr(item, "call_id", None) or getattr(item, "approval_request_id", None) or item.id
+        if referred is not None and referred not in known_ids:
+            return False
+    return True
 
 
 def ends_with_trigger(request: CreateResponse) -> bool:

@@ -1,7 +1,8 @@
 """The records of conversations in a KVStore: loading them, and the operations that append items.
 
 TENANT/conversation/ID               its creation time and metadata
-TENANT/conversation_end/ID           the position of the next item; each append moves it
+TENANT/conversation_end/ID           the position of the next item, and that of the newest compaction, which later
+                                     responses may begin with; each append writes it
 TENANT/conversation_item/ID/POSITION an item, with the tool result that the model saw if a hosted tool made it
 TENANT/conversation_place/ID/ITEM    the position of the item with that id
 TENANT/conversation_floor/ID         the lock: held by the response that is in progress in the conversation
@@ -28,7 +29,11 @@ from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory, read_stored_items
 
 MAX_CONVERSATION_ITEMS: Final = 10_000
-"""Items of a conversation; a response in a longer one is refused."""
+"""Items that a response reads of its conversation: all, or those from the newest compaction on. More are refused."""
+_NO_COMPACTION: Final = -1
+_OUTLIVES_COMPACTIONS: Final = -2
+"""Stands for the position of the newest compaction in a conversation with items whose effect outlives it."""
+_LASTING_TYPES: Final = frozenset(("additional_tools", "configuration_update"))
 _CONVERSATION_ID: Final = re.compile(r"conv_[0-9a-f]{44}")
 _CONVERSATION_ID_FORM: Final = re.compile(r"conv_[0-9A-Za-z_-]{1,251}")
 """Form of an id; one that has it and is none of this server's is unknown, and any other is no id."""
@@ -113,12 +118,15 @@ async def load_conversation_state(
     raise conversation_not_found_error(ref.id)
 
 
-async def load_conversation_history(kv: KVStore, ref: ConversationKeys, allowance: LoadAllowance) -> LoadedHistory:
-    """Return all items as the history of a new turn. Raises InvalidRequest if there are too many, or they are larger
-    than `allowance`."""
+async def load_conversation_history(
+    kv: KVStore, ref: ConversationKeys, allowance: LoadAllowance, *, first: int = 0
+) -> LoadedHistory:
+    """Return all items from position `first` on as the history of a new turn. Raises InvalidRequest if there are too
+    many, or they are larger than `allowance`."""
     stored_items: list[StoredItem] = []
     size = 0
-    async with aclosing(scan_all(kv, ref.item_prefix)) as rows:
+    after = ref.item_key(first - 1) if first else ""
+    async with aclosing(scan_all(kv, ref.item_prefix, after=after)) as rows:
         async for _, entry in rows:
             size += len(entry.value)
             allowance.take_history(len(entry.value), "conversation")
@@ -143,6 +151,16 @@ def decode_position(entry: Entry) -> int:
         return int(entry.value)
 
 
+def decode_end(entry: Entry | None) -> tuple[int, int]:
+    """Return the position of the next item, and that of the newest compaction, which is negative where there is none
+    that a response may begin with. Raises StorageCorrupt."""
+    if entry is None:
+        return 0, _NO_COMPACTION
+    with reading_stored("the end of a conversation"):
+        end, _, compaction = entry.value.decode().partition(" ")
+        return int(end), int(compaction) if compaction else _NO_COMPACTION
+
+
 def build_append_ops(
     ref: ConversationKeys,
     end_entry: Entry | None,
@@ -151,13 +169,19 @@ def build_append_ops(
 ) -> tuple[list[dict[str, Any]], list[Op]]:
     """Return the items with their final ids, and the operations that append them on the condition that the end of the
     conversation is still at `end_entry`."""
-    start = decode_position(end_entry) if end_entry is not None else 0
+    start, compaction = decode_end(end_entry)
     ids = ResponseIds(ref.id.replace("conv_", "resp_"), start)
     added = [_assign_item_id(fields, ids) for fields in items]
+    for position, fields in enumerate(added, start):
+        if fields["type"] in _LASTING_TYPES:
+            compaction = _OUTLIVES_COMPACTIONS
+        elif fields["type"] == "compaction" and compaction != _OUTLIVES_COMPACTIONS:
+            compaction = position
+    end = f"{start + len(added)}" if compaction == _NO_COMPACTION else f"{start + len(added)} {compaction}"
     ops: list[Op] = [
         Put(
             ref.record_key("conversation_end"),
-            str(start + len(added)).encode(),
+            end.encode(),
             None,
             end_entry.version if end_entry else ABSENT,
         )

@@ -342,6 +342,33 @@ async def test_a_conversation_is_compacted_too() -> None:
     assert [text for _, text in sent_messages] == ["one", "They met Ada in Rome.", "two", "Yes.", "three"]
 
 
+async def test_a_conversation_is_read_from_its_compaction_on_unless_the_input_refers_to_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: set[int] = set()
+    async with serving(scripted([{"text": LONG}], SUMMED, ANSWER)) as served:
+        store, conversation = served.stack.kv_store, await conversations(served).create()
+        scan, fields = store.scan, {"conversation": conversation.id}
+
+        async def note(prefix: str, **bounds: Any) -> Any:
+            rows = await scan(prefix, **bounds)
+            read.update(int(key[-10:]) for key, _ in rows if "/conversation_item/" in key)
+            return rows
+
+        monkeypatch.setattr(store, "scan", note)
+        await create(served, input="one", **fields, **SMALL)
+        await create(served, input="two", **fields, **SMALL)
+        items = [item async for item in conversations(served).items.list(conversation.id, order="asc")]
+        read.clear()
+        await create(served, input="three", **fields)
+        assert read == {*range([item.type for item in items].index("compaction"), len(items))}
+        assert [text for _, text in said(served)][-2:] == ["Yes.", "three"]
+        repeated = {"type": "message", "role": "user", "content": "one", "id": items[0].id}
+        with pytest.raises(BadRequestError, match="has an item"):
+            await create(served, input=[repeated], **fields)
+        assert min(read) == 0
+
+
 async def test_on_a_websocket_what_is_not_stored_is_compacted_too() -> None:
     async with serving(scripted([{"text": LONG}], SUMMED, ANSWER)) as served, talking(served) as talk:
         first = await talk.ask(input="one", store=False)
