@@ -11,6 +11,7 @@ from apis.wire.tools import Domain, DomainSecret, Id, SkillSource
 MAX_FILES = 50
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 _Variable = Annotated[str, Field(max_length=32_768)]
+TemplateName = Annotated[str, Field(min_length=1, max_length=256)] | None
 _Package = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9@][\x21-\x7e]*$")]
 
 
@@ -74,9 +75,10 @@ class NoEnvironment(Wire):
 
 
 class NewEnvironment(HostedConfiguration):
-    """A new environment."""
+    """A new environment; the fields of a template count where it has none of its own."""
 
     type: Literal["openai_hosted"]
+    environment_template_id: Id | None = None
 
 
 class HostedEnvironment(NewEnvironment):
@@ -89,6 +91,23 @@ class CreateEnvironment(Wire):
     """Body that creates an environment before a session needs it."""
 
     environment: NewEnvironment
+
+
+class CreateTemplate(HostedConfiguration):
+    """Body that creates a template of environments."""
+
+    name: TemplateName = None
+
+
+class UpdateTemplate(HostedConfiguration):
+    """Body that changes a template: a field that is absent stays, and null clears it. Environments that were made of it
+    stay as they are."""
+
+    name: TemplateName = None
+
+
+class TemplateListParams(AgentListParams):
+    """Query of a listing of templates."""
 
 
 class CreateEnvironmentFile(Wire):

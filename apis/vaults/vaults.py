@@ -43,6 +43,15 @@ class Vaults(Provider, ABC):
         """Return those of the vaults that the tenant still has."""
 
     @abstractmethod
+    def seal(self, data: bytes, key: str) -> bytes:
+        """Return the data of the record with this key, encrypted. The first byte is 0."""
+
+    @abstractmethod
+    def unseal(self, sealed: bytes, key: str) -> bytes:
+        """Return the data that was sealed for the record with this key. Raises StorageCorrupt where its key is no more
+        in the run config, or it is not as it was written."""
+
+    @abstractmethod
     async def find_token(self, use: TokenUse, *, tenant: str, refused: str | None = None) -> str | None:
         """Return the token for a server, None where no credential is for it. With `refused`, the token that the server
         has refused, return another one, and None where there is none. Raises ToolFailed where several credentials are

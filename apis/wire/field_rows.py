@@ -51,7 +51,7 @@ _USAGE = ("UsageQuery", "ImagesUsageQuery", "WebSearchUsageQuery", "FileSearchUs
 _PLAIN_IMAGES = "Images are counted by project, key and model."
 _AGENTS = ("CreateAgent", "UpdateAgent", "SessionAgent")
 _NO_ENVIRONMENT = "An MCP server is reached from this server: give its URL."
-_HOSTED = ("NewEnvironment", "HostedEnvironment")
+_HOSTED = ("NewEnvironment", "HostedEnvironment", "CreateTemplate", "UpdateTemplate")
 _ONE_LEVEL = "All searches here are of one level."
 _SEVERAL_STORES = "A search may be of several stores."
 _PROJECTS = ("CreateProject", "UpdateProject")
@@ -282,7 +282,6 @@ FIELD_ROWS: Final = (
     FieldRow(
         "container_size", ("HostedEnvironment",), "refused", "All environments have the size of the run config's tools."
     ),
-    FieldRow("environment_template_id", _HOSTED, "refused", "There are no templates here."),
     FieldRow("network.blocked_domains", ("EnvironmentNetwork",), "refused", "Name the allowed domains.", ([],)),
     FieldRow("vault_ids", ("CreateEnvironment",), "refused", "Name the vaults of a session.", ([],)),
     FieldRow("packages.system", ("EnvironmentPackages",), "refused", "No program is root in a sandbox.", ([],)),

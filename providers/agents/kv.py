@@ -99,7 +99,7 @@ class StoredAgents(Provider):
         workspaces = tool_runtime.workspaces() if tool_runtime is not None else None
         if workspaces is not None:
             self.environments = HostedEnvironments(
-                self._store, webhooks, workspaces, config.environment_idle_s, self._wake_environments
+                self._store, webhooks, workspaces, vaults, config.environment_idle_s, self._wake_environments
             )
             self.sessions.environments = self.environments
 

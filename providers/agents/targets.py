@@ -51,6 +51,7 @@ def _show_environment(target: NewSessionTarget) -> Json:
         "type": "openai_hosted",
         "container_size": None,
         "environment_id": environment.environment_id,
+        "environment_template_id": environment.environment_template_id,
     }
 
 

@@ -1,21 +1,34 @@
 """StoredVaults: vaults in a KVStore, encrypted under keys of the run config."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
+import msgspec
 from pydantic import Field, SecretStr
 
 from apis.documents.fetcher import Fetcher
-from apis.errors import ToolFailed
+from apis.errors import StorageCorrupt, ToolFailed
 from apis.storage.kv_store import KVStore
 from apis.vaults.vaults import SecretVariable, TokenUse, Vaults
 from providers.common.supervision import supervise
 from providers.vaults.auth import normalize_url
 from providers.vaults.credentials import StoredCredentials
 from providers.vaults.oauth import AccessTokens
-from providers.vaults.records import CredentialRecord, CredentialRef, credential_ref, vault_key, vault_not_found
-from providers.vaults.sealing import SecretSealer
+from providers.vaults.records import (
+    CredentialRecord,
+    CredentialRef,
+    SealedSecrets,
+    credential_ref,
+    vault_key,
+    vault_not_found,
+)
+from providers.vaults.sealing import SecretSealer, UnsealFailed
+
+_log = logging.getLogger(__name__)
+_SEALED_MARK: Final = b"\0"
+"""First byte of a sealed record; no JSON begins with it."""
 
 
 class StoredVaults(Vaults):
@@ -75,6 +88,17 @@ class StoredVaults(Vaults):
     async def list_existing(self, vault_ids: Sequence[str], *, tenant: str) -> list[str]:
         entries = await self._kv.get_many([vault_key(tenant, vault_id) for vault_id in vault_ids]) if vault_ids else []
         return [vault_id for vault_id, entry in zip(vault_ids, entries, strict=True) if entry is not None]
+
+    def seal(self, data: bytes, key: str) -> bytes:
+        return _SEALED_MARK + msgspec.msgpack.encode(self._sealer.seal_bytes(data, ["record", key]))
+
+    def unseal(self, sealed: bytes, key: str) -> bytes:
+        try:
+            secret = msgspec.msgpack.decode(sealed.removeprefix(_SEALED_MARK), type=SealedSecrets)
+            return self._sealer.unseal_bytes(secret, ["record", key])
+        except (msgspec.MsgspecError, UnsealFailed) as exc:
+            _log.error("the record %s cannot be decrypted: %s", key, exc)
+            raise StorageCorrupt from exc
 
     async def find_token(self, use: TokenUse, *, tenant: str, refused: str | None = None) -> str | None:
         matching = await self._find_credential(use, tenant)

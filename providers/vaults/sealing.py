@@ -8,7 +8,7 @@ cannot be decrypted.
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orjson
@@ -43,22 +43,31 @@ class SecretSealer:
 
     def seal(self, values: Secrets, ref: CredentialRef, auth: Json) -> SealedSecrets:
         """Return the encrypted secrets of a credential whose visible part is `auth`."""
-        key_id, salt, nonce = self.primary_key_id, secrets.token_bytes(_SALT_BYTES), secrets.token_bytes(_NONCE_BYTES)
-        data = self._cipher(key_id, salt).encrypt(nonce, orjson.dumps(values), _associated_data(key_id, ref, auth))
-        return SealedSecrets(key_id, salt, nonce, data)
+        return self.seal_bytes(orjson.dumps(values), [ref.tenant, ref.vault_id, ref.id, auth])
 
     def unseal(self, sealed: SealedSecrets, ref: CredentialRef, auth: Json) -> Secrets:
         """Return the secrets. Raises UnsealFailed."""
+        data = self.unseal_bytes(sealed, [ref.tenant, ref.vault_id, ref.id, auth])
+        return msgspec.json.decode(data, type=Secrets)
+
+    def seal_bytes(self, data: bytes, binding: Sequence[Any]) -> SealedSecrets:
+        """Return the data encrypted: it can be decrypted with the same binding alone."""
+        key_id, salt, nonce = self.primary_key_id, secrets.token_bytes(_SALT_BYTES), secrets.token_bytes(_NONCE_BYTES)
+        encrypted = self._cipher(key_id, salt).encrypt(nonce, data, _associated_data(key_id, binding))
+        return SealedSecrets(key_id, salt, nonce, encrypted)
+
+    def unseal_bytes(self, sealed: SealedSecrets, binding: Sequence[Any]) -> bytes:
+        """Return the data. Raises UnsealFailed."""
         if sealed.key_id not in self._keys:
             raise UnsealFailed(f"its key {sealed.key_id[:16]!r} is not in `vaults.keys` of the run config")
         try:
-            associated_data = _associated_data(sealed.key_id, ref, auth)
+            associated_data = _associated_data(sealed.key_id, binding)
             data = self._cipher(sealed.key_id, sealed.salt).decrypt(sealed.nonce, sealed.data, associated_data)
         except ValueError:  # a nonce of another length
             data = None
         if data is None:
             raise UnsealFailed("the record is not as it was written")
-        return msgspec.json.decode(data, type=Secrets)
+        return data
 
     def _cipher(self, key_id: str, salt: bytes) -> "TokenCipher":
         # imported for the first secret: the library takes 6 MB
@@ -70,5 +79,5 @@ def _key_id(key: str) -> str:
     return hashlib.sha256(b"responses-stack vault key id" + key.encode()).hexdigest()[:8]
 
 
-def _associated_data(key_id: str, ref: CredentialRef, auth: Json) -> bytes:
-    return orjson.dumps([key_id, ref.tenant, ref.vault_id, ref.id, auth], option=orjson.OPT_SORT_KEYS)
+def _associated_data(key_id: str, binding: Sequence[Any]) -> bytes:
+    return orjson.dumps([key_id, *binding], option=orjson.OPT_SORT_KEYS)

@@ -8,7 +8,7 @@ from apis.accounts.limits import UpdateRateLimit
 from apis.accounts.project_settings import UpdateDataRetention, UpdateServiceTierSettings
 from apis.accounts.usage import CostsQuery, FileSearchUsageQuery, ImagesUsageQuery, UsageQuery, WebSearchUsageQuery
 from apis.agents.agents import CreateAgent, UpdateAgent
-from apis.agents.environments import CreateEnvironment
+from apis.agents.environments import CreateEnvironment, CreateTemplate, UpdateTemplate
 from apis.agents.sessions import CreateSession, UpdateSession
 from apis.batches.batches import CreateBatch
 from apis.errors import InvalidRequest, Unsupported
@@ -44,6 +44,8 @@ ROOTS = (
     CreateSession,
     UpdateSession,
     CreateEnvironment,
+    CreateTemplate,
+    UpdateTemplate,
 )
 MODELS = {model.__name__: model for root in ROOTS for model in list_models(root)}
 WHOLE_FIELDS = [row for row in FIELD_ROWS if row.handling in ("refused", "moved") and row.value is None]

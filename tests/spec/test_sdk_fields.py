@@ -71,8 +71,11 @@ from apis.agents.environments import (
     ArtifactListParams,
     CreateEnvironment,
     CreateEnvironmentFile,
+    CreateTemplate,
     EnvironmentFileListParams,
     EnvironmentListParams,
+    TemplateListParams,
+    UpdateTemplate,
 )
 from apis.agents.sessions import (
     CreateSession,
@@ -166,6 +169,18 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
         (CreateEnvironment,),
     ),
     "GET /agents/environments": (beta_agents.environment_list_params.EnvironmentListParams, (EnvironmentListParams,)),
+    "POST /agents/environments/templates": (
+        environments.template_create_params.TemplateCreateParams,
+        (CreateTemplate,),
+    ),
+    "GET /agents/environments/templates": (
+        environments.template_list_params.TemplateListParams,
+        (TemplateListParams,),
+    ),
+    "POST /agents/environments/templates/{template_id}": (
+        environments.template_update_params.TemplateUpdateParams,
+        (UpdateTemplate,),
+    ),
     "POST /agents/environments/{environment_id}/files": (
         environments.file_create_params.FileCreateParams,
         (CreateEnvironmentFile,),

@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Final
 
-import orjson
-
 from apis.agents.environments import (
     CreateEnvironmentFile,
     EnvironmentFileListParams,
     EnvironmentListParams,
     HostedConfiguration,
     HostedEnvironment,
+    NewEnvironment,
     NoEnvironment,
 )
 from apis.agents.sessions import RequestKey, SessionEnvironment
@@ -23,6 +22,7 @@ from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, delete_all, encode_record
+from apis.vaults.vaults import Vaults
 from apis.webhooks import Webhooks
 from apis.workspaces import WORKSPACE_FOLDER, WORKSPACE_PREFIX, WorkspaceContents, Workspaces
 from providers.agents.environments.artifacts import SessionArtifacts
@@ -36,8 +36,9 @@ from providers.agents.environments.records import (
     move_due,
     show_environment,
 )
-from providers.agents.environments.specs import SpecReader, check_path, decode_data, parse_configuration
+from providers.agents.environments.specs import SpecReader, SpecStore, check_path, decode_data, parse_configuration
 from providers.agents.environments.store import EnvironmentChange, EnvironmentStore, environment_not_found
+from providers.agents.environments.templates import StoredTemplates
 from providers.agents.records import SessionRef
 from providers.agents.store import SessionStore, keep_request
 from providers.agents.transition import Transition
@@ -59,24 +60,28 @@ class HostedEnvironments:
         sessions: SessionStore,
         webhooks: Webhooks,
         workspaces: Workspaces,
+        vaults: Vaults | None,
         idle_s: float,
         wake: Callable[[], None],
     ) -> None:
-        """`wake` has a worker look for environments that have something to do."""
+        """Configurations are encrypted where there are `vaults`. `wake` has a worker look for environments that have
+        something to do."""
         self.store = EnvironmentStore(sessions, webhooks)
         self.kv: KVStore = sessions.kv
         self.workspaces = workspaces
         self.specs = SpecReader(workspaces, math.ceil(idle_s / 60) + 1)
+        self._stored_specs = SpecStore(vaults)
+        self.templates = StoredTemplates(self.kv, self.specs, self._stored_specs)
         self.artifacts = SessionArtifacts(sessions, workspaces)
         self.idle_s = idle_s
         self.wake = wake
         workspaces.restore_with(self.restore)
 
-    async def prepare(self, request: HostedConfiguration, *, tenant: str) -> tuple[Json, Json]:
+    async def prepare(self, request: NewEnvironment, *, tenant: str) -> tuple[Json, Json]:
         """Return the stored and the visible fields of a new environment. Raises InvalidRequest, NotFound and
         Unsupported, which name the field."""
         try:
-            return await self.specs.prepare(request, tenant=tenant)
+            return await self.specs.prepare(await self.templates.apply(request, tenant=tenant), tenant=tenant)
         except (InvalidRequest, NotFound, Unsupported) as exc:
             exc.param = f"environment.{exc.param}" if exc.param else "environment"
             raise
@@ -107,7 +112,7 @@ class HostedEnvironments:
         else:
             record.session_id = session.ref.id
         EnvironmentChange(ref, record, session).set_status("pending")
-        ops += [*move_due(ref, record), Put(ref.spec_key, orjson.dumps(spec), None, ABSENT)]
+        ops += [*move_due(ref, record), self._stored_specs.build_put(ref.spec_key, spec, ABSENT)]
         return [Put(ref.key, encode_record(record), None, ABSENT), *ops]
 
     async def attach(self, environment: HostedEnvironment, session: Transition) -> list[Op]:
@@ -127,7 +132,7 @@ class HostedEnvironments:
         EnvironmentChange(ref, record, session).set_status(record.status)
         return [Put(ref.key, encode_record(record), None, entry.version), Delete(ref.unattached_key)]
 
-    async def create(self, request: HostedConfiguration, *, tenant: str, key: RequestKey | None = None) -> Json:
+    async def create(self, request: NewEnvironment, *, tenant: str, key: RequestKey | None = None) -> Json:
         """Create an environment without a session, which begins to be prepared now; one that was created under the key
         before is returned. Raises InvalidRequest for a tenant that has as many as it may."""
         await self.kv.require_room(tenant)
@@ -190,7 +195,7 @@ class HostedEnvironments:
         entry = await self.kv.get(ref.spec_key)
         if entry is None:
             raise StorageCorrupt
-        return parse_configuration(orjson.loads(entry.value))
+        return parse_configuration(self._stored_specs.read(ref.spec_key, entry))
 
     async def restore_workspace(self, ref: EnvironmentRef, record: EnvironmentRecord, *, is_lossy: bool) -> bool:
         """Make the workspace of an environment again, as it was saved, with the files that were added since then.

@@ -283,8 +283,8 @@ class StoredConversations(Conversations):
         state = await load_conversation_state(self._kv, ref)
         _, compaction = decode_end(state.end_entry)
         if compaction > 0 and accepts is not None:
-            left = LoadAllowance(allowance.left_bytes)
-            recent = await load_conversation_history(self._kv, ref, left, first=compaction)
+            recent_allowance = LoadAllowance(allowance.left_bytes)
+            recent = await load_conversation_history(self._kv, ref, recent_allowance, first=compaction)
             if recent.items and await accepts(recent.items):
                 allowance.take_history(recent.size_bytes, "conversation")
                 return recent

@@ -1,5 +1,5 @@
-"""/v1/agents/environments and /v1/agents/sessions/ID/artifacts: the environments of sessions, the files in them, and
-the files that the turns of a session have put out."""
+"""/v1/agents/environments and /v1/agents/sessions/ID/artifacts: environments of sessions, their templates, the files
+in them, and the files that the turns of a session have put out."""
 
 from typing import Final
 
@@ -10,8 +10,11 @@ from apis.agents.environments import (
     ArtifactListParams,
     CreateEnvironment,
     CreateEnvironmentFile,
+    CreateTemplate,
     EnvironmentFileListParams,
     EnvironmentListParams,
+    TemplateListParams,
+    UpdateTemplate,
 )
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
@@ -31,6 +34,8 @@ from stack.http.routes.agent_beta import (
 from stack.http.routes.calls import ApiCalls
 
 _ENVIRONMENT_PATH: Final = "/agents/environments/{environment_id}"
+_TEMPLATES_PATH: Final = "/agents/environments/templates"
+_TEMPLATE_PATH: Final = f"{_TEMPLATES_PATH}/{{template_id}}"
 _FILES_PATH: Final = f"{_ENVIRONMENT_PATH}/files"
 _ARTIFACTS_PATH: Final = "/agents/sessions/{session_id}/artifacts"
 _ARTIFACT_PATH: Final = f"{_ARTIFACTS_PATH}/{{artifact_id}}"
@@ -69,12 +74,18 @@ def _artifact_ids(http: Request) -> tuple[str, str]:
 
 
 _environments = ApiCalls(lambda services: require_agents(services).require_environments(), object_response)
+_templates = ApiCalls(lambda services: require_agents(services).require_environments().templates, object_response)
 _artifacts = ApiCalls(lambda services: require_agents(services).require_environments().artifacts, object_response)
 list_environments = _environments.calling("list_environments", lambda environments: environments.list, objects_response)
 get_environment = _environments.calling("get_environment", lambda environments: environments.get)
 add_environment_file = _environments.calling(
     "add_environment_file", lambda environments: environments.add_file, created_response
 )
+create_template = _templates.calling("create_template", lambda templates: templates.create, created_response)
+list_templates = _templates.calling("list_templates", lambda templates: templates.list, objects_response)
+get_template = _templates.calling("get_template", lambda templates: templates.get)
+update_template = _templates.calling("update_template", lambda templates: templates.update)
+delete_template = _templates.calling("delete_template", lambda templates: templates.delete)
 list_artifacts = _artifacts.calling("list_artifacts", lambda artifacts: artifacts.list, objects_response)
 get_artifact = _artifacts.calling("get_artifact", lambda artifacts: artifacts.get)
 delete_artifact = _artifacts.calling("delete_artifact", lambda artifacts: artifacts.delete)
@@ -82,6 +93,11 @@ delete_artifact = _artifacts.calling("delete_artifact", lambda artifacts: artifa
 ENVIRONMENT_ROUTES: Final[tuple[Route, ...]] = (
     write_route("/agents/environments", create_environment, CreateEnvironment, tool="code_interpreter"),
     read_route("/agents/environments", list_environments, EnvironmentListParams),
+    write_route(_TEMPLATES_PATH, create_template, CreateTemplate, tool="code_interpreter"),
+    read_route(_TEMPLATES_PATH, list_templates, TemplateListParams),
+    read_route(_TEMPLATE_PATH, get_template),
+    write_route(_TEMPLATE_PATH, update_template, UpdateTemplate, tool="code_interpreter"),
+    delete_route(_TEMPLATE_PATH, delete_template),
     read_route(_ENVIRONMENT_PATH, get_environment),
     write_route(_FILES_PATH, add_environment_file, CreateEnvironmentFile, tool="code_interpreter"),
     read_route(_FILES_PATH, list_environment_files, EnvironmentFileListParams),

@@ -256,13 +256,7 @@ async def test_webhooks_are_sent_of_the_changes_of_a_session() -> None:
     assert waiting.data.required_action.type == "function_call"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/agents/environments/templates",
-        *("/agents/sessions/s/subagents", "/agents/sessions/s/traces"),
-    ],
-)
+@pytest.mark.parametrize("path", ["/agents/sessions/s/subagents", "/agents/sessions/s/traces"])
 async def test_what_is_not_offered_says_so(served: Served, path: str) -> None:
     with pytest.raises(openai.BadRequestError, match="not offered"):
         await served.client.get(path, cast_to=object, options={"headers": BETA})

@@ -124,6 +124,11 @@ CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "environments.create": lambda c: c.beta.agents.environments.create(environment={"type": "openai_hosted"}),
     "environments.list": lambda c: c.beta.agents.environments.list(limit=2),
     "environments.retrieve": lambda c: c.beta.agents.environments.retrieve("env_1"),
+    "templates.create": lambda c: c.beta.agents.environments.templates.create(name="a", env={"A": "1"}),
+    "templates.list": lambda c: c.beta.agents.environments.templates.list(limit=2),
+    "templates.retrieve": lambda c: c.beta.agents.environments.templates.retrieve("envtmpl_1"),
+    "templates.update": lambda c: c.beta.agents.environments.templates.update("envtmpl_1", name=None),
+    "templates.delete": lambda c: c.beta.agents.environments.templates.delete("envtmpl_1"),
     "environments.files.create": lambda c: c.beta.agents.environments.files.create(
         "env_1", type="inline", data="aGk=", path="/workspace/a"
     ),
