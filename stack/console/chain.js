@@ -1,7 +1,7 @@
 // The tree of a chain of stored responses: its branches, the path to one response, and the turns of a path.
 
 import { apiPath, get, getAll } from "./api.js";
-import { storedRun } from "./run.js";
+import { itemsRun, storedRun } from "./run.js";
 
 const READS_AT_ONCE = 6;
 const MOST_ROWS = 1000;
@@ -88,4 +88,17 @@ export function readTurns(ids, branches, onChange) {
       return { id, input, run, answers: {}, followsDeleted: isDeleted(branches.byId.get(id)?.previous_response_id) };
     },
   );
+}
+
+/** Return the turns of a conversation without responses: each begins with what is not from the model. */
+export async function turnsOfConversation(id, onChange) {
+  const items = (await getAll(apiPath`conversations/${id}/items`, { order: "asc" })).filter(({ type }) => type === "message");
+  const groups = [];
+  for (const { role, content } of items) {
+    const item = { type: "message", role, content };
+    const isAnswer = role === "assistant";
+    if (!groups.length || (!isAnswer && groups.at(-1).output.length)) groups.push({ input: [], output: [] });
+    groups.at(-1)[isAnswer ? "output" : "input"].push(item);
+  }
+  return groups.map(({ input, output }) => ({ input, run: itemsRun(output, onChange), answers: {} }));
 }

@@ -1,5 +1,6 @@
 // Chats: conversations of the server whose metadata have a title and the last response in sight. The responses are the turns;
-// each names its chat in its own metadata, so that a search of responses finds the chat.
+// each names its chat in its own metadata, so that a search of responses finds the chat. Until it goes on, an imported chat has
+// no response: its turns are the items of the conversation.
 
 import { apiPath, get, post, remove } from "./api.js";
 import { inTurns, loadBranches } from "./chain.js";
@@ -9,8 +10,9 @@ const MOST_TITLE_CHARS = 80;
 const MOST_VALUE_CHARS = 512;
 const PAGE = 50;
 const DAY_S = 86_400;
-/** The key of metadata that makes a conversation a chat. */
 const LAST = "last_response_id";
+/** The key of metadata that all chats have. */
+const EVERY = "updated_at";
 
 /** The first words of a question as a title, cut at a space. */
 export function titleOf(text) {
@@ -44,11 +46,14 @@ export function groupByDay(chats, now = Date.now() / 1000) {
   return [...groups].map(([name, members]) => ({ name, chats: members }));
 }
 
-const isChat = (conversation) => Boolean(conversation.metadata?.[LAST]);
+const isChat = ({ metadata }) => Boolean(metadata?.[LAST] || metadata?.imported);
+
+/** The params of the Playground that open a chat. */
+export const paramsOf = ({ id, last }) => (last ? { from: last } : { chat: id });
 
 /** Return a page of chats {chats, after}; the first one brings the pinned ones of all pages. */
 export async function listChats(after) {
-  const pages = [get("conversations", { search: LAST, limit: PAGE, after })];
+  const pages = [get("conversations", { search: EVERY, limit: PAGE, after })];
   if (!after) pages.push(get("conversations", { search: "pinned", limit: PAGE }));
   const [page, pinned] = await Promise.all(pages);
   const rows = [...page.data, ...(pinned ? pinned.data : [])].filter(isChat);
@@ -145,7 +150,7 @@ export async function changeChat(id, changes) {
 /** Return the ids of all responses of a chat, whose branches may begin at several roots. */
 export async function responsesOf(chat) {
   const ids = new Set();
-  for (const root of new Set([...chat.roots, chat.last])) {
+  for (const root of new Set([...chat.roots, chat.last].filter(Boolean))) {
     if (ids.has(root)) continue;
     const branches = await loadBranches(root).catch((error) => {
       if (error.status === 404) return null;

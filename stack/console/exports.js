@@ -35,18 +35,25 @@ export function toMarkdown(title, turns) {
 
 const read = async (id) => ({ response: await getShown(id), input: await getAll(apiPath`responses/${id}/input_items`, { order: "asc" }) });
 
+/** The turns of an imported chat that has not gone on: one, whose input is all of its items. */
+const readImported = async ({ id, at }) => [{ response: { created_at: at, model: "Assistant", output: [] }, input: await getAll(apiPath`conversations/${id}/items`, { order: "asc" }) }];
+
 const fileName = (title, ending) => `${title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "chat"}.${ending}`;
 
 /** Save the branch in sight as Markdown. Throws ApiError. */
 export async function exportMarkdown(chat) {
-  const branches = await loadBranches(chat.last);
-  const ids = branches.pathTo(chat.last).filter((id) => !branches.byId.get(id).deleted);
-  saveBlob(new Blob([toMarkdown(chat.title, await inTurns(ids, read))], { type: "text/markdown" }), fileName(chat.title, "md"));
+  const turns = chat.last ? await readPath(chat.last) : await readImported(chat);
+  saveBlob(new Blob([toMarkdown(chat.title, turns)], { type: "text/markdown" }), fileName(chat.title, "md"));
+}
+
+async function readPath(last) {
+  const branches = await loadBranches(last);
+  return inTurns(branches.pathTo(last).filter((id) => !branches.byId.get(id).deleted), read);
 }
 
 /** Save all branches as JSON: the objects of the API, each response with its own input. Throws ApiError. */
 export async function exportJson(chat) {
-  const turns = await inTurns(await responsesOf(chat), read);
+  const turns = chat.last ? await inTurns(await responsesOf(chat), read) : await readImported(chat);
   const text = JSON.stringify({ title: chat.title, last_response_id: chat.last, turns }, null, 2);
   saveBlob(new Blob([text], { type: "application/json" }), fileName(chat.title, "json"));
 }

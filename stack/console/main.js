@@ -87,6 +87,7 @@ function nextTheme() {
 function App({ problem }) {
   const route = useRoute();
   const [models, setModels] = useState([]);
+  const [lacksModels, setLacksModels] = useState(false);
   const [access, setAccess] = useState(null);
   const [dialog, setDialog] = useState(null);
   const [error, setError] = useState(null);
@@ -103,6 +104,7 @@ function App({ problem }) {
       refusedKey.current = null;
       const listed = mayListModels(key) ? (await get("models")).data : [];
       setModels(listed);
+      setLacksModels(mayListModels(key) && !listed.length);
       setError(null);
       return listed;
     } catch (failure) {
@@ -140,10 +142,10 @@ function App({ problem }) {
   const Current = view === "responses" && route.id ? ResponseView : view === "playground" && route.id === "decisions" ? Decisions : View;
   return html`<${Rail} views=${views} current=${view} needsKey=${isRefused} onTheme=${nextTheme} onKey=${() => openKeyDialog(isRefused && refusalOf(), isRefused)} />
     <main class="view" id="main">
-      ${error && html`<${Failure} error=${error} onRetry=${loadModels} />`}
+      ${error && view === "playground" && html`<${Failure} error=${error} onRetry=${loadModels} />`}
       ${broken
         ? html`<${Failure} error=${broken} onRetry=${retry} />`
-        : html`<${Current} key=${view === "playground" ? `${reloads} ${view} ${route.id}` : `${reloads} ${view} ${KEEPS.has(view) ? "" : route.id}`} route=${route} models=${models} access=${access || UNKNOWN} onModels=${loadModels} />`}
+        : html`<${Current} key=${view === "playground" ? `${reloads} ${view} ${route.id}` : `${reloads} ${view} ${KEEPS.has(view) ? "" : route.id}`} route=${route} models=${models} lacksModels=${lacksModels} access=${access || UNKNOWN} onModels=${loadModels} />`}
     </main>
     ${dialog?.kind === "key" &&
     html`<${KeyDialog}

@@ -1,6 +1,6 @@
 // A thread: the turns in sight, the branches around them, and what follows when one sends, tries again or edits.
 
-import { Branches, loadBranches, readTurns } from "./chain.js";
+import { Branches, loadBranches, readTurns, turnsOfConversation } from "./chain.js";
 import { titleOf } from "./chats.js";
 import { openCalls } from "./reducer.js";
 import { Run } from "./run.js";
@@ -43,6 +43,7 @@ export class Thread {
     this.onChange();
     const load = this.loads;
     try {
+      if (id.startsWith("conv_")) return await this.loadConversation(id, load);
       const branches = await loadBranches(id);
       const end = toEnd ? branches.leafOf(id) : id;
       const path = branches.pathTo(end);
@@ -55,6 +56,14 @@ export class Thread {
       if (load === this.loads) this.failure = error;
     }
     if (load === this.loads) this.isLoading = false;
+    return this.onChange();
+  }
+
+  /** Show the items of a conversation as turns that no response has: what follows sends them along. */
+  async loadConversation(id, load) {
+    const turns = await turnsOfConversation(id, this.onChange);
+    await this.record.load(id);
+    if (load === this.loads) Object.assign(this, { turns, isLoading: false });
     return this.onChange();
   }
 
@@ -76,6 +85,7 @@ export class Thread {
   /** The branches at a turn: {ids, at}; those at the first turn may be trees of their own. */
   branchesAt(turn) {
     const id = turn.run.state.response?.id;
+    if (!id) return { ids: [], at: 0 };
     const isFirst = turn === this.turns[0] && !this.earlier.length;
     const ids = this.branches.has(id) ? this.branches.siblings(id) : [id];
     const roots = isFirst ? (this.record.chat?.roots || []).filter((root) => !ids.includes(root)) : [];

@@ -98,6 +98,16 @@ async def test_every_view_fits_its_window_and_names_its_controls(open_page: Open
             assert nameless == 0, f"{view} has {nameless} controls without a name"
 
 
+async def test_a_server_without_models_says_so(open_page: OpenPage) -> None:
+    async with serving() as served, open_page(f"{served.url}/healthz") as page:
+        await page.route("**/v1/models", lambda route: asyncio.ensure_future(route.fulfill(json={"data": []})))
+        await page.goto(f"{served.url}/")
+        await expect(page.get_by_role("heading", name="This server has no model yet")).to_be_visible()
+        await page.unroute("**/v1/models")
+        await page.reload()
+        await expect(page.get_by_role("heading", name="What do you want to know?")).to_be_visible()
+
+
 async def test_a_server_that_ends_is_reported_and_tried_again(open_page: OpenPage) -> None:
     async with serving(scripted([{"text": "Hello."}])) as served, open_page(f"{served.url}/") as page:
         await expect(page.locator("h1")).to_be_visible()

@@ -1,6 +1,6 @@
 // The list of chats: grouped by day, searched, and what one does with a chat.
 
-import { changeChat, deleteChat, groupByDay, listChats, searchChats } from "../chats.js";
+import { changeChat, chatOf, deleteChat, groupByDay, listChats, paramsOf, searchChats } from "../chats.js";
 import { exportJson, exportMarkdown } from "../exports.js";
 import { hashOf } from "../route.js";
 import { html, useCallback, useEffect, useRef, useState } from "../vendor/preact.js";
@@ -53,22 +53,47 @@ export function ChatList({ list, current, onNew, onDeleted, onClose }) {
   const row = (chat) => html`<${Row} key=${chat.id} chat=${chat} isCurrent=${chat.id === current} list=${list} onDeleted=${onDeleted} />`;
   const problem = error || list.error;
   return html`<nav class="chats" aria-label="Chats">
-    <div class="row">
+    <div class="row wrap">
       <button class="grow" onClick=${onNew}><${Icon} name="plus" /> New chat</button>
+      <${Import} onDone=${(made) => made.forEach((conversation) => list.put(chatOf(conversation)))} />
       <button class="plain narrow-only" aria-label="Close the list" onClick=${onClose}><${Icon} name="close" /></button>
     </div>
     <input type="search" data-search placeholder="Search chats" aria-label="Search chats" value=${text} onInput=${(event) => setText(event.target.value)} />
     <div class="rows">
-      ${problem && problem.code !== "not_configured" && html`<${Failure} error=${problem} onRetry=${list.reload} />`}
+      ${problem && problem.code !== "not_configured" && problem.status !== 401 && html`<${Failure} error=${problem} onRetry=${list.reload} />`}
       ${hits
         ? html`<p class="quiet small" role="status">${hits.length ? `${hits.length} found` : "No chat has these words."}</p><ul>${hits.map(row)}</ul>`
         : list.chats
           ? groupByDay(list.chats).map(({ name, chats }) => html`<section key=${name} aria-label=${name}><h2>${name}</h2><ul>${chats.map(row)}</ul></section>`)
           : html`<${Skeleton} rows=${4} />`}
-      ${!hits && list.chats?.length === 0 && !problem && html`<p class="quiet small">Chats appear here. They are stored on this server, and every browser with the same key has them.</p>`}
+      ${!hits && list.chats?.length === 0 && !problem && html`<p class="quiet small">Chats appear here. They are stored on this server, and every browser with the same key has them. Those of other pages can be imported.</p>`}
       ${!hits && list.more && html`<button class="more" onClick=${list.more}>Older chats</button>`}
     </div>
   </nav>`;
+}
+
+/** A button that takes a file of chats, of this page or of another; it says how far it is, and what went wrong. */
+function Import({ onDone }) {
+  const [state, setState] = useState("");
+  const [error, setError] = useState("");
+  const chooser = useRef(null);
+  const take = async ({ target }) => {
+    const [file] = target.files;
+    if (!file) return;
+    setError("");
+    setState("reading…");
+    try {
+      const { importChats } = await import("../imports.js");
+      onDone(await importChats(file, (done, all) => setState(`${done} of ${all}`)));
+    } catch (failure) {
+      setError(failure.message);
+    }
+    target.value = "";
+    setState("");
+  };
+  return html`<input ref=${chooser} type="file" accept=".json,application/json" hidden aria-hidden="true" tabindex="-1" data-import onChange=${take} />
+    <button class="plain" title="Import chats from a JSON file" aria-label="Import chats" disabled=${Boolean(state)} onClick=${() => chooser.current.click()}>${state ? html`<span class="small tabular" role="status">${state}</span>` : html`<${Icon} name="upload" />`}</button>
+    ${error && html`<p class="bad small wide" role="alert">${error}</p>`}`;
 }
 
 function Row({ chat, isCurrent, list, onDeleted }) {
@@ -91,7 +116,7 @@ function Row({ chat, isCurrent, list, onDeleted }) {
     <div class="row">
       ${renames
         ? html`<${Rename} title=${chat.title} onDone=${rename} />`
-        : html`<a class="grow" href=${hashOf({ view: "playground", params: { from: chat.last } })} title=${chat.title} aria-current=${isCurrent ? "page" : undefined}>
+        : html`<a class="grow" href=${hashOf({ view: "playground", params: paramsOf(chat) })} title=${chat.title} aria-current=${isCurrent ? "page" : undefined}>
             <span class="clip">${chat.title}</span>${chat.words && html`<span class="clip quiet small">${chat.words}</span>`}</a>`}
       <button class="plain more-of" aria-expanded=${open} aria-label="Actions for ${chat.title}" ref=${menu} onClick=${() => setOpen(!open)}><${Icon} name="more" /></button>
     </div>

@@ -23,6 +23,7 @@ const PATHS = {
   attach: "M11 5l-5 5a1.5 1.5 0 0 0 2 2l5-5a3 3 0 0 0-4-4L4 8a4 4 0 0 0 6 6",
   microphone: "M8 2a2 2 0 0 0-2 2v4a2 2 0 0 0 4 0V4a2 2 0 0 0-2-2M3.5 8a4.5 4.5 0 0 0 9 0M8 12.5V15",
   speaker: "M2 6h2.5L8 3v10L4.5 10H2zM10.5 6a3 3 0 0 1 0 4M12.5 4a6 6 0 0 1 0 8",
+  upload: "M3 13h10M8 10V3M5 6l3-3 3 3",
   plus: "M8 3v10M3 8h10",
   compare: "M2 3h5v10H2zM9 3h5v10H9z",
   left: "M10 3L5 8l5 5",

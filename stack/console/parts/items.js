@@ -47,7 +47,7 @@ export function Item({ item, meta = {}, running, selected, onSelect, actions, to
 
 function Message({ item, running, picks, model }) {
   const parts = item.content || [];
-  const label = { assistant: model || "assistant", user: "You" }[item.role] || item.role || "message";
+  const label = { assistant: model || "Assistant", user: "You" }[item.role] || item.role || "message";
   if (typeof parts === "string") return html`<${Lane} label=${label} icon="message"><${Markdown} text=${parts} /><//>`;
   return html`<${Lane} label=${item.phase ? `${label} · ${item.phase}` : label} icon="message" status=${item.status} picks=${picks}>
     ${parts.map(

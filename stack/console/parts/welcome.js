@@ -16,10 +16,16 @@ const EXAMPLES = [
 ];
 
 /** `onAsk(text, tool)` sends an example with its tool switched on; `onUse(id)` chooses a model. */
-export function Welcome({ tools, model, models, onAsk, onUse }) {
+export function Welcome({ tools, model, models, lacksModels, onAsk, onUse }) {
   const has = ([type]) => !type || (tools.isKnown && !reasonOf(tools, type));
   const there = HOSTED_TOOLS.filter(has);
   const absent = HOSTED_TOOLS.filter((row) => tools.isKnown && !has(row));
+  if (lacksModels)
+    return html`<div class="empty welcome">
+      <h2>This server has no model yet</h2>
+      <p>The section <code>inference</code> of its run config names none, or its upstream is away: the server's log says which.</p>
+      <${ModelOffer} wanted=${tools.mayInstall} models=${models} current="" onUse=${onUse} />
+    </div>`;
   return html`<div class="empty welcome">
     <h2>What do you want to know?</h2>
     ${model && html`<p>You ask <b>${model}</b>, on this server.${tools.isKnown ? (there.length ? ` It can use ${listOf(there)}.` : " It has no tools yet.") : ""}</p>`}

@@ -1,6 +1,7 @@
 // Conversations: the list, and the items of one.
 
 import { apiPath, post, remove } from "../api.js";
+import { chatOf, paramsOf } from "../chats.js";
 import { shortId } from "../format.js";
 import { Items } from "../parts/items.js";
 import { DeleteButton, Empty, Failure, Id, Skeleton, Time } from "../parts/states.js";
@@ -17,7 +18,7 @@ function List({ params }) {
   const [error, setError] = useState(null);
   const create = () => post("conversations", {}).then(({ id }) => (location.hash = hashOf({ view: "conversations", id })), setError);
   const columns = [
-    ["Title", (row) => row.metadata?.last_response_id && html`<a class="clip" href=${hashOf({ view: "playground", params: { from: row.metadata.last_response_id } })}>${row.metadata.title}</a>`],
+    ["Title", (row) => row.metadata?.title && html`<a class="clip" href=${hashOf({ view: "playground", params: paramsOf(chatOf(row)) })}>${row.metadata.title}</a>`],
     ["Conversation", (row) => html`<${Id} id=${row.id} href=${hashOf({ view: "conversations", id: row.id })} />`],
     ["Metadata", (row) => html`<span class="clip mono small quiet">${Object.keys(row.metadata || {}).length ? JSON.stringify(row.metadata) : ""}</span>`],
     ["Created", (row) => html`<${Time} at=${row.created_at} />`],
@@ -53,6 +54,7 @@ function Conversation({ id }) {
   };
   return html`<div class="page narrow">
     <header class="bar"><h1><${Id} id=${id} /></h1><span class="grow"></span>
+      <a class="button" href=${hashOf({ view: "playground", params: { chat: id } })}>Open as a chat</a>
       <a class="button" href=${hashOf({ view: "responses", params: { conversation: id } })}>Its responses</a><${DeleteButton} what=${id} onDelete=${deleted} /></header>
     ${(error || pages.error) && html`<${Failure} error=${error || pages.error} onRetry=${pages.reload} />`}
     ${!pages.rows && html`<${Skeleton} />`}

@@ -41,7 +41,7 @@ function useThreads(onChange, onChat) {
   return threads.current;
 }
 
-export function Playground({ route, models }) {
+export function Playground({ route, models, lacksModels }) {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const list = useChats();
   const threads = useThreads(redraw, (chat) => (list.put(chat), redraw()));
@@ -86,7 +86,7 @@ export function Playground({ route, models }) {
   useEffect(() => {
     PARAMS.forEach((param, index) => {
       const thread = threads[index];
-      const id = (index === 0 || compare) && route.params[param];
+      const id = (index === 0 || compare) && (route.params[param] || (index === 0 && route.params.chat));
       if (id && id !== thread.shown) thread.load(id);
       else if (!id && (thread.shown || (index === 1 && !compare))) thread.reset();
     });
@@ -134,7 +134,7 @@ export function Playground({ route, models }) {
   const startNew = () => {
     threads.forEach((thread) => thread.reset());
     record.take(null);
-    setParams({ from: "", with: "" });
+    setParams({ from: "", with: "", chat: "" });
   };
   const edit = (thread, index) => {
     const { input } = thread.turns[index];
@@ -153,7 +153,7 @@ export function Playground({ route, models }) {
     onAnswer=${(item, given) => attempt(thread, () => thread.answer(settingsOf(thread), item, given))}
     onRetry=${(turn) => attempt(thread, () => thread.send(settingsOf(thread), turn.input, thread.turns.indexOf(turn)))}
     onEdit=${(turn) => edit(thread, thread.turns.indexOf(turn))}
-    empty=${html`<${Welcome} tools=${tools} models=${models} model=${settingsOf(thread).model} onAsk=${askExample} onUse=${(model) => change({ ...settings, model })} />`}
+    empty=${html`<${Welcome} tools=${tools} lacksModels=${lacksModels} models=${models} model=${settingsOf(thread).model} onAsk=${askExample} onUse=${(model) => change({ ...settings, model })} />`}
     >${compare &&
     html`<div class="row column-head"><${ModelMenu} label="Model ${["left", "right"][index]}" models=${chats} value=${settingsOf(thread).model} onChange=${(model) => (index ? setParams({ compare: model }) : change({ ...settings, model }))} /></div>`}<//>`;
 
