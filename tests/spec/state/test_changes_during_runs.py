@@ -112,7 +112,13 @@ async def revoke_key(served: Served) -> Change:
     project_id, key = await new_project(organization)
     served.client.api_key = key
     keys = (await organization.projects.api_keys.list(project_id)).data
-    return Change({}, lambda: organization.projects.api_keys.delete(keys[0].id, project_id=project_id))
+    reader = await organization.projects.service_accounts.create(project_id, name="reader")
+
+    async def make() -> None:
+        served.client.api_key = reader.api_key.value  # what runs in the background is still looked at
+        await organization.projects.api_keys.delete(keys[0].id, project_id=project_id)
+
+    return Change({}, make)
 
 
 CHANGES = [
