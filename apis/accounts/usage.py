@@ -148,7 +148,8 @@ class CostsQuery(Wire):
 
 def count_hosted_calls(response: Response) -> dict[str, int]:
     """Return the numbers of calls of hosted tools by the type of their item."""
-    return dict(Counter(item.type for item in response.output if ITEM_TYPES[item.type].counts(item)))
+    calls = [item.type for item in response.output if ITEM_TYPES[item.type].counts(item)]
+    return dict(Counter(calls)) if calls else {}
 
 
 def count_one_request(tokens: tuple[int, int, int, int], tool_calls: Mapping[str, int]) -> UsageCounts:

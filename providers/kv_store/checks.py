@@ -13,7 +13,7 @@ MAX_TTL_S = 1e10
 def encode_key(key: str) -> bytes:
     """Return the key as UTF-8, whose byte order is the order of code points. Raises ValueError for an invalid key."""
     encoded = key.encode()
-    if not 0 < len(encoded) <= MAX_KEY_BYTES or b"\0" in encoded:
+    if not 0 < len(encoded) <= MAX_KEY_BYTES or 0 in encoded:
         raise ValueError(f"A key is 1 to {MAX_KEY_BYTES} bytes of UTF-8 without NUL, not {key[:80]!r}.")
     return encoded
 

@@ -178,11 +178,12 @@ class ResponsePreparer:
         chat = build_chat(request, messages, toolbox, conversation.root)
 
         # what the turns run on
+        seal_reasoning, seal_result = await sealed_content.build_seals(request, tenant)
         output = ResponseOutput(
             ids,
             config.max_tool_output_chars,
-            reasoning_sealer=await sealed_content.build_reasoning_seal(request, tenant),
-            tool_result_sealer=await sealed_content.build_result_seal(request, tenant),
+            reasoning_sealer=seal_reasoning,
+            tool_result_sealer=seal_result,
             is_json=chat.response_format is not None,
             hides_reasoning=self._conversations.views.hides_reasoning,
             items=() if resume_point is None else resume_point.output_items,

@@ -107,13 +107,13 @@ class Gates:
         config = stack_config.server
         self._requires_keys = stack_config.requires_keys
         self._cors = cors
-        self._head_checks = HeadChecks(config, cors, requires_keys=self._requires_keys)
         self._metrics_access = config.metrics
         self._metrics_key = digest_key(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
         has_no_key = config.metrics == "keyed" and self._metrics_key is None
         self._hides_metrics = has_no_key and stack_config.has_several_tenants
         # a gate stands where this config gives it something to check
-        self.of_all: tuple[Gate, ...] = (self.check_head, *([self.answer_preflight] if cors is not None else ()))
+        check_head = HeadChecks(config, cors, requires_keys=self._requires_keys).check_head
+        self.of_all: tuple[Gate, ...] = (check_head, *([self.answer_preflight] if cors is not None else ()))
         self.of_callers: tuple[Gate, ...] = (
             self.authenticate,
             self.take_turn,
@@ -134,10 +134,6 @@ class Gates:
             waiting = gate(scope, context)
             if waiting is not None:
                 await waiting
-
-    def check_head(self, scope: Scope, _context: HttpContext) -> None:
-        """Refuse a head that cannot be right, a foreign Host, and a foreign Origin."""
-        self._head_checks.check(scope)
 
     def answer_preflight(self, scope: Scope, _context: HttpContext) -> None:
         """Answer the preflights of listed origins."""
@@ -246,8 +242,8 @@ class HeadChecks:
         if requires_keys and not config.allowed_hosts:
             self._allowed_hosts = None
 
-    def check(self, scope: Scope) -> None:
-        """Raise InvalidRequest for a head that is not HTTP/1.x, and PermissionDenied for a foreign Host or Origin."""
+    def check_head(self, scope: Scope, _context: HttpContext) -> None:
+        """Refuse a head that is not HTTP/1.x, a foreign Host, and a foreign Origin."""
         version = scope.get("http_version", "1.1")
         if version not in _HTTP_VERSIONS:
             raise InvalidRequest("This server speaks HTTP/1.1.")
@@ -256,11 +252,10 @@ class HeadChecks:
             raise InvalidRequest(f"A request has one Host header, and this one has {len(hosts)}.")
         if self._allowed_hosts is None:
             return
-        host = hosts[0].decode("latin-1") if hosts else ""
-        if not _HOST.fullmatch(host) or _parse_host(f"//{host}") not in self._allowed_hosts:
+        if not hosts or _read_host(hosts[0]) not in self._allowed_hosts:
             raise PermissionDenied("This Host is not allowed here: add it to `server.allowed_hosts`.")
         origin = find_header(scope, b"origin")
-        if origin is not None and not self._allows_origin(origin, host):
+        if origin is not None and not self._allows_origin(origin, hosts[0].decode("latin-1")):
             raise PermissionDenied("This Origin is not allowed here: add it to `server.cors_origins`.")
         is_foreign = origin is None and find_header(scope, b"sec-fetch-site") in _FOREIGN_SITES
         if is_foreign and not (self._cors is not None and self._cors.allows_all):
@@ -326,6 +321,12 @@ def _has_no_body(scope: Scope) -> bool:
 
 
 @lru_cache(maxsize=256)
+def _read_host(header: bytes) -> str | None:
+    """Return the name or the address in a Host header; None for one that is malformed."""
+    host = header.decode("latin-1")
+    return _parse_host(f"//{host}") if _HOST.fullmatch(host) else None
+
+
 def _parse_host(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""

@@ -97,7 +97,15 @@ def encode_frames(
     if len(events) == 1 and (event := events[0]).type in FLAT_EVENTS and not isinstance(event, LoggedEvent):
         return b"%b%b\n\n" % (_frame_head(event.type), flat_event_to_json(event))  # nearly every batch: one token
     # joined at once, so that a large event is not copied twice
-    return b"".join([part for event in events for part in (_frame_head(event.type), _event_to_data(event), b"\n\n")])
+    return b"".join([part for event in events for part in _plain_frame(event)])
+
+
+def _plain_frame(event: ResponseStreamEvent | LoggedEvent) -> tuple[bytes, bytes, bytes]:
+    """Return the parts of a frame in OpenAI's dialect."""
+    kind = event.type
+    if kind in FLAT_EVENTS and not isinstance(event, LoggedEvent):
+        return _frame_head(kind), flat_event_to_json(event), b"\n\n"
+    return _frame_head(kind), _event_to_data(event), b"\n\n"
 
 
 def events_to_json(events: Sequence[ResponseEvent], dialect: ApiDialect) -> bytes:

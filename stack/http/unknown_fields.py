@@ -35,9 +35,10 @@ def refuse_misspelt_field(fields: Mapping[str, Any], request: BaseModel) -> None
 
 def _find_misspelt(fields: Mapping[str, Any], request: BaseModel, path: str) -> Iterator[tuple[str, str, str]]:
     model = type(request)
-    if model.model_config.get("extra") == "ignore" and (unknown := fields.keys() - _names(model) - _OTHER_FIELDS):
-        for name in nsmallest(_MAX_NAMES, unknown):
-            if (known_name := _find_similar(name, _names(model) - fields.keys())) is not None:
+    known_names = _names(model)
+    if not fields.keys() <= known_names and model.model_config.get("extra") == "ignore":
+        for name in nsmallest(_MAX_NAMES, fields.keys() - known_names - _OTHER_FIELDS):
+            if (known_name := _find_similar(name, known_names - fields.keys())) is not None:
                 yield path, name, known_name
     for name, value in fields.items():
         if type(value) not in (dict, list):

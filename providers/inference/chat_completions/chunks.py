@@ -173,7 +173,7 @@ class ChatChunkReader(ChunkReader):
         self._has_text = self._has_reasoning = False
         self._repetitions = Repetitions()
         # the end of the text, where the model may have written a call into it
-        self._recent_texts = deque[str](maxlen=_MAX_RECENT_TEXTS) if request.tools else None
+        self._recent_texts: deque[str] | None = deque(maxlen=_MAX_RECENT_TEXTS) if request.tools else None
         self._has_messages = False
         self._unread: list[bytes] = []
         self._surrogate_joiner = SurrogateJoiner()

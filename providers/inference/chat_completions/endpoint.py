@@ -221,7 +221,7 @@ class ChatCompletions:
             answer = AnswerStream(connection, reader, self._limits, self._server, sink)
             try:
                 reader.keeps_head = span is not NO_SPAN
-                await self._check_head(connection, model, unsupported_feature)
+                await self._check_response(connection, model, unsupported_feature)
                 await answer.read(deadline)
                 if not (reader.was_cut or connection.is_complete):
                     await _drain_body(connection)
@@ -235,14 +235,6 @@ class ChatCompletions:
                 self._http.release(connection)
                 if span is not NO_SPAN:
                     span.set(reader.describe(is_openai=self._is_openai))
-
-    async def _check_head(self, connection: HttpConnection, model: str, unsupported_feature: str) -> None:
-        """Raise the error of a head that refuses the request."""
-        await self._check_response(connection, model, unsupported_feature)
-        is_stream = connection.headers.get("content-type", "").lower().startswith("text/event-stream")
-        connection.headers.clear()
-        if is_stream and (attempts := CALL_ATTEMPTS.get()) is not None:  # another body may be an error
-            attempts.accept()
 
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
         """Return the models that the server lists. Raises UpstreamError when it does not respond."""
@@ -446,11 +438,16 @@ class ChatCompletions:
             raise error
 
     async def _check_response(self, connection: HttpConnection, model: str, unsupported_feature: str) -> None:
-        await self._check_support(connection, model, unsupported_feature)
+        """Raise the error of a head that refuses the request."""
         if connection.status != 200:
+            await self._check_support(connection, model, unsupported_feature)
             raise await self._read_error(connection, model, is_generation=True)
         if connection.headers.get("content-encoding", "identity").lower() != "identity":
             raise UpstreamError("The inference server sent a compressed stream, which was not asked for.")
+        is_stream = connection.headers.get("content-type", "").lower().startswith("text/event-stream")
+        connection.headers.clear()
+        if is_stream and (attempts := CALL_ATTEMPTS.get()) is not None:  # another body may be an error
+            attempts.accept()
 
     async def _read_error(self, connection: HttpConnection, model: str, *, is_generation: bool = False) -> StackError:
         self._context_tokens.clear()

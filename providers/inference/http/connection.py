@@ -82,7 +82,7 @@ class HttpConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self.deadline = math.inf
         self._is_paused = self._is_queued = False
-        self._unparsed = bytearray()
+        self._unparsed = b""
         self.turn = current_turn()
         self.reset()
 
@@ -95,7 +95,7 @@ class HttpConnection(asyncio.Protocol):
         self._failure: HttpError | None = None
         self._buffered_bytes = self._non_body_bytes = self._body_chunk_count = 0
         self._chunks.clear()
-        self._unparsed.clear()
+        self._unparsed = b""
         self.deadline = math.inf  # the timer stays: the next response may need none of its own
         self._go_on()
 
@@ -212,11 +212,10 @@ class HttpConnection(asyncio.Protocol):
         self._is_queued = False
         if self._unparsed and not self.is_ready:  # else its reader has not read the piece before
             size_bytes = self.turn.piece_work
-            piece = bytes(self._unparsed[:size_bytes])
-            del self._unparsed[:size_bytes]
+            piece, self._unparsed = self._unparsed[:size_bytes], self._unparsed[size_bytes:]
             self._parse(piece)
             if self.is_complete and self._unparsed:
-                self._unparsed.clear()
+                self._unparsed = b""
                 self.is_reusable = False
             elif not self.is_ready:
                 self._go_on()
@@ -292,8 +291,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._unparsed and not self.is_closing:
-            self._parse(bytes(self._unparsed))
-        self._unparsed.clear()
+            self._parse(self._unparsed)
+        self._unparsed = b""
         if self.status and exc is None and not self.is_closing and not self._is_body_framed:
             self.is_complete = self.is_ready = True
         self.is_closing = True

@@ -8,7 +8,7 @@ from apis.responses import CreateResponse, ReasoningOptions, TextOptions
 from apis.wire.items import ConfigurationUpdate
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
 from providers.common.grammars.schemas import check_format, check_large_schemas
-from providers.responses.context.sparse_request import without_unset
+from providers.responses.context.sparse_request import build_sparse, without_unset
 from providers.responses.item_index import ItemIndex
 from providers.responses.tools.offered import OfferedTools
 
@@ -95,8 +95,8 @@ def build_chat(
         "logprobs": True if wants_logprobs else None,
         "top_logprobs": request.top_logprobs if wants_logprobs else None,
     }
-    chat = ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
-    return without_unset(chat)
+    names = frozenset([name for name, value in fields.items() if value is not None])
+    return build_sparse(ChatRequest, fields, names)  # its parts are valid: those of a request, and our own
 
 
 def _build_response_format(request: CreateResponse) -> ResponseFormat | None:

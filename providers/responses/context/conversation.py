@@ -30,8 +30,8 @@ class ResponseProgress(msgspec.Struct, frozen=True):
     each call that has no item; the results of hosted calls, by item id; and its compactions, by sealed token."""
 
     items: Sequence[Item | ToolResultRecord] = ()
-    tool_results: Mapping[str, ToolResultRecord] = msgspec.field(default_factory=dict[str, ToolResultRecord])
-    compactions: Mapping[str, CompactionContent] = msgspec.field(default_factory=dict[str, CompactionContent])
+    tool_results: Mapping[str, ToolResultRecord] = {}
+    compactions: Mapping[str, CompactionContent] = {}
 
 
 ITEM_WORK: Final = 200
@@ -50,10 +50,8 @@ class Conversation(msgspec.Struct, frozen=True):
     input_items: Sequence[Item]
     tool_results: Mapping[str, ToolResultRecord]
     instructions: str | None
-    attachments: Mapping[InputFile | InputImage, ContentPart] = msgspec.field(
-        default_factory=dict[InputFile | InputImage, ContentPart]
-    )
-    compactions: Mapping[str, CompactionContent] = msgspec.field(default_factory=dict[str, CompactionContent])
+    attachments: Mapping[InputFile | InputImage, ContentPart] = {}
+    compactions: Mapping[str, CompactionContent] = {}
     current_turn_only: bool = False
     """The model does not see the reasoning of earlier turns."""
     sees_images: bool = False

@@ -34,6 +34,8 @@ _UNSEAL_WORK: Final = 400
 _KEY_RECORD: Final = "/reasoning-key"
 """Key of the store's own sealing key; it belongs to no tenant."""
 
+Seals = tuple[Callable[[str], str] | None, Callable[[ToolResultRecord], str] | None]
+
 _decode = msgspec.json.Decoder(ToolResultRecord).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -56,25 +58,21 @@ class SealedContent:
             self._sealer = Sealer([key])
         return self._sealer
 
-    async def build_reasoning_seal(self, request: CreateResponse, tenant: str) -> Callable[[str], str] | None:
-        """Return the function that seals the response's reasoning; None for a stored response, unless the request
-        includes it."""
-        if not _is_sealed_for(request):
-            return None
-        sealer = await self.load_sealer()
-        return lambda text: sealer.seal(text, tenant=tenant, model=request.model, purpose="reasoning")
-
-    async def build_result_seal(self, request: CreateResponse, tenant: str) -> Callable[[ToolResultRecord], str] | None:
-        """Return the function that seals a result; None for a stored response, unless the request includes it."""
-        if not _is_sealed_for(request):
-            return None
+    async def build_seals(self, request: CreateResponse, tenant: str) -> Seals:
+        """Return the functions that seal the response's reasoning and a tool result; None for a stored response, unless
+        the request includes them."""
+        if request.store is not False and ENCRYPTED_CONTENT_INCLUDE not in (request.include or ()):
+            return None, None
         sealer = await self.load_sealer()
 
-        def seal(tool_result: ToolResultRecord) -> str:
+        def seal_reasoning(text: str) -> str:
+            return sealer.seal(text, tenant=tenant, model=request.model, purpose="reasoning")
+
+        def seal_result(tool_result: ToolResultRecord) -> str:
             packed = base64.b64encode(zlib.compress(_encode(tool_result))).decode()
             return sealer.seal(packed, tenant=tenant, model=_ANY_MODEL_BINDING, purpose="tool result")
 
-        return seal
+        return seal_reasoning, seal_result
 
     async def unseal_reasoning(self, index: ItemIndex, model: str, tenant: str) -> Sequence[InputTransformation]:
         """Unseal the reasoning among the items that this model may read, and return the items that cannot be unsealed,
@@ -126,10 +124,6 @@ class SealedContent:
 
         await do_in_turns([*tokens], unseal, _UNSEAL_WORK)
         return unsealed
-
-
-def _is_sealed_for(request: CreateResponse) -> bool:
-    return ENCRYPTED_CONTENT_INCLUDE in (request.include or ()) or request.store is False
 
 
 def _unseal_result(sealer: Sealer, token: str, tenant: str) -> ToolResultRecord | None:

@@ -141,7 +141,8 @@ class AgentLoop:
             await self._ask_model(turn)
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
-            await self._place_matched_calls(turn)
+            if turn.grammar_calls:
+                await self._place_matched_calls(turn)
             state.usage = add_usage(state.usage, turn.count_usage(turn.finish))
             if self._record_usage is not None:
                 self._record_usage(self.chat, turn.finish.usage)
@@ -175,9 +176,7 @@ class AgentLoop:
 
     async def _place_matched_calls(self, turn: TurnStream) -> None:
         """Match the inputs of custom tools with their grammars, and place these calls."""
-        if not (grammar_calls := turn.grammar_calls):
-            return
-        for call in grammar_calls:
+        for call in turn.grammar_calls:
             await call.match_input(share_of_salt(self.chat.cache_salt))
         if events := turn.place_client_calls({result.name for _, result in self.state.rejected_calls}):
             await self._sink.put(events)

@@ -106,7 +106,7 @@ class TurnStream:
         self._first_index = len(output.items)
         self._hosted_calls_left = hosted_calls_left
         self._open_item: OpenMessage | OpenReasoning | None = None
-        self._growing_call_ids = set[str]()
+        self._growing_call_ids: set[str] = set()
 
     @property
     def continues(self) -> bool:

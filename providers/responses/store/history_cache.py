@@ -50,7 +50,7 @@ class LoadedHistory(msgspec.Struct, frozen=True):
     input may wait in the stored mailbox of the last response, and `sent_items` are those that wait for it in memory."""
 
     items: Sequence[Item] = ()
-    tool_results: Mapping[str, ToolResultRecord] = msgspec.field(default_factory=dict[str, ToolResultRecord])
+    tool_results: Mapping[str, ToolResultRecord] = {}
     position: TurnPosition | None = None
     turn_count: int = 0
     size_bytes: int = 0
@@ -127,8 +127,9 @@ class HistoryCache:
         if turns is None:
             turns = self._tenants[tenant] = _TenantTurns()
         turns.by_key[key] = cached_turn
-        turns.size_bytes += cached_turn.size_bytes
-        self._size_bytes += cached_turn.size_bytes
+        size_bytes = cached_turn.size_bytes
+        turns.size_bytes += size_bytes
+        self._size_bytes += size_bytes
         while self._size_bytes > self._max_bytes:
             largest = max(self._tenants, key=lambda name: self._tenants[name].size_bytes)
             self.discard(largest, next(iter(self._tenants[largest].by_key)))

@@ -218,7 +218,7 @@ async def read_final_response(
     respond: Callable[[Sink[ResponseEvent]], Coroutine[Any, Any, None]], request_record: RequestRecord
 ) -> ResponseObject:
     """Return the response that the only event carries. A failed one raises its cause."""
-    sink = LastBatch[Any]()
+    sink: LastBatch[Any] = LastBatch()  # `LastBatch[Any]()` would look the type up at each call
     try:
         await respond(sink)
     finally:
