@@ -16,6 +16,7 @@ from apis.storage.kv_store import Delete
 from providers.agents.environments.hosted import HostedEnvironments, note_restored
 from providers.agents.environments.records import (
     DUE_PREFIX,
+    ENDED,
     LIVE,
     EnvironmentRecord,
     EnvironmentRef,
@@ -109,7 +110,7 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, JobRecord]):
         """Fail an environment that is new, or that a turn waits for. An idle one keeps what was saved of it, and is
         tried again later."""
         if change.record.status == "pending" or change.record.is_wanted:
-            return _fail(change, "The workers that prepared it ended.")
+            return self._fail(change, "The workers that prepared it ended.")
         change.record.due_at = time.time() + self._environments.idle_s
         return True
 
@@ -127,13 +128,16 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, JobRecord]):
             elif record.status == "suspended" and record.is_ending:
                 await self._end_workspace(ref)
             elif record.status == "suspended":
-                await self._store.change(ref, lambda change: _expire(change, ref))
+                await self._store.change(ref, lambda change: self._expire(change, ref))
+            elif record.status in ENDED and not record.session_id:
+                await self._environments.delete(ref)
+                await claim.lease.release()
             else:
-                await self._store.change(ref, _rest)
+                await self._store.change(ref, self._rest)
         except (Overloaded, RateLimited, StoreUnavailable):
             if not is_awaited or time.time() - max(record.wanted_at, record.created_at) < _MAX_WAIT_S:
                 raise
-            await self._store.change(ref, lambda change: _fail(change, "There was no room for it."))
+            await self._store.change(ref, lambda change: self._fail(change, "There was no room for it."))
         except AgentNotFound:
             raise
         except (_Failed, StackError) as exc:
@@ -141,7 +145,7 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, JobRecord]):
                 raise
             message = exc.message if isinstance(exc, StackError) else str(exc)
             _log.warning("an environment cannot be used: %s", message)
-            await self._store.change(ref, lambda change: _fail(change, message))
+            await self._store.change(ref, lambda change: self._fail(change, message))
 
     async def _prepare(self, claim: Claim[EnvironmentRef, JobRecord], ref: EnvironmentRef) -> None:
         """Make the workspace of a new environment, and run its setup, from the beginning."""
@@ -240,6 +244,27 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, JobRecord]):
 
         await self._store.change(ref, note)
 
+    def _rest(self, change: EnvironmentChange) -> bool:
+        """Let an environment wait for its session. One that has ended without a session is deleted some days later."""
+        record = change.record
+        is_left = record.status in ENDED and not record.session_id
+        record.due_at, record.is_wanted = time.time() + self._expiry_s if is_left else None, False
+        return True
+
+    def _expire(self, change: EnvironmentChange, ref: EnvironmentRef) -> bool:
+        record = change.record
+        if record.status != "suspended" or record.is_wanted:
+            return False
+        change.set_status("expired")
+        change.ops += [Delete(ref.checkpoint_key), *(Delete(ref.added_key(number)) for number in record.added)]
+        record.has_checkpoint, record.added = False, []
+        return self._rest(change)
+
+    def _fail(self, change: EnvironmentChange, message: str) -> bool:
+        change.set_status("failed", {"type": "environment_error", "code": "sandbox_error", "message": message})
+        change.fail_turn(f"The environment of the session failed: {message}")
+        return self._rest(change)
+
 
 def _idle_until(record: EnvironmentRecord, idle_s: float, last_active_at: int | None) -> float:
     return max(record.used_at, last_active_at or 0.0) + idle_s
@@ -250,24 +275,3 @@ def _postpone(change: EnvironmentChange, due_at: float) -> bool:
         return False
     change.record.due_at = due_at
     return True
-
-
-def _rest(change: EnvironmentChange) -> bool:
-    change.record.due_at, change.record.is_wanted = None, False
-    return True
-
-
-def _expire(change: EnvironmentChange, ref: EnvironmentRef) -> bool:
-    record = change.record
-    if record.status != "suspended" or record.is_wanted:
-        return False
-    change.set_status("expired")
-    change.ops += [Delete(ref.checkpoint_key), *(Delete(ref.added_key(number)) for number in record.added)]
-    record.has_checkpoint, record.added, record.due_at = False, [], None
-    return True
-
-
-def _fail(change: EnvironmentChange, message: str) -> bool:
-    change.set_status("failed", {"type": "environment_error", "code": "sandbox_error", "message": message})
-    change.fail_turn(f"The environment of the session failed: {message}")
-    return _rest(change)

@@ -47,7 +47,7 @@ _OWN_MOUNTS: Final = ("/dev", "/mnt", "/proc", "/tmp", WORKSPACE_FOLDER)  # noqa
 
 # The server's own environment never enters. Threads are few: each counts as a process and costs address space.
 ENVIRONMENT: Final = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PATH": "/usr/local/bin:/usr/bin:/bin:/mnt/tmp/packages/bin:/mnt/tmp/npm/node_modules/.bin",
     "HOME": "/mnt/tmp",
     "TMPDIR": "/mnt/tmp",
     "USER": "python",

@@ -160,7 +160,12 @@ async def test_an_idle_workspace_is_suspended_resumed_and_at_last_expires(tmp_pa
         assert (await run_turn(served, session, "cat a b"))[-1] == ("kept\nb\n", 0, "completed")
         early = await client.beta.agents.environments.create(environment=hosted())
         await reach_status(client, environment_id(session), "expired")
-        await reach_status(client, early.id, "expired")
+
+        async def list_early() -> list[str]:
+            return [each.id async for each in client.beta.agents.environments.list() if each.id == early.id]
+
+        await until_empty(list_early, 20)  # without a session, nothing is left of one that has expired
+        assert await served.stack.kv_store.scan(f"default/agent_environment_spec/{early.id}") == []
         await send(client, session.id, message(play([shell("ls")])))
         assert (await rest(client, session.id)).status == "failed"
         events = kinds(await read_to_rest(client, session.id, 3))

@@ -79,10 +79,10 @@ async def test_templates_are_created_changed_listed_and_deleted(served: Served) 
 async def test_an_environment_has_the_fields_of_its_template_and_its_own(served: Served) -> None:
     templates: Any = served.client.beta.agents.environments.templates
     files = [inline("/workspace/a.txt", "of the template")]
-    template = await templates.create(
-        env={"A": SECRET, "B": "b"}, files=files, setup_commands=[{"command": "echo x>y"}]
-    )
-    turn = [shell("cat a.txt y; echo ${#A}")]
+    folder = "/mnt/tmp/npm/node_modules/.bin"  # where packages of npm have their programs
+    setup: Any = [{"command": f"mkdir -p {folder}; echo 'echo x' > {folder}/tool; chmod +x {folder}/tool"}]
+    template = await templates.create(env={"A": SECRET, "B": "b"}, files=files, setup_commands=setup)
+    turn = [shell("cat a.txt; tool; echo ${#A}")]
     session = await run_hosted(served.client, turn, environment_template_id=template.id)
     assert commands_of(await list_items(served.client, session.id)) == [
         (f"of the templatex\n{len(SECRET)}\n", 0, "completed")
