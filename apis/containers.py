@@ -10,9 +10,8 @@ from openai.types.containers import FileRetrieveResponse as ContainerFile
 from pydantic import Field
 
 from apis.confinement.commands import CommandEvent, CommandsResult, ShellCommand
-from apis.documents.files import Order
 from apis.storage.pages import Page
-from apis.wire.base import Wire
+from apis.wire.base import ListParams, Wire
 from apis.wire.tools import Id, NetworkPolicy, SkillSource
 
 MemoryLimit = Literal["1g", "4g", "16g", "64g"]
@@ -42,12 +41,9 @@ class CopyFile(Wire):
     file_id: Id
 
 
-class ContainerListParams(Wire):
-    """Parameters of a list of containers or of a container's files; `after` is the last id of the page before."""
+class ContainerListParams(ListParams):
+    """Query of a listing of containers or of a container's files."""
 
-    after: str | None = Field(default=None, max_length=256)
-    limit: int = Field(default=20, ge=1, le=100)
-    order: Order = "desc"
     name: str | None = None
 
 

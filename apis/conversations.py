@@ -2,14 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from openai.types.conversations import Conversation
 from pydantic import Field
 
 from apis.errors import Unsupported
 from apis.storage.pages import Page
-from apis.wire.base import Includable, Metadata, Wire
+from apis.wire.base import Includable, ListParams, Metadata, Wire
 from apis.wire.items import Item
 
 Items = Annotated[list[Item], Field(max_length=20, fail_fast=True)]
@@ -41,20 +41,14 @@ class ItemInclude(Wire):
     include: list[Includable] | None = None
 
 
-class ItemListParams(ItemInclude):
-    """The page of a conversation's items to list; `after` is the id of the last item of the page before."""
-
-    after: str | None = Field(default=None, max_length=256)
-    limit: int = Field(20, ge=1, le=100)
-    order: Literal["asc", "desc"] = "desc"
+class ItemListParams(ListParams, ItemInclude):
+    """Query of a listing of a conversation's items."""
 
 
-class ConversationListParams(Wire):
-    """The page of conversations to list, an extension of OpenAI's API; `after` is the last id of the page before."""
+class ConversationListParams(ListParams):
+    """Query of a listing of conversations, an extension of OpenAI's API."""
 
     after: str | None = Field(default=None, max_length=128)
-    limit: int = Field(20, ge=1, le=100)
-    order: Literal["asc", "desc"] = "desc"
     search: str | None = Field(default=None, max_length=256)
 
     def accepts(self, conversation: Conversation) -> bool:

@@ -29,7 +29,7 @@ from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
 from apis.sink import Sink
 from apis.steering import Steer
-from apis.wire.base import Effort, Includable, Metadata, Wire
+from apis.wire.base import Effort, Includable, ListParams, Metadata, Wire
 from apis.wire.completion_window import SOONEST, window_to_seconds
 from apis.wire.item_parts import text_or_list
 from apis.wire.items import Item
@@ -231,20 +231,16 @@ class InputTokenCount:
     is_estimate: bool = False
 
 
-class InputItemListParams(ItemInclude):
-    """The page of a response's input items to list; `after` is the id of the last item of the page before."""
+class InputItemListParams(ListParams, ItemInclude):
+    """Query of a listing of a response's input items."""
 
     after: str | None = None
-    limit: int = Field(20, ge=1, le=100)
-    order: Literal["asc", "desc"] = "desc"
 
 
-class ResponseListParams(Wire):
-    """The page of stored responses to list, an extension of OpenAI's API; `after` is the last id of the page before."""
+class ResponseListParams(ListParams):
+    """Query of a listing of stored responses, an extension of OpenAI's API."""
 
     after: str | None = Field(None, max_length=128)
-    limit: int = Field(20, ge=1, le=100)
-    order: Literal["asc", "desc"] = "desc"
     status: Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"] | None = None
     model: str | None = None
     background: Literal["true", "false"] | None = None

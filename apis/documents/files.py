@@ -11,10 +11,9 @@ from pydantic import Field
 from apis.provider import Provider
 from apis.storage.kv_store import Op
 from apis.storage.pages import Page
-from apis.wire.base import Wire
+from apis.wire.base import ListParams, Wire
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
-Order = Literal["asc", "desc"]
 FileSource = Literal["body", "parts", "server"]
 """Where a file comes from, which decides its bounds: one body, parts of an upload, or the server's own output, which is
 counted for the tenant but never refused."""
@@ -57,12 +56,10 @@ class CreateFile(Wire):
     expires_after: FileExpiry | None = None
 
 
-class FileListParams(Wire):
-    """Query of a listing; `after` is the id of the last file of the previous page."""
+class FileListParams(ListParams):
+    """Query of a listing of files."""
 
-    after: str | None = Field(default=None, max_length=256)
     limit: int = Field(default=10_000, ge=1, le=10_000)
-    order: Order = "desc"
     purpose: str | None = None
 
 

@@ -9,10 +9,9 @@ from openai.types.vector_store_search_response import VectorStoreSearchResponse
 from openai.types.vector_stores import FileContentResponse, VectorStoreFile, VectorStoreFileBatch
 from pydantic import Field, model_validator
 
-from apis.documents.files import Order
 from apis.provider import Provider
 from apis.storage.pages import Page
-from apis.wire.base import Wire
+from apis.wire.base import ListParams, Wire
 from apis.wire.tools import FileFilter, HybridWeights, Id
 
 MAX_BATCH_FILES = 2000
@@ -126,13 +125,10 @@ class SearchStores(Wire):
         return [self.query] if isinstance(self.query, str) else self.query
 
 
-class VectorStoreListParams(Wire):
-    """Which to list; `after` and `before` are ids of others of the list."""
+class VectorStoreListParams(ListParams):
+    """Query of a listing of vector stores; `after` and `before` are ids of others of the list."""
 
-    after: str | None = Field(default=None, max_length=256)
     before: str | None = Field(default=None, max_length=256)
-    limit: int = Field(default=20, ge=1, le=100)
-    order: Order = "desc"
 
 
 class VectorStoreFileListParams(VectorStoreListParams):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from apis.wire.base import Wire
+from apis.wire.base import ListParams, Wire
 
 ID_PATTERN: Final = r"^[A-Za-z0-9_.:-]{1,128}$"
 TraceId = Annotated[str, Field(pattern=ID_PATTERN)]
@@ -91,12 +91,10 @@ class IngestTraces(Wire):
     data: list[Annotated[IngestedTrace | IngestedSpan, Field(discriminator="object")]] = Field(max_length=1000)
 
 
-class TraceListParams(Wire):
-    """The page of traces to list; `after` is the id of the last trace of the page before."""
+class TraceListParams(ListParams):
+    """Query of a listing of traces."""
 
     after: TraceId | None = None
-    limit: int = Field(20, ge=1, le=100)
-    order: Literal["asc", "desc"] = "desc"
     group_id: str | None = Field(None, max_length=1024)
     workflow_name: str | None = Field(None, max_length=1024)
     response_id: str | None = Field(None, max_length=256)

@@ -7,11 +7,10 @@ from openai.types.skill import Skill
 from openai.types.skills import SkillVersion
 from pydantic import Field
 
-from apis.documents.files import Order
 from apis.provider import Provider
 from apis.skills.bundle import SkillBundle, SkillFile
 from apis.storage.pages import Page
-from apis.wire.base import Wire
+from apis.wire.base import ListParams, Wire
 from apis.wire.tools import SkillSource
 
 
@@ -27,12 +26,8 @@ class CreateSkillVersion(Wire):
     default: bool = False
 
 
-class SkillListParams(Wire):
-    """Query of a listing of skills or of versions; `after` is the id of the last entry of the previous page."""
-
-    after: str | None = Field(default=None, max_length=256)
-    limit: int = Field(default=20, ge=1, le=100)
-    order: Order = "desc"
+class SkillListParams(ListParams):
+    """Query of a listing of skills or of versions."""
 
 
 class Skills(Provider, ABC):

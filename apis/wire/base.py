@@ -57,6 +57,17 @@ class Wire(BaseModel):
             cls.refuse_fields = model_validator(mode="before")(partial(_refuse, rows))  # pyright: ignore[reportAttributeAccessIssue] - pydantic collects it
 
 
+Order = Literal["asc", "desc"]
+
+
+class ListParams(Wire):
+    """Query of a listing; `after` is the id of the last entry of the page before."""
+
+    after: str | None = Field(None, max_length=256)
+    limit: int = Field(20, ge=1, le=100)
+    order: Order = "desc"
+
+
 def _refuse(rows: Mapping[str, FieldRow], value: Any) -> Any:
     if isinstance(value, dict):
         sent = cast("dict[str, Any]", value)

@@ -109,22 +109,20 @@ class Idempotency:
         match = get_match(scope)
         if match.route is not None and match.route.keyed:
             if match.route.method == "DELETE":
-                return self._delete(next(iter(match.params.values())), (scope, receive, send))
+                return self._delete(next(iter(match.params.values())), scope, receive, send)
             if find_header(scope, RAW_IDEMPOTENCY_HEADER) is not None:
                 keys = [value for name, value in scope["headers"] if name == RAW_IDEMPOTENCY_HEADER]
-                return self._create(match.route.path, parse_key(keys), (scope, receive, send))
+                return self._create(match.route.path, parse_key(keys), scope, receive, send)
         return self._app(scope, receive, send)
 
-    async def _delete(self, object_id: str, asgi: tuple[Scope, Receive, Send]) -> None:
-        scope, receive, send = asgi
+    async def _delete(self, object_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
         try:
             await _delete_stored_response(get_services(scope).stack.kv_store, get_context(scope).tenant, object_id)
         except StackError as exc:
             _log.warning("the stored answer that shows a deleted object remains until it expires: %s", exc.message)
 
-    async def _create(self, route: str, key: bytes, asgi: tuple[Scope, Receive, Send]) -> None:
-        scope, receive, send = asgi
+    async def _create(self, route: str, key: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         stack = get_services(scope).stack
         http = Request(scope, receive)
         request = await _read_keyed_request(http, route, key, await read_body(http, stack.config.server.max_body_bytes))
@@ -134,17 +132,16 @@ class Idempotency:
             await client_disconnected_response()(scope, receive, send)
             return
         if isinstance(result, _Attempt):
-            await result.execute(self._app, asgi)
+            await result.execute(self._app, scope, receive, send)
         elif result.outcome == "stored":
-            await self._replay_response(request, result.response_id, asgi)
+            await self._replay_response(request, result.response_id, scope, receive, send)
         else:
             await (await _load_stored_response(stack.kv_store, request, result))(scope, receive, send)
 
     async def _replay_response(
-        self, request: _KeyedRequest, response_id: str, asgi: tuple[Scope, Receive, Send]
+        self, request: _KeyedRequest, response_id: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer with the response as it is now, or with its stream from the first event on."""
-        scope, receive, send = asgi
         if not request.is_retrievable:
             raise InvalidRequest(
                 f"The events of the response that this {IDEMPOTENCY_KEY_HEADER} stands for are not kept: "
@@ -180,9 +177,8 @@ class _Attempt:
         self._request_body_sent = False
         self._response_body: bytearray | None = bytearray()
 
-    async def execute(self, app: ASGIApp, asgi: tuple[Scope, Receive, Send]) -> None:
+    async def execute(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Have the app answer, store the answer or its place, and send it."""
-        scope, receive, send = asgi
         self._context = get_context(scope)
 
         async def receive_request() -> Message:
