@@ -63,8 +63,8 @@ Order = Literal["asc", "desc"]
 class ListParams(Wire):
     """Query of a listing; `after` is the id of the last entry of the page before."""
 
-    after: str | None = Field(None, max_length=256)
-    limit: int = Field(20, ge=1, le=100)
+    after: str | None = Field(default=None, max_length=256)
+    limit: int = Field(default=20, ge=1, le=100)
     order: Order = "desc"
 
 

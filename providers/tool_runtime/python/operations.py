@@ -13,7 +13,8 @@ from apis.fair_share import FairShare
 from providers.tool_runtime.python.cgroup import prepare_groups
 from providers.tool_runtime.python.check import find_isolation_faults
 from providers.tool_runtime.python.commands import bind_command
-from providers.tool_runtime.python.egress.proxy import ContainerProxy, Egress
+from providers.tool_runtime.python.egress.access import Egress
+from providers.tool_runtime.python.egress.proxy import ContainerProxy, open_proxy
 from providers.tool_runtime.python.egress.settings import EgressCounts, EgressSettings, NetworkSettings, SecretValue
 from providers.tool_runtime.python.messages import SessionFailure
 from providers.tool_runtime.python.outcomes import CommandsOutcome, FileRefused, RunOutcome, SessionEnded
@@ -127,7 +128,7 @@ class SessionOperations:
         entry = self._get_entry(tenant, name)
         entry.contents = replace(entry.contents, secrets=secrets)
         if entry.session is not None and entry.session.proxy is not None:
-            entry.session.proxy.update_secrets(secrets)
+            entry.session.proxy.access.update_secrets(secrets)
 
     async def run(self, tenant: str, name: str, code: str) -> RunOutcome:
         """Run code in a session."""
@@ -241,7 +242,7 @@ class SessionOperations:
             sandbox, proxy = (await asyncio.shield(self._sandbox)).sandbox, None
             if entry.settings.network is not None:
                 owner, secrets = (tenant, name or ""), entry.contents.secrets
-                proxy = await self._egress.open_proxy(owner, entry.settings.network, secrets, entry.network_use)
+                proxy = await open_proxy(self._egress, owner, entry.settings.network, secrets, entry.network_use)
             contents = entry.contents
             environment = contents.environment if entry.settings.is_workspace else None
             session = await PythonSession.start(sandbox, limits, contents.skill_files, proxy, environment)
@@ -265,7 +266,7 @@ async def _start_sandbox(config: SessionServerConfig, egress: Egress) -> _Checke
     await asyncio.to_thread(prepare_groups)
     checks = [_find_faults(sandbox, config, None)]
     if config.egress.allowed_hosts:
-        checks.append(_find_faults(sandbox, config, await egress.open_proxy(_CHECK_OWNER, NetworkSettings(()), ())))
+        checks.append(_find_faults(sandbox, config, await open_proxy(egress, _CHECK_OWNER, NetworkSettings(()), ())))
     try:
         results = await asyncio.gather(*checks)
     except SessionEnded as exc:
@@ -288,7 +289,7 @@ async def _find_faults(
     """Return the isolation faults of a new session, and whether it has a control group. Raise SessionEnded."""
     session = await PythonSession.start(sandbox, config.limits, (), proxy)
     try:
-        names = () if proxy is None else proxy.environment
+        names = () if proxy is None else proxy.access.environment
         allow_loopback = config.allow_loopback or proxy is not None
         return await find_isolation_faults(session, names, allow_loopback=allow_loopback), session.has_cgroup
     finally:
@@ -309,7 +310,7 @@ async def _fill(session: PythonSession, contents: SessionContents) -> None:
 
 def _take_counts(session: PythonSession) -> EgressCounts:
     """Return the work of a session's proxy since the last call."""
-    return session.proxy.take_counts() if session.proxy is not None else EgressCounts()
+    return session.proxy.access.take_counts() if session.proxy is not None else EgressCounts()
 
 
 def ended_message(name: str, reason: str) -> str:

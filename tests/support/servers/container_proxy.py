@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from providers.tool_runtime.python.egress.proxy import ContainerProxy, Egress
+from providers.tool_runtime.python.egress.access import Egress
+from providers.tool_runtime.python.egress.proxy import ContainerProxy, open_proxy
 from providers.tool_runtime.python.egress.settings import EgressSettings, NetworkSettings, SecretValue
 from tests.support.servers.fetcher_hosts import SITE, certificate
 
@@ -89,7 +90,7 @@ async def container_proxy(
     shared = egress or Egress(EgressSettings(**fields), resolve=resolve)
     names = domains if domains is not None else [host.partition(":")[0] for host in hosts]
     values = [SecretValue(host, name, value) for (host, name), value in (secrets or {}).items()]
-    proxy = await shared.open_proxy(owner, NetworkSettings(names), values)
+    proxy = await open_proxy(shared, owner, NetworkSettings(names), values)
     listener = socket.create_server(("127.0.0.1", 0))
     proxy.serve(listener)
     try:

@@ -6,20 +6,18 @@ import re
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import h11
 
 from providers.common.fair_turns import turn_of
 from providers.common.net.checked_hosts import AddressRefused, HostUnknown
 from providers.common.net.host_names import is_address, text_to_host
+from providers.tool_runtime.python.egress.access import ContainerAccess
 from providers.tool_runtime.python.egress.client_hello import UNRECOGNIZED_NAME_ALERT, ClientHello, HelloReader
 from providers.tool_runtime.python.egress.exchange import CONNECTION_WORK, AnswerFailed, ByteStream, ProgramConnection
 from providers.tool_runtime.python.egress.secrets import HostSecrets
 from providers.tool_runtime.python.egress.settings import EgressCounts
-
-if TYPE_CHECKING:
-    from providers.tool_runtime.python.egress.proxy import ContainerProxy
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S: Final = 5.0
@@ -54,10 +52,10 @@ class _Target:
 class ProxyConnection:
     """Serves one connection, within the limits of its container."""
 
-    def __init__(self, proxy: "ContainerProxy", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._proxy = proxy
-        self._settings = proxy.egress.settings
-        self._turn = turn_of(proxy.tenant)
+    def __init__(self, access: ContainerAccess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._access = access
+        self._settings = access.egress.settings
+        self._turn = turn_of(access.tenant)
         self._program = ProgramConnection(ByteStream(reader, writer, self._count_sent, self._turn))
         self._upstream: ByteStream | None = None
         self._target: _Target | None = None
@@ -91,7 +89,7 @@ class ProxyConnection:
         try:
             await self._serve_request()
         except _Refused as refusal:
-            self._proxy.count(EgressCounts(refusals=1))
+            self._access.count(EgressCounts(refusals=1))
             await self._program.refuse(refusal.status, str(refusal))
             return refusal.decision
         except AnswerFailed as exc:
@@ -110,9 +108,9 @@ class ProxyConnection:
             return
         target = self._target = _read_target(request)
         self._check(target)
-        secrets = self._proxy.secrets_of_host(target.host)
+        secrets = self._access.secrets_of_host(target.host)
         host = self._upstream = await self._connect(target, with_tls=secrets is not None and target.path is None)
-        self._proxy.count(EgressCounts(connections=1))
+        self._access.count(EgressCounts(connections=1))
         self._touch()
         if target.path is not None:
             # no secret leaves in plain, but the host may return one that it got over TLS
@@ -126,21 +124,21 @@ class ProxyConnection:
     def _check(self, target: _Target) -> None:
         """Raise _Refused for a host or a port that the container may not reach."""
         host, port = target.host, target.port
-        if not self._proxy.rules.permit(host):
+        if not self._access.rules.permit(host):
             raise _Refused(
                 "refused host", f"The host {host} is not in network_policy.allowed_domains of this container."
             )
-        if port not in self._proxy.egress.rules.open_ports(host):
+        if port not in self._access.egress.rules.open_ports(host):
             raise _Refused("refused port", f"Port {port} of {host} is not open: see egress.allowed_hosts {_CONFIG}.")
-        if not self._proxy.count(EgressCounts()):
+        if not self._access.count(EgressCounts()):
             raise _Refused("used up", f"The container has used up egress.max_container_mib {_CONFIG}.")
 
     async def _connect(self, target: _Target, *, with_tls: bool) -> ByteStream:
         host = target.host
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
-                connected = await self._proxy.egress.hosts.connect(host, target.port)
-                context = await self._proxy.egress.load_upstream_context() if with_tls else None
+                connected = await self._access.egress.hosts.connect(host, target.port)
+                context = await self._access.egress.load_upstream_context() if with_tls else None
                 reader, writer = await asyncio.open_connection(
                     sock=connected, ssl=context, server_hostname=host if context else None
                 )
@@ -186,7 +184,7 @@ class ProxyConnection:
 
     async def _exchange_with_secrets(self, host: ByteStream, target: _Target, secrets: HostSecrets) -> None:
         """End the TLS of the program here, and send its request with the secrets in it."""
-        context = await self._proxy.server_context(target.host)
+        context = await self._access.server_context(target.host)
         stream = self._program.stream
         await self._program.accept()
         if self._program.early_bytes:
@@ -211,7 +209,7 @@ class ProxyConnection:
         self._count(EgressCounts(received_bytes=size))
 
     def _count(self, counts: EgressCounts) -> None:
-        if not self._proxy.count(counts) and self._upstream is not None:
+        if not self._access.count(counts) and self._upstream is not None:
             raise ConnectionAbortedError("the container has used up its bytes")
         self._touch()
 
@@ -225,8 +223,8 @@ class ProxyConnection:
         host, port = (self._target.host, self._target.port) if self._target is not None else ("", 0)
         _log.info(
             "a container's connection: tenant=%r container=%r host=%s port=%d decision=%r sent=%d received=%d",
-            self._proxy.tenant[:64],
-            self._proxy.container[:64],
+            self._access.tenant[:64],
+            self._access.container[:64],
             host,
             port,
             decision,

@@ -17,7 +17,7 @@ class HandOver:
         self._ours, self._theirs = socket.socketpair()
         for end in (self._ours, self._theirs):
             opened.enter_context(end)
-        self.access = NetworkAccess(self._theirs.fileno(), proxy.certificates, proxy.environment)
+        self.access = NetworkAccess(self._theirs.fileno(), proxy.access.certificates, proxy.access.environment)
 
     @property
     def message(self) -> Mapping[str, Any]:

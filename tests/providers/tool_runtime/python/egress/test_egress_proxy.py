@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from providers.tool_runtime.python.egress.proxy import open_proxy
 from providers.tool_runtime.python.egress.settings import EgressCounts, NetworkSettings
 from tests.support.servers.container_proxy import Opened, container_proxy, server_context
 from tests.support.servers.fetcher_hosts import SITE, Canary, Site
@@ -47,10 +48,10 @@ async def test_a_plain_request_reaches_an_allowed_host(site: Site) -> None:
         ((method, path, headers, _),) = site.requests
         assert (method, path, headers["Host"]) == ("GET", "/x?a=b", f"{HOST}:{site.port}")
         assert not {"Proxy-Authorization", "X-A"} & {*headers}
-        counts = opened.proxy.take_counts()
+        counts = opened.proxy.access.take_counts()
         assert (counts.connections, counts.refusals) == (1, 0)
         assert counts.received_bytes > len(answer) / 2
-        assert opened.proxy.take_counts() == EgressCounts()
+        assert opened.proxy.access.take_counts() == EgressCounts()
 
 
 async def test_bodies_pass_in_both_directions(site: Site) -> None:
@@ -106,7 +107,7 @@ async def test_a_request_that_is_refused_says_why(name: str, site: Site, canary:
         head, _, body = matching.partition(b"\r\n\r\n")
         assert text in body
         assert body.strip() in head.split(b"\r\n")[0]  # clients of tunnels show the reason alone
-        assert opened.proxy.take_counts().refusals == 2
+        assert opened.proxy.access.take_counts().refusals == 2
     assert site.requests == []
 
 
@@ -184,7 +185,7 @@ async def test_tls_passes_untouched(tmp_path: Path) -> None:
         request = f"GET /x HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n"
         answer = await opened.ask_over_tls(f"{HOST}:{site.port}", request, trusted)
         assert hashlib.sha256(answer.partition(b"\r\n\r\n")[2]).digest() == hashlib.sha256(body).digest()
-        assert opened.proxy.certificates.count(b"BEGIN CERTIFICATE") > 10  # those of the system alone
+        assert opened.proxy.access.certificates.count(b"BEGIN CERTIFICATE") > 10  # those of the system alone
 
 
 async def test_a_tunnel_whose_tls_asks_for_another_host_ends(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ async def test_a_tunnel_whose_tls_asks_for_another_host_ends(tmp_path: Path) -> 
                 await opened.ask_over_tls(f"{HOST}:{site.port}", "", trusted, name=name)
         with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):  # no name in clear
             await opened.ask_over_tls(f"{HOST}:{site.port}", "", trusted, name="127.0.0.1")
-        assert opened.proxy.take_counts().refusals == 3
+        assert opened.proxy.access.take_counts().refusals == 3
     assert site.requests == []
 
 
@@ -329,9 +330,9 @@ async def test_the_bytes_of_a_container_are_bounded(site: Site) -> None:
         answer = await opened.get(f"{url}/x")
         assert (status(answer), b"egress.max_container_mib" in answer) == (403, True)
         assert len(site.requests) == 2
-        owner = (opened.proxy.tenant, opened.proxy.container)
-        again = await opened.egress.open_proxy(owner, NetworkSettings([HOST]), (), opened.proxy.use)
-        assert not again.count(EgressCounts())  # a program that ends its sandbox gains no bytes
+        owner = (opened.proxy.access.tenant, opened.proxy.access.container)
+        again = await open_proxy(opened.egress, owner, NetworkSettings([HOST]), (), opened.proxy.access.use)
+        assert not again.access.count(EgressCounts())  # a program that ends its sandbox gains no bytes
 
 
 async def test_a_head_that_is_too_long_is_refused(site: Site) -> None:

@@ -46,7 +46,7 @@ def request_of(site: Site, *headers: str, path: str = "/echo", body: str = "") -
 
 
 async def ask(opened: Opened, site: Site, request: str, host: str = HOST) -> bytes:
-    return await opened.ask_over_tls(f"{host}:{site.port}", request, opened.proxy.certificates)
+    return await opened.ask_over_tls(f"{host}:{site.port}", request, opened.proxy.access.certificates)
 
 
 async def test_a_host_gets_the_secret_and_the_program_a_placeholder_again(
@@ -54,8 +54,8 @@ async def test_a_host_gets_the_secret_and_the_program_a_placeholder_again(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     async with container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): SECRET}) as opened:
-        placeholder = opened.proxy.environment["API_KEY"]
-        assert SECRET not in str(opened.proxy.environment)
+        placeholder = opened.proxy.access.environment["API_KEY"]
+        assert SECRET not in str(opened.proxy.access.environment)
         basic = base64.b64encode(f"user:{placeholder}".encode()).decode()
         for header in (
             f"Authorization: Bearer {placeholder}",
@@ -78,7 +78,7 @@ async def test_a_host_gets_the_secret_and_the_program_a_placeholder_again(
 
 async def test_a_secret_is_put_into_headers_alone(site: Site) -> None:
     async with container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): SECRET}) as opened:
-        placeholder = opened.proxy.environment["API_KEY"]
+        placeholder = opened.proxy.access.environment["API_KEY"]
         request = request_of(site, path=f"/echo?key={placeholder}", body=placeholder)
         answer = await ask(opened, site, request)
         assert answer.startswith(b"HTTP/1.1 200")
@@ -92,7 +92,7 @@ async def test_a_secret_is_for_its_own_host(site: Site) -> None:
     async with Site() as plain:
         hosts = [f"{HOST}:{site.port}", f"{HOST}:{plain.port}", f"b.example:{site.port}"]
         async with container_proxy(hosts, domains=[HOST, "b.example"], secrets=secrets) as opened:
-            header = f"Authorization: Bearer {opened.proxy.environment['API_KEY']}"
+            header = f"Authorization: Bearer {opened.proxy.access.environment['API_KEY']}"
             await opened.get(f"http://{HOST}:{plain.port}/", header)
             assert plain.requests[0][2]["Authorization"] == header.partition(" ")[2]
             with pytest.raises(ssl.SSLCertVerificationError):  # its own certificate, which is not for this name
@@ -105,11 +105,11 @@ async def test_a_container_knows_no_secret_of_another(site: Site) -> None:
     async with container_proxy(hosts, secrets={(HOST, "API_KEY"): SECRET}) as mine:
         owner, secrets = ("other", "cntr_2"), {(HOST, "API_KEY"): OTHER}
         async with container_proxy(hosts, egress=mine.egress, owner=owner, secrets=secrets) as others:
-            placeholder = mine.proxy.environment["API_KEY"]
-            assert others.proxy.environment["API_KEY"] != placeholder
+            placeholder = mine.proxy.access.environment["API_KEY"]
+            assert others.proxy.access.environment["API_KEY"] != placeholder
             await ask(others, site, request_of(site, f"Authorization: {placeholder}"))
             assert site.requests[0][2]["Authorization"] == placeholder
-            trusted = others.proxy.certificates
+            trusted = others.proxy.access.certificates
             with pytest.raises(ssl.SSLCertVerificationError):  # nor does it trust the other's authority
                 await mine.ask_over_tls(f"{HOST}:{site.port}", request_of(site), trusted)
 
@@ -128,7 +128,7 @@ async def test_a_host_that_is_not_the_one_gets_nothing(tmp_path: Path, site: Sit
 
 async def test_tls_that_asks_the_proxy_for_another_host_ends(site: Site) -> None:
     async with container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): SECRET}) as opened:
-        trusted = opened.proxy.certificates
+        trusted = opened.proxy.access.certificates
         for name in ("b.example", "127.0.0.1"):
             with pytest.raises((ssl.SSLError, ConnectionResetError)):
                 await opened.ask_over_tls(f"{HOST}:{site.port}", "", trusted, name=name)
@@ -148,7 +148,7 @@ async def test_an_answer_in_which_no_secret_can_be_found_is_not_passed_on(site: 
 
     site.pages["/compressed"] = compressed
     async with container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): SECRET}) as opened:
-        header = f"Authorization: {opened.proxy.environment['API_KEY']}"
+        header = f"Authorization: {opened.proxy.access.environment['API_KEY']}"
         answer = await ask(opened, site, request_of(site, header, path="/compressed"))
         assert answer.startswith(b"HTTP/1.1 502")
         assert b"compressed its answer" in answer
@@ -170,7 +170,7 @@ async def test_a_secret_that_a_host_kept_does_not_come_back_in_plain(site: Site)
         plain.pages["/tell"] = show
         hosts = [f"{HOST}:{site.port}", f"{HOST}:{plain.port}"]
         async with container_proxy(hosts, secrets={(HOST, "API_KEY"): SECRET}) as opened:
-            placeholder = opened.proxy.environment["API_KEY"]
+            placeholder = opened.proxy.access.environment["API_KEY"]
             await ask(opened, site, request_of(site, f"X-Note: {placeholder}", path="/keep"))
             assert notes == [SECRET]
             answer = await opened.get(f"http://{HOST}:{plain.port}/tell", "Accept-Encoding: gzip")
@@ -179,7 +179,7 @@ async def test_a_secret_that_a_host_kept_does_not_come_back_in_plain(site: Site)
 
 async def test_headers_that_secrets_make_too_long_are_not_sent(site: Site) -> None:
     async with container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): "x" * 60_000}) as opened:
-        header = f"X-Note: {opened.proxy.environment['API_KEY'] * 300}"
+        header = f"X-Note: {opened.proxy.access.environment['API_KEY'] * 300}"
         assert (await ask(opened, site, request_of(site, header))).startswith(b"HTTP/1.1 431")
     assert site.requests == []
 
@@ -201,18 +201,18 @@ async def test_a_stream_is_redacted_as_it_comes(site: Site) -> None:
         container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): SECRET}) as opened,
         opened.tunnel(f"{HOST}:{site.port}") as (reader, writer),
     ):
-        context = ssl.create_default_context(cadata=opened.proxy.certificates.decode())
+        context = ssl.create_default_context(cadata=opened.proxy.access.certificates.decode())
         await writer.start_tls(context, server_hostname=HOST)
         writer.write(request_of(site, path="/stream").encode())
         assert await reader.readuntil(b"data: 1\n\n")
         is_read.set()
         rest = await reader.read()
         assert SECRET[:9].encode() not in rest
-        assert f"{opened.proxy.environment['API_KEY']}\n\n".encode() in rest
+        assert f"{opened.proxy.access.environment['API_KEY']}\n\n".encode() in rest
 
 
 async def test_a_new_value_replaces_the_former_one(site: Site) -> None:
     async with container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): "former-value"}) as opened:
-        opened.proxy.update_secrets([SecretValue(HOST, "API_KEY", SECRET)])
-        await ask(opened, site, request_of(site, f"Authorization: {opened.proxy.environment['API_KEY']}"))
+        opened.proxy.access.update_secrets([SecretValue(HOST, "API_KEY", SECRET)])
+        await ask(opened, site, request_of(site, f"Authorization: {opened.proxy.access.environment['API_KEY']}"))
         assert site.requests[0][2]["Authorization"] == SECRET
