@@ -13,6 +13,8 @@ const DAY_S = 86_400;
 const LAST = "last_response_id";
 /** The key of metadata that all chats have. */
 const EVERY = "updated_at";
+/** The keys of metadata that chats have. */
+export const CHAT_KEYS = new Set(["title", "roots", "pinned", "imported", LAST, EVERY]);
 
 /** The first words of a question as a title, cut at a space. */
 export function titleOf(text) {

@@ -55,6 +55,10 @@ export function PdfCard({ source, name, fallback }) {
     >${isOpen && html`<${Pages} source=${source} name=${name} count=${first.page_count} onClose=${() => (setOpen(false), card.current.focus())} />`}`;
 }
 
+/** The name of a stored file, with the first page of a PDF. */
+export const FileName = ({ id, name }) =>
+  html`<span class="row">${isPdf(name) && html`<${PdfCard} source=${{ fileId: id }} name=${name} fallback=${html`<b>PDF</b>`} />`}<span class="clip" title=${name}>${name}</span></span>`;
+
 function Pages({ source, name, count, onClose }) {
   const [pages, setPages] = useState([]);
   const [failure, setFailure] = useState(null);

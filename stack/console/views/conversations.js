@@ -1,7 +1,7 @@
 // Conversations: the list, and the items of one.
 
 import { apiPath, post, remove } from "../api.js";
-import { chatOf, paramsOf } from "../chats.js";
+import { CHAT_KEYS, chatOf, paramsOf } from "../chats.js";
 import { shortId } from "../format.js";
 import { Items } from "../parts/items.js";
 import { DeleteButton, Empty, Failure, Id, Skeleton, Time } from "../parts/states.js";
@@ -20,7 +20,7 @@ function List({ params }) {
   const columns = [
     ["Title", (row) => row.metadata?.title && html`<a class="clip" href=${hashOf({ view: "playground", params: paramsOf(chatOf(row)) })}>${row.metadata.title}</a>`],
     ["Conversation", (row) => html`<${Id} id=${row.id} href=${hashOf({ view: "conversations", id: row.id })} />`],
-    ["Metadata", (row) => html`<span class="clip mono small quiet">${Object.keys(row.metadata || {}).length ? JSON.stringify(row.metadata) : ""}</span>`],
+    ["Metadata", (row) => html`<span class="clip mono small quiet">${ownMetadata(row)}</span>`],
     ["Created", (row) => html`<${Time} at=${row.created_at} />`],
     ["", (row) => html`<${DeleteButton} what=${shortId(row.id)} onDelete=${() => remove(apiPath`conversations/${row.id}`).then(() => pages.drop(row.id))} />`],
   ];
@@ -39,6 +39,12 @@ function List({ params }) {
         : html`<${Empty} title="There is no conversation yet."><button onClick=${create}>New conversation</button><//>`}
     />
   </div>`;
+}
+
+/** The metadata that are not those by which the page keeps chats. */
+function ownMetadata({ metadata }) {
+  const pairs = Object.entries(metadata || {}).filter(([key]) => !metadata.title || !CHAT_KEYS.has(key));
+  return pairs.length ? JSON.stringify(Object.fromEntries(pairs)) : "";
 }
 
 function Conversation({ id }) {

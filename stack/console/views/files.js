@@ -2,7 +2,7 @@
 
 import { apiPath, post, remove } from "../api.js";
 import { bytes } from "../format.js";
-import { PdfCard, isPdf } from "../parts/pdf_pages.js";
+import { FileName } from "../parts/pdf_pages.js";
 import { DeleteButton, Download, Empty, Failure, Id, Status, Tabs, Time } from "../parts/states.js";
 import { Table, usePages } from "../parts/table.js";
 import { Uploader } from "../parts/upload.js";
@@ -28,7 +28,7 @@ export function Files({ route }) {
 function FileList() {
   const pages = usePages("files");
   const columns = [
-    ["File", (row) => html`<span class="row">${isPdf(row.filename) && html`<${PdfCard} source=${{ fileId: row.id }} name=${row.filename} fallback=${html`<b>PDF</b>`} />`}<span class="clip" title=${row.filename}>${row.filename}</span></span>`],
+    ["File", (row) => html`<${FileName} id=${row.id} name=${row.filename} />`],
     ["Id", (row) => html`<${Id} id=${row.id} />`],
     ["State", (row) => html`<${FileState} file=${row} />`],
     ["Size", (row) => html`<span class="tabular">${bytes(row.bytes)}</span>`],

@@ -2,6 +2,7 @@
 
 import { apiPath, get, post, remove } from "../api.js";
 import { bytes } from "../format.js";
+import { FileName } from "../parts/pdf_pages.js";
 import { DeleteButton, Empty, Failure, Id, Status, Time } from "../parts/states.js";
 import { Table, usePages } from "../parts/table.js";
 import { Uploader } from "../parts/upload.js";
@@ -31,7 +32,7 @@ export function VectorStore({ id, params }) {
   const deleted = () => remove(apiPath`vector_stores/${id}`).then(() => (location.hash = hashOf({ view: "files", params: { tab: "vector stores" } })), setError);
   if (error) return html`<div class="page"><header class="bar"><a class="back" href=${hashOf({ view: "files", params: { tab: "vector stores" } })}>Vector stores</a><h1><${Id} id=${id} /></h1></header><${Failure} error=${error} /></div>`;
   const columns = [
-    ["File", (row) => html`<span class="clip" title=${names[row.id] || ""}>${names[row.id] || ""}</span>`],
+    ["File", (row) => html`<${FileName} id=${row.id} name=${names[row.id] || ""} />`],
     ["Id", (row) => html`<${Id} id=${row.id} />`],
     ["State", (row) => html`<${Status} status=${row.status} />${row.last_error && html`<div class="bad small">${row.last_error.message} <span class="mono">${row.last_error.code}</span></div>`}`],
     ["Size", (row) => html`<span class="tabular">${bytes(row.usage_bytes)}</span>`],
