@@ -16,9 +16,9 @@ from tests.support.servers.serving import serving
 pytestmark = pytest.mark.console
 
 
-async def upload(page: Page, name: str, content: bytes) -> None:
+async def upload(page: Page, name: str, content: bytes, *, within: str = "") -> None:
     file = {"name": name, "mimeType": "text/plain", "buffer": content}
-    await page.locator("input[type=file]").set_input_files(file)  # type: ignore[arg-type]  # a FilePayload
+    await page.locator(f"{within} input[type=file]").set_input_files(file)  # type: ignore[arg-type]  # a FilePayload
 
 
 async def saved(page: Page, label: str) -> bytes:
@@ -75,7 +75,7 @@ async def test_the_pages_of_a_pdf_are_shown_where_it_is_stored_and_where_it_is_a
         await upload(page, "locked.pdf", documents.encrypted_pdf("tiger"))
         await expect(page.get_by_role("button", name="Pages of locked.pdf: The PDF is encrypted")).to_be_disabled()
         await page.goto(f"{served.url}/#/playground")
-        await upload(page, "attached.pdf", documents.pdf("Attached."))
+        await upload(page, "attached.pdf", documents.pdf("Attached."), within=".composer")
         await page.get_by_role("button", name="Show the pages of attached.pdf").click()
         await expect(sheets).to_have_count(1)
         await page.get_by_role("button", name="Close").click()
