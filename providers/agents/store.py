@@ -105,16 +105,18 @@ class SessionStore:
     async def build_ops(self, transition: Transition, key: RequestKey | None = None) -> list[Op]:
         """Return the operations that write a change, with those of its webhooks and of the key of its request."""
         ops = [*transition.build_ops(self._event_ttl_s), *keep_request(transition.ref.tenant, key, transition.ref.id)]
+        deliveries: list[Op] = []
         for event, data in transition.webhooks:
-            ops += await self._webhooks.event_ops(event, transition.ref.id, transition.ref.tenant, data)
-        return ops
+            deliveries += await self._webhooks.event_ops(event, transition.ref.id, transition.ref.tenant, data)
+        transition.has_deliveries = bool(deliveries)
+        return [*ops, *deliveries]
 
     def announce(self, transition: Transition) -> None:
         """Wake the readers of a change that was written, and its webhooks."""
         number, batch = transition.event_batch()
         if batch:
             self.logs.wakeups.wake(transition.ref.id, number, batch)
-        if transition.webhooks:
+        if transition.has_deliveries:
             self._webhooks.wake()
 
     async def read_inputs(self, session: Transition) -> list[Json]:

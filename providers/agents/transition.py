@@ -55,6 +55,8 @@ class Transition:
         self.now = int(time.time())
         self.turn_record = turn_record
         self.webhooks: list[tuple[str, Json]] = []
+        self.has_deliveries = False
+        """True once webhooks of the change wait for receivers."""
         self.open_items = dict(open_items or {})
         self._actions = dict(actions or {})
         self._first_event = state.events
