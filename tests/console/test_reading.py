@@ -137,7 +137,7 @@ async def test_a_picture_that_is_attached_shows_before_and_after_it_is_sent(open
     dot = base64.b64decode(PIXEL)
     async with serving(scripted([{"text": "A dot."}])) as served, open_page(f"{served.url}/") as page:
         files: Any = [{"name": "dot.gif", "mimeType": "image/gif", "buffer": dot}]
-        await page.locator("input[type=file]").set_input_files(files)
+        await page.locator(".composer input[type=file]").set_input_files(files)
         await expect(page.locator(".composer .thumb")).to_be_visible()
         await ask(page, "What is it?")
         await expect(page.locator(".turn img.attached")).to_be_visible()

@@ -24,7 +24,7 @@ function firstPage(source) {
     if (kept.size >= MOST_KEPT) kept.delete(kept.keys().next().value);
     turn = turn.then(() => draw(source, { width: THUMB_PX }));
     kept.set(key, turn);
-    turn = turn.catch(() => {});
+    turn = turn.catch(() => void kept.delete(key)); // the next view of it asks again
   }
   return kept.get(key);
 }
