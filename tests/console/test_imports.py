@@ -59,16 +59,35 @@ LLAMA: dict[str, Any] = {
     ],
 }
 MESSAGES = [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "A."}]
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
-WEBUI = [{"title": "Seas", "chat": {"messages": MESSAGES}}, {"title": "Empty", "chat": {"messages": []}}]
-LOOP = {"title": "L", "current_node": "a", "mapping": {"a": {"id": "a", "parent": "a", "message": None}}}
+PICTURE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+WEBUI: list[Any] = [{"title": "Seas", "chat": {"messages": MESSAGES}}, {"title": "Empty", "chat": {"messages": []}}]
+LOOP: dict[str, Any] = {
+    "title": "L",
+    "current_node": "a",
+    "mapping": {"a": {"id": "a", "parent": "a", "message": None}},
+}
 TALK = [["user", ["Q?"]], ["assistant", ["A."]]]
 NONE = "No chat was found"
 
 
 async def test_every_known_format_is_read_along_its_present_branch(open_page: OpenPage) -> None:
-    parts = [{"role": "user", "content": [{"type": "text", "text": "Look"}, PICTURE]}, {"role": "tool", "content": "x"}]
-    files = [[CHATGPT], LLAMA, [LLAMA, CHATGPT], WEBUI, MESSAGES, {"messages": parts}, LOOP, {}, [], 5, [None, "x"]]
+    parts: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "Look"}, PICTURE]},
+        {"role": "tool", "content": "x"},
+    ]
+    files: list[Any] = [
+        [CHATGPT],
+        LLAMA,
+        [LLAMA, CHATGPT],
+        WEBUI,
+        MESSAGES,
+        {"messages": parts},
+        LOOP,
+        {},
+        [],
+        5,
+        [None, "x"],
+    ]
     async with serving() as served, open_page(f"{served.url}/") as page:
         read = await page.evaluate(READ, [json.dumps(file) for file in files])
     assert read[:5] == [
