@@ -76,6 +76,10 @@ class Conversations(ABC):
     async def create(self, request: CreateConversation, *, tenant: str) -> Conversation:
         """Create a conversation. Raises as `add_items`."""
 
+    @abstractmethod
+    async def require(self, conversation_id: str, *, tenant: str) -> None:
+        """Create an empty conversation of this id, which the server has chosen, unless there is one."""
+
     async def list(self, params: ConversationListParams, *, tenant: str) -> Page[Conversation]:
         """Return a page of the tenant's conversations, newest first by default."""
         raise Unsupported("This server cannot list conversations.", code="not_configured")

@@ -175,6 +175,12 @@ async def test_the_program_of_the_page_on_agents_prints_an_answer(tmp_path: Path
     assert await output_of_page("apis/docs/agents.md", turns, tmp_path) == "Yes.\n"
 
 
+async def test_the_program_of_the_page_on_subagents_prints_an_answer(tmp_path: Path) -> None:
+    create = {"call": "create_subagent", "arguments": '{"task": "a.py", "name": "first"}'}
+    turns = [[create], [{"text": "Good."}], [{"text": "Good."}]]
+    assert await output_of_page("apis/docs/subagents.md", turns, tmp_path) == "Good.\nfirst active\n"
+
+
 async def test_the_program_of_the_page_on_automations_prints_an_invocation(tmp_path: Path) -> None:
     output = await output_of_page("apis/docs/automations.md", [[{"text": "Sun."}]], tmp_path)
     assert re.fullmatch(r"automation_\w+ queued\n", output)

@@ -48,6 +48,13 @@ class AgentCompaction(Wire):
     is_async: bool | None = Field(None, alias="async")
 
 
+class MultiAgent(Wire):
+    """The subagents of an agent: how many may work at once, 6 by default."""
+
+    enabled: bool
+    max_concurrent_subagents: int | None = Field(None, ge=1, le=32)
+
+
 class AgentOptions(Wire):
     """The fields that agents and the agents of sessions share."""
 
@@ -57,6 +64,7 @@ class AgentOptions(Wire):
     text: AgentText | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "fast", "ultrafast"] | None = None
     compaction: AgentCompaction | None = None
+    multi_agent: MultiAgent | None = None
 
 
 class CreateAgent(AgentOptions):

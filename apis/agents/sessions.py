@@ -185,3 +185,7 @@ class TurnListParams(Wire):
     after: Cursor | None = None
     limit: int = Field(20, ge=1, le=100)
     order: Order = "desc"
+
+
+class SubagentListParams(TurnListParams):
+    """Query of a listing of subagents. A limit out of bounds is refused."""

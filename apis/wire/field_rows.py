@@ -268,7 +268,6 @@ FIELD_ROWS: Final = (
     FieldRow(
         "default", ("UpdateServiceTierSettings",), "refused", "No capacity is reserved in advance here.", value="scale"
     ),
-    FieldRow("multi_agent", _AGENTS, "refused", "A session has one agent.", ({"enabled": False},)),
     FieldRow("experimental", _AGENTS, "refused", "Say the time in a message.", ({}, {"time_awareness": False})),
     FieldRow("compaction", _AGENTS, "echoed", "A conversation is compacted at four fifths of its model's window."),
     FieldRow("tools[].async", ("AgentFunction",), "refused", "A turn waits for the results of its calls.", (False,)),

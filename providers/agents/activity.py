@@ -1,6 +1,7 @@
-"""SessionActivity: the events that clients send to a session, and the listings of its turns and items."""
+"""SessionActivity: the events that clients send to a session, and the listings of its turns,
+items and subagents."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
@@ -12,26 +13,26 @@ from apis.agents.sessions import (
     MessageEvent,
     RequestKey,
     SendEvents,
-    SessionInput,
     SessionItemListParams,
+    SubagentListParams,
     ToolResultEvent,
     TurnListParams,
 )
-from apis.errors import AgentNotFound, Conflict, InvalidRequest
+from apis.errors import AgentNotFound, Conflict, InvalidRequest, StorageCorrupt
+from apis.responses import Responses
 from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import Entry
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record
-from providers.agents.records import Action, ActionKind, Json, SessionRef, TurnRecord
+from providers.agents.records import Json, SessionRef, SessionState, StoredSession, TurnRecord
+from providers.agents.response_ends import end_responses
 from providers.agents.sessions import messages_to_json
 from providers.agents.store import SessionStore
+from providers.agents.subagents.records import show_subagent
 from providers.agents.transition import Transition, show_turn
 from providers.common.fair_turns import current_turn
-from providers.common.state.scan import find_cursor, list_from, skipping_damaged
+from providers.common.state.scan import find_cursor, list_from, report_damaged, skipping_damaged
 
-EndResponse = Callable[[SessionRef, str], Awaitable[None]]
-"""Ends the response of this id, if it runs."""
-_MAX_DEFERRED: Final = 100
 _INPUT_WORK: Final = 400
 """Work of a turn of the event loop on one input of a session."""
 _NO_REASON: Final = "The user does not allow it."
@@ -41,16 +42,10 @@ _FAILED_CALL: Final = "The call failed."
 class SessionActivity:
     """The activity of the sessions of one store."""
 
-    def __init__(
-        self, store: SessionStore, cancel_response: EndResponse, end_response: EndResponse, wake: Callable[[], None]
-    ) -> None:
-        """`end_response` lets a response end after its present round of tools; `wake` has a worker look for turns to
-        drive."""
+    def __init__(self, store: SessionStore, responses: Responses) -> None:
         self._store = store
+        self._responses = responses
         self._kv = store.kv
-        self._cancel_response = cancel_response
-        self._end_response = end_response
-        self._wake = wake
 
     async def send(
         self, session_id: str, request: SendEvents, *, tenant: str, key_id: str, key: RequestKey | None = None
@@ -65,30 +60,45 @@ class SessionActivity:
         async def edit(session: Transition) -> bool:
             for index, event in enumerate(request.events):
                 await current_turn().wait(_INPUT_WORK * (len(event.input) if isinstance(event, MessageEvent) else 1))
-                _apply(session, event, key_id, f"events[{index}]")
+                if isinstance(event, CancelEvent):
+                    await self._cancel(session)
+                else:
+                    _apply(session, event, key_id, f"events[{index}]")
                 if session.state.input_next - session.state.input_first > MAX_EVENTS:
                     raise Conflict(f"{MAX_EVENTS} inputs of this session wait already.", param="events")
             return bool(request.events)
 
         session = await self._store.change(ref, edit, key=key)
-        if session is None:
-            return
-        turn = session.state.turn
-        if turn is not None and turn.is_cancelling and turn.response_id:
-            await self._cancel_response(ref, turn.response_id)
-        elif session.has_unread_input and turn is not None and turn.response_id:
-            await self._end_response(ref, turn.response_id)
-        self._wake()
+        if session is not None:
+            await end_responses(self._responses, session)
 
-    async def get_turn(self, session_id: str, turn_id: str, *, tenant: str) -> Json:
-        """Return a turn. Raises AgentNotFound."""
-        session = await self._store.load(SessionRef(tenant, record_id(session_id)))
+    async def _cancel(self, session: Transition) -> None:
+        """Cancel the turn of the session, and those of its subagents."""
+        session.cancel()
+        for subagent_id, summary in session.state.subagents.items():
+            if not summary.turn_id:
+                continue
+            try:
+                subagent = await self._store.load_subagent(session, subagent_id)
+            except (AgentNotFound, StorageCorrupt) as exc:
+                report_damaged(self._kv, session.ref.subagent(subagent_id).state_key, SessionState.__name__, exc)
+                session.give_up(subagent_id)
+            else:
+                subagent.touch()
+                subagent.cancel()
+
+    async def get_turn(self, session_id: str, turn_id: str, *, tenant: str, subagent_id: str | None = None) -> Json:
+        """Return a turn of a session, or of a subagent of it. Raises AgentNotFound."""
+        session = await self._store.load(_build_ref(tenant, session_id, subagent_id))
         record = await self._load_turn(session.ref, turn_id)
         return show_turn(session.ref, session.record.agent_id, turn_id, record)
 
-    async def list_turns(self, session_id: str, params: TurnListParams, *, tenant: str) -> Page[Json]:
-        """Return a page of turns. Raises AgentNotFound, also for an unknown cursor."""
-        session = await self._store.load(SessionRef(tenant, record_id(session_id)))
+    async def list_turns(
+        self, session_id: str, params: TurnListParams, *, tenant: str, subagent_id: str | None = None
+    ) -> Page[Json]:
+        """Return a page of turns of a session, or of a subagent of it. Raises AgentNotFound, also for an unknown
+        cursor."""
+        session = await self._store.load(_build_ref(tenant, session_id, subagent_id))
         prefix = session.ref.prefix("turn")
         cursor = await find_cursor(self._kv, prefix, params.after, _turn_not_found("after"))
         rows = await list_from(self._kv, prefix, TurnRecord, cursor, order=params.order, limit=params.limit + 1)
@@ -97,11 +107,17 @@ class SessionActivity:
         return first_page(turns, params.limit)
 
     async def list_items(
-        self, session_id: str, params: SessionItemListParams, *, tenant: str, turn_id: str | None = None
+        self,
+        session_id: str,
+        params: SessionItemListParams,
+        *,
+        tenant: str,
+        turn_id: str | None = None,
+        subagent_id: str | None = None,
     ) -> Page[Json]:
-        """Return a page of the items of a session, or of one of its turns. Raises AgentNotFound, and InvalidRequest for
-        an unknown cursor."""
-        session = await self._store.load(SessionRef(tenant, record_id(session_id)))
+        """Return a page of the items of a session, or of a subagent of it, or of one turn. Raises AgentNotFound, and
+        InvalidRequest for an unknown cursor."""
+        session = await self._store.load(_build_ref(tenant, session_id, subagent_id))
         first, end = 0, session.state.items
         if turn_id is not None:
             record = await self._load_turn(session.ref, turn_id)
@@ -145,6 +161,21 @@ class SessionActivity:
             raise _turn_not_found()
         return decode_record(entry, TurnRecord)
 
+    async def get_subagent(self, session_id: str, subagent_id: str, *, tenant: str) -> Json:
+        """Return a subagent. Raises AgentNotFound."""
+        subagent = await self._store.load(_build_ref(tenant, session_id, subagent_id))
+        return show_subagent(subagent.ref, subagent.record)
+
+    async def list_subagents(self, session_id: str, params: SubagentListParams, *, tenant: str) -> Page[Json]:
+        """Return a page of the subagents of a session. Raises AgentNotFound, and InvalidRequest for an unknown
+        cursor."""
+        session = (await self._store.load(_build_ref(tenant, session_id, None))).ref
+        prefix = session.subagent_prefix
+        cursor = await find_cursor(self._kv, prefix, params.after, _unknown_cursor())
+        rows = await list_from(self._kv, prefix, StoredSession, cursor, order=params.order, limit=params.limit + 1)
+        subagents = [show_subagent(session.subagent(row.key.removeprefix(prefix)), row.record) for row in rows]
+        return first_page(subagents, params.limit)
+
     async def _find_number(self, ref: SessionRef, item_id: str) -> int:
         entry = await self._kv.get(ref.item_number_key(item_id))
         if entry is None or not entry.value.isdigit():
@@ -152,62 +183,45 @@ class SessionActivity:
         return int(entry.value)
 
 
-def _apply(session: Transition, event: SessionInput, key_id: str, param: str) -> None:
+def _build_ref(tenant: str, session_id: str, subagent_id: str | None) -> SessionRef:
+    return SessionRef(tenant, record_id(session_id), "" if subagent_id is None else record_id(subagent_id))
+
+
+def _apply(
+    session: Transition, event: MessageEvent | ToolResultEvent | McpApprovalEvent, key_id: str, param: str
+) -> None:
     match event:
         case MessageEvent():
-            _add_messages(session, messages_to_json(event.input), key_id)
-        case CancelEvent():
-            _cancel(session)
+            session.receive(messages_to_json(event.input), key_id)
         case ToolResultEvent():
             _answer_call(session, event, param)
         case McpApprovalEvent():
-            action = _require_action(session, "mcp_approval_request", event.request_id, f"{param}.request_id")
+            pending = session.find_action("mcp_approval_request", event.request_id)
+            if pending is None:
+                message = f"Unknown pending approval request: {event.request_id}"
+                raise InvalidRequest(message, param=f"{param}.request_id", code="invalid_request_error")
+            owner, action = pending
             is_approved = event.response.decision == "approve"
             answer = {"type": "mcp_approval_response", "approval_request_id": action.id, "approve": is_approved}
-            session.answer_action(action, answer if is_approved else {**answer, "reason": _NO_REASON})
-
-
-def _add_messages(session: Transition, messages: Sequence[Json], key_id: str) -> None:
-    state = session.state
-    if state.turn is None:
-        session.begin_turn(messages, key_id)
-    elif not state.turn.is_cancelling:
-        session.add_messages(messages)
-    elif len(state.deferred) + len(messages) > _MAX_DEFERRED:
-        raise Conflict("Too many messages wait for the end of the turn that is cancelled.", param="events")
-    else:
-        state.deferred += messages
-
-
-def _cancel(session: Transition) -> None:
-    turn = session.state.turn
-    if turn is not None and turn.status == "waiting":
-        session.end_turn("cancelled")
-    elif turn is not None:
-        turn.is_cancelling = True
+            owner.touch()
+            owner.answer_action(action, answer if is_approved else {**answer, "reason": _NO_REASON})
 
 
 def _answer_call(session: Transition, event: ToolResultEvent, param: str) -> None:
-    action = _require_action(session, "function_call", event.call_id, f"{param}.call_id")
-    if session.turn.id != event.turn_id:
-        raise _unknown_call(event.call_id, f"{param}.turn_id")
+    pending = session.find_action("function_call", event.call_id, event.turn_id)
+    if pending is None:
+        is_known = session.find_action("function_call", event.call_id) is not None
+        raise _unknown_call(event.call_id, f"{param}.turn_id" if is_known else f"{param}.call_id")
+    owner, action = pending
     output: Any = event.output
     if isinstance(output, list):
         output = [part.model_dump() for part in event.output or () if not isinstance(part, str)]
     status = "completed" if event.success else "failed"
     item = {"type": "function_call_output", "call_id": event.call_id, "output": output, "error": event.error}
-    session.add_item({"id": f"fco_{new_id_key()}", **item, "status": status})
+    owner.touch()
+    owner.add_item({"id": f"fco_{new_id_key()}", **item, "status": status})
     text = (output or "") if event.success else (event.error or output or _FAILED_CALL)
-    session.answer_action(action, {"type": "function_call_output", "call_id": event.call_id, "output": text})
-
-
-def _require_action(session: Transition, kind: ActionKind, action_id: str, param: str) -> Action:
-    action = session.find_action(kind, action_id)
-    if action is not None:
-        return action
-    if kind == "function_call":
-        raise _unknown_call(action_id, param)
-    raise InvalidRequest(f"Unknown pending approval request: {action_id}", param=param, code="invalid_request_error")
+    owner.answer_action(action, {"type": "function_call_output", "call_id": event.call_id, "output": text})
 
 
 def _unknown_call(call_id: str, param: str) -> InvalidRequest:
@@ -220,4 +234,4 @@ def _turn_not_found(param: str = "turn_id") -> AgentNotFound:
 
 
 def _unknown_cursor() -> InvalidRequest:
-    return InvalidRequest("No item of this listing has this id.", param="after", code="invalid_value")
+    return InvalidRequest("Nothing in this listing has this id.", param="after", code="invalid_value")

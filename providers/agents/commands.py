@@ -33,6 +33,8 @@ def begin_commands(transition: Transition, call: Json) -> None:
         transition.open_items[number] = item
         turn.commands.append(OpenCommand(call["call_id"], position, index, number, began_at=time.time()))
     turn.has_commands = turn.has_outputs = True
+    if transition.root.state.turn is not None:  # which publishes what its subagents put out
+        transition.root.state.turn.has_outputs = True
 
 
 def begin_outputs(transition: Transition, call_id: str, output_index: int) -> None:

@@ -37,6 +37,8 @@ _TOOL_DEFAULTS: Final[Mapping[str, Json]] = {
     "web_search": {"mode": "live", "allowed_domains": None, "context_size": "medium", "location": None},
 }
 _SCHEMA_NAME: Final = "output"
+_MAX_CONCURRENT: Final = 6
+"""Subagents of a session that work at once, unless its agent says so."""
 
 
 def describe_options(options: AgentOptions) -> Json:
@@ -48,6 +50,9 @@ def describe_options(options: AgentOptions) -> Json:
             fields[name] = _DEFAULTS[name]
         elif name == "tools":
             fields[name] = describe_tools(value)
+        elif name == "multi_agent":
+            limit = (value.max_concurrent_subagents or _MAX_CONCURRENT) if value.enabled else None
+            fields[name] = {"enabled": value.enabled, "max_concurrent_subagents": limit}
         else:
             sent = value.model_dump(exclude_none=True, by_alias=True) if isinstance(value, BaseModel) else value
             default = _DEFAULTS[name]

@@ -1,7 +1,5 @@
 """StoredAgents: the Agents API over a KVStore, and over the Responses API of the same stack."""
 
-from contextlib import suppress
-
 from pydantic import Field
 
 from apis.agents.agents import MODEL_PREFIX
@@ -13,8 +11,6 @@ from apis.errors import (
     InvalidRequest,
     ModelNotFound,
     NotFound,
-    Overloaded,
-    StoreUnavailable,
     Unsupported,
 )
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
@@ -87,8 +83,9 @@ class StoredAgents(Provider):
         self._store = SessionStore(kv_store, webhooks, config.event_days * 86_400)
         self._jobs: LeasedJobs[SessionRef, JobRecord] | None = None
         self.definitions = StoredDefinitions(kv_store, config.max_agents)
-        self.sessions = StoredSessions(kv_store, self._store, self.definitions, responses, self._wake, vaults)
-        self.activity = SessionActivity(self._store, self._cancel_response, self._end_response, self._wake)
+        self._store.wake_worker = self._wake
+        self.sessions = StoredSessions(kv_store, self._store, self.definitions, responses, vaults)
+        self.activity = SessionActivity(self._store, responses)
         self.automations = StoredAutomations(
             kv_store, max_automations=config.max_automations, retention_s=config.invocation_days * 86_400
         )
@@ -202,14 +199,6 @@ class StoredAgents(Provider):
             return await self.definitions.load_fields(model.removeprefix(MODEL_PREFIX), tenant=tenant)
         except AgentNotFound:
             raise ModelNotFound(model) from None
-
-    async def _cancel_response(self, ref: SessionRef, response_id: str) -> None:
-        with suppress(NotFound, InvalidRequest):  # it has not begun, or has ended
-            await self._responses.cancel(response_id, tenant=ref.tenant)
-
-    async def _end_response(self, ref: SessionRef, response_id: str) -> None:
-        with suppress(Overloaded, StoreUnavailable):  # the worker of the turn sees the input with the next event
-            await self._responses.end_after_turn(response_id, tenant=ref.tenant)
 
     def _wake_environments(self) -> None:
         if self._environment_queue is not None:

@@ -19,6 +19,7 @@ from providers.agents.commands import (
     show_output,
 )
 from providers.agents.records import Json
+from providers.agents.subagents.tools import add_call
 from providers.agents.transition import Transition
 
 _STATUSES: Final = {"searching": "in_progress", "calling": "in_progress"}
@@ -62,6 +63,9 @@ def _begin_item(transition: Transition, event: Json) -> None:
 
 def _end_item(transition: Transition, event: Json) -> None:
     item, turn = event["item"], transition.turn
+    if item["type"] == "function_call" and add_call(transition, item):
+        turn.next_output = max(turn.next_output, event["output_index"] + 1)
+        return
     if item["type"] == "mcp_approval_request":
         turn.next_output = max(turn.next_output, event["output_index"] + 1)
         _add_approval(transition, item)
@@ -84,6 +88,8 @@ def _end_item(transition: Transition, event: Json) -> None:
             transition.add_action("function_call", item["call_id"], call)
     index, number = turn.open.pop(event["output_index"])
     transition.put_item(number, visible)
+    if visible["type"] == "message" and visible["phase"] != "commentary":
+        transition.state.answer = number
     transition.emit_of_turn("item.done", item={**visible, "turn_id": turn.id}, output_index=index)
 
 

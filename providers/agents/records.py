@@ -12,10 +12,12 @@
     TENANT/agent_event/ID/NUMBER         a batch of events (providers/common/state/event_logs.py)
     TENANT/agent_once/NAME               the session that a request with an Idempotency-Key has reached, and its body
     TENANT/agent_session_end/ID          present after the session was deleted
+    TENANT/agent_subagent/ID/SUBAGENT    a subagent of the session, as a session of its own
     /agent_turn/TENANT/ID                present while a worker has to drive the turn of the session
     /agent_turn_lease/TENANT/ID          held by the worker that drives it
 
-A tenant's name has no slash, and neither has an id.
+A tenant's name has no slash, and neither has an id. Where a key has the ID of a session, one of a subagent has
+ID.SUBAGENT; only events are those of the session.
 """
 
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from apis.storage.keys import record_id
 Json = dict[str, Any]
 SessionStatus = Literal["idle", "in_progress", "requires_action", "failed"]
 TurnStatus = Literal["queued", "in_progress", "waiting", "completed", "failed", "cancelled"]
-ActionKind = Literal["function_call", "mcp_approval_request"]
+ActionKind = Literal["function_call", "mcp_approval_request", "subagent_call"]
 JOB_PREFIX: Final = "/agent_turn/"
 
 
@@ -58,9 +60,18 @@ class TokenSums(msgspec.Struct, omit_defaults=True):
         }
 
 
+class SubagentDetails(msgspec.Struct):
+    """The name of a subagent, the beginning of its task, and when it was closed (Unix time)."""
+
+    name: str | None
+    task: str
+    closed_at: int | None = None
+
+
 class StoredSession(msgspec.Struct):
     """A session as it was created or changed by a client; `agent` has the fields of its agent, also its secrets, and
-    `environment` those of its environment that are visible, None where it has none."""
+    `environment` those of its environment that are visible, None where it has none. One of a subagent has its
+    details."""
 
     agent_id: str
     agent: Json
@@ -72,6 +83,7 @@ class StoredSession(msgspec.Struct):
     vault_ids: list[str] = []
     environment_id: str = ""
     environment: Json | None = None
+    subagent: SubagentDetails | None = None
 
 
 class OpenCommand(msgspec.Struct, omit_defaults=True):
@@ -87,7 +99,8 @@ class OpenCommand(msgspec.Struct, omit_defaults=True):
 
 
 class Action(msgspec.Struct):
-    """A call, by its id, that waits for the client; `number` is that of its record."""
+    """A call, by its id, that waits for the client, or one of a subagent, for its answer; `number` is that of its
+    record."""
 
     kind: ActionKind
     id: str
@@ -121,9 +134,20 @@ class ActiveTurn(msgspec.Struct, omit_defaults=True):
     has_outputs: bool = False
 
 
+class Subagent(msgspec.Struct, omit_defaults=True):
+    """A subagent as its session knows it: the id of its turn that has not ended, whether that has calls that a client
+    answers, whether its agent has not read the end of its last turn, and whether it is closed."""
+
+    turn_id: str = ""
+    has_actions: bool = False
+    is_unread: bool = False
+    is_closed: bool = False
+
+
 class SessionState(msgspec.Struct, omit_defaults=True):
     """All of a session that changes as it works. `deferred` are the messages that came while its turn was cancelled:
-    they begin the next one."""
+    they begin the next one. `message_end` is the number after that of the last message among the inputs. `last_turn`
+    is the end of the last turn, and `answer` the number of the last message of the agent."""
 
     status: SessionStatus
     last_active_at: int
@@ -137,6 +161,10 @@ class SessionState(msgspec.Struct, omit_defaults=True):
     deferred: list[Json] = []
     usage: TokenSums | None = None
     error: str | None = None
+    message_end: int = 0
+    last_turn: TurnStatus | None = None
+    answer: int | None = None
+    subagents: dict[str, Subagent] = {}
 
 
 class TurnRecord(msgspec.Struct, omit_defaults=True):
@@ -157,18 +185,40 @@ class TurnRecord(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class SessionRef:
-    """The tenant and id of a session, and the keys of its records."""
+    """The tenant and id of a session, or of a subagent of it, and the keys of its records."""
 
     tenant: str
     id: str
+    subagent_id: str = ""
+
+    @classmethod
+    def parse(cls, tenant: str, name: str) -> "SessionRef":
+        """Return the ref of that name."""
+        session_id, _, subagent_id = name.partition(".")
+        return cls(tenant, session_id, subagent_id)
+
+    @property
+    def name(self) -> str:
+        """The part of keys that stands for the session, or for the subagent."""
+        return f"{self.id}.{self.subagent_id}" if self.subagent_id else self.id
+
+    def subagent(self, subagent_id: str) -> "SessionRef":
+        """Return the ref of a subagent of the session."""
+        return SessionRef(self.tenant, self.id, subagent_id)
 
     @property
     def session_key(self) -> str:
+        if self.subagent_id:
+            return f"{self.subagent_prefix}{self.subagent_id}"
         return f"{self.tenant}/agent_session/{self.id}"
 
     @property
+    def subagent_prefix(self) -> str:
+        return f"{self.tenant}/agent_subagent/{self.id}/"
+
+    @property
     def state_key(self) -> str:
-        return f"{self.tenant}/agent_session_state/{self.id}"
+        return f"{self.tenant}/agent_session_state/{self.name}"
 
     @property
     def end_key(self) -> str:
@@ -176,19 +226,19 @@ class SessionRef:
 
     @property
     def job_key(self) -> str:
-        return f"{JOB_PREFIX}{self.tenant}/{self.id}"
+        return f"{JOB_PREFIX}{self.tenant}/{self.name}"
 
     @property
     def lease_key(self) -> str:
-        return f"/agent_turn_lease/{self.tenant}/{self.id}"
+        return f"/agent_turn_lease/{self.tenant}/{self.name}"
 
     @property
     def event_prefix(self) -> str:
-        return self.prefix("event")
+        return f"{self.tenant}/agent_event/{self.id}/"
 
     def prefix(self, kind: str) -> str:
         """Return the prefix of the keys of one kind of parts."""
-        return f"{self.tenant}/agent_{kind}/{self.id}/"
+        return f"{self.tenant}/agent_{kind}/{self.name}/"
 
     def turn_key(self, turn_id: str) -> str:
         return f"{self.prefix('turn')}{record_id(turn_id)}"
@@ -209,8 +259,8 @@ class SessionRef:
         return f"{self.prefix('action')}{number:010d}"
 
 
-PART_KINDS: Final = ("turn", "item", "item_number", "input", "kept", "action", "event", "artifact", "output")
-"""Kinds of keys below a session."""
+PART_KINDS: Final = ("turn", "item", "item_number", "input", "kept", "action", "artifact", "output")
+"""Kinds of keys below a session, and below a subagent."""
 
 
 def once_key(tenant: str, name: str) -> str:

@@ -30,6 +30,7 @@ from providers.agents.descriptions import complete_agent, describe_options, desc
 from providers.agents.environments.hosted import HostedEnvironments
 from providers.agents.records import Json, SessionRef, SessionState, StoredSession
 from providers.agents.store import SessionStore, session_not_found
+from providers.agents.subagents.records import build_conversation_id
 from providers.agents.transition import Transition
 from providers.common.jobs import JobRecord
 from providers.common.state.change import write_prepared
@@ -43,7 +44,7 @@ _MAX_LOOKED_AT: Final = 1000
 
 
 class StoredSessions:
-    """The sessions of one store. `wake` has a worker look for turns to drive."""
+    """The sessions of one store."""
 
     def __init__(
         self,
@@ -51,14 +52,12 @@ class StoredSessions:
         store: SessionStore,
         definitions: StoredDefinitions,
         responses: Responses,
-        wake: Callable[[], None],
         vaults: Vaults | None,
     ) -> None:
         self._kv = kv
         self._store = store
         self._definitions = definitions
         self._responses = responses
-        self._wake = wake
         self._vaults = vaults
         self.environments: HostedEnvironments | None = None
         """None where this server has no workspaces."""
@@ -121,7 +120,6 @@ class StoredSessions:
         if self.environments is not None and record.environment_id:
             self.environments.wake()
         self._store.announce(transition)
-        self._wake()
         return transition.show_session()
 
     async def _prepare_environment(self, environment: SessionEnvironment, tenant: str) -> tuple[Json, Json]:
@@ -219,7 +217,8 @@ class StoredSessions:
                 record = decode_record(session, StoredSession)
                 conversation_id, environment_id = record.conversation_id, record.environment_id
             with skipping_damaged(self._kv, ref.state_key, SessionState.__name__):
-                if decode_record(state_entry, SessionState).turn is not None:
+                state = decode_record(state_entry, SessionState)
+                if state.turn is not None or any(each.turn_id for each in state.subagents.values()):
                     raise Conflict("The session has a turn that has not ended: cancel it first.", param="session_id")
             note = Put(ref.end_key, f"{conversation_id} {environment_id}".encode(), _END_S)
             job = Put(ref.job_key, encode_record(JobRecord()))  # any worker ends the deletion, should this one not
@@ -241,8 +240,19 @@ class StoredSessions:
                 await self._responses.conversations().delete(conversation_id, tenant=ref.tenant)
         if self.environments is not None and (environment_id or not conversation_id):
             await self.environments.delete_of_session(ref, environment_id)
+        await self._delete_subagents(ref)
         await self._store.delete_parts(ref)
         await self._kv.write([Delete(ref.job_key)])
+
+    async def _delete_subagents(self, session: SessionRef) -> None:
+        while rows := await self._kv.scan(session.subagent_prefix, limit=_MAX_LOOKED_AT):
+            for key, _ in rows:
+                ref = session.subagent(key.removeprefix(session.subagent_prefix))
+                with suppress(NotFound):
+                    conversation_id = build_conversation_id(ref.subagent_id)
+                    await self._responses.conversations().delete(conversation_id, tenant=ref.tenant)
+                await self._store.delete_parts(ref)
+                await self._kv.write([Delete(ref.state_key), Delete(ref.job_key), Delete(ref.session_key)])
 
     async def follow(
         self, session_id: str, params: EventStreamParams, *, tenant: str

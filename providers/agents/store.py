@@ -7,7 +7,7 @@ import orjson
 
 from apis.agents.sessions import RequestKey
 from apis.errors import AgentNotFound, InvalidRequest, StorageCorrupt
-from apis.storage.kv_store import ABSENT, KVStore, Op, Put
+from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all
 from apis.webhooks import Webhooks
 from providers.agents.records import (
@@ -23,6 +23,7 @@ from providers.agents.records import (
 from providers.agents.transition import Transition
 from providers.common.state.change import repeat_until_true, write_prepared
 from providers.common.state.event_logs import LogReader, LogWakeups
+from providers.common.state.scan import skipping_damaged
 
 Edit = Callable[[Transition], Awaitable[bool]]
 """Changes a session, and returns False if nothing is to be written. It may run several times."""
@@ -38,16 +39,43 @@ class SessionStore:
         self._webhooks = webhooks
         self._event_ttl_s = event_ttl_s
         self.logs = LogReader(kv, LogWakeups())
+        self.wake_worker: Callable[[], None] = lambda: None
+        """Has a worker of this process look for turns to drive."""
 
     async def load(self, ref: SessionRef) -> Transition:
-        """Return the session as it is now. Raises AgentNotFound."""
-        session, state_entry = await self.kv.get_many([ref.session_key, ref.state_key])
+        """Return the session, or the subagent of one, as it is now. Raises AgentNotFound."""
+        root_ref = SessionRef(ref.tenant, ref.id)
+        refs = [root_ref] if root_ref == ref else [root_ref, ref]
+        entries = await self.kv.get_many([key for each in refs for key in (each.session_key, each.state_key)])
+        root = await self._read(root_ref, entries[:2])
+        if root_ref != ref:
+            await self._read(ref, entries[2:], root)
+        for subagent_id, subagent in root.state.subagents.items():
+            if subagent.has_actions and subagent_id not in root.subagents:
+                part = root_ref.subagent(subagent_id)
+                with skipping_damaged(self.kv, part.state_key, "SessionState, or a part of its turn"):
+                    await self.load_subagent(root, subagent_id)
+        return root.subagents[ref.subagent_id] if ref.subagent_id else root
+
+    async def load_subagent(self, root: Transition, subagent_id: str) -> Transition:
+        """Return a subagent as a part of the change of its session. Raises AgentNotFound."""
+        ref = root.ref.subagent(subagent_id)
+        if subagent_id not in root.subagents:
+            await self._read(ref, await self.kv.get_many([ref.session_key, ref.state_key]), root)
+        return root.subagents[subagent_id]
+
+    async def _read(
+        self, ref: SessionRef, entries: Sequence[Entry | None], root: Transition | None = None
+    ) -> Transition:
+        session, state_entry = entries
         if session is None or state_entry is None:
-            raise session_not_found()
+            raise subagent_not_found() if ref.subagent_id else session_not_found()
         record, state = decode_record(session, StoredSession), decode_record(state_entry, SessionState)
-        if state.turn is None:
-            return Transition(ref, record, state, state_entry.version)
-        return Transition(ref, record, state, state_entry.version, *await self._load_turn(ref, state.turn))
+        parts = None if state.turn is None else await self._load_turn(ref, state.turn)
+        transition = Transition(ref, record, state, state_entry.version, root)
+        if parts is not None:
+            transition.turn_record, transition.actions, transition.open_items = parts
+        return transition
 
     async def _load_turn(
         self, ref: SessionRef, turn: ActiveTurn
@@ -104,6 +132,7 @@ class SessionStore:
 
     async def build_ops(self, transition: Transition, key: RequestKey | None = None) -> list[Op]:
         """Return the operations that write a change, with those of its webhooks and of the key of its request."""
+        transition = transition.root
         ops = [*transition.build_ops(self._event_ttl_s), *keep_request(transition.ref.tenant, key, transition.ref.id)]
         deliveries: list[Op] = []
         for event, data in transition.webhooks:
@@ -112,12 +141,15 @@ class SessionStore:
         return [*ops, *deliveries]
 
     def announce(self, transition: Transition) -> None:
-        """Wake the readers of a change that was written, and its webhooks."""
+        """Wake the readers of a change that was written, its webhooks, and a worker that it has work for."""
+        transition = transition.root
         number, batch = transition.event_batch()
         if batch:
             self.logs.wakeups.wake(transition.ref.id, number, batch)
         if transition.has_deliveries:
             self._webhooks.wake()
+        if transition.has_work:
+            self.wake_worker()
 
     async def read_inputs(self, session: Transition) -> list[Json]:
         """Return the items that the present response of the turn reads."""
@@ -130,10 +162,12 @@ class SessionStore:
         return [orjson.loads(entry.value) for entry in entries if entry is not None]
 
     async def delete_parts(self, ref: SessionRef) -> None:
-        """Delete all that a deleted session has left."""
+        """Delete all that a deleted session, or a subagent of one, has left."""
         for kind in PART_KINDS:
             await delete_all(self.kv, ref.prefix(kind))
-        self.logs.wakeups.wake(ref.id)
+        if not ref.subagent_id:
+            await delete_all(self.kv, ref.event_prefix)
+            self.logs.wakeups.wake(ref.id)
 
 
 class HeldSession:
@@ -173,7 +207,7 @@ class HeldSession:
                 if versions is None:
                     return False
                 self._store.announce(session)
-                session.settle(versions[0])
+                session.root.settle(versions)
                 changed = session
             self._session = session
             return True
@@ -192,3 +226,8 @@ def keep_request(tenant: str, key: RequestKey | None, reached_id: str) -> Sequen
 def session_not_found(param: str = "session_id") -> AgentNotFound:
     """Return the error of an id that no session of the tenant has."""
     return AgentNotFound("No session has this id.", param=param)
+
+
+def subagent_not_found(param: str = "subagent_id") -> AgentNotFound:
+    """Return the error of an id that no subagent of the session has."""
+    return AgentNotFound("No subagent of this session has this id.", param=param)

@@ -2,26 +2,32 @@
 
 session: idle -> in_progress -> requires_action -> in_progress -> idle, or failed until the next message
 turn:    queued -> in_progress -> waiting -> in_progress -> completed, failed or cancelled
+
+A change of a subagent is one of its session: the session has the log of all, and its state is the condition of both.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
 
+from apis.errors import Conflict
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Delete, Op, Put
 from apis.storage.records import encode_record
 from providers.agents.descriptions import show_tools
 from providers.agents.records import (
+    JOB_PREFIX,
     Action,
     ActionKind,
     ActiveTurn,
     Json,
     SessionRef,
     SessionState,
+    SessionStatus,
     StoredSession,
+    Subagent,
     TokenSums,
     TurnRecord,
     TurnStatus,
@@ -32,11 +38,13 @@ from providers.common.state.event_logs import batch_key, encode_line
 _CANCELLED_CALL: Final = "The call was cancelled before it had a result."
 _SESSION: Final = "agent.session"
 _TURN: Final = "agent.session.turn"
+_MAX_DEFERRED: Final = 100
 
 
 class Transition:
-    """The state of a session while it is changed. `turn_record` is the record of its turn; `actions` are the waiting
-    calls, and `open_items` the commands that run, as they are shown, by their numbers."""
+    """The state of a session, or of a subagent, while it is changed. `turn_record` is the record of its turn; `actions`
+    are the waiting calls, and `open_items` the commands that run, as they are shown, by their numbers. `root` is the
+    session, and `subagents` has those of it that were loaded. `ops` write its parts, and `lines` are events."""
 
     def __init__(
         self,
@@ -44,24 +52,27 @@ class Transition:
         record: StoredSession,
         state: SessionState,
         version: int,
-        turn_record: TurnRecord | None = None,
-        actions: Mapping[int, Json] | None = None,
-        open_items: Mapping[int, Json] | None = None,
+        root: "Transition | None" = None,
     ) -> None:
         self.ref = ref
         self.record = record
         self.state = state
         self.version = version
         self.now = int(time.time())
-        self.turn_record = turn_record
+        self.turn_record: TurnRecord | None = None
         self.webhooks: list[tuple[str, Json]] = []
         self.has_deliveries = False
         """True once webhooks of the change wait for receivers."""
-        self.open_items = dict(open_items or {})
-        self._actions = dict(actions or {})
+        self.open_items: dict[int, Json] = {}
+        self.actions: dict[int, Json] = {}
+        self.root = self if root is None else root
+        self.subagents: dict[str, Transition] = {}
         self._first_event = state.events
-        self._lines: list[bytes] = []
-        self._ops: dict[str, Op] = {}
+        self.lines: list[bytes] = []
+        self.ops: dict[str, Op] = {}
+        self.is_touched = False
+        if root is not None:
+            root.subagents[ref.subagent_id] = self
 
     @property
     def turn(self) -> ActiveTurn:
@@ -78,45 +89,66 @@ class Transition:
     @property
     def has_changes(self) -> bool:
         """True once there is something to write."""
-        return bool(self._lines or self._ops)
+        return bool(self.lines or self.ops)
+
+    @property
+    def has_work(self) -> bool:
+        """True if a worker has something to do after the change."""
+        jobs = [op for key, op in self.ops.items() if key.startswith(JOB_PREFIX)]
+        return any(isinstance(op, Put) for op in jobs) or any(each.has_work for each in self.subagents.values())
+
+    @property
+    def is_working(self) -> bool:
+        """True while the session has a turn, or a subagent of it has one, that has not ended."""
+        return self.state.turn is not None or any(each.turn_id for each in self.state.subagents.values())
 
     def touch(self) -> None:
         """Note that the session is active now."""
-        self.now = self.state.last_active_at = int(time.time())
+        self.now = self.root.now = int(time.time())
+        self.state.last_active_at = self.root.state.last_active_at = self.now
+        self.is_touched = True
 
-    def settle(self, version: int) -> None:
-        """Begin another change, after this one was written as that version of the state."""
-        self.version, self._first_event = version, self.state.events
-        self.webhooks = []
-        self._lines = []
-        self._ops = {}
+    def settle(self, versions: Sequence[int]) -> None:
+        """Begin another change of the session, after this one was written with these versions, in their order."""
+        for each, version in zip(self.list_written(), versions, strict=False):
+            each.version, each.is_touched = version, False
+            each.webhooks, each.lines, each.ops = [], [], {}
+        self._first_event = self.state.events
 
     def put(self, key: str, value: bytes, ttl_s: float | None = None, expect: int | None = None) -> None:
         """Write the record with the change; the last of several of one key counts."""
-        self._ops[key] = Put(key, value, ttl_s, expect)
+        self.ops[key] = Put(key, value, ttl_s, expect)
 
     def delete(self, key: str) -> None:
         """Delete the record with the change."""
-        self._ops[key] = Delete(key)
+        self.ops[key] = Delete(key)
+
+    def list_written(self) -> "Sequence[Transition]":
+        """Return the session, and its subagents that the change writes."""
+        return [self, *(each for each in self.subagents.values() if each.is_touched)]
 
     def event_batch(self) -> tuple[int, bytes]:
         """Return the number of the first new event, and the new events as a batch of the log."""
-        return self._first_event, b"".join(self._lines)
+        return self._first_event, b"".join(self.lines)
 
     def build_ops(self, event_ttl_s: float) -> list[Op]:
-        """Return the operations that write the change, on the condition that the state is as it was read."""
-        ops: list[Op] = [Put(self.ref.state_key, encode_record(self.state), None, self.version), *self._ops.values()]
+        """Return the operations that write the change of a session, and of its subagents that are touched, on the
+        condition that the state is as it was read."""
+        written = self.list_written()
+        ops: list[Op] = [Put(each.ref.state_key, encode_record(each.state), None, each.version) for each in written]
+        ops += [op for each in written for op in each.ops.values()]
         number, batch = self.event_batch()
         if batch:
             ops.append(Put(batch_key(self.ref.event_prefix, number), batch, event_ttl_s))
         return ops
 
     def emit(self, event_type: str, **fields: Any) -> None:
-        """Add an event to the log."""
-        number = self.state.events
-        self.state.events += 1
+        """Add an event to the log of the session."""
+        state = self.root.state
+        number = state.events
+        state.events += 1
         event = {"type": event_type, "event_id": f"{self.ref.id}_event_{number}", "sequence_number": number, **fields}
-        self._lines.append(encode_line(event_type, orjson.dumps(event)))
+        self.root.lines.append(encode_line(event_type, orjson.dumps(event)))
 
     def emit_of_turn(self, name: str, **fields: Any) -> None:
         """Add an event about the turn to the log."""
@@ -126,14 +158,36 @@ class Transition:
         """Note that the session was created."""
         self._emit_session("created")
 
+    def receive(self, messages: Sequence[Json], key_id: str) -> None:
+        """Take messages: for a new turn, or for the one that works. Raises Conflict where too many wait for the end of
+        one that is cancelled."""
+        turn = self.state.turn
+        if turn is None:
+            self.begin_turn(messages, key_id)
+        elif not turn.is_cancelling:
+            self.add_messages(messages)
+            self.go_on()
+        elif len(self.state.deferred) + len(messages) > _MAX_DEFERRED:
+            raise Conflict("Too many messages wait for the end of the turn that is cancelled.", param="events")
+        else:
+            self.state.deferred += messages
+
+    def cancel(self) -> None:
+        """Cancel the turn, if there is one: at once where it waits, else as soon as its worker sees that."""
+        turn = self.state.turn
+        if turn is not None and turn.status == "waiting":
+            self.end_turn("cancelled")
+        elif turn is not None:
+            turn.is_cancelling = True
+
     def begin_turn(self, messages: Sequence[Json], key_id: str) -> None:
         """Begin a turn that reads these messages, for the key that sent them."""
         turn = self.state.turn = ActiveTurn(f"turn_{new_id_key()}", key_id)
-        first_item, first_event = self.state.items, self.state.events
+        first_item, first_event = self.state.items, self.root.state.events
         self.turn_record = TurnRecord(
             "queued", self.now, first_item, cache_ttl=self.record.cache_ttl, first_event=first_event
         )
-        self.state.error = None
+        self.state.error = self.state.answer = None
         self.emit_of_turn("created", turn=self._show_turn())
         self.add_messages(messages)
         self.turn_record.started_at = self.now
@@ -141,18 +195,28 @@ class Transition:
 
     def _work(self, turn: ActiveTurn) -> None:
         """Let a worker drive the turn from now on."""
-        self.state.status = "in_progress"
-        self._emit_session("in_progress")
         self._set_turn_status(turn, "in_progress")
+        self.root.update_status()
         self.emit_of_turn("in_progress", turn=self._show_turn())
         self.put(self.ref.job_key, encode_record(JobRecord()))
 
     def add_messages(self, messages: Sequence[Json]) -> None:
-        """Add messages of the user to the turn."""
+        """Add messages to the turn: of the user, or for a subagent, of the agent of its session."""
         for message in messages:
-            fields = {"role": "user", "content": message["content"], "phase": None, "status": "completed"}
-            self.add_item({"id": f"msg_{new_id_key()}", "type": "message", **fields})
-            self.add_input({"type": "message", "role": "user", "content": message["content"]})
+            content = message["content"]
+            if self.root is self:
+                fields = {"role": "user", "content": content, "phase": None, "status": "completed"}
+                self.add_item({"id": f"msg_{new_id_key()}", "type": "message", **fields})
+            else:
+                self.add_agent_message(self.record.agent_id, self.ref.subagent_id, content[0]["text"])
+            self.add_input({"type": "message", "role": "user", "content": content})
+            self.state.message_end = self.state.input_next
+
+    def add_agent_message(self, sender_id: str, recipient_id: str, text: str) -> None:
+        """Show a message between two agents in the turn."""
+        ids = {"sender_agent_id": sender_id, "recipient_agent_id": recipient_id}
+        content = [{"type": "output_text", "text": text}]
+        self.add_item({"id": f"msg_{new_id_key()}", "type": "agent_message", **ids, "content": content})
 
     def add_item(self, item: Json, output_index: int | None = None) -> int:
         """Add an item to the session and return its number; one of the output has an index in the turn."""
@@ -185,36 +249,76 @@ class Transition:
             self.put(self.ref.kept_key(number), orjson.dumps(item))
 
     def add_action(self, kind: ActionKind, action_id: str, action: Json) -> None:
-        """Add a call that waits for the client."""
+        """Add a call that waits for its answer."""
         number = self.state.actions
         self.state.actions += 1
-        self._actions[number] = {"type": kind, "turn_id": self.turn.id, **action}
-        self.put(self.ref.action_key(number), orjson.dumps(self._actions[number]))
         self.turn.actions.append(Action(kind, action_id, number))
+        self.put_action(number, {"type": kind, "turn_id": self.turn.id, **action})
+        self._update_root()
 
-    def find_action(self, kind: ActionKind, action_id: str) -> Action | None:
-        """Return the waiting call of that id."""
-        turn = self.state.turn
-        waiting = turn.actions if turn is not None else ()
-        return next((each for each in waiting if (each.kind, each.id) == (kind, action_id)), None)
+    def put_action(self, number: int, action: Json) -> None:
+        """Store the waiting call of that number."""
+        self.actions[number] = action
+        self.put(self.ref.action_key(number), orjson.dumps(action))
+
+    def find_action(
+        self, kind: ActionKind, action_id: str, turn_id: str | None = None
+    ) -> "tuple[Transition, Action] | None":
+        """Return the waiting call of that id, and whose it is: of the session, or of a subagent. With `turn_id`, it is
+        one of that turn."""
+        for each in (self, *self.subagents.values()):
+            turn = each.state.turn
+            if turn is not None and turn_id in (None, turn.id):
+                for action in turn.actions:
+                    if (action.kind, action.id) == (kind, action_id):
+                        return each, action
+        return None
 
     def answer_action(self, action: Action, item: Json) -> None:
         """Take the answer of a waiting call, `item`, for the next response; the turn goes on after the last one."""
         self.add_input(item)
         self.turn.actions.remove(action)
-        self._actions.pop(action.number, None)
+        self.actions.pop(action.number, None)
         self.delete(self.ref.action_key(action.number))
-        if self.turn.status == "waiting" and not self.turn.actions:
-            self._work(self.turn)
+        self._update_root()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Let a turn go on that waits, if it need not wait any longer."""
+        turn = self.state.turn
+        if turn is None or turn.status != "waiting":
+            return
+        if any(each.kind != "subagent_call" or not self.is_due(each) for each in turn.actions):
+            self.root.update_status()
+        else:
+            self._work(turn)
+
+    def is_due(self, call: Action) -> bool:
+        """Return True for a call to wait for subagents whose answer is there, or that a new message ends."""
+        state, action = self.state, self.actions[call.number]
+        ids: list[str] = action.get("waits_for", [])
+        ended = [each not in state.subagents or not state.subagents[each].turn_id for each in ids]
+        is_there = any(ended) if action.get("return_when") == "any" else all(ended)
+        return is_there or state.message_end > state.input_first
 
     def wait(self) -> None:
-        """Let the turn wait for the client, without a worker."""
-        self.state.status = "requires_action"
+        """Let the turn wait, without a worker: for the client, or for subagents."""
         self._set_turn_status(self.turn, "waiting")
         self.delete(self.ref.job_key)
-        self._emit_session("requires_action")
-        for kind in dict.fromkeys(each.kind for each in self.turn.actions):
-            self.webhooks.append((f"{_SESSION}.action_required", {"required_action": {"type": kind}}))
+        kinds = [each.kind for each in self.turn.actions if each.kind != "subagent_call"]
+        self.root.update_status(is_repeated=bool(kinds))
+        for kind in dict.fromkeys(kinds):
+            self.root.webhooks.append((f"{_SESSION}.action_required", {"required_action": {"type": kind}}))
+
+    def update_status(self, *, is_repeated: bool = False) -> None:
+        """Give the session the status that its turn and its subagents have together. A status that is as it was is
+        shown only if it `is_repeated`."""
+        status: SessionStatus = "in_progress" if self.is_working else "idle" if self.state.error is None else "failed"
+        if self._list_required():
+            status = "requires_action"
+        if status != self.state.status or is_repeated:
+            self.state.status = status
+            self._emit_session(status)
 
     def end_turn(self, status: TurnStatus, error: Json | None = None) -> None:
         """End the turn. Calls that still wait have no result. Messages that came after a cancellation begin another
@@ -223,38 +327,78 @@ class Transition:
         for action in turn.actions:
             self.add_input(_cancelled_answer(action))
             self.delete(self.ref.action_key(action.number))
+            if action.kind == "subagent_call":
+                self.end_call_item(self.actions[action.number], "incomplete")
         turn.actions = []
-        self._actions = {}
+        self.actions = {}
         assert record is not None  # it was written when the turn began
         record.completed_at, record.end_item, record.error = self.now, self.state.items, error
         self._set_turn_status(turn, status)
         usage = record.usage.show() if record.usage is not None else None
         self.emit_of_turn(status, turn=self._show_turn(), usage=usage)
         self.state.turn, deferred, self.state.deferred = None, self.state.deferred, []
+        self.state.last_turn, self.state.error = status, error["message"] if error is not None else None
+        self._update_root()
         self.delete(self.ref.job_key)
         if deferred:
             self.begin_turn(deferred, turn.key_id)
             return
-        self.state.status = "failed" if status == "failed" else "idle"
-        self.state.error = error["message"] if error is not None else None
-        self._emit_session(self.state.status)
+        self.root.update_status()
+        if self.root is not self:
+            self.root.go_on()
+
+    def give_up(self, subagent_id: str) -> None:
+        """End the work of a subagent whose records are damaged, as far as its session has noted it."""
+        summary = self.state.subagents[subagent_id]
+        summary.turn_id, summary.has_actions, summary.is_unread = "", False, True
+        self.update_status()
+        self.go_on()
+
+    def end_call_item(self, action: Json, status: str) -> None:
+        """Show the end of a call of a subagent, if the call is shown."""
+        if action["item"] is not None:
+            item = {**action["item"], "turn_id": self.turn.id, "status": status}
+            self.put_item(action["item_number"], item)
+            self.emit_of_turn("item.done", item=item, output_index=action["output_index"])
 
     def add_usage(self, usage: TokenSums) -> None:
-        """Count the tokens of a response."""
+        """Count the tokens of a response, for the turn and for the session."""
         assert self.turn_record is not None
         self.turn_record.usage = self.turn_record.usage or TokenSums()
         self.turn_record.usage.add(usage)
-        self.state.usage = self.state.usage or TokenSums()
-        self.state.usage.add(usage)
+        self.put(self.ref.turn_key(self.turn.id), encode_record(self.turn_record))
+        state = self.root.state
+        state.usage = state.usage or TokenSums()
+        state.usage.add(usage)
 
     def show_session(self) -> Json:
         """Return the session as the API shows it."""
-        return show_session(self.ref, self.record, self.state, self._actions)
+        required = self._list_required() if self.state.status == "requires_action" else []
+        return _show_session(self.ref, self.record, self.state, required)
+
+    def _list_required(self) -> list[Json]:
+        """Return the calls that wait for the client."""
+        required: list[Json] = []
+        for each in (self, *self.subagents.values()):
+            turn = each.state.turn
+            if turn is not None and turn.status == "waiting":
+                required += [each.actions[call.number] for call in turn.actions if call.kind != "subagent_call"]
+        return required
 
     def _set_turn_status(self, turn: ActiveTurn, status: TurnStatus) -> None:
         assert self.turn_record is not None
         turn.status = self.turn_record.status = status
         self.put(self.ref.turn_key(turn.id), encode_record(self.turn_record))
+        self._update_root()
+
+    def _update_root(self) -> None:
+        """Note in the state of the session how the turn of a subagent is."""
+        if self.root is not self:
+            turn, summaries = self.state.turn, self.root.state.subagents
+            summary = summaries.setdefault(self.ref.subagent_id, Subagent())
+            summary.turn_id = "" if turn is None else turn.id
+            summary.has_actions = turn is not None and bool(turn.actions)
+            summary.is_unread = turn is None
 
     def _show_turn(self) -> Json:
         assert self.turn_record is not None
@@ -266,9 +410,7 @@ class Transition:
             self.webhooks.append((f"{_SESSION}.{name}", {}))
 
 
-def show_session(ref: SessionRef, record: StoredSession, state: SessionState, actions: Mapping[int, Json]) -> Json:
-    """Return a session as the API shows it; `actions` has those of its waiting calls by number."""
-    waiting = state.turn.actions if state.turn is not None and state.status == "requires_action" else ()
+def _show_session(ref: SessionRef, record: StoredSession, state: SessionState, required: Sequence[Json]) -> Json:
     agent = {name: value for name, value in record.agent.items() if name != "metadata"}
     return {
         "id": ref.id,
@@ -276,7 +418,7 @@ def show_session(ref: SessionRef, record: StoredSession, state: SessionState, ac
         "agent": {**agent, "id": record.agent_id, "tools": show_tools(agent["tools"], in_session=True)},
         "environment": show_session_environment(record),
         "status": state.status,
-        "required_actions": [actions[each.number] for each in waiting if each.number in actions],
+        "required_actions": required,
         "usage": None if state.usage is None else state.usage.show(),
         "error": state.error,
         "metadata": record.metadata,
@@ -300,7 +442,7 @@ def show_turn(ref: SessionRef, agent_id: str, turn_id: str, record: TurnRecord) 
         "object": "agent.session.turn",
         "session_id": ref.id,
         "agent_id": agent_id,
-        "subagent_id": None,
+        "subagent_id": ref.subagent_id or None,
         "status": record.status,
         "error": record.error,
         "usage": None if record.usage is None else record.usage.show(),
@@ -313,7 +455,7 @@ def show_turn(ref: SessionRef, agent_id: str, turn_id: str, record: TurnRecord) 
 
 
 def _cancelled_answer(action: Action) -> Json:
-    if action.kind == "function_call":
+    if action.kind != "mcp_approval_request":
         return {"type": "function_call_output", "call_id": action.id, "output": _CANCELLED_CALL}
     return {
         "type": "mcp_approval_response",

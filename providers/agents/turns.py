@@ -7,6 +7,7 @@ notes how far it has read. So after a worker's end the next one goes on after th
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -28,6 +29,8 @@ from providers.agents.environments.hosted import WAITS, HostedEnvironments, buil
 from providers.agents.output import apply_event, complete_items, is_shown
 from providers.agents.records import JOB_PREFIX, Json, SessionRef, TokenSums
 from providers.agents.store import HeldSession, SessionStore
+from providers.agents.subagents.calls import SubagentCalls
+from providers.agents.subagents.tools import build_tools
 from providers.agents.transition import Transition
 from providers.common.jobs import Claim, Job, JobQueue, JobRecord
 from providers.common.state.scan import report_damaged
@@ -84,12 +87,13 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         self._responses = responses
         self._executor = executor
         self._lease_s = lease_s
+        self._calls = SubagentCalls(store, responses)
 
     async def list_waiting(self) -> AsyncGenerator[Job[SessionRef]]:
         async with aclosing(scan_all(self.kv, JOB_PREFIX)) as rows:
             async for key, entry in rows:
-                tenant, _, session_id = key.removeprefix(JOB_PREFIX).partition("/")
-                ref = SessionRef(tenant, session_id)
+                tenant, _, name = key.removeprefix(JOB_PREFIX).partition("/")
+                ref = SessionRef.parse(tenant, name)
                 yield Job(tenant, ref, ref.lease_key, self._lease_s, key, entry)
 
     async def run(self, claim: _Claim) -> None:
@@ -101,7 +105,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
                 claim.lease.check()
         except AgentNotFound:
             if self.end_deletion is not None:
-                await self.end_deletion(ref)
+                await self.end_deletion(SessionRef(ref.tenant, ref.id))
             await self.kv.write([Delete(ref.job_key)])
         except StorageCorrupt as exc:
             report_damaged(self.kv, ref.state_key, "SessionState, or a part of its turn", exc)
@@ -109,6 +113,9 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             failure.inputs = []
             with suppress(StorageCorrupt):  # the session stays as it is until its record is restored or deleted
                 await self._store.change(ref, failure)
+            if ref.subagent_id:
+                with suppress(StorageCorrupt, AgentNotFound):
+                    await self._store.change(SessionRef(ref.tenant, ref.id), partial(_give_up, ref.subagent_id))
             await self.kv.write([Delete(ref.job_key)])
 
     async def fail(self, claim: _Claim, lost_workers: int) -> None:
@@ -123,9 +130,12 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         ref, session, is_new = holder.ref, await holder.load(), False
         turn = session.state.turn
         if turn is None or turn.status != "in_progress":
-            await self.kv.write([Delete(ref.job_key)])
+            await self._store.change(ref, _remove_job)
             return False
         if not turn.response_id:
+            if not turn.is_cancelling and any(each.kind == "subagent_call" for each in turn.actions):
+                changed = await self._calls.answer_next(holder)
+                return changed is not None and _is_working(changed)
             if not turn.is_cancelling and (why := await self._connect(session)):
                 if why == WAITS:
                     return False
@@ -165,7 +175,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         try:
             if turn.has_commands:
                 await self.environments.save(session)
-            if turn.has_outputs and with_outputs and not turn.actions:
+            if turn.has_outputs and with_outputs and not turn.actions and not holder.ref.subagent_id:
                 return await self.environments.artifacts.copy_outputs(session)
         except (NotFound, Unsupported) as exc:
             _log.warning("the workspace of a session cannot be read: %s", exc.message)
@@ -188,9 +198,15 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             "input": inputs,
             "conversation": session.record.conversation_id,
             "background": True,
-            "prompt_cache_key": ref.id,
+            "prompt_cache_key": ref.name,
             "metadata": {"agent_session_id": ref.id, "agent_turn_id": turn.id},
         }
+        if ref.subagent_id:
+            fields["metadata"]["agent_subagent_id"] = ref.subagent_id
+            if not session.state.input_first:
+                await self._responses.conversations().require(session.record.conversation_id, tenant=ref.tenant)
+        elif tools := build_tools(session.record.agent):
+            fields["tools"] = [*fields.get("tools", ()), *tools]
         if session.record.vault_ids and self._vaults is not None:  # deleted ones are of no more use
             fields["vault_ids"] = await self._vaults.list_existing(session.record.vault_ids, tenant=ref.tenant)
         if session.record.environment_id:
@@ -253,6 +269,22 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
 def _is_working(session: Transition) -> bool:
     turn = session.state.turn
     return turn is not None and turn.status == "in_progress"
+
+
+async def _remove_job(session: Transition) -> bool:
+    """Remove the job of a session whose turn does not work."""
+    if _is_working(session):
+        return False
+    session.delete(session.ref.job_key)
+    return True
+
+
+async def _give_up(subagent_id: str, session: Transition) -> bool:
+    summary = session.state.subagents.get(subagent_id)
+    if summary is None or not summary.turn_id:
+        return False
+    session.give_up(subagent_id)
+    return True
 
 
 async def _choose_response(session: Transition) -> bool:
@@ -361,6 +393,8 @@ class _End:
             session.end_turn("failed", {"code": code, "message": f"The response is incomplete: {reason}."})
         else:
             turn.failures = turn.failures + 1 if final.status == "failed" else 0
+            if any(each.kind == "subagent_call" for each in turn.actions):
+                return  # the worker answers these before the turn goes on, or waits
             if turn.actions:
                 session.wait()
             elif final.status == "completed" and session.state.input_first == session.state.input_next:

@@ -27,7 +27,8 @@ from openai.types.admin.organization import projects
 from openai.types.admin.organization.projects import service_accounts
 from openai.types.beta import agents as beta_agents
 from openai.types.beta.agents import automations, environments, sessions, vaults
-from openai.types.beta.agents.sessions import turns
+from openai.types.beta.agents.sessions import subagents, turns
+from openai.types.beta.agents.sessions.subagents import turns as subagent_turns
 from pydantic import BaseModel
 
 from apis.accounts.audit import AuditLogQuery
@@ -83,6 +84,7 @@ from apis.agents.sessions import (
     SendEvents,
     SessionItemListParams,
     SessionListParams,
+    SubagentListParams,
     TurnListParams,
     UpdateSession,
 )
@@ -217,6 +219,22 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /vaults/{vault_id}/credentials/{credential_id}": (
         vaults.credential_update_params.CredentialUpdateParams,
         (UpdateCredential,),
+    ),
+    "GET /agents/sessions/{session_id}/subagents": (
+        sessions.subagent_list_params.SubagentListParams,
+        (SubagentListParams,),
+    ),
+    "GET /agents/sessions/{session_id}/subagents/{subagent_id}/items": (
+        subagents.item_list_params.ItemListParams,
+        (SessionItemListParams,),
+    ),
+    "GET /agents/sessions/{session_id}/subagents/{subagent_id}/turns": (
+        subagents.turn_list_params.TurnListParams,
+        (TurnListParams,),
+    ),
+    "GET /agents/sessions/{session_id}/subagents/{subagent_id}/turns/{turn_id}/items": (
+        subagent_turns.item_list_params.ItemListParams,
+        (SessionItemListParams,),
     ),
     "GET /agents/sessions/{session_id}/artifacts": (
         sessions.artifact_list_params.ArtifactListParams,

@@ -183,7 +183,7 @@ class HostedEnvironments:
             change.record.is_wanted = True
             change.record.wanted_at = change.record.wanted_at or now
             change.record.due_at = now
-            change.session.delete(change.session.ref.job_key)
+            change.session.delete(session.ref.job_key)
             return True
 
         await self.store.change(ref, want)

@@ -23,6 +23,7 @@ from providers.agents.environments.records import (
 )
 from providers.agents.environments.specs import list_setup_commands
 from providers.agents.environments.store import EnvironmentChange, EnvironmentStore
+from providers.agents.transition import Transition
 from providers.common.due_rows import list_due_rows
 from providers.common.jobs import Claim, Job, JobQueue, JobRecord, LeasedJobs
 from providers.common.state.worker_signs import WorkerSign
@@ -206,9 +207,8 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, JobRecord]):
         """Save and end the workspace of an environment that has not been used for long."""
         session = await self._store.load_session(ref, record)
         idle_until = _idle_until(record, self._environments.idle_s, session and session.state.last_active_at)
-        turn = session.state.turn if session is not None else None
         now = time.time()
-        if (turn is not None and turn.status != "waiting") or idle_until > now:
+        if _is_used(session) or idle_until > now:
             due_at = idle_until if idle_until > now else now + self._environments.idle_s
             await self._store.change(ref, lambda change: _postpone(change, due_at))
             return
@@ -217,8 +217,7 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, JobRecord]):
         claim.lease.check()
 
         def note(change: EnvironmentChange) -> bool:
-            turn = change.session.state.turn if change.session is not None else None
-            if change.record.is_wanted or (turn is not None and turn.status != "waiting"):
+            if change.record.is_wanted or _is_used(change.session):
                 return False
             change.set_status("suspended")
             change.record.is_ending, change.record.due_at = True, time.time()
@@ -264,6 +263,16 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, JobRecord]):
         change.set_status("failed", {"type": "environment_error", "code": "sandbox_error", "message": message})
         change.fail_turn(f"The environment of the session failed: {message}")
         return self._rest(change)
+
+
+def _is_used(session: Transition | None) -> bool:
+    """Return True while an agent of the session works."""
+    if session is None:
+        return False
+    turn, subagents = session.state.turn, session.state.subagents.values()
+    return (turn is not None and turn.status != "waiting") or any(
+        each.turn_id and not each.has_actions for each in subagents
+    )
 
 
 def _idle_until(record: EnvironmentRecord, idle_s: float, last_active_at: int | None) -> float:

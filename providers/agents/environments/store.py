@@ -54,13 +54,20 @@ class EnvironmentChange:
         self.wake_turn()
 
     def wake_turn(self) -> None:
-        """Let a worker drive the turn of the session, if it has one that works."""
-        turn = self.session.state.turn if self.session is not None else None
-        if self.session is not None and turn is not None and turn.status == "in_progress":
-            self.session.put(self.session.ref.job_key, encode_record(JobRecord()))
+        """Let a worker drive the turn of the session, if it has one that works, and those of its subagents."""
+        if self.session is None:
+            return
+        turn = self.session.state.turn
+        refs = [self.session.ref] if turn is not None and turn.status == "in_progress" else []
+        for subagent_id, subagent in self.session.state.subagents.items():
+            if subagent.turn_id and not subagent.has_actions:
+                refs.append(self.session.ref.subagent(subagent_id))
+        for ref in refs:
+            self.session.put(ref.job_key, encode_record(JobRecord()))
 
     def fail_turn(self, message: str) -> None:
-        """End the turn that waits for the environment."""
+        """End the turn that waits for the environment. Those of subagents see by themselves that it failed."""
+        self.wake_turn()
         turn = self.session.state.turn if self.session is not None else None
         if self.session is not None and turn is not None and turn.status == "in_progress":
             self.session.end_turn("failed", {"code": "sandbox_error", "message": message})

@@ -84,6 +84,12 @@ class StoredConversations(Conversations):
         await self._kv.write([Put(ref.record_key("conversation"), encode_record(record), None, ABSENT), *ops])
         return _record_to_conversation(ref, record)
 
+    async def require(self, conversation_id: str, *, tenant: str) -> None:
+        ref = ConversationKeys(tenant, conversation_id)
+        record = ConversationRecord(int(time.time()), {})
+        _, ops = build_append_ops(ref, None, (), {})
+        await self._kv.write([Put(ref.record_key("conversation"), encode_record(record), None, ABSENT), *ops])
+
     async def list(self, params: ConversationListParams, *, tenant: str) -> Page[Conversation]:
         def accept(conversation_id: str, entry: Entry) -> Conversation | None:
             record = decode_record(entry, ConversationRecord)

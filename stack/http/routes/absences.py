@@ -88,7 +88,6 @@ _COMPLETION_PATH: Final = "/chat/completions/{completion_id}"
 _VOICES: Final = "A voice is", f". {_TEXT_ONLY}"
 _MESSAGE_BATCHES: Final = "A batch of messages is", ": use /v1/batches with lines of responses."
 _BATCH_PATH: Final = "/messages/batches/{batch_id}"
-_SUBAGENTS: Final = "A subagent is", ": a session has one agent."
 _SESSION_TRACES: Final = "A trace of a session is", ": read its events and items, or set up OpenTelemetry."
 ABSENT_ROUTES: Final = (
     AbsentRoute(("GET",), "/chat/completions", *_STORED_CHATS, param="store"),
@@ -118,8 +117,7 @@ ABSENT_ROUTES: Final = (
     AbsentRoute(("POST",), f"{_BATCH_PATH}/cancel", *_MESSAGE_BATCHES),
     AbsentRoute(("GET",), f"{_BATCH_PATH}/results", *_MESSAGE_BATCHES),
     *(
-        AbsentRoute(("GET", "DELETE"), f"/agents/sessions/{{session_id}}/{name}{rest}", *why, AGENTS)
-        for name, why in (("subagents", _SUBAGENTS), ("traces", _SESSION_TRACES))
+        AbsentRoute(("GET", "DELETE"), f"/agents/sessions/{{session_id}}/traces{rest}", *_SESSION_TRACES, AGENTS)
         for rest in ("", "/{rest:path}")
     ),
 )

@@ -14,6 +14,7 @@ from apis.agents.sessions import (
     SendEvents,
     SessionItemListParams,
     SessionListParams,
+    SubagentListParams,
     TurnListParams,
     UpdateSession,
 )
@@ -141,20 +142,40 @@ async def list_items(http: Request, context: HttpContext, services: Services) ->
         read_query(http, SessionItemListParams),
         tenant=context.tenant,
         turn_id=http.path_params.get("turn_id"),
+        subagent_id=http.path_params.get("subagent_id"),
     )
     return await run_long(partial(list_response, page.data, has_more=page.has_more))
 
 
 async def list_turns(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, TurnListParams)
-    page = await require_agents(services).activity.list_turns(_session_id(http), params, tenant=context.tenant)
+    page = await require_agents(services).activity.list_turns(
+        _session_id(http),
+        read_query(http, TurnListParams),
+        tenant=context.tenant,
+        subagent_id=http.path_params.get("subagent_id"),
+    )
     return list_response(page.data, has_more=page.has_more)
 
 
 async def get_turn(http: Request, context: HttpContext, services: Services) -> Response:
-    activity = require_agents(services).activity
-    turn = await activity.get_turn(_session_id(http), http.path_params["turn_id"], tenant=context.tenant)
+    turn = await require_agents(services).activity.get_turn(
+        _session_id(http),
+        http.path_params["turn_id"],
+        tenant=context.tenant,
+        subagent_id=http.path_params.get("subagent_id"),
+    )
     return object_response(turn)
+
+
+async def list_subagents(http: Request, context: HttpContext, services: Services) -> Response:
+    params = read_query(http, SubagentListParams)
+    page = await require_agents(services).activity.list_subagents(_session_id(http), params, tenant=context.tenant)
+    return list_response(page.data, has_more=page.has_more)
+
+
+async def get_subagent(http: Request, context: HttpContext, services: Services) -> Response:
+    activity, subagent_id = require_agents(services).activity, http.path_params["subagent_id"]
+    return object_response(await activity.get_subagent(_session_id(http), subagent_id, tenant=context.tenant))
 
 
 class _CreatedStream(EventStream):
@@ -174,6 +195,7 @@ def _session_id(http: Request) -> str:
 
 _AGENT_PATH: Final = "/agents/{agent_id}"
 _SESSION_PATH: Final = "/agents/sessions/{session_id}"
+_SUBAGENT_PATH: Final = f"{_SESSION_PATH}/subagents/{{subagent_id}}"
 
 AGENT_ROUTES: Final = (
     write_route("/agents/sessions", create_session, CreateSession),
@@ -183,10 +205,18 @@ AGENT_ROUTES: Final = (
     delete_route(_SESSION_PATH, delete_session),
     write_route(f"{_SESSION_PATH}/events", send_events, SendEvents),
     read_route(f"{_SESSION_PATH}/events", stream_events, EventStreamParams),
-    read_route(f"{_SESSION_PATH}/items", list_items, SessionItemListParams),
-    read_route(f"{_SESSION_PATH}/turns", list_turns, TurnListParams),
-    read_route(f"{_SESSION_PATH}/turns/{{turn_id}}", get_turn),
-    read_route(f"{_SESSION_PATH}/turns/{{turn_id}}/items", list_items, SessionItemListParams),
+    read_route(f"{_SESSION_PATH}/subagents", list_subagents, SubagentListParams),
+    read_route(_SUBAGENT_PATH, get_subagent),
+    *(
+        route
+        for path in (_SESSION_PATH, _SUBAGENT_PATH)
+        for route in (
+            read_route(f"{path}/items", list_items, SessionItemListParams),
+            read_route(f"{path}/turns", list_turns, TurnListParams),
+            read_route(f"{path}/turns/{{turn_id}}", get_turn),
+            read_route(f"{path}/turns/{{turn_id}}/items", list_items, SessionItemListParams),
+        )
+    ),
     *AUTOMATION_ROUTES,
     *VAULT_ROUTES,
     *ENVIRONMENT_ROUTES,

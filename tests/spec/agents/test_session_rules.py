@@ -45,6 +45,9 @@ async def refusal(served: Served, path: str, body: Any) -> tuple[int, Json]:
     return raised.value.status_code, error
 
 
+MOST_SUBAGENTS = "agent.multi_agent.max_concurrent_subagents"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -56,7 +59,7 @@ async def refusal(served: Served, path: str, body: Any) -> tuple[int, Json]:
         ({"environment": {"type": "self_hosted", "workspace_directory": "/"}}, "environment.type"),
         ({"agent": None}, "agent"),
         ({"agent": {"instructions": "x"}}, "agent.model"),
-        ({"agent": {"model": "m", "multi_agent": {"enabled": True}}}, "agent.multi_agent"),
+        ({"agent": {"model": "m", "multi_agent": {"enabled": True, "max_concurrent_subagents": 33}}}, MOST_SUBAGENTS),
         ({"agent": {"model": "m", "tools": [{"type": "computer_use"}]}}, "agent.tools[0].type"),
         ({"vault_ids": ["vault_1"]}, "vault_ids"),
         ({"review": "auto_review"}, "review"),
@@ -256,7 +259,7 @@ async def test_webhooks_are_sent_of_the_changes_of_a_session() -> None:
     assert waiting.data.required_action.type == "function_call"
 
 
-@pytest.mark.parametrize("path", ["/agents/sessions/s/subagents", "/agents/sessions/s/traces"])
+@pytest.mark.parametrize("path", ["/agents/sessions/s/traces"])
 async def test_what_is_not_offered_says_so(served: Served, path: str) -> None:
     with pytest.raises(openai.BadRequestError, match="not offered"):
         await served.client.get(path, cast_to=object, options={"headers": BETA})

@@ -134,7 +134,6 @@ async def test_a_request_names_the_beta(served: Served, beta: str) -> None:
             },
             "tools[0].transport.type",
         ),
-        ({"multi_agent": {"enabled": True}}, "multi_agent"),
         ({"experimental": {"time_awareness": True}}, "experimental"),
     ],
 )

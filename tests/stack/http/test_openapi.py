@@ -104,6 +104,16 @@ CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "sessions.items.list": lambda c: c.beta.agents.sessions.items.list("sess_1"),
     "sessions.turns.list": lambda c: c.beta.agents.sessions.turns.list("sess_1"),
     "sessions.turns.retrieve": lambda c: c.beta.agents.sessions.turns.retrieve("turn_1", session_id="sess_1"),
+    "sessions.subagents.list": lambda c: c.beta.agents.sessions.subagents.list("sess_1"),
+    "sessions.subagents.retrieve": lambda c: c.beta.agents.sessions.subagents.retrieve("s_1", session_id="sess_1"),
+    "sessions.subagents.items": lambda c: c.beta.agents.sessions.subagents.items.list("s_1", session_id="sess_1"),
+    "sessions.subagents.turns": lambda c: c.beta.agents.sessions.subagents.turns.list("s_1", session_id="sess_1"),
+    "sessions.subagents.turn": lambda c: c.beta.agents.sessions.subagents.turns.retrieve(
+        "turn_1", session_id="sess_1", subagent_id="s_1"
+    ),
+    "sessions.subagents.turn.items": lambda c: c.beta.agents.sessions.subagents.turns.items.list(
+        "turn_1", session_id="sess_1", subagent_id="s_1"
+    ),
     "sessions.turns.items": lambda c: c.beta.agents.sessions.turns.items.list("turn_1", session_id="sess_1"),
     "vaults.create": lambda c: c.beta.agents.vaults.create(name="n", metadata={"a": "b"}),
     "vaults.list": lambda c: c.beta.agents.vaults.list(status="active", metadata={"a": "b"}),

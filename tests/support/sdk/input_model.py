@@ -1,6 +1,7 @@
 """A model that plays what its newest user message says: one stack then serves many tests."""
 
 import json
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -12,6 +13,7 @@ from providers.inference.scripted import AnyScriptLine, Scripted
 from tests.support.sdk.answer_shapes import Script
 
 MODEL = {"provider": "tests.support.sdk.input_model:Inputs"}
+_SUBAGENT = re.compile("subagent_[0-9a-f]{30,}")
 _TURNS = TypeAdapter(list[list[AnyScriptLine]])
 
 
@@ -21,7 +23,8 @@ def play(*turns: Script) -> str:
 
 
 class Inputs(Scripted):
-    """Plays the turn of the newest user message that follows on as many answers to it."""
+    """Plays the turn of the newest user message that follows on as many answers to it. In it, `$0` is the id of the
+    first subagent that a result names."""
 
     class Config(Scripted.Config):
         pass
@@ -33,7 +36,10 @@ class Inputs(Scripted):
         texts = (
             [part.text for part in content if isinstance(part, TextPart)] if isinstance(content, list) else [content]
         )
-        turns = _TURNS.validate_json("".join(texts))
+        text = "".join(texts)
+        for number, subagent_id in enumerate(dict.fromkeys(_SUBAGENT.findall(str(request.messages)))):
+            text = text.replace(f"${number}", subagent_id)
+        turns = _TURNS.validate_json(text)
         turn = turns[sum(message.role == "assistant" for message in request.messages[start:])]
         async with aclosing(Scripted(Scripted.Config(turns=[turn])).chat(request)) as steps:
             async for step in steps:
