@@ -354,7 +354,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
 }
 """The SDK's parameters of each route that takes any, and the models that read its body and its query."""
 PATH_AND_FORM: Final = frozenset(
-    {"project_id", "conversation_id", "vector_store_id", "session_id", "vault_id"}
+    {"project_id", "conversation_id", "vector_store_id", "session_id", "subagent_id", "vault_id"}
     | {"file", "files", "data", "image", "mask", "Idempotency-Key"}
 )
 """Parameters that the SDK puts into the path or a header, or that are files of a form."""
