@@ -1,6 +1,7 @@
 """SessionStore: loads sessions, and writes each change of one with its events and webhooks in one step."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import Final
 
 import orjson
@@ -46,16 +47,30 @@ class SessionStore:
         """Return the session, or the subagent of one, as it is now. Raises AgentNotFound."""
         root_ref = SessionRef(ref.tenant, ref.id)
         refs = [root_ref] if root_ref == ref else [root_ref, ref]
-        entries = await self.kv.get_many([key for each in refs for key in (each.session_key, each.state_key)])
-        root = await self._read(root_ref, entries[:2])
-        if root_ref != ref:
-            await self._read(ref, entries[2:], root)
+        keys = [key for each in refs for key in (each.session_key, each.state_key)]
+        entries, is_stable = await self.kv.get_many(keys), False
+        while True:
+            try:
+                return await self._build(refs, entries, skips_damaged=is_stable)
+            except StorageCorrupt:
+                if is_stable:
+                    raise
+            # a part may be gone only because the session has changed meanwhile
+            previous, entries = entries, await self.kv.get_many(keys)
+            is_stable = _list_versions(entries) == _list_versions(previous)
+
+    async def _build(
+        self, refs: Sequence[SessionRef], entries: Sequence[Entry | None], *, skips_damaged: bool
+    ) -> Transition:
+        root = await self._read(refs[0], entries[:2])
+        if len(refs) > 1:
+            await self._read(refs[1], entries[2:], root)
         for subagent_id, subagent in root.state.subagents.items():
             if subagent.has_actions and subagent_id not in root.subagents:
-                part = root_ref.subagent(subagent_id)
-                with skipping_damaged(self.kv, part.state_key, "SessionState, or a part of its turn"):
+                key = refs[0].subagent(subagent_id).state_key
+                with skipping_damaged(self.kv, key, SessionState.__name__) if skips_damaged else nullcontext():
                     await self.load_subagent(root, subagent_id)
-        return root.subagents[ref.subagent_id] if ref.subagent_id else root
+        return root.subagents[refs[1].subagent_id] if len(refs) > 1 else root
 
     async def load_subagent(self, root: Transition, subagent_id: str) -> Transition:
         """Return a subagent as a part of the change of its session. Raises AgentNotFound."""
@@ -214,6 +229,10 @@ class HeldSession:
 
         await repeat_until_true(attempt)
         return changed
+
+
+def _list_versions(entries: Sequence[Entry | None]) -> list[int | None]:
+    return [None if entry is None else entry.version for entry in entries]
 
 
 def keep_request(tenant: str, key: RequestKey | None, reached_id: str) -> Sequence[Op]:

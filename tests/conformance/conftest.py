@@ -197,6 +197,7 @@ KILLS: Final = (
     "test_session_kills",
     "test_steering_kills",
     "test_steps",
+    "test_subagent_kills",
 )
 """Modules that kill whole deployments, which takes ten seconds a trial."""
 
