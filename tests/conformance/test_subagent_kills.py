@@ -122,10 +122,10 @@ async def live_through_kill(workers: Workers, aim: Aim, delay_s: float) -> None:
     subagents = await list_subagents(workers, session_id)
     items = (await ask(workers, "GET", f"/{session_id}/items?limit=100&order=asc"))["data"]
     all_items = [items, *[await list_subagents(workers, session_id, f"/{each['id']}/items") for each in subagents]]
-    shown = [item["id"] for of_one in all_items for item in of_one]
+    item_ids = [item["id"] for of_one in all_items for item in of_one]
     added = [event["item"]["id"] for event in events if event["type"] == "agent.session.turn.item.added"]
     ended = [event["item"]["id"] for event in events if event["type"] == "agent.session.turn.item.done"]
-    assert sorted(added) == sorted(shown), aim
+    assert sorted(added) == sorted(item_ids), aim
     assert (len(set(added)), len(set(ended))) == (len(added), len(ended)), aim
     assert len(subagents) == kinds["subagent.created"] == kinds["turn.created"] - 1
     if aim is cancel:
