@@ -53,7 +53,7 @@ install_packages || $python -m pip install --quiet --no-compile --editable '.[al
 $python -m ruff check .
 $python -m ruff format --check .
 
-# Types are checked while the tests run: the tests wait for much of their time, so four processes fill two cores.
+# Types are checked while the tests run: the tests wait for much of their time, so three processes fill two cores.
 types=$(mktemp)
 trap 'rm -f "$types"' EXIT
 $python -m pyright --pythonpath $python >"$types" 2>&1 &
@@ -62,7 +62,7 @@ pyright=$!
 # One thread for each process: small matrices only lose time on more.
 export OMP_NUM_THREADS=1
 failed=0
-$python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
+$python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
 wait $pyright || { cat "$types"; failed=1; }
 tail -n 1 "$types"
 exit $failed
