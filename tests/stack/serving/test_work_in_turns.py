@@ -302,10 +302,10 @@ async def test_large_bodies_of_one_tenant_delay_no_other() -> None:
     items = [{"type": "message", "role": "user", "content": "x" * 100} for _ in range(2000)]
     large = {"model": "scripted", "input": items, "store": "no"}
     async with serving(server={"api_keys": KEYS}) as served:
-        loud = [asyncio.create_task(ask(served.url, large, headers=bearer("sk-one"))) for _ in range(8)]
+        loud = [asyncio.create_task(ask(served.url, large, headers=bearer("sk-one"))) for _ in range(24)]
         await asyncio.wait(loud, return_when=asyncio.FIRST_COMPLETED)
         quiet = await ask(served.url, {**large, "input": items[:600]}, headers=bearer("sk-two"))
-        assert sum(each.done() for each in loud) <= 6  # in turns after two or three; else after all
+        assert sum(each.done() for each in loud) <= 18  # in turns after a few; else after all
         for answer in (quiet, *await asyncio.gather(*loud)):
             assert check_error(answer, 400)["param"] == "store"
 
