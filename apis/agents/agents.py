@@ -5,13 +5,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from apis.agents.tools import AgentTools
-from apis.wire.base import Effort, JsonValue, Metadata, Wire
+from apis.wire.base import Effort, JsonValue, ListParams, Metadata, Wire
 
 MODEL_PREFIX: Final = "agent/"
 """Beginning of the name of a model that is a stored agent; its id follows."""
 MAX_PAGE: Final = 100
 ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
-Order = Literal["asc", "desc"]
 Cursor = Annotated[str, Field(max_length=256)]
 
 
@@ -83,9 +82,7 @@ class UpdateAgent(AgentOptions):
     metadata: Metadata | None = None
 
 
-class AgentListParams(Wire):
+class AgentListParams(ListParams):
     """Query of a listing of agents, or of what belongs to them."""
 
-    after: Cursor | None = None
     limit: ClampedLimit = 20
-    order: Order = "desc"

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from apis.agents.agents import AgentListParams, Cursor, Order
-from apis.wire.base import Wire
+from apis.agents.agents import AgentListParams, Cursor
+from apis.wire.base import ListParams, Order, Wire
 from apis.wire.tools import Domain, DomainSecret, Id, SkillSource
 
 MAX_FILES = 50
@@ -125,15 +125,12 @@ class EnvironmentFileListParams(Wire):
     path: FilePath | None = None
     page: str | None = Field(None, max_length=8192)
     limit: int = Field(20, ge=1, le=100)
-    order: Literal["asc", "desc"] = "desc"
+    order: Order = "desc"
 
 
-class ArtifactListParams(Wire):
+class ArtifactListParams(ListParams):
     """Query of a listing of artifacts. A limit out of bounds is refused."""
 
-    after: Cursor | None = None
-    limit: int = Field(20, ge=1, le=100)
-    order: Order = "desc"
     environment_id: Cursor | None = None
 
 

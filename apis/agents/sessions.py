@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from apis.agents.agents import AgentListParams, AgentOptions, AgentReasoning, Cursor, ModelName, Order
+from apis.agents.agents import AgentListParams, AgentOptions, AgentReasoning, Cursor, ModelName
 from apis.agents.environments import HostedEnvironment, NoEnvironment
 from apis.agents.tools import AgentTools
 from apis.responses import StreamOptions
@@ -177,15 +177,3 @@ class SessionListParams(AgentListParams):
 
 class SessionItemListParams(AgentListParams):
     """Query of a listing of items."""
-
-
-class TurnListParams(Wire):
-    """Query of a listing of turns. A limit out of bounds is refused."""
-
-    after: Cursor | None = None
-    limit: int = Field(20, ge=1, le=100)
-    order: Order = "desc"
-
-
-class SubagentListParams(TurnListParams):
-    """Query of a listing of subagents. A limit out of bounds is refused."""

@@ -1,5 +1,4 @@
-"""SessionActivity: the events that clients send to a session, and the listings of its turns,
-items and subagents."""
+"""SessionActivity: the events that clients send to a session, and the listings of its turns, items and subagents."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -14,9 +13,7 @@ from apis.agents.sessions import (
     RequestKey,
     SendEvents,
     SessionItemListParams,
-    SubagentListParams,
     ToolResultEvent,
-    TurnListParams,
 )
 from apis.errors import AgentNotFound, Conflict, InvalidRequest, StorageCorrupt
 from apis.responses import Responses
@@ -24,6 +21,7 @@ from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import Entry
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record
+from apis.wire.base import ListParams
 from providers.agents.records import Json, SessionRef, SessionState, StoredSession, TurnRecord
 from providers.agents.response_ends import end_responses
 from providers.agents.sessions import messages_to_json
@@ -94,7 +92,7 @@ class SessionActivity:
         return show_turn(session.ref, session.record.agent_id, turn_id, record)
 
     async def list_turns(
-        self, session_id: str, params: TurnListParams, *, tenant: str, subagent_id: str | None = None
+        self, session_id: str, params: ListParams, *, tenant: str, subagent_id: str | None = None
     ) -> Page[Json]:
         """Return a page of turns of a session, or of a subagent of it. Raises AgentNotFound, also for an unknown
         cursor."""
@@ -166,7 +164,7 @@ class SessionActivity:
         subagent = await self._store.load(_build_ref(tenant, session_id, subagent_id))
         return show_subagent(subagent.ref, subagent.record)
 
-    async def list_subagents(self, session_id: str, params: SubagentListParams, *, tenant: str) -> Page[Json]:
+    async def list_subagents(self, session_id: str, params: ListParams, *, tenant: str) -> Page[Json]:
         """Return a page of the subagents of a session. Raises AgentNotFound, and InvalidRequest for an unknown
         cursor."""
         session = (await self._store.load(_build_ref(tenant, session_id, None))).ref

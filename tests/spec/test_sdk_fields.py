@@ -84,8 +84,6 @@ from apis.agents.sessions import (
     SendEvents,
     SessionItemListParams,
     SessionListParams,
-    SubagentListParams,
-    TurnListParams,
     UpdateSession,
 )
 from apis.batches.batches import BatchListParams, CreateBatch
@@ -125,6 +123,7 @@ from apis.webhooks import (
     UpdateWebhookEndpoint,
     WebhookEndpointPage,
 )
+from apis.wire.base import ListParams
 from apis.wire.field_rows import FIELD_ROWS, UNSUPPORTED_TYPES
 from stack.http.routes.absences import ABSENT_RESOURCES
 from stack.http.routes.chat import CreateChatCompletion
@@ -203,7 +202,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /agents/sessions/{session_id}/events": (sessions.event_create_params.EventCreateParams, (SendEvents,)),
     "GET /agents/sessions/{session_id}/events": (sessions.event_stream_params.EventStreamParams, (EventStreamParams,)),
     "GET /agents/sessions/{session_id}/items": (sessions.item_list_params.ItemListParams, (SessionItemListParams,)),
-    "GET /agents/sessions/{session_id}/turns": (sessions.turn_list_params.TurnListParams, (TurnListParams,)),
+    "GET /agents/sessions/{session_id}/turns": (sessions.turn_list_params.TurnListParams, (ListParams,)),
     "GET /agents/sessions/{session_id}/turns/{turn_id}/items": (
         turns.item_list_params.ItemListParams,
         (SessionItemListParams,),
@@ -222,7 +221,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     ),
     "GET /agents/sessions/{session_id}/subagents": (
         sessions.subagent_list_params.SubagentListParams,
-        (SubagentListParams,),
+        (ListParams,),
     ),
     "GET /agents/sessions/{session_id}/subagents/{subagent_id}/items": (
         subagents.item_list_params.ItemListParams,
@@ -230,7 +229,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     ),
     "GET /agents/sessions/{session_id}/subagents/{subagent_id}/turns": (
         subagents.turn_list_params.TurnListParams,
-        (TurnListParams,),
+        (ListParams,),
     ),
     "GET /agents/sessions/{session_id}/subagents/{subagent_id}/turns/{turn_id}/items": (
         subagent_turns.item_list_params.ItemListParams,

@@ -14,11 +14,10 @@ from apis.agents.sessions import (
     SendEvents,
     SessionItemListParams,
     SessionListParams,
-    SubagentListParams,
-    TurnListParams,
     UpdateSession,
 )
 from apis.sink import put_all
+from apis.wire.base import ListParams
 from providers.common.fair_turns import run_long
 from stack.http.answers import list_response
 from stack.http.context import HttpContext, Services
@@ -26,48 +25,23 @@ from stack.http.metering import grant_request
 from stack.http.request_body import read_model, read_query
 from stack.http.routes.agent_beta import (
     CREATED,
+    created_response,
     delete_route,
     object_response,
+    objects_response,
     read_request_key,
     read_route,
     require_agents,
     write_route,
 )
 from stack.http.routes.automations import AUTOMATION_ROUTES
+from stack.http.routes.calls import ApiCalls
 from stack.http.routes.environments import ENVIRONMENT_ROUTES
 from stack.http.routes.vaults import VAULT_ROUTES
 from stack.http.sse import encode_frames
 from stack.http.streams import EventStream
 
 _ACCEPTED: Final = 202
-
-
-async def create_agent(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateAgent)
-    agent = await require_agents(services).definitions.create(request, tenant=context.tenant)
-    return object_response(agent, CREATED)
-
-
-async def list_agents(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, AgentListParams)
-    page = await require_agents(services).definitions.list(params, tenant=context.tenant)
-    return list_response(page.data, has_more=page.has_more)
-
-
-async def get_agent(http: Request, context: HttpContext, services: Services) -> Response:
-    definitions = require_agents(services).definitions
-    return object_response(await definitions.get(http.path_params["agent_id"], tenant=context.tenant))
-
-
-async def update_agent(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateAgent)
-    definitions = require_agents(services).definitions
-    return object_response(await definitions.update(http.path_params["agent_id"], request, tenant=context.tenant))
-
-
-async def delete_agent(http: Request, context: HttpContext, services: Services) -> Response:
-    definitions = require_agents(services).definitions
-    return object_response(await definitions.delete(http.path_params["agent_id"], tenant=context.tenant))
 
 
 async def create_session(http: Request, context: HttpContext, services: Services) -> Response:
@@ -97,20 +71,6 @@ async def create_session(http: Request, context: HttpContext, services: Services
 async def list_sessions(http: Request, context: HttpContext, services: Services) -> Response:
     page = await require_agents(services).sessions.list(read_query(http, SessionListParams), tenant=context.tenant)
     return list_response(page.data, has_more=page.has_more, last_id=page.last_id)
-
-
-async def get_session(http: Request, context: HttpContext, services: Services) -> Response:
-    return object_response(await require_agents(services).sessions.get(_session_id(http), tenant=context.tenant))
-
-
-async def update_session(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateSession)
-    sessions = require_agents(services).sessions
-    return object_response(await sessions.update(_session_id(http), request, tenant=context.tenant))
-
-
-async def delete_session(http: Request, context: HttpContext, services: Services) -> Response:
-    return object_response(await require_agents(services).sessions.delete(_session_id(http), tenant=context.tenant))
 
 
 async def send_events(http: Request, context: HttpContext, services: Services) -> Response:
@@ -150,7 +110,7 @@ async def list_items(http: Request, context: HttpContext, services: Services) ->
 async def list_turns(http: Request, context: HttpContext, services: Services) -> Response:
     page = await require_agents(services).activity.list_turns(
         _session_id(http),
-        read_query(http, TurnListParams),
+        read_query(http, ListParams),
         tenant=context.tenant,
         subagent_id=http.path_params.get("subagent_id"),
     )
@@ -165,17 +125,6 @@ async def get_turn(http: Request, context: HttpContext, services: Services) -> R
         subagent_id=http.path_params.get("subagent_id"),
     )
     return object_response(turn)
-
-
-async def list_subagents(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, SubagentListParams)
-    page = await require_agents(services).activity.list_subagents(_session_id(http), params, tenant=context.tenant)
-    return list_response(page.data, has_more=page.has_more)
-
-
-async def get_subagent(http: Request, context: HttpContext, services: Services) -> Response:
-    activity, subagent_id = require_agents(services).activity, http.path_params["subagent_id"]
-    return object_response(await activity.get_subagent(_session_id(http), subagent_id, tenant=context.tenant))
 
 
 class _CreatedStream(EventStream):
@@ -193,6 +142,20 @@ def _session_id(http: Request) -> str:
     return http.path_params["session_id"]
 
 
+_agents = ApiCalls(lambda services: require_agents(services).definitions, object_response)
+_sessions = ApiCalls(lambda services: require_agents(services).sessions, object_response)
+_activity = ApiCalls(lambda services: require_agents(services).activity, object_response)
+create_agent = _agents.calling("create_agent", lambda agents: agents.create, created_response)
+list_agents = _agents.calling("list_agents", lambda agents: agents.list, objects_response)
+get_agent = _agents.calling("get_agent", lambda agents: agents.get)
+update_agent = _agents.calling("update_agent", lambda agents: agents.update)
+delete_agent = _agents.calling("delete_agent", lambda agents: agents.delete)
+get_session = _sessions.calling("get_session", lambda sessions: sessions.get)
+update_session = _sessions.calling("update_session", lambda sessions: sessions.update)
+delete_session = _sessions.calling("delete_session", lambda sessions: sessions.delete)
+list_subagents = _activity.calling("list_subagents", lambda activity: activity.list_subagents, objects_response)
+get_subagent = _activity.calling("get_subagent", lambda activity: activity.get_subagent)
+
 _AGENT_PATH: Final = "/agents/{agent_id}"
 _SESSION_PATH: Final = "/agents/sessions/{session_id}"
 _SUBAGENT_PATH: Final = f"{_SESSION_PATH}/subagents/{{subagent_id}}"
@@ -205,14 +168,14 @@ AGENT_ROUTES: Final = (
     delete_route(_SESSION_PATH, delete_session),
     write_route(f"{_SESSION_PATH}/events", send_events, SendEvents),
     read_route(f"{_SESSION_PATH}/events", stream_events, EventStreamParams),
-    read_route(f"{_SESSION_PATH}/subagents", list_subagents, SubagentListParams),
+    read_route(f"{_SESSION_PATH}/subagents", list_subagents, ListParams),
     read_route(_SUBAGENT_PATH, get_subagent),
     *(
         route
         for path in (_SESSION_PATH, _SUBAGENT_PATH)
         for route in (
             read_route(f"{path}/items", list_items, SessionItemListParams),
-            read_route(f"{path}/turns", list_turns, TurnListParams),
+            read_route(f"{path}/turns", list_turns, ListParams),
             read_route(f"{path}/turns/{{turn_id}}", get_turn),
             read_route(f"{path}/turns/{{turn_id}}/items", list_items, SessionItemListParams),
         )
