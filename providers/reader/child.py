@@ -118,7 +118,8 @@ class ChildReader(Reader):
         if not _is_pdf(document.data):
             raise UnreadableFile("unsupported_file", _NO_PDF_MESSAGE)
         with await self._places.acquire(tenant):
-            task = {"kind": "pages", "max_cpu_s": _MAX_DRAWING_CPU_S, **params.model_dump()}
+            fields = {"first": params.first, "count": params.count, "width": params.width}
+            task = {"kind": "pages", "max_cpu_s": _MAX_DRAWING_CPU_S, **fields}
             header, pictures = await _run_task(task, document.data, 0, _MAX_PICTURES_BYTES)
         try:
             page_count, sizes = int(header["page_count"]), _SIZES_ADAPTER.validate_python(header["sizes"])
