@@ -239,9 +239,8 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
                     if not batch:
                         continue
                     events = _Shown(response_id, batch)
-                    if (
-                        events.is_end and not (await holder.load()).record.environment_id
-                    ):  # whose outputs are copied first
+                    # the last events of a session with an environment are shown before its outputs are copied
+                    if events.is_end and not (await holder.load()).record.environment_id:
                         return events
                     session = await holder.change(events) or await holder.refresh()
                     turn = session.state.turn

@@ -31,10 +31,10 @@ from stack.http.edge import Edge
 from stack.http.freed_memory import find_trim, return_freed_memory
 from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
-from stack.http.page import Console
 from stack.http.readiness import StoreProbe
 from stack.http.route_table import RouteTable
 from stack.http.routes.batch_lines import RouteLineExecutor
+from stack.http.routes.console.page import Console
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES
 from stack.http.shares import RequestShares, read_free_disk_bytes

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Final, cast
 
-from stack.http.page import FOLDER
+from stack.http.routes.console.page import FOLDER
 
 SOURCE: Final = Path(__file__).parents[1] / "spec" / "responses" / "openresponses-2026-04-24.json"
 TARGET: Final = FOLDER / "schema" / "open_responses.json"

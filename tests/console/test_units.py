@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stack.http.page import FOLDER
+from stack.http.routes.console.page import FOLDER
 from tests.console.conftest import OpenPage
 from tests.support.servers.serving import serving
 

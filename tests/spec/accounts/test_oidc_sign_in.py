@@ -9,7 +9,7 @@ import pytest
 
 from providers.accounts.oidc.discovery import find_sign_in
 from providers.accounts.oidc.settings import OpenIDConfig
-from stack.http.page import HEADERS
+from stack.http.routes.console.page import HEADERS
 from tests.support.sdk.client import TLS
 from tests.support.servers.issuer import AUDIENCE, DISCOVERY, Answer, Issuer, issuing, oidc_section
 from tests.support.servers.serving import serving

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 KEYS = [{"key": "key-a", "tenant": "a"}, {"key": "key-b", "tenant": "b"}]
-SECRET = "a-secret-that-nobody-reads"
+SECRET = "a-secret-of-a-template"
 VAULTS: Json = {"provider": "kv", "keys": ["k" * 32]}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from stack.http.page import FOLDER, HEADERS
+from stack.http.routes.console.page import FOLDER, HEADERS
 from tests.support.sdk.client import TLS
 from tests.support.servers.serving import serving
 

@@ -23,7 +23,7 @@ from apis.errors import StackError
 from stack.http.answers import error_response
 from stack.http.context import Services
 
-FOLDER: Final = Path(__file__).resolve().parents[1] / "console"
+FOLDER: Final = Path(__file__).resolve().parents[3] / "console"
 _PREFIX: Final = "/console/"
 _PAGE: Final = "index.html"
 _SIGN_IN: Final = "sign_in.json"
