@@ -93,8 +93,8 @@ class Containers(ABC):
 
     @abstractmethod
     async def update_secrets(self, container_id: str, policy: NetworkPolicy, *, tenant: str) -> None:
-        """Take the values of the policy's `domain_secrets` in place of those that the container was created with. Raise
-        NotFound."""
+        """Take the policy's `domain_secrets` in place of those that the container has: the values of the same names,
+        and in a workspace others, too. Raise NotFound."""
 
     @abstractmethod
     async def list(self, params: ContainerListParams, *, tenant: str) -> Page[Container]:

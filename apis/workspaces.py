@@ -83,6 +83,10 @@ class Workspaces(ABC):
         InvalidRequest where the contents do not fit."""
 
     @abstractmethod
+    async def update_secrets(self, workspace_id: str, policy: NetworkPolicy, *, tenant: str) -> None:
+        """Take the policy's `domain_secrets` in place of those that the workspace has, for its next commands."""
+
+    @abstractmethod
     async def end(self, workspace_id: str, *, tenant: str) -> None:
         """End a workspace and all that runs in it, if there is one."""
 

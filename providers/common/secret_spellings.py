@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import quote
 
+MAX_SECRETS_BYTES: Final = 64 * 1024
+"""Length of all values of a container together: each answer of a host is searched for all of its values."""
 # Escapes by character. Each table is about some encoders: all of the first JSON, with Go's, Gson's, .NET's, PHP's.
 _IN_JSON: Final = {'"': '\\"', "\\": "\\\\"}
 _IN_SAFE_JSON: Final = {**_IN_JSON, "<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Final
 
 from apis.agents.environments import (
@@ -36,6 +37,7 @@ from providers.agents.environments.records import (
     move_due,
     show_environment,
 )
+from providers.agents.environments.secrets import WorkspaceSecrets
 from providers.agents.environments.specs import SpecReader, SpecStore, check_path, decode_data, parse_configuration
 from providers.agents.environments.store import EnvironmentChange, EnvironmentStore, environment_not_found
 from providers.agents.environments.templates import StoredTemplates
@@ -70,6 +72,7 @@ class HostedEnvironments:
         self.kv: KVStore = sessions.kv
         self.workspaces = workspaces
         self.specs = SpecReader(workspaces, math.ceil(idle_s / 60) + 1)
+        self._secrets = WorkspaceSecrets(workspaces, self.specs, vaults)
         self._stored_specs = SpecStore(vaults)
         self.templates = StoredTemplates(self.kv, self.specs, self._stored_specs)
         self.artifacts = SessionArtifacts(sessions, workspaces)
@@ -163,15 +166,15 @@ class HostedEnvironments:
         return first_page(visible, params.limit)
 
     async def require_connected(self, session: Transition) -> str:
-        """Return "" if the environment of a session is connected; else have a worker connect it, and leave the turn to
-        that one. Return why it cannot be connected where it never will be."""
+        """Return "" if the environment of a session is connected, with the secrets that its vaults have now; else have
+        a worker connect it, and leave the turn to that one. Return why the turn cannot go on where it never will."""
         ref = self._ref_of(session)
         try:
             record = await self.store.load(ref)
         except AgentNotFound:
             return "The environment of the session was deleted."
         if record.status == "connected":
-            return ""
+            return await self._secrets.refresh(ref, session.record.vault_ids, lambda: self.load_configuration(ref))
         if record.status in ENDED:
             reason = (record.error or {}).get("message", "")
             return f"The environment of the session is {record.status}. {reason}".strip()
@@ -215,6 +218,15 @@ class HostedEnvironments:
             checkpoint.value if checkpoint is not None else b"", files, _RESTORED_NOTICE if is_lossy else ""
         )
         request = self.specs.build_request(ref.id, configuration)
+        session = await self.store.load_session(ref, record)
+        vault_ids = session.record.vault_ids if session is not None else ()
+        try:
+            policy = await self._secrets.add(request.network_policy, request.variables, vault_ids, tenant=ref.tenant)
+            request = replace(request, network_policy=policy)
+        except InvalidRequest as exc:
+            if record.status == "pending":
+                raise
+            _log.warning("a workspace has no secrets of vaults: %s", exc.message)  # the next turn fails for that
         return await self.workspaces.create(ref.workspace_id, request, contents, tenant=ref.tenant)
 
     async def restore(self, tenant: str, workspace_id: str) -> bool:

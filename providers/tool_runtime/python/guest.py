@@ -267,7 +267,9 @@ class StreamOutput:
 class CommandProcess:
     """Running command, in a session of its own, so that its processes can be ended together."""
 
-    def __init__(self, programs: "Programs", command: str, timeout_s: float, max_chars: int) -> None:
+    def __init__(
+        self, programs: "Programs", command: str, timeout_s: float, max_chars: int, environment: "dict[str, str]"
+    ) -> None:
         import subprocess  # noqa: PLC0415 - a tenth of the time to start a session, for what few programs use
 
         self._programs = programs
@@ -286,6 +288,7 @@ class CommandProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=pipes[0][1],
                 stderr=pipes[1][1],
+                env={**os.environ, **environment},
                 start_new_session=True,
             )
             programs.add(self._process.pid)
@@ -333,10 +336,10 @@ class ShellRun:
         self._token = token
         self._running: dict[int, CommandProcess] = {}
 
-    def run(self, commands: "list[GuestMessage]") -> bool:
-        """Return False when the other side has asked for their end."""
+    def run(self, commands: "list[GuestMessage]", environment: "dict[str, str]") -> bool:
+        """Run commands with further variables. Return False when the other side has asked for their end."""
         for index, command in enumerate(commands):
-            limits = command["timeout_s"], command["max_chars"]
+            limits = command["timeout_s"], command["max_chars"], environment
             try:
                 self._running[index] = CommandProcess(self._programs, command["command"], *limits)
             except (OSError, ValueError) as exc:
@@ -621,7 +624,7 @@ def handle_request(
         return {**reply, "files": changed, "skipped": skipped}, data
     if request["do"] == "shell":
         before = files.scan()
-        exit_status = "ok" if shell.run(request["commands"]) else "ended"
+        exit_status = "ok" if shell.run(request["commands"], request["environment"]) else "ended"
         after = files.scan()
         changed = [{"name": name, "size": after[name][0]} for name in after if after[name] != before.get(name)]
         return {"exit": exit_status, "files": changed}, b""

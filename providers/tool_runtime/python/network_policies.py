@@ -5,9 +5,10 @@ from typing import Final
 
 from apis.errors import InvalidRequest, Unsupported
 from apis.wire.tools import DomainSecret, NetworkAllowlist, NetworkPolicy
+from providers.common.secret_spellings import MAX_SECRETS_BYTES
 from providers.tool_runtime.python.egress.environment import NETWORK_VARIABLES
 from providers.tool_runtime.python.egress.rules import HostRule, HostRules
-from providers.tool_runtime.python.egress.secrets import MAX_SECRETS_BYTES, MIN_SECRET_CHARS
+from providers.tool_runtime.python.egress.secrets import MIN_SECRET_CHARS
 from providers.tool_runtime.python.egress.settings import NetworkSettings, SecretValue
 from providers.tool_runtime.python.sandbox import ENVIRONMENT
 

@@ -124,8 +124,11 @@ class SessionOperations:
         return True
 
     async def update_secrets(self, tenant: str, name: str, secrets: list[SecretValue]) -> None:
-        """Take other values for the secrets of a session."""
+        """Take other secrets of a session in place of the former ones. In a workspace they may have other names: its
+        next commands have their variables."""
         entry = self._get_entry(tenant, name)
+        if [*entry.contents.secrets] == secrets:
+            return
         entry.contents = replace(entry.contents, secrets=secrets)
         if entry.session is not None and entry.session.proxy is not None:
             entry.session.proxy.access.update_secrets(secrets)
@@ -242,12 +245,21 @@ class SessionOperations:
             sandbox, proxy = (await asyncio.shield(self._sandbox)).sandbox, None
             if entry.settings.network is not None:
                 owner, secrets = (tenant, name or ""), entry.contents.secrets
-                proxy = await open_proxy(self._egress, owner, entry.settings.network, secrets, entry.network_use)
+                proxy = await open_proxy(
+                    self._egress,
+                    owner,
+                    entry.settings.network,
+                    secrets,
+                    entry.network_use,
+                    may_get_secrets=entry.settings.is_workspace,
+                )
             contents = entry.contents
             environment = contents.environment if entry.settings.is_workspace else None
             session = await PythonSession.start(sandbox, limits, contents.skill_files, proxy, environment)
             await _fill(session, contents)
-            entry.contents = replace(contents, files=(), archive=b"")
+            entry.contents = replace(entry.contents, files=(), archive=b"")
+            if proxy is not None and entry.contents.secrets is not contents.secrets:  # they came meanwhile
+                proxy.access.update_secrets(entry.contents.secrets)
             return session
         except FileRefused as exc:
             raise SessionFailure("file_refused", f"The files do not fit into the workspace: {exc}.") from None

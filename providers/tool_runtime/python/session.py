@@ -102,6 +102,8 @@ class PythonSession:
         self._cgroup: Cgroup | None = None
         self._output = ProgramOutput(limits.output_bytes)
         self._proxy: ContainerProxy | None = None
+        self._own_variables: frozenset[str] = frozenset()
+        """The names of a workspace's variables, which go before those of secrets."""
         self._output_pipe = -1
         self._was_killed = False
         self._inner_pid = 0
@@ -126,6 +128,7 @@ class PythonSession:
             is_workspace = workspace is not None
             session, hello = await cls._launch(sandbox, limits, skill_files, handover, is_workspace=is_workspace)
             hello = {**hello, "environment": workspace or {}}
+            session._own_variables = frozenset(workspace or ())
             try:
                 await session._channel.connect()
                 await session._exchange_messages(hello, b"", _START_TIMEOUT_S)
@@ -222,7 +225,13 @@ class PythonSession:
         parts = CommandParts(commands, on_event)
         wall_s = max(each.timeout_s for each in commands) + _COMMANDS_GRACE_S
         try:
-            request = {"do": "shell", "commands": [asdict(each) for each in commands]}
+            variables: Mapping[str, str] = self._proxy.access.variables() if self._proxy is not None else {}
+            environment = {name: text for name, text in variables.items() if name not in self._own_variables}
+            request: GuestMessage = {
+                "do": "shell",
+                "commands": [asdict(each) for each in commands],
+                "environment": environment,
+            }
             reply, _, end = await self._exchange_messages(request, b"", wall_s, parts.feed)
         except SessionEnded as exc:
             parts.end_all(

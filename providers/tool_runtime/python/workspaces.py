@@ -10,6 +10,7 @@ from apis.containers import Containers, CreateContainer
 from apis.documents.files import Files
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.skills.skills import Skills
+from apis.wire.tools import NetworkPolicy
 from apis.workspaces import (
     OUTPUTS_FOLDER,
     WORKSPACE_FOLDER,
@@ -97,6 +98,9 @@ class PythonWorkspaces(Workspaces):
                 await self._sessions.end(tenant, workspace_id)
             raise
         return True
+
+    async def update_secrets(self, workspace_id: str, policy: NetworkPolicy, *, tenant: str) -> None:
+        await self._containers.update_secrets(workspace_id, policy, tenant=tenant)
 
     async def end(self, workspace_id: str, *, tenant: str) -> None:
         with suppress(NotFound):

@@ -11,11 +11,11 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from apis.containers import Container, Containers, CreateContainer
-from apis.errors import InvalidRequest, NotFound, ToolFailed, Unsupported
-from apis.vaults.vaults import SecretVariable
+from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.wire.items import Item
 from apis.wire.tool_items import CodeInterpreterCallItem, ShellCallItem
 from apis.wire.tools import DomainSecret, NetworkAllowlist
+from providers.common.container_variables import add_variables
 from providers.responses.tools.container.message_files import (
     MessageFile,
     copy_message_files,
@@ -144,20 +144,9 @@ class RequestContainer:
         policy = None if isinstance(declared, str) else declared.network_policy
         if vaults is None or not vault_ids or isinstance(declared, str) or not isinstance(policy, NetworkAllowlist):
             return declared, None
-        try:
-            variables = await vaults.list_variables(vault_ids, tenant=self._tenant)
-        except ToolFailed as exc:
-            raise InvalidRequest(exc.message, param="vault_ids") from exc
-        secrets = [*(policy.domain_secrets or ())]
-        taken = {secret.name for secret in secrets}
-        secrets += [
-            DomainSecret(domain=host, name=variable.name, value=variable.value)
-            for variable in variables
-            if variable.name not in taken
-            for host in _pick_hosts(variable, policy.allowed_domains)
-        ]
-        policy = policy.model_copy(update={"domain_secrets": secrets or None})
-        names = frozenset(secret.name for secret in secrets) - taken
+        own_names = {secret.name for secret in policy.domain_secrets or ()}
+        policy = await add_variables(policy, vaults, vault_ids, tenant=self._tenant)
+        names = frozenset(secret.name for secret in policy.domain_secrets or ()) - own_names
         return declared.model_copy(update={"network_policy": policy}), names
 
     async def _choose(self) -> _ContainerChoice:
@@ -248,16 +237,6 @@ class RequestContainer:
 
     def _read_expiry(self, container: Container) -> None:
         self._idle_minutes = container.expires_after.minutes if container.expires_after else None
-
-
-def _pick_hosts(variable: SecretVariable, domains: Sequence[str]) -> list[str]:
-    """Return the hosts of a variable that the network of a container permits. `*.` begins a domain with all hosts below
-    it, of which only those are known that the variable names."""
-    named = [domain.lower() for domain in domains]
-    if variable.hosts is None:
-        return [domain for domain in named if not domain.startswith("*.")]
-    wide = tuple(domain[1:] for domain in named if domain.startswith("*."))
-    return [host for host in variable.hosts if host in named or host.endswith(wide)]
 
 
 def describe_network(domains: Sequence[str], secrets: Sequence[DomainSecret] = ()) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
@@ -69,8 +69,12 @@ class ContainerAccess:
         self._contexts: dict[str, ssl.SSLContext] = {}
         self._counts = EgressCounts()
 
+    def variables(self) -> Mapping[str, str]:
+        """Return the variables that stand for the secrets now."""
+        return self._secrets.variables()
+
     def update_secrets(self, secrets: Sequence[SecretValue]) -> None:
-        """Take other values for the secrets of these names."""
+        """Take other secrets in place of the former ones."""
         self._secrets.update(secrets)
 
     def secrets_of_host(self, host: str) -> HostSecrets | None:
@@ -79,7 +83,7 @@ class ContainerAccess:
 
     async def server_context(self, host: str) -> ssl.SSLContext:
         """Return the context in which the proxy stands for a host that secrets belong to."""
-        assert self._authority is not None, "made with the first secret"
+        assert self._authority is not None, "a proxy that may get secrets has one"
         if host not in self._contexts:
             self._contexts[host] = await asyncio.to_thread(self._authority.build_server_context, host)
         return self._contexts[host]

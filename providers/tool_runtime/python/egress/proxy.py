@@ -88,12 +88,14 @@ async def open_proxy(
     settings: NetworkSettings,
     secrets: Sequence[SecretValue],
     use: NetworkUse | None = None,
+    *,
+    may_get_secrets: bool = False,
 ) -> ContainerProxy:
     """Return the proxy of a container, whose `owner` is its tenant and its name. `use` has the bytes of its former
-    proxies. Raises OSError."""
+    proxies. One that `may_get_secrets` later has its programs trust it from the beginning. Raises OSError."""
     authority: ContainerAuthority | None = None
     certificates = await asyncio.to_thread(read_system_certificates)
-    if secrets:
+    if secrets or may_get_secrets:
         authority_type: type[ContainerAuthority] = await asyncio.to_thread(
             import_from_string, "providers.tool_runtime.python.egress.authority:ContainerAuthority"
         )

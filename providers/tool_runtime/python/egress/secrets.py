@@ -6,15 +6,16 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from providers.common.secret_spellings import MAX_SECRETS_BYTES
 from providers.tool_runtime.python.egress.redaction import Redaction
 from providers.tool_runtime.python.egress.settings import SecretValue
 
 MIN_SECRET_CHARS: Final = 8
 """Shorter values could stand in any answer by chance, where they would be replaced."""
-MAX_SECRETS_BYTES: Final = 64 * 1024
-"""Length of all values of a container together: each answer of a host is searched for all of its values."""
 _MAX_HEADERS_BYTES: Final = 2 * MAX_SECRETS_BYTES
 """Length of the headers of a request with values in them: a placeholder may come often."""
+_MAX_NAMES: Final = 1000
+"""Names of a container whose placeholders are kept, with those that have no value any more."""
 _BASIC: Final = b"basic "
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -34,7 +35,9 @@ class ContainerSecrets:
         are still replaced in answers, because a host may have kept one, as long as there is room for them."""
         by_host: dict[str, dict[bytes, bytes]] = {}
         current = dict[bytes, bytes]()
+        names = set[str]()
         for secret in values:
+            names.add(secret.name)
             if secret.name not in self._placeholders:
                 self._placeholders[secret.name] = f"placeholder-{secrets.token_hex(16)}".encode()
             placeholder, value = self._placeholders[secret.name], secret.value.encode("ascii")
@@ -45,6 +48,9 @@ class ContainerSecrets:
             if value not in current and (room := room - len(value)) >= 0:
                 current[value] = placeholder
         self._known_values = current
+        unused = [name for name in self._placeholders if name not in names]
+        for name in unused[: max(0, len(self._placeholders) - _MAX_NAMES)]:  # the oldest come first
+            del self._placeholders[name]
         redaction = Redaction(current)
         self._hosts = {host: HostSecrets(own, redaction) for host, own in by_host.items()}
 
