@@ -17,8 +17,7 @@ from openai.types.responses import (
 from openai.types.responses.response_reasoning_item import Content, Summary
 
 from apis.events import EventList
-from providers.responses.events.lifecycle import item_event
-from providers.responses.events.token_events import reasoning_delta_event
+from providers.responses.events.response_events import item_event, reasoning_delta_event
 from providers.responses.events.unvalidated import unvalidated
 
 EMPTY_ARGUMENTS: Final = "{}"

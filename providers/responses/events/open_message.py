@@ -17,9 +17,8 @@ from apis.deltas import RefusalDelta, TextDelta, TokenLogprob
 from apis.events import EventList
 from apis.wire.base import Phase
 from providers.responses.events.citations import Citation, CitationScanner, CitationTarget
-from providers.responses.events.lifecycle import item_event
 from providers.responses.events.open_items import FinalItemStatus, GrowingText, item_added_event, item_done_event
-from providers.responses.events.token_events import text_delta_event
+from providers.responses.events.response_events import item_event, text_delta_event
 from providers.responses.events.unvalidated import unvalidated
 
 _build_message = unvalidated(ResponseOutputMessage)

@@ -28,9 +28,9 @@ from apis.wire.base import ToolWire
 from apis.wire.item_parts import ItemWire
 from apis.wire.item_types import ITEM_TYPES, ItemType
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
-from providers.responses.events.lifecycle import item_event
 from providers.responses.events.open_items import EMPTY_ARGUMENTS, GrowingText, item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
+from providers.responses.events.response_events import item_event
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
 from providers.responses.tools.tool_context import ToolContext
 

@@ -11,7 +11,7 @@ from apis.events import EventList
 from apis.wire.text_format import Grammar
 from providers.common.grammars.checks import matches
 from providers.responses.events.open_items import EMPTY_ARGUMENTS
-from providers.responses.events.token_events import arguments_delta_event, input_delta_event
+from providers.responses.events.response_events import arguments_delta_event, input_delta_event
 from providers.responses.tools.call import ClientCall
 
 _FORMAT_ERROR: Final = "The input does not match the tool's grammar."

@@ -8,7 +8,7 @@ from openai.types.responses import ResponseStreamEvent
 
 from apis.confinement.commands import CommandEvent
 from apis.events import EventList
-from providers.responses.events.lifecycle import item_event
+from providers.responses.events.response_events import item_event
 
 _CONTENT: Final = "response.shell_call_output_content"
 KILLED_EXIT_CODE: Final = 137

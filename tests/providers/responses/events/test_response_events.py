@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from apis.events import event_to_json
 from apis.wire.base import sdk_model_to_json
-from providers.responses.events.token_events import (
+from providers.responses.events.response_events import (
     arguments_delta_event,
     input_delta_event,
     reasoning_delta_event,
