@@ -1,7 +1,6 @@
 """TokenCounter: the length of prompts in tokens, exact where the engine counts, else estimated from the last usage."""
 
 import logging
-from collections import OrderedDict
 from typing import Final
 
 from apis.chat import ChatRequest
@@ -10,6 +9,7 @@ from apis.errors import CountingUnsupported, UpstreamError
 from apis.inference import Inference
 from apis.responses import InputTokenCount
 from providers.common.chat_tokens import measure_chat
+from providers.common.recent import RecentEntries
 
 _log = logging.getLogger(__name__)
 
@@ -25,16 +25,13 @@ class TokenCounters:
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
-        self._by_tenant: OrderedDict[str, TokenCounter] = OrderedDict()
+        self._by_tenant = RecentEntries[str, TokenCounter](_MAX_TENANTS)
 
     def of_tenant(self, tenant: str) -> "TokenCounter":
         """Return the counter of a tenant."""
-        counter = self._by_tenant.get(tenant)
+        counter = self._by_tenant.find(tenant)
         if counter is None:
             counter = self._by_tenant[tenant] = TokenCounter(self._inference)
-            if len(self._by_tenant) > _MAX_TENANTS:
-                self._by_tenant.popitem(last=False)
-        self._by_tenant.move_to_end(tenant)
         return counter
 
 
@@ -44,7 +41,7 @@ class TokenCounter:
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
-        self._ratios: OrderedDict[str, float] = OrderedDict()
+        self._ratios = RecentEntries[str, float](_MAX_MODELS)
         self._exact_models: set[str] = set()
 
     async def count(self, chat: ChatRequest) -> InputTokenCount:
@@ -67,9 +64,6 @@ class TokenCounter:
             return
         least, greatest = _RATIO_BOUNDS
         self._ratios[chat.model] = min(greatest, max(least, usage.input_tokens / measure_chat(chat)))
-        self._ratios.move_to_end(chat.model)
-        if len(self._ratios) > _MAX_MODELS:
-            self._ratios.popitem(last=False)
 
     def estimate(self, chat: ChatRequest) -> int:
         """Return the measure of the prompt, corrected by the last usage of its model."""

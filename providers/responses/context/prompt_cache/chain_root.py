@@ -2,10 +2,10 @@
 
 import hashlib
 import time
-from collections import OrderedDict
 from typing import Final
 
 from apis.responses import CreateResponse
+from providers.common.recent import RecentEntries
 
 _MIN_SHARED_CHARS: Final = 4096
 """Length of instructions and tools from which chains that begin with them share a replica."""
@@ -22,7 +22,7 @@ class ChainRoots:
     of the tenant and a random id, so that nothing outside learns or guesses the ids of responses."""
 
     def __init__(self) -> None:
-        self._beginnings: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._beginnings = RecentEntries[str, tuple[float, int]](_MAX_BEGINNINGS)
 
     def choose(self, request: CreateResponse, tenant: str, inherited_root: str, own_id: str | None) -> str:
         """Return the root of a response: that of its conversation or of the chain that it continues, else a new one,
@@ -47,8 +47,6 @@ class ChainRoots:
         if count >= _MAX_SHARING_CHAINS:
             return ""
         self._beginnings[root] = (first_at, count + 1)
-        if len(self._beginnings) > _MAX_BEGINNINGS:
-            self._beginnings.popitem(last=False)
         return root
 
 
