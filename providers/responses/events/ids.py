@@ -14,23 +14,19 @@ _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{44})([0-9a-f]{4,8})")
 class ResponseIds:
     """Creates the ids of one response: the time and 112 random bits for it, and a running number for each item."""
 
-    __slots__ = ("_key", "_next_number", "response_id")
+    __slots__ = ("_key", "item_id_count", "response_id")
 
     def __init__(self, response_id: str | None = None, item_id_count: int = 0) -> None:
         """Continue the ids of a response that has `item_id_count` item ids, or begin those of a new response."""
         self._key = new_id_key() if response_id is None else response_id.removeprefix("resp_")
-        self._next_number = item_id_count
-        self.response_id = f"resp_{self._key}"
-
-    @property
-    def item_id_count(self) -> int:
+        self.item_id_count = item_id_count
         """The number of item ids created so far."""
-        return self._next_number
+        self.response_id = f"resp_{self._key}"
 
     def new_item_id(self, prefix: str) -> str:
         """Return a new id, such as msg_…, for an item of this response."""
-        number = self._next_number
-        self._next_number = number + 1
+        number = self.item_id_count
+        self.item_id_count = number + 1
         return f"{prefix}_{self._key}{number:04x}"
 
 

@@ -39,13 +39,9 @@ class LiveEvents(Sink[ResponseStreamEvent]):
         self._sink = sink
         self._view = view
         self._is_streamed = is_streamed
-        self._next_number = 0
-        self._opening: _Opening | None = None
-
-    @property
-    def next_number(self) -> int:
+        self.next_number = 0
         """The number of the event that comes next."""
-        return self._next_number
+        self._opening: _Opening | None = None
 
     def open(
         self,
@@ -102,7 +98,7 @@ class LiveEvents(Sink[ResponseStreamEvent]):
         return [*opening.take_events(), *batch]
 
     def _number_and_show(self, events: EventBatch) -> EventBatch:
-        self._next_number = assign_sequence_numbers(events, self._next_number)
+        self.next_number = assign_sequence_numbers(events, self.next_number)
         if len(events) == 1 and events[0].type in FLAT_EVENTS:  # nearly every batch is one token
             return events
         return self._view.show_live_events(events)
