@@ -45,7 +45,7 @@ from providers.responses.run.checkpoint import AcceptedResponse
 from providers.responses.run.mailbox import mailbox_key, read_input, read_mailbox
 from providers.responses.run.pending_response import PendingResponse
 from providers.responses.settings import LoopSettings
-from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
+from providers.responses.store.history_cache import LoadAllowance, LoadedHistory, TurnPosition
 from providers.responses.tools.request_tools import RequestTools
 
 
@@ -131,7 +131,7 @@ class ResponsePreparer:
 
         # all items before the response, within one allowance of bytes
         allowance = LoadAllowance(source.max_bytes)
-        history = await self._load_history(request, tenant, source, allowance)
+        history = await self._load_history(request, tenant, source, allowance, accepted.previous)
         request, mailbox_ops = await self._with_mail(request, history, tenant)
         index, tool_results, hidden = await read_items(
             request, history, source, sealed_content, ids, tenant=tenant, allowance=allowance
@@ -248,10 +248,15 @@ class ResponsePreparer:
         return request.model_copy(update={"input": [*items, *read_input(request.input)]}) if items else request, ops
 
     async def _load_history(
-        self, request: CreateResponse, tenant: str, source: HistorySource, allowance: LoadAllowance
+        self,
+        request: CreateResponse,
+        tenant: str,
+        source: HistorySource,
+        allowance: LoadAllowance,
+        kept_position: TurnPosition | None,
     ) -> LoadedHistory:
-        """Return the conversation or the chain that the request follows, empty where it follows none. Raises NotFound
-        and InvalidRequest."""
+        """Return the conversation or the chain that the request follows, empty where it follows none. A turn at
+        `kept_position` is there also after its response was deleted. Raises NotFound and InvalidRequest."""
         if request.conversation_id is not None:
             history = await self._conversations.load_history(
                 request.conversation_id,
@@ -264,4 +269,9 @@ class ResponsePreparer:
             return msgspec.structs.replace(history, items=index.items)
         if request.previous_response_id is None:
             return LoadedHistory()
-        return await source.load_history(request.previous_response_id, tenant=tenant, allowance=allowance)
+        previous_id = request.previous_response_id
+        if kept_position is None:
+            return await source.load_history(previous_id, tenant=tenant, allowance=allowance)
+        return await self._conversations.history.load_history(
+            previous_id, tenant=tenant, allowance=allowance, kept_position=kept_position
+        )

@@ -73,8 +73,9 @@ from providers.responses.run.response_span import (
 )
 from providers.responses.run.unfinished_log import ClosedLog, close_log
 from providers.responses.store.conversation_lock import release_lock
-from providers.responses.store.history import FinishedResponse, History
+from providers.responses.store.history import History
 from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.store.turn_writer import FinishedResponse
 
 _log = logging.getLogger(__name__)
 
@@ -349,14 +350,14 @@ class RunExecutor:
         request = parse_stored_request(stored_request, ref.id)
         if claimed_run.run.is_deferred and request.priority is None:
             request = request.model_copy(update={"priority": self.engine_priority})
-        previous = stored_request.previous
         item_id_count = max(stored_request.item_id_count, resume_point.item_id_count if resume_point else 0)
         return await self._preparer.prepare(
             request,
             ref.tenant,
             ResponseIds(ref.id, item_id_count),
-            history_source=None if previous is None else self._history.kept_at(previous),
-            accepted=AcceptedResponse(stored_request.created_at, stored_request.judged_input, resume_point),
+            accepted=AcceptedResponse(
+                stored_request.created_at, stored_request.judged_input, resume_point, stored_request.previous
+            ),
             caller=caller,
             count_use=self._owners.find_counter(claimed_run),
         )

@@ -36,9 +36,9 @@ from providers.responses.run.mailbox import (
 )
 from providers.responses.run.open_mailbox import OpenMailbox, OpenMailboxes
 from providers.responses.run.pending_response import PendingResponse
-from providers.responses.store.history import FinishedResponse, History
+from providers.responses.store.history import History
 from providers.responses.store.history_cache import TurnPosition
-from providers.responses.store.turn_writer import QueuedSuccessor
+from providers.responses.store.turn_writer import FinishedResponse, QueuedSuccessor
 
 
 class Steering:

@@ -49,7 +49,7 @@ from providers.responses.store.history import History
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
 from providers.responses.store.item_lookup import decode_item_ids
 from providers.responses.store.large_items import LARGE_BYTES, decode_item, decode_raw_items
-from providers.responses.store.listing import Listing
+from providers.responses.store.listing import read_listing
 
 _DELETE_BATCH_SIZE = 500
 """Items that are deleted in one write."""
@@ -99,8 +99,7 @@ class StoredConversations(Conversations):
             conversation = _record_to_conversation(ref, record)
             return conversation if params.accepts(conversation) else None
 
-        listing = Listing(self._kv, f"{tenant}/conversation/", "conversation")
-        return await listing.read_page(accept, after=params.after, limit=params.limit, order=params.order)
+        return await read_listing(self._kv, f"{tenant}/conversation/", params, accept, "conversation")
 
     async def get(self, conversation_id: str, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)

@@ -28,6 +28,7 @@ from providers.responses.events.ids import item_number
 from providers.responses.events.response_object import add_usage
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.unfinished_log import close_log
+from providers.responses.store.history_cache import TurnPosition
 from providers.responses.tools.call import HostedCall
 
 LOST_CALL_MESSAGE: Final = (
@@ -82,11 +83,13 @@ class ResumePoint:
 @dataclass(frozen=True, slots=True)
 class AcceptedResponse:
     """A response that was accepted at `created_at`, as a worker finds it: with the scores of its input, if that was
-    moderated, and the point to resume from, if another worker has begun it."""
+    moderated, the point to resume from, if another worker has begun it, and the position of the turn before it, which
+    is kept also where its response was deleted."""
 
     created_at: int
     judged_input: ModerationScores | None = None
     resume_point: ResumePoint | None = None
+    previous: TurnPosition | None = None
 
 
 _encode = msgspec.json.Encoder().encode

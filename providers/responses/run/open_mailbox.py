@@ -18,7 +18,7 @@ from apis.storage.records import encode_record
 from providers.responses.events.steer_events import accepted_event
 from providers.responses.run.live_events import LiveEvents
 from providers.responses.run.mailbox import Mailbox, check_input, check_steering, mailbox_key
-from providers.responses.store.history import FinishedResponse
+from providers.responses.store.turn_writer import FinishedResponse
 
 Follow = Callable[[FinishedResponse, Mailbox], Awaitable[FinishedResponse]]
 """Returns the end of a response with the response that follows it by itself, or with a mailbox that stays."""

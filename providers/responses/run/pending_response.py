@@ -35,8 +35,9 @@ from providers.responses.run.agent_loop import AgentLoop
 from providers.responses.run.checkpoint import Checkpoint
 from providers.responses.run.open_mailbox import OpenMailbox
 from providers.responses.store.conversation_lock import ConversationLock
-from providers.responses.store.history import FinishedResponse, History
+from providers.responses.store.history import History
 from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.store.turn_writer import FinishedResponse
 from providers.responses.tools.registry import sum_tool_usage
 
 _log = logging.getLogger(__name__)

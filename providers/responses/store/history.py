@@ -12,7 +12,7 @@ turn, and nothing is stored twice.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -32,7 +32,6 @@ from providers.common.state.scan import decode_or_skip
 from providers.responses.events.ids import is_response_id
 from providers.responses.events.output import count_chars
 from providers.responses.events.response_object import response_from_json
-from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import copy_with
 from providers.responses.store.chain_tree import ChainTree, load_chain_tree
 from providers.responses.store.history_cache import (
@@ -45,29 +44,15 @@ from providers.responses.store.history_cache import (
     extend_history,
 )
 from providers.responses.store.history_keys import branch_key, record_key, run_key, turn_key
-from providers.responses.store.item_lookup import FoundItem, ItemLookup
-from providers.responses.store.listing import Listing
-from providers.responses.store.response_record import ResponseRecord, first_words, question_of, summarize_response
-from providers.responses.store.turn_writer import NewTurn, QueuedSuccessor, TurnWriter, client_item_ids
+from providers.responses.store.item_lookup import ItemLookup
+from providers.responses.store.listing import read_listing
+from providers.responses.store.response_record import ResponseRecord, summarize_response
+from providers.responses.store.turn_writer import FinishedResponse, NewTurn, TurnWriter, client_item_ids
 
 _BYTES_PER_WORK: Final = 16
 """Bytes of a turn whose storing is one unit of work, as `fair_turns` counts it."""
 _LARGE_CHARS: Final = 256 * 1024
 """Characters of an output that is serialized, or read, in the tenant's turn."""
-
-
-class FinishedResponse(msgspec.Struct, frozen=True):
-    """A finished response and what is stored with it: `input_json` is the JSON array of its own input items, each with
-    an id; `tool_results` are those of its hosted calls; `extra_ops` belong in the same write; `root` is its chain's.
-    `successor` is the response that is queued with it, and `has_mailbox` that of `ResponseRecord`."""
-
-    response: Response
-    input_json: bytes
-    tool_results: dict[str, ToolResultRecord]
-    extra_ops: Sequence[Op] = ()
-    root: str = ""
-    successor: QueuedSuccessor | None = None
-    has_mailbox: bool = False
 
 
 class History:
@@ -79,7 +64,7 @@ class History:
         """`max_turns` and `max_bytes` bound the chain, or the conversation, that one request may load."""
         self._kv = kv
         self._cache = HistoryCache(cache_bytes, max_age_s=min(3600, retention_s / 4))
-        self._item_lookup = ItemLookup(kv, self._cache)
+        self.find_items = ItemLookup(kv, self._cache).find_items
         self._turns = TurnWriter(kv, retention_s)
         self.retention_s = retention_s
         self.max_turns = max_turns
@@ -120,10 +105,6 @@ class History:
             raise chain_too_long_error(self.max_turns)
         allowance.take_history(history.size_bytes, "previous_response_id")
         return msgspec.structs.replace(history, has_mailbox=True) if has_mailbox else history
-
-    def kept_at(self, position: TurnPosition) -> "KeptHistory":
-        """Return the history of a background response, which keeps the turn at `position` from its creation on."""
-        return KeptHistory(self, position)
 
     async def _missing_response_error(self, response_id: str, tenant: str) -> InvalidRequest:
         if is_response_id(response_id) and await self._kv.get(run_key(tenant, response_id)) is not None:
@@ -166,18 +147,7 @@ class History:
                 f"The response cannot be stored: its input and output have {size} bytes, {limit}."
             )
         await current_turn().wait(size // _BYTES_PER_WORK)
-        new = NewTurn(
-            tenant,
-            turn,
-            response_json,
-            first_words(response),
-            finished_response.extra_ops,
-            response.previous_response_id or "",
-            bool(response.background),
-            question=question_of(finished_response.input_json),
-            successor=finished_response.successor,
-            has_mailbox=finished_response.has_mailbox,
-        )
+        new = NewTurn(tenant, turn, response_json, finished_response)
         added = await self._turns.add(new, history)
         if added is None:
             return None
@@ -228,8 +198,7 @@ class History:
             is_listed = params.accepts(fields, (record.preview, record.question))
             return summarize_response(fields, record.preview, record.question) if is_listed else None
 
-        listing = Listing(self._kv, f"{tenant}/response/", "response")
-        return await listing.read_page(accept, after=params.after, limit=params.limit, order=params.order)
+        return await read_listing(self._kv, f"{tenant}/response/", params, accept, "response")
 
     async def load_tree(self, response_id: str, *, tenant: str, limit: int) -> ChainTree:
         """Return up to `limit` responses of the tree that a stored response is in. Raises NotFound."""
@@ -240,12 +209,6 @@ class History:
         NotFound."""
         _, turn = await self._load_response_record(response_id, tenant)
         return turn.input_items
-
-    async def find_items(
-        self, params_by_id: Mapping[str, str], *, tenant: str, allowance: LoadAllowance
-    ) -> dict[str, FoundItem]:
-        """Return the stored ones of the items by id; `params_by_id` and `allowance` are as in `ItemLookup`."""
-        return await self._item_lookup.find_items(params_by_id, tenant=tenant, allowance=allowance)
 
     async def delete(self, response_id: str, *, tenant: str) -> None:
         """Delete a response, and its turn unless later turns follow it; a damaged one, too. Raises NotFound."""
@@ -323,21 +286,6 @@ class History:
                 line = key.split("/")[2]
                 ops.append(Put(branch_key(tenant, TurnPosition(*turn.fork_point), line), b"", self.retention_s))
             await self._kv.write(ops, durable=False)
-
-
-class KeptHistory:
-    """The stored responses, and the turn at `position` also after its response was deleted."""
-
-    def __init__(self, history: History, position: TurnPosition) -> None:
-        self.max_bytes = history.max_bytes
-        self.find_items = history.find_items
-        self._history = history
-        self._position = position
-
-    async def load_history(self, response_id: str, *, tenant: str, allowance: LoadAllowance) -> LoadedHistory:
-        return await self._history.load_history(
-            response_id, tenant=tenant, allowance=allowance, kept_position=self._position
-        )
 
 
 def _chain_gone_error() -> InvalidRequest:

@@ -1,11 +1,11 @@
 """Listings of stored records by the time of creation, with which their ids begin."""
 
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from apis.storage.kv_store import Entry, KVStore
 from apis.storage.pages import Page
+from apis.wire.base import ListParams
 from providers.common.state.scan import skipping_damaged
 
 T = TypeVar("T")
@@ -17,47 +17,35 @@ _BATCH_ROWS: Final = 200
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The records of a store whose keys are `prefix` and an id; `record_name` is for the log."""
-
-    kv: KVStore
-    prefix: str
-    record_name: str
-
-    async def read_page(
-        self,
-        accept: Callable[[str, Entry], T | None],
-        *,
-        after: str | None,
-        limit: int,
-        order: Literal["asc", "desc"],
-    ) -> Page[T]:
-        """Return up to `limit` of the records that `accept` returns for ids and entries, after the id `after`. One that
-        `accept` cannot decode is skipped.
-
-        Its `last_id` is the last record that was read.
-        """
-        page: list[T] = []
-        last_id, read_rows = None, 0
-        async for record_id, entry in self._read(after, limit + 1, reverse=order == "desc"):
-            if len(page) == limit or read_rows == _MAX_READ_ROWS:
+async def read_listing(
+    kv: KVStore,
+    prefix: str,
+    params: ListParams,
+    accept: Callable[[str, Entry], T | None],
+    record_name: str,
+) -> Page[T]:
+    """Return a page of the records that `accept` returns for ids and entries; their keys are `prefix` and an id. One
+    that `accept` cannot decode is skipped, and logged with its `record_name`. The page's `last_id` is the last record
+    that was read.
+    """
+    page: list[T] = []
+    last_id, read_rows = None, 0
+    key, row_count = "" if params.after is None else f"{prefix}{params.after}", params.limit + 1
+    is_reversed = params.order == "desc"
+    while True:
+        bounds = ("", key) if is_reversed else (key, "")
+        rows = await kv.scan(
+            prefix, after=bounds[0], before=bounds[1], limit=row_count, reverse=is_reversed, max_bytes=_BATCH_BYTES
+        )
+        if not rows:
+            return Page(page, last_id=last_id)
+        for key, entry in rows:
+            if len(page) == params.limit or read_rows == _MAX_READ_ROWS:
                 return Page(page, has_more=True, last_id=last_id)
             read_rows += 1
-            last_id = record_id
-            with skipping_damaged(self.kv, f"{self.prefix}{record_id}", self.record_name):
-                record = accept(record_id, entry)
+            last_id = key.removeprefix(prefix)
+            with skipping_damaged(kv, key, record_name):
+                record = accept(last_id, entry)
                 if record is not None:
                     page.append(record)
-        return Page(page, last_id=last_id)
-
-    async def _read(self, cursor: str | None, row_count: int, *, reverse: bool) -> AsyncGenerator[tuple[str, Entry]]:
-        key = "" if cursor is None else f"{self.prefix}{cursor}"
-        after, before = ("", key) if reverse else (key, "")
-        while rows := await self.kv.scan(
-            self.prefix, after=after, before=before, limit=row_count, reverse=reverse, max_bytes=_BATCH_BYTES
-        ):
-            for key, entry in rows:
-                yield key.removeprefix(self.prefix), entry
-            after, before = (after, rows[-1][0]) if reverse else (rows[-1][0], before)
-            row_count = _BATCH_ROWS
+        row_count = _BATCH_ROWS

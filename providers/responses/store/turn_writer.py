@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
+from openai.types.responses import Response
 
 from apis.errors import StoredValueTooLarge
 from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, Delete, Entry, KVStore, Op, Put
@@ -19,10 +20,11 @@ from providers.common.fair_turns import end_pass
 from providers.common.state.change import repeat_until_true
 from providers.common.state.scan import decode_or_skip, skipping_damaged
 from providers.responses.events.ids import response_id_of
+from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.history_cache import LoadedHistory, StoredTurn, TurnPosition
 from providers.responses.store.history_keys import branch_key, line_key, record_key, turn_key
 from providers.responses.store.item_lookup import decode_item_ids
-from providers.responses.store.response_record import ResponseRecord
+from providers.responses.store.response_record import ResponseRecord, first_words, question_of
 
 _END_LIFE_S: Final = 86_400.0
 """Seconds for which the end of a line is known after a deletion: longer than a response can be generated that is no
@@ -48,20 +50,27 @@ class QueuedSuccessor(msgspec.Struct, frozen=True):
     build_ops: Callable[[TurnPosition], Sequence[Op]]
 
 
+class FinishedResponse(msgspec.Struct, frozen=True):
+    """A finished response and what is stored with it: `input_json` is the JSON array of its own input items, each with
+    an id; `tool_results` are those of its hosted calls; `extra_ops` belong in the same write; `root` is its chain's.
+    `successor` is the response that is queued with it, and `has_mailbox` that of `ResponseRecord`."""
+
+    response: Response
+    input_json: bytes
+    tool_results: dict[str, ToolResultRecord]
+    extra_ops: Sequence[Op] = ()
+    root: str = ""
+    successor: QueuedSuccessor | None = None
+    has_mailbox: bool = False
+
+
 class NewTurn(msgspec.Struct, frozen=True):
-    """A turn that is to be stored, the response without its output, the beginnings of its text and question, and the
-    writes that belong in the same step. `successor` and `has_mailbox` are those of `FinishedResponse`."""
+    """A turn that is to be stored for a finished response, whose JSON without its output is `response_json`."""
 
     tenant: str
     turn: StoredTurn
     response_json: bytes
-    preview: str
-    extra_ops: Sequence[Op]
-    previous_id: str
-    is_background: bool
-    question: str = ""
-    successor: QueuedSuccessor | None = None
-    has_mailbox: bool = False
+    finished: FinishedResponse
 
     @property
     def line(self) -> str:
@@ -92,9 +101,10 @@ class TurnWriter:
         following = TurnPosition(before.line, before.depth + 1)
         key = line_key(new.tenant, before.line)
         # as a branch it has kept the turn before
-        release = [Delete(branch_key(new.tenant, before, new.line))] if new.is_background else []
+        is_background = bool(new.finished.response.background)
+        release = [Delete(branch_key(new.tenant, before, new.line))] if is_background else []
         # most lines have no state
-        added = None if new.is_background else await self._write(new, following, [Delete(key, ABSENT)])
+        added = None if is_background else await self._write(new, following, [Delete(key, ABSENT)])
         while added is None:
             entry = await self._kv.get(key)
             line, version = self._decode_line(key, entry), _version(entry)
@@ -186,7 +196,7 @@ class TurnWriter:
         """Store a turn in a line of its own, after one that has the items of its history."""
         items = (item.model_dump_json(exclude_none=True, by_alias=True) for item in history.items)
         before = StoredTurn(
-            new.previous_id,
+            new.finished.response.previous_response_id or "",
             new.turn.stored_at,
             msgspec.Raw(f"[{','.join(items)}]".encode()),
             msgspec.Raw(b"[]"),
@@ -205,28 +215,33 @@ class TurnWriter:
     async def _write(
         self, new: NewTurn, position: TurnPosition, ops: Sequence[Op] = (), *, fork_point: TurnPosition | None = None
     ) -> TurnAdded | None:
-        turn, tenant, ttl_s = new.turn, new.tenant, self._retention_s
+        turn, finished, tenant, ttl_s = new.turn, new.finished, new.tenant, self._retention_s
         writes: list[Op] = [*ops]
         if fork_point is not None:
             turn = msgspec.structs.replace(turn, fork_point=(fork_point.line, fork_point.depth))
             writes.append(Put(branch_key(tenant, fork_point, position.line), b"", ttl_s))
         turn_bytes = len(turn.input_items) + len(turn.output_items)
-        response, at = msgspec.Raw(new.response_json), position
         record = ResponseRecord(
-            at.line, at.depth, response, new.preview, turn_bytes, question=new.question, has_mailbox=new.has_mailbox
+            position.line,
+            position.depth,
+            msgspec.Raw(new.response_json),
+            first_words(finished.response),
+            turn_bytes,
+            question_of(finished.input_json),
+            finished.has_mailbox,
         )
         writes += [
             Put(turn_key(tenant, position), encode_record(turn), ttl_s, ABSENT),
             Put(record_key(tenant, "response", turn.id), encode_record(record), ttl_s),
         ]
-        if (successor := new.successor) is not None:  # a branch from here on, which keeps this turn
+        if (successor := finished.successor) is not None:  # a branch from here on, which keeps this turn
             branch = branch_key(tenant, position, _line_of(successor.response_id))
             writes += [Put(branch, b"", successor.life_s), *successor.build_ops(position)]
         if item_ids := client_item_ids(turn):
             await end_pass(item_ids)
             writes += [Put(record_key(tenant, "item", each), turn.id.encode(), ttl_s) for each in item_ids]
             await end_pass(item_ids)
-        versions = await self._kv.write([*writes, *new.extra_ops])
+        versions = await self._kv.write([*writes, *finished.extra_ops])
         return None if versions is None else TurnAdded(turn, position, versions[len(writes) :])
 
 

@@ -15,8 +15,9 @@ from providers.responses.context.sealed_content import SealedContent
 from providers.responses.events.ids import ResponseIds, response_id_of
 from providers.responses.events.response_object import begin_response, end_response
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.store.history import FinishedResponse, History
+from providers.responses.store.history import History
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
+from providers.responses.store.turn_writer import FinishedResponse
 
 TENANT = "t"
 SEARCH: dict[str, Any] = {

@@ -19,9 +19,10 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import begin_response, end_response
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.turn import TurnStream
-from providers.responses.store.history import FinishedResponse, History, LoadedHistory
+from providers.responses.store.history import History, LoadedHistory
 from providers.responses.store.history_cache import LoadAllowance
 from providers.responses.store.item_lookup import FoundItem
+from providers.responses.store.turn_writer import FinishedResponse
 from providers.responses.tools.offered import OfferedTools
 
 DAY_S = 86_400.0

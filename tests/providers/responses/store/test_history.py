@@ -16,8 +16,9 @@ from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import begin_response, end_response
 from providers.responses.run.turn import TurnStream
-from providers.responses.store.history import FinishedResponse, LoadedHistory
+from providers.responses.store.history import LoadedHistory
 from providers.responses.store.history_cache import LoadAllowance
+from providers.responses.store.turn_writer import FinishedResponse
 from providers.responses.tools.offered import OfferedTools
 from tests.providers.responses.store.kept import CACHES, DAY_S, TENANT, Kept, days_later
 

@@ -1,21 +1,22 @@
-"""Listing: pages in both orders, and a bound on what one page reads."""
+"""read_listing: pages in both orders, and a bound on what one page reads."""
 
 import pytest
 
-from apis.storage.kv_store import Entry
+from apis.storage.kv_store import Entry, KVStore
+from apis.wire.base import ListParams
 from providers.kv_store.memory import Memory
-from providers.responses.store.listing import Listing
+from providers.responses.store.listing import read_listing
 
 IDS = ["resp_019a00", "resp_019a01", "resp_019b00", "resp_019b01"]
 
 
-async def listing() -> Listing:
+async def filled_store() -> KVStore:
     kv = Memory(Memory.Config())
     for record_id in IDS:
         await kv.put(f"t/response/{record_id}", b"{}")
     await kv.put("t/response_of/x", b"{}")
     await kv.put("u/response/resp_019a02", b"{}")
-    return Listing(kv, "t/response/", "response")
+    return kv
 
 
 def every(record_id: str, _entry: Entry) -> str:
@@ -28,12 +29,13 @@ def nothing(_record_id: str, _entry: Entry) -> str | None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 async def test_pages_in_both_orders_hold_each_record_once(limit: int) -> None:
-    subject = await listing()
+    kv = await filled_store()
     for order, expected in (("desc", IDS[::-1]), ("asc", IDS)):
         names: list[str] = []
         after = None
         while True:
-            page = await subject.read_page(every, after=after, limit=limit, order=order)  # type: ignore[arg-type]  # of the tuple
+            params = ListParams.model_validate({"after": after, "limit": limit, "order": order})
+            page = await read_listing(kv, "t/response/", params, every, "response")
             names += page.data
             after = page.last_id
             if not page.has_more:
@@ -43,6 +45,6 @@ async def test_pages_in_both_orders_hold_each_record_once(limit: int) -> None:
 
 async def test_a_page_that_finds_nothing_ends_with_a_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("providers.responses.store.listing._MAX_READ_ROWS", 2)
-    subject = await listing()
-    page = await subject.read_page(nothing, after=None, limit=10, order="desc")
+    kv = await filled_store()
+    page = await read_listing(kv, "t/response/", ListParams(limit=10), nothing, "response")
     assert (page.data, page.last_id, page.has_more) == ([], IDS[2], True)
