@@ -91,6 +91,7 @@ class ResponsesLoop(Responses):
         self._config = config
         self._kv = kv_store
         self._accounts = accounts
+        self._webhooks = webhooks
         self._history = config.build_history(kv_store)
         self._conversations = StoredConversations(
             kv_store,
@@ -221,7 +222,7 @@ class ResponsesLoop(Responses):
     ) -> AsyncGenerator[ResponseEventBatch]:
         response = await self._load(response_id, tenant)
         view = await self._views.of_response(include, response, tenant)
-        async with aclosing(self._background.follow(response_id, starting_after, tenant=tenant)) as batches:
+        async with aclosing(self._background.event_log.follow(response_id, starting_after, tenant=tenant)) as batches:
             async for events in batches:
                 yield view.show_events(events)
 
@@ -272,7 +273,7 @@ class ResponsesLoop(Responses):
 
     async def list_webhook_deliveries(self, response_id: str, *, tenant: str) -> Sequence[DeliverySummary]:
         await self._load(response_id, tenant)
-        return await self._background.list_webhook_deliveries(response_id, tenant=tenant)
+        return await self._webhooks.list_deliveries(response_id, tenant=tenant)
 
     async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:
         items = await self._background.load_input_items(response_id, tenant=tenant)

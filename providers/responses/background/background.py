@@ -4,7 +4,7 @@ Creates, follows, reads and cancels them; `workers.py` claims their runs and `ex
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing, suppress
 from operator import itemgetter
 from typing import Any, Final
@@ -14,9 +14,8 @@ from openai.types.responses import Response
 
 from apis.accounts.accounts import Accounts
 from apis.errors import InvalidRequest, RateLimited, StackError, StorageCorrupt
-from apis.events import LoggedEvent, ResponseEventBatch
+from apis.events import ResponseEventBatch
 from apis.fair_share import Tenants
-from apis.observation.details import DeliverySummary
 from apis.responses import ResponseListParams, SpareCapacity, Steer, SteerResponse
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
@@ -162,7 +161,7 @@ class BackgroundResponses:
         if not request.stream:
             yield [run.queued_event]
             return
-        async with aclosing(self.follow(ref.id, -1, tenant=ref.tenant)) as batches:
+        async with aclosing(self.event_log.follow(ref.id, -1, tenant=ref.tenant)) as batches:
             async for events in batches:
                 yield events
 
@@ -188,10 +187,6 @@ class BackgroundResponses:
                 if pending.lock is not None:
                     raise await pending.lock.lost_error() from None
                 assert branch_ops  # ids are random: only the conditions of the lock, or of the chain, can fail
-
-    def follow(self, response_id: str, starting_after: int, *, tenant: str) -> AsyncGenerator[Sequence[LoggedEvent]]:
-        """Yield the events after that sequence number, then those to come."""
-        return self.event_log.follow(response_id, starting_after, tenant=tenant)
 
     async def get(self, response_id: str, *, tenant: str) -> Response | None:
         """Return a response that has not ended, without output; None for any other."""
@@ -253,10 +248,6 @@ class BackgroundResponses:
 
     def metrics(self) -> BackgroundMetrics:
         return self._workers.metrics()
-
-    async def list_webhook_deliveries(self, response_id: str, *, tenant: str) -> Sequence[DeliverySummary]:
-        """Return the deliveries of a response's end to webhooks, oldest first."""
-        return await self._webhooks.list_deliveries(response_id, tenant=tenant)
 
     async def delete_log(self, response_id: str, *, tenant: str) -> None:
         """Delete the events of a response, and the log of its webhook deliveries."""

@@ -26,7 +26,7 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import IncompleteReason, add_usage
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.checkpoint import Checkpoint, lost_call_result
-from providers.responses.run.hosted_calls import HostedCallRunner
+from providers.responses.run.hosted_calls import run_hosted_calls
 from providers.responses.run.turn import NO_CALLS_LEFT, TurnStream
 from providers.responses.settings import LoopSettings
 from providers.responses.tools.call import HostedCall
@@ -276,8 +276,7 @@ class AgentLoop:
         return reasons
 
     async def _run_calls(self, calls: Sequence[HostedCall]) -> None:
-        # for these calls only: held here, the runner would close a reference cycle around the whole response
-        await HostedCallRunner(self._output, self._config, self._record_tool_result, self._put_call_events).run(calls)
+        await run_hosted_calls(calls, self._output, self._config, self._record_tool_result, self._put_call_events)
 
     async def _put_call_events(self, events: EventBatch) -> None:
         is_done = self._output.record_done_items(events)

@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 from typing import Final
 
-from openai.types.responses import ResponseStreamEvent
-
 from apis.errors import StackError, ToolFailed
 from apis.events import EventBatch
 from apis.telemetry import (
@@ -28,85 +26,76 @@ from providers.responses.tools.call import HostedCall
 
 _log = logging.getLogger(__name__)
 
+Put = Callable[[EventBatch], Awaitable[None]]
 _MAX_DESCRIPTION_CHARS: Final = 1024
 """Length at which the description of a tool is cut: that of an MCP tool is its server's text."""
 _CANCEL_TIMEOUT_S: Final = 5
 """Seconds that cancelled calls have to stop; the stream ends without those that take longer."""
 
 
-class HostedCallRunner:
-    """Runs hosted calls, and puts their events as they happen. `record_result` is called with each call that has its
-    result, before its last events are put: a checkpoint after these events must hold the result."""
+async def run_hosted_calls(
+    calls: Sequence[HostedCall],
+    output: ResponseOutput,
+    config: LoopSettings,
+    record_result: Callable[[HostedCall], None],
+    put: Put,
+) -> None:
+    """Run the calls, `put` their events as they happen, and return when all have ended. `record_result` is called with
+    each call that has its result, before its last events are put: a checkpoint after these events must hold the result.
+    A caller that is cancelled cancels the calls and waits until they have stopped."""
+    slots = asyncio.Semaphore(config.parallel_tool_calls)
 
-    def __init__(
-        self,
-        output: ResponseOutput,
-        config: LoopSettings,
-        record_result: Callable[[HostedCall], None],
-        put: Callable[[EventBatch], Awaitable[None]],
-    ) -> None:
-        self._output = output
-        self._config = config
-        self._record_result = record_result
-        self._put = put
+    async def run_in_slot(call: HostedCall) -> None:
+        async with slots:
+            with _open_tool_span(call) as span:
+                started_at, outcome = monotonic(), "cancelled"
+                try:
+                    failure, events = await _run_call(call, output, config, put, span)
+                    record_result(call)
+                    await put(events)
+                    outcome = "completed" if failure is None else f"failed: {one_line(failure.message)[:300]}"
+                finally:
+                    elapsed_s = monotonic() - started_at
+                    log_fields = (call.id, one_line(call.name or call.item_type), output.ids.response_id)
+                    _log.info("the call %s of the tool %s in %s took %.3f s: %s", *log_fields, elapsed_s, outcome)
 
-    async def run(self, calls: Sequence[HostedCall]) -> None:
-        """Return when all calls have ended. A caller that is cancelled cancels the calls and waits until they have
-        stopped."""
-        slots = asyncio.Semaphore(self._config.parallel_tool_calls)
+    tasks = [asyncio.create_task(run_in_slot(call)) for call in calls]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
 
-        async def run_in_slot(call: HostedCall) -> None:
-            async with slots:
-                with _open_tool_span(call) as span:
-                    started_at, outcome = monotonic(), "cancelled"
-                    try:
-                        outcome = await self._run_call(call, span)
-                    finally:
-                        self._log_call(call, monotonic() - started_at, outcome)
 
-        tasks = [asyncio.create_task(run_in_slot(call)) for call in calls]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
+async def _run_call(
+    call: HostedCall, output: ResponseOutput, config: LoopSettings, put: Put, span: Span
+) -> tuple[ToolFailed | None, EventBatch]:
+    """Run one call to its end, and return its failure, if it failed, and its last events. A failed tool raises nothing:
+    its error is the result that the model reads."""
+    limit_s = call.timeout_s or config.tool_timeout_s
+    try:
+        async with asyncio.timeout(limit_s) as limit:
 
-    def _log_call(self, call: HostedCall, elapsed_s: float, outcome: str) -> None:
-        name, response_id = one_line(call.name or call.item_type), self._output.ids.response_id
-        _log.info("the call %s of the tool %s in %s took %.3f s: %s", call.id, name, response_id, elapsed_s, outcome)
+            async def emit(events: EventBatch) -> None:
+                async with _paused(limit):  # a reader may be slow, which is not the tool's time
+                    await put(events)
 
-    async def _run_call(self, call: HostedCall, span: Span) -> str:
-        """Run one call to its end, and return the outcome for the log. A failed tool raises nothing: its error is the
-        result that the model reads."""
-        limit_s = call.timeout_s or self._config.tool_timeout_s
-        failure, error_type, events = None, "", list[ResponseStreamEvent]()
-        try:
-            async with asyncio.timeout(limit_s) as limit:
-
-                async def emit(events: EventBatch) -> None:
-                    async with _paused(limit):  # a reader may be slow, which is not the tool's time
-                        await self._put(events)
-
-                await call.run(self._output, emit)
-            events = call.finish()
-        except StackError as exc:
-            error_type = error_type_of(exc)
-            failure = exc if isinstance(exc, ToolFailed) else ToolFailed(exc.message)
-        except TimeoutError:
-            error_type = "timeout"
-            failure = ToolFailed(f"The tool took longer than {limit_s:g} s and was stopped.")
-        except Exception as exc:  # noqa: BLE001 - around a tool call: the model reads that it failed, not the bug's own text
-            error_type = error_type_of(exc)
-            _log.exception("the tool %s failed on a bug", call.name)
-            failure = ToolFailed("The tool failed on an error of its own.")
-        if failure is not None:
-            span.fail(error_type)
-            events = call.fail(failure)
-        self._record_result(call)
-        await self._put(events)
-        return "completed" if failure is None else f"failed: {one_line(failure.message)[:300]}"
+            await call.run(output, emit)
+        return None, call.finish()
+    except StackError as exc:
+        error_type = error_type_of(exc)
+        failure = exc if isinstance(exc, ToolFailed) else ToolFailed(exc.message)
+    except TimeoutError:
+        error_type = "timeout"
+        failure = ToolFailed(f"The tool took longer than {limit_s:g} s and was stopped.")
+    except Exception as exc:  # noqa: BLE001 - around a tool call: the model reads that it failed, not the bug's own text
+        error_type = error_type_of(exc)
+        _log.exception("the tool %s failed on a bug", call.name)
+        failure = ToolFailed("The tool failed on an error of its own.")
+    span.fail(error_type)
+    return failure, call.fail(failure)
 
 
 @asynccontextmanager

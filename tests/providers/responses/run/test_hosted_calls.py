@@ -10,7 +10,7 @@ from apis.deltas import ToolCallStart
 from apis.events import EventBatch
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
-from providers.responses.run.hosted_calls import HostedCallRunner
+from providers.responses.run.hosted_calls import run_hosted_calls
 from providers.responses.settings import LoopSettings
 from providers.responses.tools.call import Emit, HostedCall
 
@@ -44,6 +44,6 @@ async def test_a_slow_reader_does_not_use_up_the_time_of_a_tool(work_s: float, r
     call.work_s = work_s
     call.place(output)
     config = LoopSettings.model_validate({"tool_timeout_s": LIMIT_S})
-    await HostedCallRunner(output, config, lambda _: None, put).run([call])
+    await run_hosted_calls([call], output, config, lambda _: None, put)
     assert call.tool_result is not None
     assert result in call.tool_result.output
