@@ -5,7 +5,8 @@ list. The code that runs the request releases them when it is over.
 """
 
 import asyncio
-from collections.abc import MutableSequence
+from collections.abc import Generator, MutableSequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -25,6 +26,18 @@ HELD_PLACES: Final[ContextVar[MutableSequence[Place] | None]] = ContextVar("held
 """The places of the request that the current task works for."""
 
 _share_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, FairShare] = WeakKeyDictionary()
+
+
+@contextmanager
+def held_places() -> Generator[None]:
+    """Release at the end of the context the places that the work within it has taken."""
+    places: list[Place] = []
+    HELD_PLACES.set(places)
+    try:
+        yield
+    finally:
+        for place in places:
+            place.release()
 
 
 def count_answers_in(share: FairShare) -> None:

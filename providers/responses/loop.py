@@ -102,17 +102,16 @@ class ResponsesLoop(Responses):
         )
         self.hides_reasoning = config.hide_reasoning
         self._views = self._conversations.views
-        request_tools = RequestTools(
+        self._request_tools = RequestTools(
             inference, tool_runtime, tool_servers, vector_stores, image_generator, reader, vaults=vaults
         )
-        self._model_catalog = request_tools.model_catalog
-        self._request_tools = request_tools
+        models = self._request_tools.model_catalog
         self._prompts = config.prompt_library()
         inferences = RequestInferences(
-            inference, self._model_catalog, config.summary_model, moderation, hides_reasoning=config.hide_reasoning
+            inference, models, config.summary_model, moderation, hides_reasoning=config.hide_reasoning
         )
         self._preparer = ResponsePreparer(
-            config, inferences, kv_store, reader, request_tools, self._conversations, self._prompts
+            config, inferences, kv_store, reader, self._request_tools, self._conversations, self._prompts
         )
         self._runner = ResponseRunner(self._history, config.response_timeout_s)
         self._session_cache = HistoryCache(config.session_bytes, max_age_s=math.inf)
@@ -198,7 +197,7 @@ class ResponsesLoop(Responses):
         return "" if caller is None else await self._accounts.find_lasting_key(caller)
 
     async def find_window(self, model: str) -> int | None:
-        return await self._model_catalog.find_window(model)
+        return await self._request_tools.model_catalog.find_window(model)
 
     def open_session(self, *, tenant: str) -> Session:
         mailboxes = self._background.steering.mailboxes

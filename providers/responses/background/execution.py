@@ -24,12 +24,11 @@ from apis.errors import (
     WindowExpired,
 )
 from apis.events import INITIAL_EVENT_COUNT, INITIAL_EVENTS
-from apis.fair_share import Place
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost
 from apis.webhooks import Webhooks
 from providers.common.fair_turns import CURRENT_TURN, run_long, turn_of
-from providers.common.held_bytes import HELD_PLACES
+from providers.common.held_bytes import held_places
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
 from providers.responses.background.owners import RunOwners
@@ -142,14 +141,8 @@ class RunExecutor:
         """Bring a run to its end, or release it for another worker: when cancelled, and when the store is
         unavailable, which is raised. With a `failure` it is executed no more, and ends with that."""
         CURRENT_TURN.set(turn_of(claimed_run.ref.tenant))
-        places: list[Place] = []
-        HELD_PLACES.set(places)
-        try:
-            with background_run(claimed_run.stored_request.trace, self._find_queue_time(claimed_run)):
-                await self._execute(claimed_run, failure)
-        finally:
-            for place in places:
-                place.release()
+        with held_places(), background_run(claimed_run.stored_request.trace, self._find_queue_time(claimed_run)):
+            await self._execute(claimed_run, failure)
 
     def _find_queue_time(self, claimed_run: ClaimedRun) -> float | None:
         """Return since when a run waited; None for one that began at once, or that another worker began."""
