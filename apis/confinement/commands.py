@@ -19,13 +19,14 @@ class ShellCommand:
 @dataclass(frozen=True, slots=True)
 class CommandEvent:
     """Text that the command `index` of a call wrote, or its end with the text that was not sent before. The exit code
-    of a command that was stopped at its time limit is None."""
+    of a command that was stopped at its time limit is None. The end has the milliseconds that the command ran."""
 
     index: int
     stdout: str = ""
     stderr: str = ""
     has_ended: bool = False
     exit_code: int | None = None
+    duration_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

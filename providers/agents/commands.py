@@ -1,6 +1,5 @@
 """From the shell calls of a response to the commands of the turn that it is a part of: an item for each command."""
 
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,7 +30,7 @@ def begin_commands(transition: Transition, call: Json) -> None:
         turn.outputs += 1
         number = transition.add_item(item, index)
         transition.open_items[number] = item
-        turn.commands.append(OpenCommand(call["call_id"], position, index, number, began_at=time.time()))
+        turn.commands.append(OpenCommand(call["call_id"], position, index, number))
     turn.has_commands = turn.has_outputs = True
     if transition.root.state.turn is not None:  # which publishes what its subagents put out
         transition.root.state.turn.has_outputs = True
@@ -92,7 +91,7 @@ def _end(transition: Transition, command: OpenCommand, output: Json | None, *, i
     code = output["outcome"].get("exit_code") if output is not None else None
     status = "completed" if code == 0 else "failed" if output is not None and is_whole else "incomplete"
     text = None if output is None else output["stdout"] + output["stderr"]
-    duration_ms = None if output is None else max(0, round((time.time() - command.began_at) * 1000))
+    duration_ms = None if output is None else output.get("duration_ms")
     item.update(turn_id=turn.id, output=text, exit_code=code, duration_ms=duration_ms, status=status)
     transition.put_item(command.number, item)
     transition.emit_of_turn("item.done", item=item, output_index=command.index)

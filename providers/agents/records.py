@@ -88,14 +88,13 @@ class StoredSession(msgspec.Struct):
 
 class OpenCommand(msgspec.Struct, omit_defaults=True):
     """A command that runs: the `position` of it in the call `call_id`, its index in the turn and its number, and the
-    index of the output of the call in the response, once that is known. It began at `began_at`, in Unix time."""
+    index of the output of the call in the response, once that is known."""
 
     call_id: str
     position: int
     index: int
     number: int
     output_index: int = -1
-    began_at: float = 0.0
 
 
 class Action(msgspec.Struct):

@@ -1,5 +1,6 @@
 """Shell commands in a sandbox: what a guest reports of them while they run, checked and as text that can be shown."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,11 +40,13 @@ def bind_command(command: ShellCommand, max_timeout_s: float, max_chars: int) ->
 class CommandParts:
     """Checks the parts that a guest sends, since a program may have written them, and hands on what they report.
 
-    A guest that sends more than its commands may write, or anything after the end of one, raises ValueError.
+    A guest that sends more than its commands may write, or anything after the end of one, raises ValueError. The
+    commands begin when this is created.
     """
 
     def __init__(self, commands: Sequence[BoundCommand], on_event: Callable[[CommandEvent], None]) -> None:
         self._on_event = on_event
+        self._began_s = time.monotonic()
         self._chars_left = {index: command.max_chars + _MAX_MARK_CHARS for index, command in enumerate(commands)}
         self._parts_left = _MAX_PARTS * len(commands)
 
@@ -59,16 +62,22 @@ class CommandParts:
                 if has_ended := "exit_code" in rest:
                     del self._chars_left[index]
                 exit_code = code if isinstance(code, int) and 0 <= code <= 255 else None
-                self._on_event(CommandEvent(index, stdout, stderr, has_ended, exit_code))
+                duration_ms = self._measure() if has_ended else None
+                self._on_event(CommandEvent(index, stdout, stderr, has_ended, exit_code, duration_ms))
             case _:
                 raise ValueError("no part of a running command")
 
     def end_all(self, note: str, *, is_timed_out: bool) -> None:
         """Report the end of the commands that still ran when their session ended."""
+        exit_code, duration_ms = None if is_timed_out else 137, self._measure()
         for index in self._chars_left:
-            exit_code = None if is_timed_out else 137
-            self._on_event(CommandEvent(index, "", f"[{note}]\n", has_ended=True, exit_code=exit_code))
+            end = CommandEvent(index, "", f"[{note}]\n", has_ended=True, exit_code=exit_code, duration_ms=duration_ms)
+            self._on_event(end)
         self._chars_left.clear()
+
+    def _measure(self) -> int:
+        """Return the milliseconds for which the commands have run; no program can forge them."""
+        return round((time.monotonic() - self._began_s) * 1000)
 
 
 def parse_written_files(reply: GuestMessage) -> list[str]:

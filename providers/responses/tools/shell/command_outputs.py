@@ -21,10 +21,13 @@ class _CommandOutput:
     stderr: list[str] = field(default_factory=list[str])
     has_ended: bool = False
     exit_code: int | None = None
+    duration_ms: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         ended = {"type": "timeout"} if self.exit_code is None else {"type": "exit", "exit_code": self.exit_code}
-        return {"stdout": "".join(self.stdout), "stderr": "".join(self.stderr), "outcome": ended}
+        output = {"stdout": "".join(self.stdout), "stderr": "".join(self.stderr), "outcome": ended}
+        # a field of ours, as the container of a call has one
+        return output if self.duration_ms is None else {**output, "duration_ms": self.duration_ms}
 
 
 class CommandOutputs:
@@ -49,7 +52,7 @@ class CommandOutputs:
                 item_event(f"{_CONTENT}.delta", item_id, output_index, command_index=event.index, delta=delta)
             )
         if event.has_ended:
-            output.has_ended, output.exit_code = True, event.exit_code
+            output.has_ended, output.exit_code, output.duration_ms = True, event.exit_code, event.duration_ms
             events.append(_done_event(event.index, output, item_id, output_index))
         return events
 
