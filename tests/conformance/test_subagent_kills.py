@@ -118,7 +118,9 @@ async def live_through_kill(workers: Workers, aim: Aim, delay_s: float) -> None:
     assert [event["sequence_number"] for event in events] == [*range(1, len(events) + 1)]
     kinds = Counter(event["type"].removeprefix("agent.session.") for event in events)
     ends = [kinds[f"turn.{end}"] for end in ("completed", "cancelled", "failed")]
-    assert (sum(ends), ends[2], events[-1]["type"]) == (kinds["turn.created"], 0, "agent.session.idle"), (aim, kinds)
+    errors = [event["turn"]["error"] for event in events if event["type"] == "agent.session.turn.failed"]
+    assert errors == [], aim
+    assert (sum(ends), events[-1]["type"]) == (kinds["turn.created"], "agent.session.idle"), (aim, kinds)
     subagents = await list_subagents(workers, session_id)
     items = (await ask(workers, "GET", f"/{session_id}/items?limit=100&order=asc"))["data"]
     all_items = [items, *[await list_subagents(workers, session_id, f"/{each['id']}/items") for each in subagents]]
@@ -130,6 +132,9 @@ async def live_through_kill(workers: Workers, aim: Aim, delay_s: float) -> None:
     assert len(subagents) == kinds["subagent.created"] == kinds["turn.created"] - 1
     if aim is cancel:
         return
+    # a call that was not whole when its response was lost has no effect, and the next response calls again
+    items = [item for item in items if item.get("status") != "incomplete"]
+    assert len(subagents) == 2, aim
     assert [item["type"] for item in items] == [
         *("message", "create_subagent_call", "create_subagent_call", "wait_for_subagents_call"),
         *("agent_message", "agent_message", "message"),
