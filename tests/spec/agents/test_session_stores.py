@@ -164,49 +164,84 @@ async def test_a_damaged_record_of_a_turn_stops_no_other_turn(kind: str, tmp_pat
 
 
 class CountingMemory(Memory):
-    """A store that counts the calls about sessions, and the bytes that they read."""
+    """A store that notes its calls: their kinds, the keys, and the bytes that they read."""
 
-    calls: ClassVar[list[tuple[str, int]]] = []
+    calls: ClassVar[list[tuple[str, str, int]]] = []
 
     class Config(Memory.Config):
         """The fields of the memory store."""
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
         entries = await super().get_many(keys)
-        if any("default/agent_" in key for key in keys):
-            self.calls.append(("get", sum(len(entry.value) for entry in entries if entry is not None)))
+        self.calls.append(("read", " ".join(keys), sum(len(entry.value) for entry in entries if entry is not None)))
         return entries
 
     async def scan(self, prefix: str, **bounds: Any) -> list[tuple[str, Entry]]:
         rows = await super().scan(prefix, **bounds)
-        if prefix.startswith("default/agent_"):
-            self.calls.append(("scan", sum(len(entry.value) for _, entry in rows)))
+        self.calls.append(("read", prefix, sum(len(entry.value) for _, entry in rows)))
         return rows
 
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
-        if any("default/agent_" in op.key for op in ops):
-            self.calls.append(("write", 0))
+        self.calls.append(("write", " ".join(op.key for op in ops), 0))
         return await super().write(ops, durable=durable)
 
 
-async def run_turn(served: Served, session_id: str) -> tuple[int, int]:
-    """Run a turn, and list the ends of its session; return the calls of the store about it, and the bytes read."""
-    CountingMemory.calls.clear()
+COUNTED: Json = {"provider": "tests.spec.agents.test_session_stores:CountingMemory"}
+
+
+async def run_turn(served: Served, session_id: str) -> None:
+    """Run a turn with nothing else, and wait until its worker has let go of it."""
     await send(served.client, session_id, message("go on"))
     async with asyncio.timeout(10):
         while len(await served.stack.kv_store.scan("/agent_turn")):  # noqa: ASYNC110 - no event is set
             await asyncio.sleep(0.005)
+
+
+async def measure_turn(served: Served, session_id: str) -> tuple[int, int]:
+    """Run a turn, and list the ends of its session; return the calls of the store about it, and the bytes read."""
+    CountingMemory.calls.clear()
+    await run_turn(served, session_id)
     await served.client.beta.agents.sessions.items.list(session_id, limit=2)
     await served.client.beta.agents.sessions.turns.list(session_id, limit=2)
-    return len(CountingMemory.calls), sum(size for _, size in CountingMemory.calls)
+    sizes = [size for _, keys, size in CountingMemory.calls if "default/agent_" in keys]
+    return len(sizes), sum(sizes)
 
 
 async def test_turn_60_of_a_session_reads_and_writes_as_much_of_it_as_turn_10() -> None:
-    store = {"provider": "tests.spec.agents.test_session_stores:CountingMemory"}
-    async with serving(scripted([{"text": "hi"}]), kv_store=store) as served:
+    async with serving(scripted([{"text": "hi"}]), kv_store=COUNTED) as served:
         session = await run_session(served.client)
-        counts = [await run_turn(served, session.id) for _ in range(60)]
+        counts = [await measure_turn(served, session.id) for _ in range(60)]
     # the deltas of a model may come in one batch or two: of some turns, the one with the fewest calls counts
     (early_calls, early_bytes), (late_calls, late_bytes) = min(counts[6:10]), min(counts[56:])
     assert late_calls == early_calls <= 16
     assert late_bytes < 1.1 * early_bytes
+
+
+def count_calls() -> tuple[int, int]:
+    """The writes and the reads of the tenant's records; looking for work of all tenants is not one of them."""
+    kinds = [kind for kind, keys, _ in CountingMemory.calls if "default/" in keys]
+    CountingMemory.calls.clear()
+    return kinds.count("write"), kinds.count("read")
+
+
+async def test_a_turn_calls_the_store_some_times_more_than_its_response() -> None:
+    """The fewest calls of some turns, because deltas may come in several batches, and of as many responses."""
+    async with serving(scripted([{"text": "hi"}]), kv_store=COUNTED) as served:
+        session, conversation = await run_session(served.client), await served.client.conversations.create()
+        turns: list[tuple[int, int]] = []
+        responses: list[tuple[int, int]] = []
+        for _ in range(8):
+            count_calls()
+            await run_turn(served, session.id)
+            turns.append(count_calls())
+            stream = await served.client.responses.create(
+                model="scripted", input="go on", conversation=conversation.id, background=True, stream=True
+            )
+            assert [event.type async for event in stream][-1] == "response.completed"
+            responses.append(count_calls())
+    writes, reads = (min(each) for each in zip(*turns, strict=True))
+    own_writes, own_reads = (min(each) for each in zip(*responses, strict=True))
+    assert own_writes <= 5
+    assert own_reads <= 14
+    assert writes <= own_writes + 6
+    assert reads <= own_reads + 17
