@@ -15,6 +15,8 @@ from apis.wire.tools import VaultIds
 
 MAX_EVENTS = 16_384
 """Events of one request, and inputs of one session that no model has read yet."""
+MAX_WAITING_BYTES = 16 * 1024 * 1024
+"""Bytes of the inputs of one session that no model has read yet: one request reads all of them."""
 Text = Annotated[str, Field(max_length=10 * 2**20)]
 
 

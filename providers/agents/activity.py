@@ -1,12 +1,10 @@
 """SessionActivity: the events that clients send to a session, and the listings of its turns, items and subagents."""
 
-from collections.abc import Sequence
 from typing import Any, Final
-
-import orjson
 
 from apis.agents.sessions import (
     MAX_EVENTS,
+    MAX_WAITING_BYTES,
     CancelEvent,
     McpApprovalEvent,
     MessageEvent,
@@ -18,8 +16,7 @@ from apis.agents.sessions import (
 from apis.errors import AgentNotFound, Conflict, InvalidRequest, StorageCorrupt
 from apis.responses import Responses
 from apis.storage.keys import new_id_key, record_id
-from apis.storage.kv_store import Entry
-from apis.storage.pages import Page, first_page
+from apis.storage.pages import Page
 from apis.storage.records import decode_record
 from apis.wire.base import ListParams
 from providers.agents.records import Json, SessionRef, SessionState, StoredSession, TurnRecord
@@ -29,7 +26,7 @@ from providers.agents.store import SessionStore
 from providers.agents.subagents.records import show_subagent
 from providers.agents.transition import Transition, show_turn
 from providers.common.fair_turns import current_turn
-from providers.common.state.scan import find_cursor, list_from, report_damaged, skipping_damaged
+from providers.common.state.scan import find_cursor, list_page, report_damaged
 
 _INPUT_WORK: Final = 400
 """Work of a turn of the event loop on one input of a session."""
@@ -60,10 +57,14 @@ class SessionActivity:
                 await current_turn().wait(_INPUT_WORK * (len(event.input) if isinstance(event, MessageEvent) else 1))
                 if isinstance(event, CancelEvent):
                     await self._cancel(session)
-                else:
-                    _apply(session, event, key_id, f"events[{index}]")
+                    continue
+                _apply(session, event, key_id, f"events[{index}]")
                 if session.state.input_next - session.state.input_first > MAX_EVENTS:
                     raise Conflict(f"{MAX_EVENTS} inputs of this session wait already.", param="events")
+                waiting = (each.state.input_bytes + each.state.deferred_bytes for each in session.list_written())
+                if max(waiting) > MAX_WAITING_BYTES:
+                    message = f"At most {MAX_WAITING_BYTES} bytes of input may wait for the model of a session."
+                    raise Conflict(message, param=f"events[{index}]")
             return bool(request.events)
 
         session = await self._store.change(ref, edit, key=key)
@@ -99,10 +100,10 @@ class SessionActivity:
         session = await self._store.load(_build_ref(tenant, session_id, subagent_id))
         prefix = session.ref.prefix("turn")
         cursor = await find_cursor(self._kv, prefix, params.after, _turn_not_found("after"))
-        rows = await list_from(self._kv, prefix, TurnRecord, cursor, order=params.order, limit=params.limit + 1)
+        page = await list_page(self._kv, prefix, TurnRecord, cursor, order=params.order, limit=params.limit)
         agent_id = session.record.agent_id
-        turns = [show_turn(session.ref, agent_id, row.key.removeprefix(prefix), row.record) for row in rows]
-        return first_page(turns, params.limit)
+        turns = [show_turn(session.ref, agent_id, row.key.removeprefix(prefix), row.record) for row in page.data]
+        return Page(turns, page.has_more)
 
     async def list_items(
         self,
@@ -127,31 +128,11 @@ class SessionActivity:
                 raise _unknown_cursor()
             first, end = (first, number) if is_reversed else (number + 1, end)
         # one key of a scan is exclusive at each end, and numbers have no gaps
-        bounds = session.ref.prefix("item") if not first else session.ref.item_key(first - 1), session.ref.item_key(end)
-        items: list[Json] = []
-        while len(items) <= params.limit:
-            rows = await self._kv.scan(
-                session.ref.prefix("item"),
-                after=bounds[0],
-                before=bounds[1],
-                limit=params.limit + 1,
-                reverse=is_reversed,
-            )
-            items += self._decode_items(rows)
-            if len(rows) <= params.limit:
-                break
-            bounds = (bounds[0], rows[-1][0]) if is_reversed else (rows[-1][0], bounds[1])
-        return first_page(items, params.limit)
-
-    def _decode_items(self, rows: Sequence[tuple[str, Entry]]) -> list[Json]:
-        """Return the items of the rows that can be read."""
-        items: list[Json] = []
-        for key, entry in rows:
-            with skipping_damaged(self._kv, key, "item of a session"):
-                item: Any = orjson.loads(entry.value)
-                item["id"]
-                items.append(item)
-        return items
+        bounds = session.ref.item_key(first - 1) if first else "", session.ref.item_key(end)
+        cursor, until = reversed(bounds) if is_reversed else bounds
+        prefix = session.ref.prefix("item")
+        page = await list_page(self._kv, prefix, Json, cursor, order=params.order, limit=params.limit, until=until)
+        return Page([row.record for row in page.data if "id" in row.record], page.has_more)
 
     async def _load_turn(self, ref: SessionRef, turn_id: str) -> TurnRecord:
         entry = await self._kv.get(ref.turn_key(turn_id))
@@ -170,9 +151,9 @@ class SessionActivity:
         session = (await self._store.load(_build_ref(tenant, session_id, None))).ref
         prefix = session.subagent_prefix
         cursor = await find_cursor(self._kv, prefix, params.after, _unknown_cursor())
-        rows = await list_from(self._kv, prefix, StoredSession, cursor, order=params.order, limit=params.limit + 1)
-        subagents = [show_subagent(session.subagent(row.key.removeprefix(prefix)), row.record) for row in rows]
-        return first_page(subagents, params.limit)
+        page = await list_page(self._kv, prefix, StoredSession, cursor, order=params.order, limit=params.limit)
+        subagents = [show_subagent(session.subagent(row.key.removeprefix(prefix)), row.record) for row in page.data]
+        return Page(subagents, page.has_more)
 
     async def _find_number(self, ref: SessionRef, item_id: str) -> int:
         entry = await self._kv.get(ref.item_number_key(item_id))

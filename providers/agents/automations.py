@@ -11,7 +11,7 @@ next time, or the delivery of its first invocation that is queued.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -19,20 +19,21 @@ from apis.agents.automations import (
     AutomationListParams,
     CreateAutomation,
     InvocationListParams,
+    ResponseTarget,
     UpdateAutomation,
 )
 from apis.batches.batches import BatchOwner
 from apis.errors import AgentNotFound, Conflict, InvalidRequest
 from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
-from apis.storage.pages import Page, first_page
+from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all, encode_record
 from providers.agents.schedules import check_schedule, find_last, list_next, load_zone
-from providers.agents.targets import Json, complete_target, show_target
+from providers.agents.targets import Json, Target, complete_target, parse_target, show_target
 from providers.common.due_rows import move_due_row
 from providers.common.state.change import write_prepared
 from providers.common.state.record_count import RecordCount
-from providers.common.state.scan import decode_or_skip, find_cursor, list_from, list_records
+from providers.common.state.scan import decode_or_skip, find_cursor, list_matching, list_page, list_records
 
 DUE_PREFIX: Final = "/automation_due/"
 _MAX_TARGET_BYTES: Final = 1024 * 1024
@@ -151,25 +152,25 @@ class StoredAutomations:
         return decode_record(entry, AutomationRecord), entry.version
 
     async def list(self, params: AutomationListParams, *, tenant: str) -> Page[Json]:
-        """Return a page of automations. Raises AgentNotFound for an unknown cursor."""
-        prefix, at_once = _automation_key(tenant, ""), params.limit + 1
+        """Return a page of automations; a filtered one may have fewer than there are, and then names the last one that
+        was looked at. Raises AgentNotFound for an unknown cursor."""
+        prefix, session_id = _automation_key(tenant, ""), params.session_id
         cursor = await find_cursor(self.kv, prefix, params.after, _not_found("after"))
-        listed: list[Json] = []
-        while len(listed) < at_once:
-            rows = await list_from(self.kv, prefix, AutomationRecord, cursor, order=params.order, limit=at_once)
-            listed += [
-                _show_planned(row.key.removeprefix(prefix), row.record, 1)
-                for row in rows
-                if params.session_id in (None, row.record.target.get("session_id"))
-            ]
-            if len(rows) < at_once:
-                break
-            cursor = rows[-1].key
-        return first_page(listed[:at_once], params.limit)
+        page = await list_matching(
+            self.kv,
+            prefix,
+            AutomationRecord,
+            cursor,
+            order=params.order,
+            limit=params.limit,
+            accepts=None if session_id is None else lambda record: record.target.get("session_id") == session_id,
+        )
+        listed = [_show_planned(row.key.removeprefix(prefix), row.record, 1) for row in page.data]
+        return Page(listed, page.has_more, page.last_id)
 
-    async def update(self, automation_id: str, request: UpdateAutomation, *, tenant: str) -> Json:
-        """Change the fields that the request has, and return the automation. Raises AgentNotFound and
-        InvalidRequest."""
+    async def update(self, automation_id: str, request: UpdateAutomation, *, owner: BatchOwner) -> Json:
+        """Change the fields that the request has, and return the automation; with another target, its invocations have
+        the rights of the owner's key. Raises AgentNotFound and InvalidRequest."""
         target = None if request.target is None else _complete_bounded(request.target)
         if request.timezone is not None:
             await load_zone(request.timezone)
@@ -181,7 +182,8 @@ class StoredAutomations:
             if target is not None and target["type"] != record.target["type"]:
                 raise InvalidRequest("The target of an automation keeps its type.", param="target.type")
             record.name = request.name or record.name
-            record.target = target or record.target
+            if target is not None:
+                record.target, record.key_id = target, owner.key_id
             record.metadata = record.metadata if request.metadata is None else dict(request.metadata)
             if request.expression or request.timezone or request.run_at is not None:
                 record.expression = request.expression or record.expression
@@ -190,7 +192,7 @@ class StoredAutomations:
                 _plan(record, now)
             return ()
 
-        return _show_planned(automation_id, await self.edit(automation_id, tenant, edit))
+        return _show_planned(automation_id, await self.edit(automation_id, owner.tenant, edit))
 
     async def pause(self, automation_id: str, *, tenant: str) -> Json:
         """Have the schedule rest: its times pass without an invocation. Raises AgentNotFound and Conflict."""
@@ -243,7 +245,7 @@ class StoredAutomations:
     async def delete_all(self, *, tenant: str) -> None:
         """Delete the automations of a tenant with their due rows, whose keys do not begin with its name."""
         prefix, after = _automation_key(tenant, ""), ""
-        while rows := await list_records(self.kv, prefix, AutomationRecord, limit=100, after=after):
+        while rows := await list_records(self.kv, prefix, AutomationRecord, limit=10, after=after):
             for row in rows:
                 with suppress(AgentNotFound):
                     await self.delete(row.key.removeprefix(prefix), tenant=tenant)
@@ -284,9 +286,9 @@ class StoredAutomations:
         await self.load(automation_id, tenant)
         prefix = invocation_key(tenant, automation_id, "")
         cursor = await find_cursor(self.kv, prefix, params.after, _not_found("after"))
-        rows = await list_from(self.kv, prefix, InvocationRecord, cursor, order=params.order, limit=params.limit + 1)
-        invocations = [_show_invocation(automation_id, row.key.removeprefix(prefix), row.record) for row in rows]
-        return first_page(invocations, params.limit)
+        page = await list_page(self.kv, prefix, InvocationRecord, cursor, order=params.order, limit=params.limit)
+        invocations = [_show_invocation(automation_id, row.key.removeprefix(prefix), row.record) for row in page.data]
+        return Page(invocations, page.has_more)
 
     async def edit(self, automation_id: str, tenant: str, edit: Edit) -> AutomationRecord:
         """Change an automation, move its due row, and write what `edit` returns, all in one write. Return it as it
@@ -386,8 +388,15 @@ def _require_unfinished(record: AutomationRecord) -> None:
         raise Conflict("This automation is completed: its one time has come.")
 
 
-def _complete_bounded(target: Any) -> Json:
+def _complete_bounded(target: Target) -> Json:
     completed = complete_target(target)
+    if isinstance(target, ResponseTarget) and parse_target(completed) != target:
+        raise InvalidRequest(
+            "An automation is stored, and this request holds what is not for storing (an MCP server's URL, "
+            "`authorization` or `headers`, or `domain_secrets` of a container). Name vaults in `vault_ids`, or the MCP "
+            "servers of the run config.",
+            param="target.request",
+        )
     if len(encode_record(completed)) > _MAX_TARGET_BYTES:
         raise InvalidRequest(f"The target is larger than {_MAX_TARGET_BYTES} bytes.", param="target")
     return completed

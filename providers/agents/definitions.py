@@ -13,12 +13,12 @@ from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
 from apis.errors import AgentNotFound, InvalidRequest
 from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
-from apis.storage.pages import Page, first_page
+from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record
-from providers.agents.descriptions import Json, complete_agent, describe_options, show_tools
+from providers.agents.descriptions import Json, check_size, complete_agent, describe_options, show_tools
 from providers.common.state.change import change, write_prepared
 from providers.common.state.record_count import RecordCount
-from providers.common.state.scan import find_cursor, list_from
+from providers.common.state.scan import find_cursor, list_page
 
 ID_PREFIX: Final = "agent_"
 
@@ -39,10 +39,12 @@ class StoredDefinitions:
         self._max_agents = max_agents
 
     async def create(self, request: CreateAgent, *, tenant: str) -> Json:
-        """Create an agent. Raises InvalidRequest if the tenant has as many as it may."""
+        """Create an agent. Raises InvalidRequest for one that is too large, and if the tenant has as many as it
+        may."""
         await self._kv.require_room(tenant)
         now, agent_id = int(time.time()), new_agent_id()
-        fields = complete_agent({**describe_options(request), **_describe_names(request), "model": request.model})
+        described = {**describe_options(request), **_describe_names(request), "model": request.model}
+        fields = check_size(complete_agent(described))
         record = AgentRecord(fields, now, now)
 
         async def prepare() -> Sequence[Op]:
@@ -64,11 +66,12 @@ class StoredDefinitions:
         """Return a page of agents. Raises AgentNotFound for an unknown cursor."""
         prefix = _agent_key(tenant, "")
         cursor = await find_cursor(self._kv, prefix, params.after, agent_not_found("after"))
-        rows = await list_from(self._kv, prefix, AgentRecord, cursor, order=params.order, limit=params.limit + 1)
-        return first_page([_show(row.key.removeprefix(prefix), row.record) for row in rows], params.limit)
+        page = await list_page(self._kv, prefix, AgentRecord, cursor, order=params.order, limit=params.limit)
+        return Page([_show(row.key.removeprefix(prefix), row.record) for row in page.data], page.has_more)
 
     async def update(self, agent_id: str, request: UpdateAgent, *, tenant: str) -> Json:
-        """Change the fields that the request has, and return the agent. Raises AgentNotFound."""
+        """Change the fields that the request has, and return the agent. Raises AgentNotFound, and InvalidRequest for
+        an agent that would be too large."""
         changes = {**describe_options(request), **_describe_names(request)}
         if "model" in request.model_fields_set:
             changes["model"] = request.model
@@ -76,7 +79,7 @@ class StoredDefinitions:
         def edit(record: AgentRecord | None) -> AgentRecord:
             if record is None:
                 raise agent_not_found()
-            return AgentRecord({**record.fields, **changes}, record.created_at, int(time.time()))
+            return AgentRecord(check_size({**record.fields, **changes}), record.created_at, int(time.time()))
 
         record = await change(self._kv, _agent_key(tenant, record_id(agent_id)), AgentRecord, edit)
         assert record is not None  # every edit returns a record

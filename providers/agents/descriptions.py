@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
+import orjson
 from pydantic import BaseModel, TypeAdapter
 
 from apis.agents.agents import AgentOptions
 from apis.agents.tools import CONNECTOR_SCHEME
 from apis.chat import ChatRequest, ChatTool
-from apis.errors import Unsupported
+from apis.errors import InvalidRequest, Unsupported
 from apis.responses import CreateResponse, ReasoningOptions, TextOptions
 from apis.wire.tools import Tool
 
@@ -36,6 +37,8 @@ _TOOL_DEFAULTS: Final[Mapping[str, Json]] = {
     },
     "web_search": {"mode": "live", "allowed_domains": None, "context_size": "medium", "location": None},
 }
+_MAX_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of the JSON of an agent."""
 _SCHEMA_NAME: Final = "output"
 _MAX_CONCURRENT: Final = 6
 """Subagents of a session that work at once, unless its agent says so."""
@@ -72,6 +75,16 @@ def describe_tools(tools: Sequence[BaseModel]) -> list[Json]:
 def complete_agent(fields: Json) -> Json:
     """Return the fields of an agent with the defaults of those that are absent."""
     return {**_DEFAULTS, **fields}
+
+
+def check_size(fields: Json, prefix: str = "") -> Json:
+    """Return the fields of an agent. Raises InvalidRequest for one that is too large, with its largest field, after
+    `prefix`, as `param`: each event about the status of a session repeats its agent."""
+    sizes = {name: len(orjson.dumps(value)) for name, value in fields.items()}
+    if sum(sizes.values()) > _MAX_BYTES:
+        largest = max(sizes, key=sizes.__getitem__)
+        raise InvalidRequest(f"An agent has at most {_MAX_BYTES} bytes as JSON.", param=f"{prefix}{largest}")
+    return fields
 
 
 def show_tools(tools: Sequence[Json], *, in_session: bool) -> list[Json]:

@@ -108,11 +108,12 @@ class Action(msgspec.Struct):
 
 class ActiveTurn(msgspec.Struct, omit_defaults=True):
     """The turn of a session that has not ended. `response_id` is that of its present response, chosen at `chosen_at`
-    (Unix time), empty between two; `input_end` bounds the inputs that this one reads, and `last_event` is the last
-    event of it that was shown. `outputs` counts the output items of the turn, and `next_output` those of the response;
-    `open` has the items that are not done, by their index in the response: their index in the turn and their number.
-    `commands` are those that run. `failures` are the responses in a row that were lost. `has_commands` is true once
-    commands have run since the workspace was saved, and `has_outputs` once any have run in the turn."""
+    (Unix time), empty between two; `input_end` bounds the inputs that this one reads, which have `read_bytes`, and
+    `last_event` is the last event of it that was shown. `outputs` counts the output items of the turn, and
+    `next_output` those of the response; `open` has the items that are not done, by their index in the response: their
+    index in the turn and their number. `commands` are those that run. `failures` are the responses in a row that were
+    lost. `has_commands` is true once commands have run since the workspace was saved, and `has_outputs` once any have
+    run in the turn."""
 
     id: str
     key_id: str
@@ -121,6 +122,7 @@ class ActiveTurn(msgspec.Struct, omit_defaults=True):
     chosen_at: int = 0
     is_started: bool = False
     input_end: int = 0
+    read_bytes: int = 0
     last_event: int = -1
     outputs: int = 0
     next_output: int = 0
@@ -146,7 +148,8 @@ class Subagent(msgspec.Struct, omit_defaults=True):
 class SessionState(msgspec.Struct, omit_defaults=True):
     """All of a session that changes as it works. `deferred` are the messages that came while its turn was cancelled:
     they begin the next one. `message_end` is the number after that of the last message among the inputs. `last_turn`
-    is the end of the last turn, and `answer` the number of the last message of the agent."""
+    is the end of the last turn, and `answer` the number of the last message of the agent. `input_bytes` and
+    `deferred_bytes` are the bytes of the inputs that are not read to their end, and of `deferred`."""
 
     status: SessionStatus
     last_active_at: int
@@ -156,6 +159,8 @@ class SessionState(msgspec.Struct, omit_defaults=True):
     input_first: int = 0
     input_next: int = 0
     kept_inputs: int = 0
+    input_bytes: int = 0
+    deferred_bytes: int = 0
     turn: ActiveTurn | None = None
     deferred: list[Json] = []
     usage: TokenSums | None = None

@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Final
 
+import orjson
+
 from apis.agents.agents import AgentOptions
 from apis.agents.environments import NoEnvironment
 from apis.agents.sessions import (
@@ -23,10 +25,10 @@ from apis.responses import Responses
 from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.pages import Page
-from apis.storage.records import decode_record, encode_record
+from apis.storage.records import PAGE_BYTES, decode_record, encode_record
 from apis.vaults.vaults import Vaults, check_vaults
 from providers.agents.definitions import StoredDefinitions, new_agent_id
-from providers.agents.descriptions import complete_agent, describe_options, describe_tools
+from providers.agents.descriptions import check_size, complete_agent, describe_options, describe_tools
 from providers.agents.environments.hosted import HostedEnvironments
 from providers.agents.records import Json, SessionRef, SessionState, StoredSession
 from providers.agents.store import SessionStore, session_not_found
@@ -35,12 +37,10 @@ from providers.agents.transition import Transition
 from providers.common.jobs import JobRecord
 from providers.common.state.change import write_prepared
 from providers.common.state.event_logs import Log
-from providers.common.state.scan import find_cursor, list_from, skipping_damaged
+from providers.common.state.scan import find_cursor, list_matching, skipping_damaged
 
 _END_S: Final = 30 * 86_400.0
 """Seconds for which a deleted session is remembered."""
-_MAX_LOOKED_AT: Final = 1000
-"""Sessions that one page of a filtered listing looks at."""
 
 
 class StoredSessions:
@@ -69,13 +69,13 @@ class StoredSessions:
         changes = {} if options is None else {**describe_options(options), **_model_of(options)}
         if request.agent_id is not None:
             fields = await self._definitions.load_fields(request.agent_id, tenant=tenant)
-            return request.agent_id, {**fields, **changes}
+            return request.agent_id, check_size({**fields, **changes}, "agent.")
         if "model" not in changes:
             param = "agent" if options is None else "agent.model"
             raise InvalidRequest(
                 f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
             )
-        return new_agent_id(), complete_agent({"name": None, **changes})
+        return new_agent_id(), check_size(complete_agent({"name": None, **changes}), "agent.")
 
     async def create(
         self,
@@ -155,16 +155,26 @@ class StoredSessions:
         prefix = SessionRef(tenant, "").session_key
         cursor = await find_cursor(self._kv, prefix, params.after, session_not_found("after"))
         is_filtered = params.agent_id is not None or bool(params.metadata)
-        limit = _MAX_LOOKED_AT if is_filtered else params.limit + 1
-        rows = await list_from(self._kv, prefix, StoredSession, cursor, order=params.order, limit=limit)
-        matching = [row for row in rows if params.accepts(row.record.agent_id, row.record.metadata)]
+        page = await list_matching(
+            self._kv,
+            prefix,
+            StoredSession,
+            cursor,
+            order=params.order,
+            limit=params.limit,
+            accepts=(lambda record: params.accepts(record.agent_id, record.metadata)) if is_filtered else None,
+        )
         sessions: list[Json] = []
-        for row in matching[: params.limit]:
+        room_bytes, last_id = PAGE_BYTES, None
+        for row in page.data:
+            if room_bytes <= 0:  # of what waits for clients, which is not in the records that the page counts
+                return Page(sessions, has_more=True, last_id=last_id)
+            last_id = row.key.removeprefix(prefix)
             with skipping_damaged(self._kv, row.key, "SessionState, or a part of its turn"):
-                sessions.append(await self.get(row.key.removeprefix(prefix), tenant=tenant))
-        has_more = len(matching) > params.limit or (is_filtered and len(rows) == _MAX_LOOKED_AT)
-        last_key = matching[params.limit - 1].key if len(matching) >= params.limit else rows[-1].key if rows else None
-        return Page(sessions, has_more, last_key.removeprefix(prefix) if has_more and last_key else None)
+                session = await self.get(last_id, tenant=tenant)
+                room_bytes -= len(orjson.dumps(session["required_actions"]))
+                sessions.append(session)
+        return Page(sessions, page.has_more, (page.last_id or last_id) if page.has_more else None)
 
     async def update(self, session_id: str, request: UpdateSession, *, tenant: str) -> Json:
         """Change the fields that the request has, and return the session. Raises AgentNotFound."""
@@ -186,7 +196,7 @@ class StoredSessions:
             if session is None or state is None:
                 raise session_not_found()
             record = decode_record(session, StoredSession)
-            record.agent = {**record.agent, **changes}
+            record.agent = check_size({**record.agent, **changes}, "agent.")
             if "metadata" in request.model_fields_set:
                 record.metadata = request.metadata or {}
             if "review" in request.model_fields_set:
@@ -245,7 +255,7 @@ class StoredSessions:
         await self._kv.write([Delete(ref.job_key)])
 
     async def _delete_subagents(self, session: SessionRef) -> None:
-        while rows := await self._kv.scan(session.subagent_prefix, limit=_MAX_LOOKED_AT):
+        while rows := await self._kv.scan(session.subagent_prefix, max_bytes=PAGE_BYTES):
             for key, _ in rows:
                 ref = session.subagent(key.removeprefix(session.subagent_prefix))
                 with suppress(NotFound):

@@ -11,7 +11,6 @@ from providers.agents.descriptions import Json, complete_agent, describe_options
 from providers.agents.environments.specs import show_configuration
 
 Target = NewSessionTarget | ExistingSessionTarget | ResponseTarget
-_SECRETS: Final = ("authorization", "headers")
 
 
 def complete_target(target: Target) -> Json:
@@ -21,12 +20,8 @@ def complete_target(target: Target) -> Json:
 
 def show_target(target: Json) -> Json:
     """Return a target as the API shows it: with all its fields, and without secrets."""
-    if target["type"] == "existing_session":
+    if target["type"] != "new_session":
         return target
-    if target["type"] == "response":
-        request = target["request"]
-        tools = [_without(tool, _SECRETS) for tool in request.get("tools", ())]
-        return {**target, "request": {**request, **({"tools": tools} if tools else {})}}
     parsed = NewSessionTarget.model_validate(target)
     agent: Json | None = None
     if parsed.agent is not None and parsed.agent_id is None:
@@ -66,10 +61,6 @@ def build_session_request(target: NewSessionTarget) -> CreateSession:
 def parse_target(target: Json) -> Target:
     """Return the target of stored fields."""
     return _ADAPTER.validate_python(target)
-
-
-def _without(fields: Any, names: tuple[str, ...]) -> Any:
-    return {name: value for name, value in fields.items() if name not in names}
 
 
 _ADAPTER: Final[TypeAdapter[Any]] = TypeAdapter(Target)

@@ -44,7 +44,7 @@ _MAX_DEFERRED: Final = 100
 class Transition:
     """The state of a session, or of a subagent, while it is changed. `turn_record` is the record of its turn; `actions`
     are the waiting calls, and `open_items` the commands that run, as they are shown, by their numbers. `root` is the
-    session, and `subagents` has those of it that were loaded. `ops` write its parts, and `lines` are events."""
+    session itself, and `subagents` has those of it that were loaded. `ops` write its parts, and `lines` are events."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Transition:
         """True once webhooks of the change wait for receivers."""
         self.open_items: dict[int, Json] = {}
         self.actions: dict[int, Json] = {}
-        self.root = self if root is None else root
+        self._session = root
         self.subagents: dict[str, Transition] = {}
         self._first_event = state.events
         self.lines: list[bytes] = []
@@ -73,6 +73,11 @@ class Transition:
         self.is_touched = False
         if root is not None:
             root.subagents[ref.subagent_id] = self
+
+    @property
+    def root(self) -> "Transition":
+        """The session."""
+        return self if self._session is None else self._session
 
     @property
     def turn(self) -> ActiveTurn:
@@ -159,18 +164,21 @@ class Transition:
         self._emit_session("created")
 
     def receive(self, messages: Sequence[Json], key_id: str) -> None:
-        """Take messages: for a new turn, or for the one that works. Raises Conflict where too many wait for the end of
-        one that is cancelled."""
+        """Take messages: for a new turn, or for the one that works, which goes on with the rights of their key. Raises
+        Conflict where too many wait for the end of one that is cancelled."""
         turn = self.state.turn
         if turn is None:
             self.begin_turn(messages, key_id)
-        elif not turn.is_cancelling:
+            return
+        turn.key_id = key_id
+        if not turn.is_cancelling:
             self.add_messages(messages)
             self.go_on()
         elif len(self.state.deferred) + len(messages) > _MAX_DEFERRED:
             raise Conflict("Too many messages wait for the end of the turn that is cancelled.", param="events")
         else:
             self.state.deferred += messages
+            self.state.deferred_bytes += len(orjson.dumps(messages))
 
     def cancel(self) -> None:
         """Cancel the turn, if there is one: at once where it waits, else as soon as its worker sees that."""
@@ -234,17 +242,28 @@ class Transition:
 
     def add_input(self, item: Json) -> None:
         """Add an item that the next response reads."""
-        self.put(self.ref.input_key(self.state.input_next), orjson.dumps(item))
+        data = orjson.dumps(item)
+        self.put(self.ref.input_key(self.state.input_next), data)
         self.state.input_next += 1
+        self.state.input_bytes += len(data)
+
+    def choose_response(self, response_id: str) -> None:
+        """Begin a response of the turn, which reads all inputs that wait now."""
+        turn, state = self.turn, self.state
+        turn.response_id, turn.is_started, turn.chosen_at = response_id, False, self.now
+        turn.input_end, turn.read_bytes = state.input_next, state.input_bytes
+        turn.last_event, turn.next_output, turn.open = -1, 0, {}
 
     def keep_inputs(self, items: Sequence[Json]) -> None:
         """Let the next response read these items instead of those that the present one reads, before the others."""
         for number in range(self.state.input_first, self.turn.input_end):
             self.delete(self.ref.input_key(number))
-        self.state.input_first = self.turn.input_end
-        for number in range(len(items), self.state.kept_inputs):
+        turn, state = self.turn, self.state
+        state.input_first = max(state.input_first, turn.input_end)
+        state.input_bytes, turn.read_bytes = state.input_bytes - turn.read_bytes, 0
+        for number in range(len(items), state.kept_inputs):
             self.delete(self.ref.kept_key(number))
-        self.state.kept_inputs = len(items)
+        state.kept_inputs = len(items)
         for number, item in enumerate(items):
             self.put(self.ref.kept_key(number), orjson.dumps(item))
 
@@ -337,6 +356,7 @@ class Transition:
         usage = record.usage.show() if record.usage is not None else None
         self.emit_of_turn(status, turn=self._show_turn(), usage=usage)
         self.state.turn, deferred, self.state.deferred = None, self.state.deferred, []
+        self.state.deferred_bytes = 0
         self.state.last_turn, self.state.error = status, error["message"] if error is not None else None
         self._update_root()
         self.delete(self.ref.job_key)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 from openai.types.responses import Response
 
+from apis.agents.sessions import MAX_WAITING_BYTES
 from apis.batches.batches import BatchOwner, RequestExecutor
 from apis.errors import AgentNotFound, InvalidRequest, NotFound, RateLimited, StackError, StorageCorrupt, Unsupported
 from apis.events import LoggedEvent, ResponseEvent
@@ -54,7 +55,8 @@ _TURN_CODES: Final = {
     "storage_unavailable": "server_error",
 }
 """Codes of a turn's error by those of responses and requests."""
-_BAD_REQUEST: Final = 400
+_POISON_STATUSES: Final = frozenset({400, 413})
+"""Refusals that the same inputs would meet again."""
 _END_EVENTS: Final = frozenset(("response.completed", "response.incomplete", "response.failed", "response.cancelled"))
 _LOST_OUTPUT: Final = "The output was lost: the turn that read it failed."
 
@@ -225,7 +227,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             raise RateLimited(str(error["message"]), retry_after_s=answer.retry_after_s)
         code = _TURN_CODES.get(error.get("code") or "", "invalid_request")
         failure = _Failure(code, error["message"], turn.response_id)
-        failure.inputs = _answers_only(inputs) if answer.status == _BAD_REQUEST else None
+        failure.inputs = _answers_only(inputs) if answer.status in _POISON_STATUSES else None
         changed = await holder.change(failure)
         return changed is not None and _is_working(changed)
 
@@ -288,15 +290,13 @@ async def _give_up(subagent_id: str, session: Transition) -> bool:
 
 async def _choose_response(session: Transition) -> bool:
     """Choose the id of the next response of the turn, and the inputs that it reads."""
-    turn, state = session.state.turn, session.state
+    turn = session.state.turn
     if turn is None or turn.status != "in_progress" or turn.response_id:
         return False
     if turn.is_cancelling:
         session.end_turn("cancelled")
         return True
-    turn.response_id, turn.is_started, turn.input_end = new_response_id(), False, state.input_next
-    turn.chosen_at = session.now
-    turn.last_event, turn.next_output, turn.open = -1, 0, {}
+    session.choose_response(new_response_id())
     return True
 
 
@@ -417,6 +417,8 @@ class _End:
             inputs = _answers_only(read)
         else:
             inputs = [*_list_started(self._items), *read, *_list_finished(self._items)]
+            if sum(len(orjson.dumps(item)) for item in inputs) > MAX_WAITING_BYTES:
+                inputs = _answers_only(read)
         session.keep_inputs(inputs)
 
 

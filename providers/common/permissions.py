@@ -40,9 +40,8 @@ def require_request(caller: Caller, request: BaseModel, model: ModelNames | None
     if not caller.is_restricted:
         return
     fields = type(request).model_fields
-    if caller.grant.models is not None:
-        caller.require_model(model)
     if "model" in fields:
+        caller.require_model(model)
         caller.settings.require_model(model)
     if "service_tier" in fields:
         caller.settings.require_tier(getattr(request, "service_tier", None))

@@ -9,6 +9,7 @@ from apis.containers import Containers
 from apis.errors import ConfigError, ToolFailed
 from apis.provider import Provider
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime, ToolSpec
+from apis.workspaces import Workspaces
 
 
 class Toolbox(ToolRuntime):
@@ -52,3 +53,7 @@ class Toolbox(ToolRuntime):
     def containers(self) -> Containers | None:
         """Return the containers of the first provider that has any."""
         return next((own for runtime in self._providers.values() if (own := runtime.containers())), None)
+
+    def workspaces(self) -> Workspaces | None:
+        """Return the workspaces of the first provider that has any."""
+        return next((own for runtime in self._providers.values() if (own := runtime.workspaces())), None)

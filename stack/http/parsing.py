@@ -22,6 +22,8 @@ _HEADERS_KEY: Final = "stack.headers"
 _MAX_DEPTH: Final = 64
 _MAX_VALUES: Final = 100_000
 """Values in one body. Each costs microseconds in which no other code runs, even in a thread; text parses fast."""
+_LONGEST_INTEGER: Final = len(str(-(2**63)))
+"""Characters of the longest integers of 64 bits."""
 _LARGE_BYTES: Final = 256 * 1024
 _SMALL_BYTES: Final = 16 * 1024
 _MANY_OBJECTS: Final = 500
@@ -129,7 +131,14 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys)
+def _parse_integer(digits: str) -> int | float:
+    """Return the number as JSON's own libraries do: one beyond 64 bits, which most of them cannot write, is a float."""
+    if len(digits) <= _LONGEST_INTEGER and -(2**63) <= (number := int(digits)) < 2**64:
+        return number
+    return float(digits)
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys, parse_int=_parse_integer)
 
 
 def _is_nested_deeper(value: Any, max_levels: int) -> bool:
@@ -143,6 +152,10 @@ def _is_nested_deeper(value: Any, max_levels: int) -> bool:
         if not layer:
             return False
     return True
+
+
+def _is_beyond_64_bits(value: Any) -> bool:
+    return isinstance(value, float) and abs(value) >= 2**63
 
 
 def to_invalid_request(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequest:
@@ -161,6 +174,8 @@ def to_invalid_request(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequ
             owner = param.removesuffix(".name")
             message += f" In the Responses API, the fields of '{owner}.function' stand in '{owner}' itself."
         return InvalidRequest(message, param=param, code="missing_required_parameter")
+    if kind == "int_type" and _is_beyond_64_bits(value):
+        kind = "int_parsing_size"  # it was an integer in the body
     if kind in _EXPECTED_TYPES:
         name = "null" if value is None else _JSON_TYPE_NAMES.get(cast(type[Any], type(value)), "an object")
         message = f"Invalid type for '{param}': expected {_EXPECTED_TYPES[kind]}, but got {name} instead."
@@ -188,7 +203,7 @@ def _describe_violation(error_type: str, limits: dict[str, Any], value: Any, tex
             limit = limits.get("ge", limits.get("gt"))
             return f"{number}_below_min_value", f"expected a value of at least {limit}"
         case "int_parsing_size":
-            return "integer_above_max_value", "the integer is too large"
+            return "integer_above_max_value", "the integer has more than 64 bits"
         case "string_too_long":
             return "string_above_max_length", f"expected at most {limits['max_length']} characters"
         case "string_too_short":

@@ -83,6 +83,7 @@ class WhileConnected:
             self._peer.stop_watching()
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = None  # its traceback has this object, which must not have the traceback
         if isinstance(exc, asyncio.CancelledError) and self._is_disconnected and self._task.uncancel() == 0:
             raise ClientDisconnected from None
 

@@ -21,14 +21,14 @@ from apis.documents.files import CreateFile, Files
 from apis.errors import AgentNotFound, InvalidRequest, NotFound
 from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import Delete, KVStore, Op, Put
-from apis.storage.pages import Page, first_page
+from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record
 from apis.workspaces import OUTPUTS_FOLDER, Workspaces
 from providers.agents.environments.records import EnvironmentRef, Json
 from providers.agents.records import SessionRef
 from providers.agents.store import SessionStore
 from providers.agents.transition import Transition
-from providers.common.state.scan import find_cursor, list_from, scan_records
+from providers.common.state.scan import find_cursor, list_page, scan_records
 
 _log = logging.getLogger(__name__)
 _MAX_ARTIFACTS: Final = 100
@@ -131,9 +131,9 @@ class SessionArtifacts:
         prefix = session.ref.prefix("artifact")
         unknown = InvalidRequest("No artifact of this session has this id.", param="after", code="invalid_value")
         cursor = await find_cursor(self._kv, prefix, params.after, unknown)
-        rows = await list_from(self._kv, prefix, ArtifactRecord, cursor, order=params.order, limit=params.limit + 1)
-        artifacts = [_show(session.ref, row.key.removeprefix(prefix), row.record) for row in rows]
-        return first_page(artifacts, params.limit)
+        page = await list_page(self._kv, prefix, ArtifactRecord, cursor, order=params.order, limit=params.limit)
+        artifacts = [_show(session.ref, row.key.removeprefix(prefix), row.record) for row in page.data]
+        return Page(artifacts, page.has_more)
 
     async def get(self, session_id: str, artifact_id: str, *, tenant: str) -> Json:
         """Return an artifact. Raises AgentNotFound."""

@@ -21,7 +21,7 @@ from apis.agents.sessions import RequestKey, SessionEnvironment
 from apis.errors import AgentNotFound, Conflict, InvalidRequest, NotFound, StackError, StorageCorrupt, Unsupported
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
-from apis.storage.pages import Page, first_page
+from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all, encode_record
 from apis.vaults.vaults import Vaults
 from apis.webhooks import Webhooks
@@ -44,7 +44,7 @@ from providers.agents.environments.templates import StoredTemplates
 from providers.agents.records import SessionRef
 from providers.agents.store import SessionStore, keep_request
 from providers.agents.transition import Transition
-from providers.common.state.scan import find_cursor, list_from, scan_records
+from providers.common.state.scan import find_cursor, list_page, scan_records
 
 _log = logging.getLogger(__name__)
 _RESTORED_NOTICE: Final = "the container was replaced; its files are as they were at the end of the last response"
@@ -161,9 +161,10 @@ class HostedEnvironments:
         """Return a page of environments. Raises AgentNotFound for an unknown cursor."""
         prefix = EnvironmentRef(tenant, "").key
         cursor = await find_cursor(self.kv, prefix, params.after, environment_not_found("after"))
-        rows = await list_from(self.kv, prefix, EnvironmentRecord, cursor, order=params.order, limit=params.limit + 1)
-        visible = [show_environment(EnvironmentRef(tenant, row.key.removeprefix(prefix)), row.record) for row in rows]
-        return first_page(visible, params.limit)
+        page = await list_page(self.kv, prefix, EnvironmentRecord, cursor, order=params.order, limit=params.limit)
+        refs = [EnvironmentRef(tenant, row.key.removeprefix(prefix)) for row in page.data]
+        visible = [show_environment(ref, row.record) for ref, row in zip(refs, page.data, strict=True)]
+        return Page(visible, page.has_more)
 
     async def require_connected(self, session: Transition) -> str:
         """Return "" if the environment of a session is connected, with the secrets that its vaults have now; else have

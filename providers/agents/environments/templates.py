@@ -23,7 +23,7 @@ from apis.agents.environments import (
 from apis.errors import AgentNotFound, InvalidRequest, StorageCorrupt
 from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
-from apis.storage.pages import Page, first_page
+from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record
 from providers.agents.environments.records import Json
 from providers.agents.environments.specs import (
@@ -36,7 +36,7 @@ from providers.agents.environments.specs import (
 )
 from providers.common.state.change import write_prepared
 from providers.common.state.record_count import RecordCount
-from providers.common.state.scan import find_cursor, list_from
+from providers.common.state.scan import find_cursor, list_page
 
 _MAX_TEMPLATES: Final = 1000
 """Templates of one tenant."""
@@ -88,8 +88,8 @@ class StoredTemplates:
         """Return a page of templates. Raises AgentNotFound for an unknown cursor."""
         prefix = _key(tenant, "")
         cursor = await find_cursor(self._kv, prefix, params.after, _template_not_found("after"))
-        rows = await list_from(self._kv, prefix, TemplateRecord, cursor, order=params.order, limit=params.limit + 1)
-        return first_page([_show(row.key.removeprefix(prefix), row.record) for row in rows], params.limit)
+        page = await list_page(self._kv, prefix, TemplateRecord, cursor, order=params.order, limit=params.limit)
+        return Page([_show(row.key.removeprefix(prefix), row.record) for row in page.data], page.has_more)
 
     async def update(self, template_id: str, request: UpdateTemplate, *, tenant: str) -> Json:
         """Change the fields that the request has, and return the template. Raises AgentNotFound, and as `create`."""

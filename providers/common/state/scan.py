@@ -4,7 +4,7 @@ All code that reads many records decodes them here. A request for one record dec
 """
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,13 +15,16 @@ import msgspec
 
 from apis.errors import StackError, StorageCorrupt
 from apis.storage.keys import record_id
-from apis.storage.kv_store import Entry, KVStore
-from apis.storage.records import decode_record, scan_all
+from apis.storage.kv_store import STORED_OVERHEAD_BYTES, Entry, KVStore
+from apis.storage.pages import Page
+from apis.storage.records import PAGE_BYTES, decode_record, scan_all
 from providers.common.counters import DAMAGED_RECORDS
 
 RecordT = TypeVar("RecordT")
 
 _log = logging.getLogger(__name__)
+_MAX_LOOKED_AT: Final = 1000
+"""Records that one page of a filtered listing looks at."""
 _MAX_REPORTED: Final = 10_000
 """Damaged keys that a process remembers, so that it reports each of them once."""
 _reported_keys: WeakKeyDictionary[KVStore, dict[str, None]] = WeakKeyDictionary()
@@ -86,6 +89,63 @@ async def list_from(
     if order == "desc":
         return await list_records(kv, prefix, record_type, limit=limit, before=cursor, reverse=True)
     return await list_records(kv, prefix, record_type, limit=limit, after=cursor)
+
+
+async def list_page(
+    kv: KVStore,
+    prefix: str,
+    record_type: type[RecordT],
+    cursor: str,
+    *,
+    order: Literal["asc", "desc"],
+    limit: int,
+    until: str = "",
+) -> Page[StoredRecord[RecordT]]:
+    """Return a page of the readable records that follow the key `cursor` in the order, up to the key `until`: `limit`
+    of them, or as many as hold PAGE_BYTES together."""
+    is_reversed = order == "desc"
+    after, before = (until, cursor) if is_reversed else (cursor, until)
+    records: list[StoredRecord[RecordT]] = []
+    room_bytes = PAGE_BYTES
+    while True:
+        row_count = limit + 1 - len(records)
+        rows = await kv.scan(
+            prefix, after=after, before=before, limit=row_count, reverse=is_reversed, max_bytes=max(1, room_bytes)
+        )
+        are_last = len(rows) < row_count
+        for key, entry in rows:
+            record = decode_or_skip(kv, key, entry, record_type)
+            if record is None:
+                are_last = False  # how many bytes it has is not known
+                continue
+            if len(records) == limit or room_bytes <= 0:
+                return Page(records, has_more=True)
+            records.append(StoredRecord(key, record, entry.version))
+            room_bytes -= len(entry.value) + STORED_OVERHEAD_BYTES
+        if not rows or (are_last and room_bytes > 0):
+            return Page(records)
+        after, before = (after, rows[-1][0]) if is_reversed else (rows[-1][0], before)
+
+
+async def list_matching(
+    kv: KVStore,
+    prefix: str,
+    record_type: type[RecordT],
+    cursor: str,
+    *,
+    order: Literal["asc", "desc"],
+    limit: int,
+    accepts: Callable[[RecordT], bool] | None,
+) -> Page[StoredRecord[RecordT]]:
+    """Return a page as `list_page` does; with `accepts`, of those records for which that returns True. Such a page may
+    have fewer than there are: it looks at a bounded number of records, and its `last_id` is the id of the last one."""
+    if accepts is None:
+        return await list_page(kv, prefix, record_type, cursor, order=order, limit=limit)
+    page = await list_page(kv, prefix, record_type, cursor, order=order, limit=_MAX_LOOKED_AT)
+    rows = [row for row in page.data if accepts(row.record)]
+    if len(rows) > limit:
+        return Page(rows[:limit], has_more=True, last_id=rows[limit - 1].key.removeprefix(prefix))
+    return Page(rows, page.has_more, page.data[-1].key.removeprefix(prefix) if page.has_more else None)
 
 
 async def find_cursor(kv: KVStore, prefix: str, after: str | None, unknown_cursor: StackError) -> str:

@@ -121,10 +121,14 @@ class AgentLoop:
         for result in (*self._conversation.tool_results.values(), *self.state.tool_results.values()):
             self._output.sources.update(result.sources)
             self._output.files.update(result.files)
-        if self._compaction is not None and self._compaction.is_whole_response:
-            await self._compact(self._compaction)
-        else:
-            await self._run_turns()
+        try:
+            if self._compaction is not None and self._compaction.is_whole_response:
+                await self._compact(self._compaction)
+            else:
+                await self._run_turns()
+        finally:  # both may have this loop: all of the request would be held until a full collection of garbage
+            del self._sink
+            self._on_checkpoint = None
 
     async def _run_turns(self) -> None:
         state = self.state

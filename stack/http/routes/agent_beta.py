@@ -41,7 +41,7 @@ def created_response(fields: dict[str, Any]) -> Response:
 
 def objects_response(page: Page[dict[str, Any]]) -> Response:
     """Return the answer that is a page of objects."""
-    return list_response(page.data, has_more=page.has_more)
+    return list_response(page.data, has_more=page.has_more, last_id=page.last_id)
 
 
 def _with_beta(handler: Handler) -> Handler:

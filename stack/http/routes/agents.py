@@ -68,11 +68,6 @@ async def create_session(http: Request, context: HttpContext, services: Services
     )
 
 
-async def list_sessions(http: Request, context: HttpContext, services: Services) -> Response:
-    page = await require_agents(services).sessions.list(read_query(http, SessionListParams), tenant=context.tenant)
-    return list_response(page.data, has_more=page.has_more, last_id=page.last_id)
-
-
 async def send_events(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, SendEvents)
     await require_agents(services).activity.send(
@@ -150,6 +145,7 @@ list_agents = _agents.calling("list_agents", lambda agents: agents.list, objects
 get_agent = _agents.calling("get_agent", lambda agents: agents.get)
 update_agent = _agents.calling("update_agent", lambda agents: agents.update)
 delete_agent = _agents.calling("delete_agent", lambda agents: agents.delete)
+list_sessions = _sessions.calling("list_sessions", lambda sessions: sessions.list, objects_response)
 get_session = _sessions.calling("get_session", lambda sessions: sessions.get)
 update_session = _sessions.calling("update_session", lambda sessions: sessions.update)
 delete_session = _sessions.calling("delete_session", lambda sessions: sessions.delete)

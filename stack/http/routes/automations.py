@@ -38,8 +38,9 @@ async def create_automation(http: Request, context: HttpContext, services: Servi
     request = await read_model(http, services.max_body_bytes, CreateAutomation)
     agents = require_agents(services)
     await _check_target(request.target, agents, context, services)
-    owner = BatchOwner(context.tenant, await services.stack.accounts.find_lasting_key(context.caller))
-    return object_response(await agents.automations.create(request, owner=owner), CREATED)
+    return object_response(
+        await agents.automations.create(request, owner=await _find_owner(context, services)), CREATED
+    )
 
 
 async def update_automation(http: Request, context: HttpContext, services: Services) -> Response:
@@ -47,7 +48,8 @@ async def update_automation(http: Request, context: HttpContext, services: Servi
     agents = require_agents(services)
     if request.target is not None:
         await _check_target(request.target, agents, context, services)
-    return object_response(await agents.automations.update(_automation_id(http), request, tenant=context.tenant))
+    owner = await _find_owner(context, services)
+    return object_response(await agents.automations.update(_automation_id(http), request, owner=owner))
 
 
 async def _check_target(
@@ -57,6 +59,11 @@ async def _check_target(
     request = await agents.resolve_target(target, tenant=context.tenant)
     if request is not None:
         await grant_request(services.stack, context.caller, request)
+
+
+async def _find_owner(context: HttpContext, services: Services) -> BatchOwner:
+    """Return the key that sends a request, as the owner of an automation."""
+    return BatchOwner(context.tenant, await services.stack.accounts.find_lasting_key(context.caller))
 
 
 def _automation_id(http: Request) -> str:

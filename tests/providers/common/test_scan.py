@@ -3,15 +3,17 @@
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
 
 from apis.errors import StorageCorrupt
 from apis.storage.kv_store import KVStore
-from apis.storage.records import decode_record, encode_record
+from apis.storage.pages import Page
+from apis.storage.records import PAGE_BYTES, decode_record, encode_record
 from providers.common.counters import DAMAGED_RECORDS
-from providers.common.state.scan import list_records, scan_records
+from providers.common.state.scan import StoredRecord, list_matching, list_page, list_records, scan_records
 from providers.kv_store.sqlite import SQLite
 from tests.support.damage import DAMAGES, damage_record
 
@@ -88,3 +90,65 @@ async def test_a_scan_reads_a_table_without_damage_in_one_read(store: KVStore, k
     assert len(await list_records(store, "t/fruit/", Fruit, limit=8)) == 7
     assert len(await list_records(store, "t/fruit/", Fruit, limit=7)) == 7
     assert reads == 2
+
+
+async def read_pages(store: KVStore, prefix: str, order: Literal["asc", "desc"], limit: int) -> list[list[str]]:
+    """Return the names on each page of a listing."""
+    pages: list[list[str]] = []
+    cursor, has_more = "", True
+    while has_more:
+        page = await list_page(store, prefix, Fruit, cursor, order=order, limit=limit)
+        pages.append([row.record.name for row in page.data])
+        cursor, has_more = page.data[-1].key, page.has_more
+    return pages
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_a_page_ends_at_its_limit(store: KVStore, keys: list[str], order: Literal["asc", "desc"]) -> None:
+    ordered = sorted(keys, reverse=order == "desc")
+    assert await read_pages(store, "t/fruit/", order, 3) == [ordered[:3], ordered[3:6], ordered[6:]]
+    assert await read_pages(store, "t/fruit/", order, 7) == [ordered]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_a_page_of_large_records_ends_at_its_bytes(store: KVStore, order: Literal["asc", "desc"]) -> None:
+    """The record that exceeds them is its last one, also where it is the first."""
+    part = PAGE_BYTES * 2 // 5
+    for number, size in enumerate((1, part, part, part, part, PAGE_BYTES + 1, 1)):
+        await store.put(f"t/large/{number}", encode_record(Fruit(f"{number}" * size)))
+    pages = await read_pages(store, "t/large/", order, 100)
+    names = ["".join(name[0] for name in page) for page in pages]
+    assert names == (["0123", "45", "6"] if order == "asc" else ["65", "432", "10"])
+
+
+async def test_a_page_ends_before_a_key(store: KVStore, keys: list[str]) -> None:
+    page = await list_page(store, "t/fruit/", Fruit, keys[1], order="asc", limit=9, until=keys[4])
+    assert [row.key for row in page.data] == keys[2:4]
+    page = await list_page(store, "t/fruit/", Fruit, keys[4], order="desc", limit=9, until=keys[1])
+    assert ([row.key for row in page.data], page.has_more) == (keys[3:1:-1], False)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_page_goes_on_after_damaged_records(
+    store: KVStore, keys: list[str], tmp_path: Path, damage: str
+) -> None:
+    for number in (0, 3, 6):
+        damage_record(tmp_path / "store.db", keys[number], damage)
+    assert await read_pages(store, "t/fruit/", "asc", 3) == [[keys[1], keys[2], keys[4]], [keys[5]]]
+
+
+async def test_a_filtered_page_names_the_last_record_that_it_has_looked_at(store: KVStore) -> None:
+    for number in range(1500):
+        await store.put(f"t/many/{number:04}", encode_record(Fruit(f"{number % 700}")))
+
+    def is_wanted(fruit: Fruit) -> bool:
+        return fruit.name == "650"
+
+    async def find(cursor: str, limit: int) -> Page[StoredRecord[Fruit]]:
+        return await list_matching(store, "t/many/", Fruit, cursor, order="asc", limit=limit, accepts=is_wanted)
+
+    first = await find("", 9)
+    assert ([row.key for row in first.data], first.has_more, first.last_id) == (["t/many/0650"], True, "0999")
+    second = await find("t/many/0999", 9)
+    assert ([row.key for row in second.data], second.has_more) == (["t/many/1350"], False)
+    assert not (await find("", 1)).data[1:]

@@ -8,9 +8,12 @@ from pydantic import ValidationError
 
 from apis.errors import ConfigError
 from apis.tool_runtime import ToolCall, ToolRuntime
+from providers.kv_store.memory import Memory
 from providers.reader.child import ChildReader
+from providers.skills.kv import StoredSkills
 from providers.tool_runtime.browser.provider import Browser
 from providers.tool_runtime.exa import Exa
+from providers.tool_runtime.python.provider import Python
 from providers.tool_runtime.searxng import SearXNG
 from providers.tool_runtime.toolbox import Toolbox
 from tests.conformance.tool_runtime import LAWS, Subject
@@ -81,3 +84,12 @@ async def test_two_tools_of_one_name_are_an_error_that_names_both_providers(shop
 def test_a_toolbox_of_nothing_is_refused() -> None:
     with pytest.raises(ValidationError):
         Toolbox.Config(providers={})
+
+
+async def test_the_containers_and_workspaces_of_a_toolbox_are_those_of_its_provider(shop: Shop) -> None:
+    store = Memory(Memory.Config())
+    python = Python(Python.Config.model_validate({}), None, store, StoredSkills(StoredSkills.Config(), store))
+    toolbox = Toolbox(Toolbox.Config(providers={"exa": {}, "python": {}}), {"exa": await shop.exa(), "python": python})
+    assert toolbox.containers() is python.containers()
+    assert toolbox.workspaces() is python.workspaces()
+    assert (await shop.toolbox(exa=await shop.exa())).workspaces() is None

@@ -285,16 +285,11 @@ async def test_secrets_of_a_target_are_not_shown(served: Served) -> None:
     secret = {"server_url": "https://mcp.example/", "authorization": "hidden-1", "headers": {"x-key": "hidden-2"}}
     tool = {"type": "mcp", "server_label": "a", "transport": {"type": "http", **secret}}
     agent = {**NEW_SESSION, "agent": {"model": "scripted", "tools": [tool]}}
-    response = {
-        **RESPONSE,
-        "request": {**RESPONSE["request"], "tools": [{"type": "mcp", "server_label": "a", **secret}]},
-    }
     automations: Any = served.client.beta.agents.automations
-    for target in (agent, response):
-        automation = await automations.create(**HOURLY, target=target)
-        text = repr(automation) + repr(await automations.retrieve(automation.id))
-        assert "mcp.example" in text
-        assert "hidden" not in text
+    automation = await automations.create(**HOURLY, target=agent)
+    text = repr(automation) + repr(await automations.retrieve(automation.id))
+    assert "mcp.example" in text
+    assert "hidden" not in text
 
 
 async def test_two_servers_begin_each_time_once(tmp_path: Path) -> None:
@@ -358,3 +353,44 @@ async def test_a_damaged_invocation_does_not_stop_those_after_it() -> None:
 
 
 WEATHER: Any = {"type": "function", "name": "weather", "description": "The weather.", "parameters": {"type": "object"}}
+
+
+SECRET_TOOLS: dict[str, Json] = {
+    "the path of an MCP server": {"type": "mcp", "server_label": "x", "server_url": "https://example.com/mcp"},
+    "a token": {"type": "mcp", "server_label": "x", "server_url": "https://example.com", "authorization": "sk-secret"},
+    "a header": {"type": "mcp", "server_label": "x", "server_url": "https://example.com", "headers": {"X": "secret"}},
+}
+
+
+@pytest.mark.parametrize("tool", SECRET_TOOLS)
+async def test_a_response_with_secrets_is_no_target_because_they_would_not_be_stored(served: Served, tool: str) -> None:
+    """Its invocations would call another address, without the token."""
+    api: Any = served.client.beta.agents.automations
+    target: Json = {"type": "response", "request": {**RESPONSE["request"], "tools": [SECRET_TOOLS[tool]]}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await api.create(**HOURLY, target=target)
+    assert caught.value.param == "target.request"
+    automation = await api.create(**HOURLY, target=RESPONSE)
+    with pytest.raises(openai.BadRequestError, match="not for storing"):
+        await api.update(automation.id, target=target)
+
+
+async def test_numbers_beyond_64_bits_stay_where_they_are_sent() -> None:
+    """A schema may have any number, and no listing fails for it."""
+    schema: Json = {"type": "object", "properties": {"a": {"type": "number", "maximum": 10**30}}}
+    function: Json = {"type": "function", "name": "f", "parameters": schema}
+    async with serving(scripted([{"text": "ok"}])) as served:
+        client = served.client
+        target: Json = {"type": "response", "request": {**RESPONSE["request"], "tools": [function]}}
+        api: Any = client.beta.agents
+        await api.automations.create(**HOURLY, target=target)
+        agent = await api.create(model="scripted", tools=[{**function, "description": "d"}])
+        response = await client.responses.create(model=f"agent/{agent.id}", input="hi")
+        tools: Any = response.tools
+        assert tools[0].parameters["properties"]["a"]["maximum"] == 1e30
+        chat: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        await client.chat.completions.create(
+            model="scripted", messages=[{"role": "user", "content": "hi"}], tools=[chat]
+        )
+        for listing in (api.list(), api.automations.list()):
+            assert len((await listing).data) == 1

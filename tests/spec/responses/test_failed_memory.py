@@ -1,4 +1,4 @@
-"""Answers that end in failure leave nothing in memory, however large they were."""
+"""Answers that end in failure leave nothing in memory, however large they were; and neither do turns of sessions."""
 
 import gc
 import types
@@ -11,10 +11,14 @@ from openai import APIError
 from openai.types.responses import Response
 
 from apis.errors import StackError
+from apis.responses import CreateResponse
+from providers.agents.transition import Transition
 from providers.responses.events.open_items import GrowingText
+from providers.responses.run.agent_loop import AgentLoop
 from tests.providers.inference.remote import LIMITS, ROLE, sent
 from tests.support.sdk.requests import create, responses, stream
-from tests.support.servers.serving import Served, serving
+from tests.support.sdk.sessions import run_session
+from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.upstream_server import CUT, Act, UpstreamServer, delta_chunk, event, http_chunk
 
 TEXT = [delta_chunk(content="z" * 10_000) for _ in range(4)]
@@ -75,3 +79,16 @@ async def test_a_failed_answer_leaves_no_cycle_of_references(garbage: list[Any],
             assert not cycle
             ours = ("ResponseRunner", "Stream", "EventStream", "AgentLoop", "RunExecutor")
             assert not [name for name in frames if name.startswith(ours)]
+
+
+async def test_a_turn_of_a_session_leaves_no_cycle_of_references(garbage: list[Any]) -> None:
+    """Neither its events and its agent nor the background response that it was are held until a full collection."""
+    async with serving(scripted([{"text": "ok"}])) as served:
+        await run_session(served.client)
+        collect()
+        garbage.clear()
+        await run_session(served.client, instructions="z" * 100_000)
+        collect()
+        ours = (Transition, CreateResponse, AgentLoop, StackError, Response)
+        assert not [type(each).__name__ for each in garbage if isinstance(each, ours)]
+        assert not [each.f_code.co_qualname for each in garbage if isinstance(each, types.FrameType)]
