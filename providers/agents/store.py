@@ -1,8 +1,10 @@
 """SessionStore: loads sessions, and writes each change of one with its events and webhooks in one step."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from typing import Final
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -32,6 +34,15 @@ _ONCE_S: Final = 86_400.0
 """Seconds for which a request with an Idempotency-Key is remembered."""
 
 
+class _Writers:
+    """Those of this process that change one session, its subagents included: one after the other, because each change
+    writes the state of the session. `last` is the one that has read or written it last."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.last: HeldSession | None = None
+
+
 class SessionStore:
     """The sessions of one store. Events are deleted `event_ttl_s` after they were written."""
 
@@ -42,6 +53,11 @@ class SessionStore:
         self.logs = LogReader(kv, LogWakeups())
         self.wake_worker: Callable[[], None] = lambda: None
         """Has a worker of this process look for turns to drive."""
+        self._writers: WeakValueDictionary[tuple[str, str], _Writers] = WeakValueDictionary()
+
+    def find_writers(self, ref: SessionRef) -> _Writers:
+        """Return the writers of the session, or of that of the subagent."""
+        return self._writers.setdefault((ref.tenant, ref.id), _Writers())
 
     async def load(self, ref: SessionRef) -> Transition:
         """Return the session, or the subagent of one, as it is now. Raises AgentNotFound."""
@@ -140,8 +156,11 @@ class SessionStore:
                 return None
             return await self.build_ops(changed, key)
 
-        if not await write_prepared(self.kv, prepare) or changed is None:
-            return None
+        writers = self.find_writers(ref)
+        async with writers.lock:
+            if not await write_prepared(self.kv, prepare) or changed is None:
+                return None
+            writers.last = None
         self.announce(changed)
         return changed
 
@@ -192,12 +211,13 @@ class HeldSession:
     def __init__(self, store: SessionStore, ref: SessionRef) -> None:
         self.ref = ref
         self._store = store
+        self._writers = store.find_writers(ref)
         self._session: Transition | None = None
 
     async def load(self) -> Transition:
         """Return the session as it was last read or written here. Raises AgentNotFound."""
         if self._session is None:
-            self._session = await self._store.load(self.ref)
+            self._session, self._writers.last = await self._store.load(self.ref), self
         return self._session
 
     async def refresh(self) -> Transition:
@@ -227,7 +247,10 @@ class HeldSession:
             self._session = session
             return True
 
-        await repeat_until_true(attempt)
+        async with self._writers.lock:
+            if self._writers.last is not self:
+                self._session = None
+            await repeat_until_true(attempt)
         return changed
 
 
