@@ -23,6 +23,7 @@ from providers.agents.subagents.records import (
     show_subagent,
 )
 from providers.agents.subagents.tools import (
+    CREATE,
     WAIT,
     CreateArguments,
     ListArguments,
@@ -46,7 +47,7 @@ class SubagentCalls:
         self._store = store
         self._responses = responses
         self._handlers: Mapping[str, Callable[[Transition, Any], Awaitable[Json]]] = {
-            "create_subagent": self._create,
+            CREATE: self._create,
             "send_subagent_input": self._send,
             "interrupt_subagent": self._interrupt,
             "close_subagent": self._close,
@@ -87,6 +88,9 @@ class SubagentCalls:
             else:
                 result = await self._handlers[action["name"]](session, arguments)
             output = orjson.dumps(result).decode()
+            if action["name"] == CREATE:  # a field of ours, by which clients show the work under its call
+                item: Json = {**action["item"], "subagent_id": result["subagent_id"]}
+                session.put_action(call.number, {**action, "item": item})
         except ValidationError as exc:
             error = exc.errors(include_url=False, include_input=False)[0]
             output, status = f"Error: {'.'.join(map(str, error['loc']))}: {error['msg']}", "failed"

@@ -15,6 +15,7 @@ from providers.agents.records import Json
 from providers.agents.subagents.records import MAX_SUBAGENTS, MAX_TEXT_CHARS
 from providers.agents.transition import Transition
 
+CREATE: Final = "create_subagent"
 WAIT: Final = "wait_for_subagents"
 _Id = Annotated[str, Field(max_length=256, description="The id of the subagent.")]
 
@@ -107,7 +108,7 @@ def _text_or_none(text: Any) -> str | None:
 
 
 _TOOLS: Final[Mapping[str, SubagentTool]] = {
-    "create_subagent": SubagentTool(
+    CREATE: SubagentTool(
         CreateArguments,
         "Start a subagent that works on a task of its own while you go on. It has your tools, but not your "
         "conversation, and cannot start subagents. Use several for parts of a large task that do not depend on one "

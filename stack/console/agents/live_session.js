@@ -2,7 +2,7 @@
 
 import { ApiError, apiPath } from "../api.js";
 import { follow, read, write } from "./api.js";
-import { MOST_ITEMS, emptySession, hasEnded, reduce, withTurns } from "./session_state.js";
+import { MOST_ITEMS, emptySession, hasEnded, reduce, withSubagent, withSubagentItems, withTurns } from "./session_state.js";
 
 const PAGE = 50;
 const TURNS = 20;
@@ -113,8 +113,25 @@ export class LiveSession {
       this.state = withTurns({ ...emptySession(), environment, session, items: items.data.reverse(), hasEarlier: items.has_more, lastRead }, turns);
       this.oldestTurn = page.has_more ? turns.at(-1).id : null;
       await this.loadTurns();
+      await this.loadSubagents();
       return events;
     }
+  }
+
+  /** Load the subagents and the newest turn of each: an event of one names its turn alone. */
+  async loadSubagents() {
+    if (!this.state.session.agent.multi_agent?.enabled) return;
+    const { data } = await read(`${this.path}/subagents`, { limit: 100 });
+    const pages = await Promise.all(data.map(({ id }) => read(`${this.path}${apiPath`/subagents/${id}/turns`}`, { limit: 1 })));
+    for (const subagent of data) this.state = withSubagent(this.state, subagent.id, () => ({ subagent }));
+    this.state = withTurns(this.state, pages.flatMap((page) => page.data));
+  }
+
+  /** Load the newest items of a subagent, whose live ones are here only since the page follows the session. */
+  async readSubagent(id) {
+    const page = await read(`${this.path}${apiPath`/subagents/${id}/items`}`, { limit: PAGE });
+    this.state = withSubagentItems(this.state, id, page.data.reverse(), page.has_more);
+    this.changed();
   }
 
   /** Load the turns of the items that are shown. */

@@ -12,6 +12,7 @@ import { useArtifacts } from "./artifacts.js";
 import { LiveSession } from "./live_session.js";
 import { MessageBox } from "./message_box.js";
 import { ObjectBar } from "./section_bar.js";
+import { waitingName } from "./subagent.js";
 import { Timeline } from "./timeline.js";
 import { Waiting } from "./waiting.js";
 import { Workspace } from "./workspace.js";
@@ -81,14 +82,14 @@ export function Session({ route }) {
       ${!session && !live.failure && html`<${Skeleton} />`}
       ${!session && live.failure && html`<${Failure} error=${live.failure} />`}
       ${state.hasEarlier && html`<button class="more" onClick=${page("showEarlier")}>Earlier items</button>`}
-      ${session && html`<${Timeline} state=${state} artifacts=${artifacts} model=${model} />`}
+      ${session && html`<${Timeline} live=${live} artifacts=${artifacts} model=${model} />`}
       ${!state.isAtEnd && html`<div class="row"><button onClick=${page("showLater")}>Later items</button><button onClick=${page("showNewest")}>Newest items</button></div>`}
       ${((session?.error && !hasFailedTurn(state)) || state.error) && html`<div class="failure" role="alert"><b>${session?.error || state.error.message}</b><div class="quiet">The next message begins a new turn.</div></div>`}
     </div></div>
     ${live.tries > 0 && html`<div class="notice" role="status"><b>The connection broke off.</b> The session goes on without it. Asking for what followed again, try ${live.tries}.</div>`}
     ${session && live.failure && html`<${Failure} error=${live.failure} />`}
     ${error && html`<${Failure} error=${error} />`}
-    ${session && html`<${Waiting} actions=${session.required_actions || []} onAnswer=${(action, event) => live.answer(action, event)} /><${Steer} id=${id} live=${live} works=${works} onSent=${() => (follows.current = true)} />`}
+    ${session && html`<${Waiting} actions=${session.required_actions || []} nameOf=${(action) => waitingName(action, state)} onAnswer=${(action, event) => live.answer(action, event)} /><${Steer} id=${id} live=${live} works=${works} onSent=${() => (follows.current = true)} />`}
   </div>`;
 }
 

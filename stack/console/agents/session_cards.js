@@ -10,12 +10,12 @@ import { html, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState } fr
 const LIVE_CHARS = 8000;
 
 /** An item is drawn again when it has changed, and not with each event of another one. */
-export function SessionItem({ item, isRunning, model }) {
+export function SessionItem({ item, isRunning, model, who }) {
   return useMemo(() => {
     const Card = CARDS[item.type];
     if (!Card) return html`<${Item} item=${asOfResponse(item)} running=${isRunning} model=${model} />`;
-    return html`<${Framed} item=${item}><${Card} item=${item} isRunning=${isRunning} /><//>`;
-  }, [item, isRunning, model]);
+    return html`<${Framed} item=${item}><${Card} item=${item} isRunning=${isRunning} who=${who} /><//>`;
+  }, [item, isRunning, model, who]);
 }
 
 function Framed({ item, children }) {
@@ -68,15 +68,14 @@ function ResultPart({ part }) {
 }
 
 /** Messages between agents, and calls of subagents. */
-function AgentMessage({ item }) {
-  const who = [item.sender_agent_id, item.recipient_agent_id || item.agent_id].filter(Boolean).join(" → ");
-  return html`<${Lane} label=${item.type.replace(/_/g, " ")} status=${item.status}>
-    ${who && html`<p class="mono small quiet">${who}</p>`}
+function AgentMessage({ item, isRunning, who }) {
+  return html`<${Lane} label=${item.type.replace(/_call$/, "").replace(/_/g, " ")} running=${isRunning} status=${item.status}>
+    ${who && html`<p class="small quiet">${who}</p>`}
     ${(item.content || []).map((part, index) => html`<${ResultPart} key=${index} part=${part} />`)}
   <//>`;
 }
 
-const SUBAGENT = ["agent_message", "create_subagent_call", "send_subagent_input_call", "resume_subagent_call", "interrupt_subagent_call", "close_subagent_call"];
+const SUBAGENT = ["agent_message", ...["create_subagent", "send_subagent_input", "wait_for_subagents", "resume_subagent", "interrupt_subagent", "close_subagent"].map((name) => `${name}_call`)];
 
 const CARDS = {
   command_execution: Command,

@@ -2,6 +2,7 @@
 //
 // The items are a window on the session: at most MOST_ITEMS of them, with `hasEarlier` and `isAtEnd` saying what is beyond.
 // `lastRead` is the last item that was read where the events begin before it: until they reach it, they bring no new one.
+// `subagents` has each subagent by its id, with its items as they came, and `ofTurn` the subagent of each turn of one.
 
 /** Items that are shown, and kept, at once. */
 export const MOST_ITEMS = 240;
@@ -9,7 +10,7 @@ const DROPPED_AT_ONCE = 40;
 /** Characters of a command's output that are kept while it runs; its end is the part that counts. */
 const MOST_OUTPUT_CHARS = 100_000;
 
-export const emptySession = () => ({ session: null, turns: new Map(), items: [], hasEarlier: false, isAtEnd: true, lastNumber: undefined, lastRead: null, environment: null, error: null });
+export const emptySession = () => ({ session: null, turns: new Map(), items: [], hasEarlier: false, isAtEnd: true, lastNumber: undefined, lastRead: null, environment: null, error: null, subagents: new Map(), ofTurn: new Map() });
 
 export const isFinal = (item) => Boolean(item.status) && item.status !== "in_progress";
 export const hasEnded = (turn) => ["completed", "failed", "cancelled"].includes(turn.status);
@@ -17,8 +18,35 @@ export const hasEnded = (turn) => ["completed", "failed", "cancelled"].includes(
 /** The state with turns that were read; one that has ended does not run again. */
 export function withTurns(state, turns) {
   const all = new Map(state.turns);
-  for (const turn of turns) if (!all.has(turn.id) || !hasEnded(all.get(turn.id))) all.set(turn.id, turn);
+  for (const turn of turns) {
+    if (turn.subagent_id) state = withSubagentTurn(state, turn);
+    else if (!all.has(turn.id) || !hasEnded(all.get(turn.id))) all.set(turn.id, turn);
+  }
   return { ...state, turns: all };
+}
+
+const NEW_SUBAGENT = { subagent: null, turn: null, items: [], isRead: false, hasEarlier: false };
+
+/** The state with a subagent changed by `change`, which gets what is known of it. */
+export function withSubagent(state, id, change) {
+  const known = state.subagents.get(id) || NEW_SUBAGENT;
+  return { ...state, subagents: new Map(state.subagents).set(id, { ...known, ...change(known) }) };
+}
+
+function withSubagentTurn(state, turn) {
+  const isOld = (known) => known.turn && (known.turn.id === turn.id ? hasEnded(known.turn) : known.turn.created_at > turn.created_at);
+  const ofTurn = new Map(state.ofTurn).set(turn.id, turn.subagent_id);
+  return withSubagent({ ...state, ofTurn }, turn.subagent_id, (known) => (isOld(known) ? {} : { turn }));
+}
+
+/** The state with items of a subagent that were read, oldest first; what came live and is newer stays. */
+export function withSubagentItems(state, id, read, hasEarlier) {
+  return withSubagent(state, id, ({ items }) => {
+    const live = new Map(items.map((item) => [item.id, item]));
+    const known = read.map((item) => (live.has(item.id) && !isFinal(item) ? live.get(item.id) : item));
+    const ids = new Set(read.map((item) => item.id));
+    return { items: [...known, ...items.filter((item) => !ids.has(item.id))], isRead: true, hasEarlier };
+  });
 }
 
 /** Return the state after `event`; one that it knows already changes nothing. */
@@ -34,8 +62,18 @@ function step(state, event) {
   if (type === "error") return { ...state, error: event.error };
   if (event.session) return { ...state, session: event.session, error: null };
   if (event.turn) return withTurns(state, [event.turn]);
+  if (event.subagent) return withSubagent(state, event.subagent.id, () => ({ subagent: event.subagent }));
+  const owner = state.ofTurn.get(event.turn_id);
+  if (owner) return withSubagent(state, owner, ({ items, hasEarlier }) => pick(stepItems({ ...emptySession(), items, hasEarlier }, event)));
   if (event.environment) return { ...state, environment: { ...state.environment, ...event.environment } };
   if (event.reset_count !== undefined) return { ...state, environment: { ...state.environment, id: event.environment_id, resets: event.reset_count } };
+  return stepItems(state, event);
+}
+
+const pick = ({ items, hasEarlier }) => ({ items, hasEarlier });
+
+function stepItems(state, event) {
+  const { type } = event;
   const name = type.replace(/^agent\.(session\.turn|output)\./, "");
   if (name === "item.added") return withItem(state, event);
   if (name === "item.done") return changeItem(state, event.item.id, () => ({ ...event.item, turn_id: event.item.turn_id || event.turn_id }));

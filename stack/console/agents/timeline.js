@@ -6,6 +6,7 @@ import { html } from "../vendor/preact.js";
 import { Artifacts } from "./artifacts.js";
 import { SessionItem, durationOf } from "./session_cards.js";
 import { hasEnded, isFinal } from "./session_state.js";
+import { Subagent, whoOf } from "./subagent.js";
 
 /** Items in a row that belong to one turn. */
 function groupsOf(items) {
@@ -18,13 +19,17 @@ function groupsOf(items) {
   return groups;
 }
 
-export function Timeline({ state, artifacts, model }) {
+export function Timeline({ live, artifacts, model }) {
+  const { state } = live;
   return groupsOf(state.items).map(({ id, items }, index) => {
     const turn = state.turns.get(id);
     const isOpen = turn && !hasEnded(turn);
     return html`<section key=${`${id} ${index && ""}`} class="turn" aria-label="Turn">
       ${turn && html`<${TurnHead} turn=${turn} waits=${isOpen && state.session.status === "requires_action"} />`}
-      ${items.map((item) => html`<${SessionItem} key=${item.id} item=${item} isRunning=${Boolean(isOpen && !isFinal(item) && item.role !== "user" && item.status)} model=${model} />`)}
+      ${items.map((item) => [
+        html`<${SessionItem} key=${item.id} item=${item} isRunning=${Boolean(isOpen && !isFinal(item) && item.role !== "user" && item.status)} model=${model} who=${whoOf(item, state)} />`,
+        item.subagent_id && html`<${Subagent} key=${item.subagent_id} id=${item.subagent_id} live=${live} />`,
+      ])}
       ${artifacts.has(id) && html`<${Artifacts} list=${artifacts.get(id)} />`}
       ${turn?.error && html`<div class="failure"><b>${turn.error.message}</b><div class="mono small">${turn.error.code}</div></div>`}
     </section>`;

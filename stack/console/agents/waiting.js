@@ -8,16 +8,16 @@ import { html, useState } from "../vendor/preact.js";
 
 const keyOf = (action) => `${action.type} ${action.call_id || action.request_id || action.environment_id || ""}`;
 
-/** `onAnswer(action, event)` returns a promise. */
-export function Waiting({ actions, onAnswer }) {
+/** `onAnswer(action, event)` returns a promise. `nameOf(action)` names the subagent that waits, if one does. */
+export function Waiting({ actions, nameOf, onAnswer }) {
   if (!actions.length) return null;
   return html`<section class="waiting" aria-label="Waiting for you">
     <p class="small" role="status"><b>${actions.length === 1 ? "The agent waits for you." : `The agent waits for ${actions.length} answers.`}</b> <span class="quiet">It can wait for days.</span></p>
-    ${actions.map((action) => html`<${Action} key=${keyOf(action)} action=${action} onAnswer=${onAnswer} />`)}
+    ${actions.map((action) => html`<${Action} key=${keyOf(action)} action=${action} name=${nameOf(action)} onAnswer=${onAnswer} />`)}
   </section>`;
 }
 
-function Action({ action, onAnswer }) {
+function Action({ action, name, onAnswer }) {
   const [error, setError] = useState(null);
   const [waits, setWaits] = useState(false);
   const answer = async (event) => {
@@ -31,7 +31,7 @@ function Action({ action, onAnswer }) {
     }
   };
   const Body = BODIES[action.type] || Unknown;
-  return html`<div class="action"><${Body} action=${action} waits=${waits} answer=${answer} />${error && html`<${Failure} error=${error} />`}</div>`;
+  return html`<div class="action">${name && html`<p class="small quiet">for ${name}</p>`}<${Body} action=${action} waits=${waits} answer=${answer} />${error && html`<${Failure} error=${error} />`}</div>`;
 }
 
 const Arguments = ({ value }) => {

@@ -99,6 +99,7 @@ async def test_an_agent_reads_the_reports_of_its_subagents(served: Served) -> No
         *("agent_message", "agent_message", "message"),
     ]
     assert [item.reasoning_effort for item in items[1:3]] == [None, "low"]
+    assert [item.subagent_id for item in items[1:3]] == [first.id, second.id]
     assert items[3].recipient_agent_ids == [first.id, second.id]
     assert {item.status for item in items[1:4]} == {"completed"}
     reports = [(item.sender_agent_id, item.recipient_agent_id, item.content[0].text) for item in items[4:6]]
