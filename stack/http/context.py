@@ -112,11 +112,6 @@ class Services:
     admission: AdmissionQueue
     store_probe: StoreProbe
 
-    @property
-    def max_body_bytes(self) -> int:
-        """The most bytes that a body of JSON may have."""
-        return self.stack.config.server.max_body_bytes
-
     def end_running(self) -> None:
         """Let the requests that still run end with an error when they are cancelled, because the process ends."""
         self.monitor.is_ending = True

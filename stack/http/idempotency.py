@@ -125,7 +125,7 @@ class Idempotency:
     async def _create(self, route: str, key: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         stack = get_services(scope).stack
         http = Request(scope, receive)
-        request = await _read_keyed_request(http, route, key, await read_body(http, stack.config.server.max_body_bytes))
+        request = await _read_keyed_request(http, route, key, await read_body(http))
         try:
             result = await run_while_connected(scope, receive, _claim_or_wait(stack, request))
         except ClientDisconnected:

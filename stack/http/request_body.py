@@ -27,14 +27,14 @@ async def stream_body(http: Request, max_bytes: int, setting: str | None) -> Asy
             yield chunk
 
 
-async def read_body(http: Request, max_bytes: int) -> Body:
+async def read_body(http: Request) -> Body:
     """Return the whole body. Raises PayloadTooLarge, and Overloaded if too much is held for bodies already."""
-    return await _read_body(http, get_context(http.scope), get_services(http.scope), max_bytes)
+    return await _read_body(http, get_context(http.scope), get_services(http.scope))
 
 
-async def _read_body(http: Request, context: HttpContext, services: Services, max_bytes: int) -> Body:
+async def _read_body(http: Request, context: HttpContext, services: Services) -> Body:
     # not `stream_body`: a generator costs as much as the rest, and nearly every body is one chunk
-    body = _IncomingBody(http, max_bytes, "server.max_body_bytes")
+    body = _IncomingBody(http, services.stack.config.server.max_body_bytes, "server.max_body_bytes")
     chunk = await body.receive()
     services.shares.cover_body(context.places, body.size_bytes, context.tenant)
     if body.is_whole:
@@ -78,16 +78,15 @@ def _too_large_error(max_bytes: int, setting: str | None) -> PayloadTooLarge:
     return PayloadTooLarge(f"The body is larger than {max_bytes} bytes{hint}.")
 
 
-async def read_model(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
+async def read_model(http: Request, model: type[ModelT]) -> ModelT:
     """Return the body as one of our models; no body is an empty object. Raises PayloadTooLarge, InvalidRequest, and
     PermissionDenied if the caller's key is bound to other models or tools."""
     context, services = get_context(http.scope), get_services(http.scope)
-    return (await _read_granted(http, context, services, max_bytes, model))[0].sent
+    return (await _read_granted(http, context, services, model))[0].sent
 
 
 async def read_counted(
     http: Request,
-    max_bytes: int,
     model: type[ModelT],
     *,
     complete: Callable[[ModelT], Awaitable[ModelT]] | None = None,
@@ -97,16 +96,16 @@ async def read_counted(
     with `embeds` also the tokens of its text. `complete` returns it with the fields that it may leave out. Raises what
     `read_metered` raises."""
     context, services = get_context(http.scope), get_services(http.scope)
-    granted, size_bytes = await _read_granted(http, context, services, max_bytes, model, complete)
+    granted, size_bytes = await _read_granted(http, context, services, model, complete)
     context.charge = await count_request(services.stack.accounts, context.caller, granted, size_bytes if embeds else 0)
     return granted.sent
 
 
-async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
+async def read_metered(http: Request, model: type[ModelT]) -> ModelT:
     """Return the body as a request that a model will answer, after it was counted under the limits of its key and
     admitted to the models. Raises RateLimited, Overloaded, and what `read_model` raises."""
     context, services = get_context(http.scope), get_services(http.scope)
-    granted, size_bytes = await _read_granted(http, context, services, max_bytes, model, needs_body=True)
+    granted, size_bytes = await _read_granted(http, context, services, model, needs_body=True)
     await _admit_counted(http, context, services, granted, size_bytes)
     return granted.sent
 
@@ -131,7 +130,6 @@ async def admit_request(http: Request, request: RequestT, size_bytes: int) -> Re
 
 async def read_converted(
     http: Request,
-    max_bytes: int,
     model: type[ModelT],
     convert: Callable[[ModelT], RequestT],
     *,
@@ -140,7 +138,7 @@ async def read_converted(
     """Return the body, and the request that it stands for, after that was counted and admitted as `read_metered` does;
     without `generates` as `read_counted` does. Raises what those raise."""
     context, services = get_context(http.scope), get_services(http.scope)
-    body = await read_body(http, max_bytes)
+    body = await _read_body(http, context, services)
     sent, size_bytes, in_thread = await read_request(body, model), len(body), is_large(body)
     del body  # its texts are in both requests, of which the first is soon dropped
     request = await calculate(convert, sent) if in_thread else convert(sent)
@@ -181,14 +179,13 @@ async def _read_granted(
     http: Request,
     context: HttpContext,
     services: Services,
-    max_bytes: int,
     model: type[ModelT],
     complete: Callable[[ModelT], Awaitable[ModelT]] | None = None,
     *,
     needs_body: bool = False,
 ) -> tuple[GrantedRequest[ModelT], int]:
     """Return the body as a request, and its size. Unless it `needs_body`, no body is an empty object."""
-    body = await _read_body(http, context, services, max_bytes)
+    body = await _read_body(http, context, services)
     request, size_bytes = await read_request(body if body or needs_body else b"{}", model), len(body)
     del body  # its texts are in the request, which may wait and then lives until the end of its response
     if complete is not None:

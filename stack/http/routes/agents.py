@@ -45,7 +45,7 @@ _ACCEPTED: Final = 202
 
 
 async def create_session(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateSession)
+    request = await read_model(http, CreateSession)
     agents, tenant = require_agents(services), context.tenant
     agent = await agents.sessions.resolve_agent(request, tenant=tenant)
     is_hosted = request.environment.type == "openai_hosted"
@@ -69,7 +69,7 @@ async def create_session(http: Request, context: HttpContext, services: Services
 
 
 async def send_events(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, SendEvents)
+    request = await read_model(http, SendEvents)
     await require_agents(services).activity.send(
         _session_id(http),
         request,

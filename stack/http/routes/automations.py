@@ -35,7 +35,7 @@ _INVOCATIONS_PATH: Final = f"{_PATH}/invocations"
 
 
 async def create_automation(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateAutomation)
+    request = await read_model(http, CreateAutomation)
     agents = require_agents(services)
     await _check_target(request.target, agents, context, services)
     return object_response(
@@ -44,7 +44,7 @@ async def create_automation(http: Request, context: HttpContext, services: Servi
 
 
 async def update_automation(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateAutomation)
+    request = await read_model(http, UpdateAutomation)
     agents = require_agents(services)
     if request.target is not None:
         await _check_target(request.target, agents, context, services)

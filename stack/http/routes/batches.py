@@ -18,7 +18,7 @@ from stack.http.routes.calls import ApiCalls
 
 async def create_batch(http: Request, context: HttpContext, services: Services) -> Response:
     # what the key may use is checked for each line, when it is executed
-    request = await read_request(await read_body(http, services.max_body_bytes), CreateBatch)
+    request = await read_request(await read_body(http), CreateBatch)
     key_id, accounts = context.caller.key_id, services.stack.accounts
     if context.caller.expires_at is not None and await accounts.find_caller(context.tenant, key_id) is None:
         raise PermissionDenied(

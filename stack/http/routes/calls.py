@@ -37,7 +37,7 @@ class ApiCalls(Generic[ApiT]):
             if route is not None and route.query is not None:
                 arguments.append(read_query(http, route.query))
             if route is not None and route.body is not None:
-                arguments.append(await read_model(http, services.max_body_bytes, route.body))
+                arguments.append(await read_model(http, route.body))
             result = await method(self._find(services))(*arguments, tenant=context.tenant)
             return (render or self._render)(result)
 

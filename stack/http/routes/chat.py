@@ -70,7 +70,7 @@ class CreateChatCompletion(ChatRequest):
 
 
 async def create_chat_completion(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_metered(http, services.max_body_bytes, CreateChatCompletion)
+    request = await read_metered(http, CreateChatCompletion)
     refuse_unsafe_engine_options(request)
     if request.tools and len({tool.name for tool in request.tools}) < len(request.tools):
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")

@@ -40,7 +40,7 @@ class CreateCompletion(CompletionRequest):
 
 
 async def create_completion(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_metered(http, services.max_body_bytes, CreateCompletion)
+    request = await read_metered(http, CreateCompletion)
     refuse_unsafe_engine_options(request, ("echo",))
     if request.completion_count > MAX_COMPLETIONS:
         message = f"The prompts, each 'n' times, are more than {MAX_COMPLETIONS} completions."

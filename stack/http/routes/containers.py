@@ -21,7 +21,7 @@ _DOWNLOAD_HEADERS: Final = {"content-disposition": "attachment"}
 
 async def create_container(http: Request, context: HttpContext, services: Services) -> Response:
     containers = _require_containers(services)
-    request = await read_model(http, services.max_body_bytes, CreateContainer)
+    request = await read_model(http, CreateContainer)
     container = await containers.create(request, tenant=context.tenant)
     context.created_id = container.id
     return model_response(container)
@@ -35,7 +35,7 @@ async def add_container_file(http: Request, context: HttpContext, services: Serv
         async with open_upload(http, containers.max_file_bytes, None) as upload:
             data = b"".join([chunk async for chunk in upload.data])
         return model_response(await containers.add_file(_container_id(http), upload.filename, data, tenant=tenant))
-    request = await read_model(http, services.max_body_bytes, CopyFile)
+    request = await read_model(http, CopyFile)
     return model_response(await containers.copy_file(_container_id(http), request.file_id, tenant=tenant))
 
 

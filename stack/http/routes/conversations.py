@@ -23,7 +23,7 @@ from stack.http.routes.calls import ApiCalls
 
 
 async def create_conversation(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateConversation)
+    request = await read_model(http, CreateConversation)
     conversation = await _conversations(services).create(request, tenant=context.tenant)
     context.created_id = conversation.id
     return model_response(conversation)
@@ -31,7 +31,7 @@ async def create_conversation(http: Request, context: HttpContext, services: Ser
 
 async def add_items(http: Request, context: HttpContext, services: Services) -> Response:
     include = read_query(http, ItemInclude).include or ()
-    request = await read_model(http, services.max_body_bytes, AddItems)
+    request = await read_model(http, AddItems)
     added = await _conversations(services).add_items(
         _conversation_id(http), request, include=include, tenant=context.tenant
     )

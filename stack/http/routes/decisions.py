@@ -27,14 +27,14 @@ _MANY_PROBABILITIES: Final = 2048
 
 
 async def create_decision(http: Request, context: HttpContext, services: Services) -> Response:
-    read = read_converted(http, services.max_body_bytes, CreateDecision, _with_orders(services, convert_decision))
+    read = read_converted(http, CreateDecision, _with_orders(services, convert_decision))
     sent, request = await read
     decisions = await _decide(http, context, services, request, find_images(sent))
     return await _respond(services, sent.model, decisions, partial(build_decision, sent))
 
 
 async def create_system_one(http: Request, context: HttpContext, services: Services) -> Response:
-    read = read_converted(http, services.max_body_bytes, CreateSystemOne, _with_orders(services, convert_system_one))
+    read = read_converted(http, CreateSystemOne, _with_orders(services, convert_system_one))
     sent, request = await read
     decisions = await _decide(http, context, services, request, find_system_one_images(sent))
     return await _respond(services, sent.model, decisions, partial(build_system_one, sent))

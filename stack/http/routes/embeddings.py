@@ -22,7 +22,7 @@ _MAX_INLINE_NUMBERS: Final = 16 * 1024
 
 
 async def create_embeddings(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_metered(http, services.max_body_bytes, EmbeddingRequest)
+    request = await read_metered(http, EmbeddingRequest)
     embedding = services.stack.inference.embed(request, tenant=context.tenant)
     embeddings = await run_while_connected(http.scope, http.receive, embedding)
     usage = Usage(input_tokens=embeddings.input_tokens)

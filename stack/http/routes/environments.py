@@ -44,7 +44,7 @@ _DOWNLOAD_HEADERS: Final = {"content-disposition": "attachment"}
 
 
 async def create_environment(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateEnvironment)
+    request = await read_model(http, CreateEnvironment)
     environments = require_agents(services).require_environments()
     environment = await environments.create(
         request.environment, tenant=context.tenant, key=read_request_key(http, request)

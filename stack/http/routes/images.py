@@ -46,7 +46,7 @@ _NO_USAGE: Final = ImageUsage()
 
 
 async def create_images(http: Request, context: HttpContext, services: Services) -> Response:
-    body = await read_body(http, services.max_body_bytes)
+    body = await read_body(http)
     request, size_bytes = await read_request(body, CreateImage), len(body)
     request = await charge_request(http, request, size_bytes)
     return await _respond(http, context, services, _Job(request, "image_generation"))

@@ -31,7 +31,7 @@ _LARGE_CHARS: Final = 256 * 1024
 
 
 async def create_message(http: Request, context: HttpContext, services: Services) -> Response:
-    message, request = await read_converted(http, services.max_body_bytes, CreateMessage, convert_message)
+    message, request = await read_converted(http, CreateMessage, convert_message)
     if message.diagnostics or (isinstance(request.input, list) and len(request.input) > _MANY_ITEMS):
         form = await run_long(build_form, message, request)
     else:
@@ -58,7 +58,7 @@ async def create_message(http: Request, context: HttpContext, services: Services
 
 
 async def count_message_tokens(http: Request, context: HttpContext, services: Services) -> Response:
-    _, request = await read_converted(http, services.max_body_bytes, CountMessageTokens, convert_count, generates=False)
+    _, request = await read_converted(http, CountMessageTokens, convert_count, generates=False)
     count = await services.stack.responses.count_input_tokens(request, tenant=context.tenant, caller=context.caller)
     return value_response({"input_tokens": count.tokens})
 

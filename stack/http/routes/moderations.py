@@ -18,7 +18,7 @@ from stack.http.streams import run_while_connected
 
 
 async def create_moderation(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_metered(http, services.max_body_bytes, CreateModeration)
+    request = await read_metered(http, CreateModeration)
     moderation = require_section(services.stack.moderation, "moderates nothing", "moderation")
     if request.model is not None:
         moderation.require_name(request.model, "model")

@@ -47,7 +47,7 @@ class CountInputTokens(CreateResponse):
 
 
 async def create_response(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_metered(http, services.max_body_bytes, CreateResponse)
+    request = await read_metered(http, CreateResponse)
     respond, record = begin_response(context, services, request), context.request_record
     is_stored = request.store is not False and not request.background  # one in the background goes on in any case
     outlives_client = is_stored and services.stack.config.server.finish_stored_responses
@@ -90,7 +90,7 @@ async def count_input_tokens(http: Request, context: HttpContext, services: Serv
             return request
         return request.model_copy(update={"model": await _find_only_model(services)})
 
-    request = await read_counted(http, services.max_body_bytes, CountInputTokens, complete=name_model)
+    request = await read_counted(http, CountInputTokens, complete=name_model)
     fields: dict[str, Any] = dict(request)
     count = await services.stack.responses.count_input_tokens(
         CreateResponse(**fields), tenant=context.tenant, caller=context.caller
@@ -100,7 +100,7 @@ async def count_input_tokens(http: Request, context: HttpContext, services: Serv
 
 
 async def compact_conversation(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_metered(http, services.max_body_bytes, CompactConversation)
+    request = await read_metered(http, CompactConversation)
     salted = services.cache_salts.add_salt(request, context.tenant)
     compaction = services.stack.responses.compact(salted, tenant=context.tenant, caller=context.caller)
     compacted = await run_while_connected(http.scope, http.receive, compaction)

@@ -26,7 +26,7 @@ async def create_skill(http: Request, context: HttpContext, services: Services) 
 
 
 async def update_skill(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateSkill)
+    request = await read_model(http, UpdateSkill)
     skill = await _require_skills(services).set_default(
         http.path_params["skill_id"], request.default_version, tenant=context.tenant
     )

@@ -16,7 +16,7 @@ from stack.http.route import RESPONSES, Route
 
 
 async def ingest_traces(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, IngestTraces)
+    request = await read_model(http, IngestTraces)
     await _get_traces(services).ingest(request, tenant=context.tenant)
     return Response(status_code=204)
 

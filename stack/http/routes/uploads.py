@@ -16,7 +16,7 @@ from stack.http.route import FILES, Route
 
 
 async def create_upload(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateUpload)
+    request = await read_model(http, CreateUpload)
     return model_response(await _require_uploads(services).create(request, tenant=context.tenant))
 
 
@@ -28,7 +28,7 @@ async def add_upload_part(http: Request, context: HttpContext, services: Service
 
 
 async def complete_upload(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CompleteUpload)
+    request = await read_model(http, CompleteUpload)
     upload = await _require_uploads(services).complete(http.path_params["upload_id"], request, tenant=context.tenant)
     return model_response(upload)
 

@@ -26,21 +26,21 @@ from stack.http.streams import run_while_connected
 
 
 async def create_store(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_counted(http, services.max_body_bytes, CreateVectorStore)
+    request = await read_counted(http, CreateVectorStore)
     store = await _require_vector_stores(services).create(request, tenant=context.tenant)
     context.created_id = store.id
     return model_response(store)
 
 
 async def search_store(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_counted(http, services.max_body_bytes, SearchStores, embeds=True)
+    request = await read_counted(http, SearchStores, embeds=True)
     search = _require_vector_stores(services).search([http.path_params["store_id"]], request, tenant=context.tenant)
     results = await run_while_connected(http.scope, http.receive, search)
     return single_page_response("vector_store.search_results.page", results, search_query=list(request.queries))
 
 
 async def add_store_file(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_counted(http, services.max_body_bytes, AddFile)
+    request = await read_counted(http, AddFile)
     return model_response(
         await _require_vector_stores(services).add_file(http.path_params["store_id"], request, tenant=context.tenant)
     )
@@ -57,7 +57,7 @@ async def list_store_files(http: Request, context: HttpContext, services: Servic
 
 
 async def add_batch(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_counted(http, services.max_body_bytes, AddFiles)
+    request = await read_counted(http, AddFiles)
     return model_response(
         await _require_vector_stores(services).add_files(http.path_params["store_id"], request, tenant=context.tenant)
     )

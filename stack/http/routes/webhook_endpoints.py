@@ -27,7 +27,7 @@ _ENDPOINT: Final = f"{_ENDPOINTS}/{{webhook_endpoint_id}}"
 
 
 async def create_webhook_endpoint(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateWebhookEndpoint)
+    request = await read_model(http, CreateWebhookEndpoint)
     endpoint, secret = await _require_endpoints(services).create(request, tenant=context.tenant)
     return value_response(_endpoint_to_json(endpoint, signing_secret=secret))
 
@@ -39,7 +39,7 @@ async def list_webhook_endpoints(http: Request, context: HttpContext, services: 
 
 
 async def rotate_webhook_secret(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, RotateWebhookSecret)
+    request = await read_model(http, RotateWebhookSecret)
     endpoint, secret = await _require_endpoints(services).rotate_secret(
         _endpoint_id(http), keep_old=bool(request.keep_old_secret_active_for_24_hours), tenant=context.tenant
     )
@@ -47,7 +47,7 @@ async def rotate_webhook_secret(http: Request, context: HttpContext, services: S
 
 
 async def send_test_event(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, SendTestEvent)
+    request = await read_model(http, SendTestEvent)
     endpoint_id = _endpoint_id(http)
     status_code = await _require_endpoints(services).send_test(endpoint_id, request.event_type, tenant=context.tenant)
     fields = {"event_type": request.event_type, "status_code": status_code, "webhook_endpoint_id": endpoint_id}

@@ -30,7 +30,7 @@ async def list_local_models(_http: Request, _context: HttpContext, services: Ser
 
 
 async def pull_model(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, PullModel)
+    request = await read_model(http, PullModel)
     return value_response(_show(await _require_installer(services).begin_pull(request.name)))
 
 

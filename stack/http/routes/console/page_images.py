@@ -21,7 +21,7 @@ async def get_page_images(http: Request, context: HttpContext, services: Service
 
 
 async def create_page_images(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreatePageImages)
+    request = await read_model(http, CreatePageImages)
     reader = _require_reader(services)
     document = await asyncio.to_thread(decode_file_data, request.file_data)
     return value_response(await _render(reader, document, request, context.tenant))

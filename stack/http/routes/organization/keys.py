@@ -49,7 +49,7 @@ async def get_key(http: Request, _context: HttpContext, services: Services) -> R
 
 
 async def update_key(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateKey)
+    request = await read_model(http, UpdateKey)
     directory, project_id = require_directory(services), http.path_params["project_id"]
     access = await _project_access(directory, project_id)
     key = await directory.update_key(project_id, http.path_params["api_key_id"], request)
@@ -65,7 +65,7 @@ async def revoke_key(http: Request, _context: HttpContext, services: Services) -
 
 
 async def create_admin_key(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateAdminKey)
+    request = await read_model(http, CreateAdminKey)
     options = KeyOptions(request.name, expires_in_s=request.expires_in_seconds)
     new = await require_directory(services).create_key(None, options)
     return value_response({**admin_key_to_json(new.key, None), "value": new.value})

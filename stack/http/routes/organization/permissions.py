@@ -33,7 +33,7 @@ async def get_model_permissions(http: Request, _context: HttpContext, services: 
 
 
 async def update_model_permissions(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateModelPermissions)
+    request = await read_model(http, UpdateModelPermissions)
     models = tuple(dict.fromkeys(request.model_ids))
     requested = {"model_permissions": {"mode": request.mode, "model_ids": models}}
     settings = await _set_fields(http, services, {"model_mode": request.mode, "model_ids": models}, requested)
@@ -51,7 +51,7 @@ async def get_hosted_tool_permissions(http: Request, _context: HttpContext, serv
 
 
 async def update_hosted_tool_permissions(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateHostedToolPermissions)
+    request = await read_model(http, UpdateHostedToolPermissions)
     requested = request.model_dump(exclude_none=True)
 
     def change(settings: ProjectSettings) -> ProjectSettings:
@@ -70,7 +70,7 @@ async def get_service_tier_settings(http: Request, _context: HttpContext, servic
 
 
 async def update_service_tier_settings(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateServiceTierSettings)
+    request = await read_model(http, UpdateServiceTierSettings)
     changes: JsonObject = {}
     if request.default is not None:
         changes["default_tier"] = request.default
@@ -85,7 +85,7 @@ async def get_data_retention(http: Request, _context: HttpContext, services: Ser
 
 
 async def update_data_retention(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateDataRetention)
+    request = await read_model(http, UpdateDataRetention)
     changes = request.model_dump()
     settings = await _set_fields(http, services, changes, {"data_retention": changes})
     return value_response(_retention_to_json(settings))

@@ -32,7 +32,7 @@ _ACCOUNT: Final = f"{_PROJECT}/service_accounts/{{service_account_id}}"
 
 
 async def create_project(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateProject)
+    request = await read_model(http, CreateProject)
     return value_response(project_to_json(await require_directory(services).create_project(request.name)))
 
 
@@ -46,7 +46,7 @@ async def get_project(http: Request, _context: HttpContext, services: Services) 
 
 
 async def update_project(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateProject)
+    request = await read_model(http, UpdateProject)
     project = await require_directory(services).rename_project(_project_id(http), request.name)
     return value_response(project_to_json(project))
 
@@ -56,7 +56,7 @@ async def archive_project(http: Request, _context: HttpContext, services: Servic
 
 
 async def create_service_account(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateServiceAccount)
+    request = await read_model(http, CreateServiceAccount)
     without_key = bool(request.create_service_account_only)
     if without_key and request.expires_in_seconds is not None:
         raise InvalidRequest("An account without a key has nothing that expires.", param="expires_in_seconds")
@@ -81,7 +81,7 @@ async def get_service_account(http: Request, _context: HttpContext, services: Se
 
 
 async def update_service_account(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateServiceAccount)
+    request = await read_model(http, UpdateServiceAccount)
     directory = require_directory(services)
     account = await directory.rename_service_account(_project_id(http), _account_id(http), request.name)
     return value_response(service_account_to_json(account))
@@ -93,7 +93,7 @@ async def delete_service_account(http: Request, _context: HttpContext, services:
 
 
 async def create_service_account_key(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, CreateServiceAccountKey)
+    request = await read_model(http, CreateServiceAccountKey)
     directory = require_directory(services)
     account = await directory.get_service_account(_project_id(http), _account_id(http))
     options = KeyOptions(request.name or "Secret Key", request.scopes, request.expires_in_seconds)

@@ -37,7 +37,7 @@ async def list_rate_limits(http: Request, _context: HttpContext, services: Servi
 
 
 async def update_rate_limit(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateRateLimit)
+    request = await read_model(http, UpdateRateLimit)
     limit_id: str = http.path_params["rate_limit_id"]
     subject = limit_id.removeprefix(_ID_PREFIX)
     if subject in ("", limit_id):

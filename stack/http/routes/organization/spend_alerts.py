@@ -18,7 +18,7 @@ _PATHS: Final = ("/organization/spend_alerts", "/organization/projects/{project_
 
 
 async def create_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, SaveSpendAlert)
+    request = await read_model(http, SaveSpendAlert)
     require_currency(services, request)
     alert = await require_organization(services).spend_alerts.create(find_project_id(http), request)
     return value_response(_alert_to_json(services, alert))
@@ -38,7 +38,7 @@ async def get_spend_alert(http: Request, _context: HttpContext, services: Servic
 
 
 async def update_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, SaveSpendAlert)
+    request = await read_model(http, SaveSpendAlert)
     require_currency(services, request)
     alert = await require_organization(services).spend_alerts.update(find_project_id(http), _alert_id(http), request)
     return value_response(_alert_to_json(services, alert))

@@ -23,7 +23,7 @@ async def get_spend_limit(http: Request, _context: HttpContext, services: Servic
 
 
 async def set_spend_limit(http: Request, _context: HttpContext, services: Services) -> Response:
-    request = await read_model(http, services.max_body_bytes, UpdateSpendLimit)
+    request = await read_model(http, UpdateSpendLimit)
     require_currency(services, request)
     cost = request.threshold_amount * NANOS_PER_CENT
     limit = await require_organization(services).spend_limits.set(find_project_id(http), cost)
