@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 from apis.errors import InvalidRequest
 
 _ItemT = TypeVar("_ItemT")
+_OtherT = TypeVar("_OtherT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,10 @@ class Page(Generic[_ItemT]):
     data: Sequence[_ItemT]
     has_more: bool = False
     last_id: str | None = None
+
+    def map(self, convert: Callable[[_ItemT], _OtherT]) -> "Page[_OtherT]":
+        """Return the page with what `convert` makes of each of its entries."""
+        return Page([convert(entry) for entry in self.data], self.has_more, self.last_id)
 
 
 class PageParams(Protocol):

@@ -1,7 +1,7 @@
 """Responses that all routes share: JSON, an object or a page of objects, a deletion, an error."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 from pydantic import BaseModel
@@ -37,31 +37,27 @@ def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | N
 
 
 def value_response(value: Any, status: int = 200) -> Response:
-    """Return a response of any value that orjson can serialize."""
-    return json_response(orjson.dumps(value), status)
+    """Return a response of one of the SDK's objects, with its null fields, of a page of objects, or of any value that
+    orjson can serialize."""
+    fields = _page_to_fields(cast("Page[Any]", value)) if isinstance(value, Page) else _to_fields(value)
+    return json_response(orjson.dumps(fields), status)
 
 
-def model_response(model: BaseModel) -> Response:
-    """Return a response of one of the SDK's objects, with its null fields."""
-    return value_response(model.model_dump(mode="json", warnings=False))
+def _page_to_fields(page: Page[Any]) -> dict[str, Any]:
+    """Return a page in the shape that the SDK's cursors read."""
+    data: list[dict[str, Any]] = [_to_fields(entry) for entry in page.data]
+    first, last = (data[0]["id"], page.last_id or data[-1]["id"]) if data else (None, page.last_id)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": page.has_more}
 
 
-def page_response(page: Page[Any]) -> Response:
-    """Return a page of the SDK's objects, in the shape that its cursors read."""
-    data = [entry.model_dump(mode="json", warnings=False) for entry in page.data]
-    return list_response(data, has_more=page.has_more, last_id=page.last_id)
+def _to_fields(value: Any) -> Any:
+    return value.model_dump(mode="json", warnings=False) if isinstance(value, BaseModel) else value
 
 
-def list_response(data: Sequence[dict[str, Any]], *, has_more: bool, last_id: str | None = None) -> Response:
-    """Return a page of objects that are dicts of JSON; `last_id` as in Page."""
-    first, last = (data[0]["id"], last_id or data[-1]["id"]) if data else (None, last_id)
-    return value_response({"object": "list", "data": [*data], "first_id": first, "last_id": last, "has_more": has_more})
-
-
-def single_page_response(kind: str, data: Sequence[BaseModel], **fields: Any) -> Response:
+def build_single_page(kind: str, data: Sequence[BaseModel], **fields: Any) -> dict[str, Any]:
     """Return all of a listing as the only page of the object type `kind`."""
-    entries = [entry.model_dump(mode="json") for entry in data]
-    return value_response({"object": kind, **fields, "data": entries, "has_more": False, "next_page": None})
+    entries = [_to_fields(entry) for entry in data]
+    return {"object": kind, **fields, "data": entries, "has_more": False, "next_page": None}
 
 
 def deleted_response(object_id: str, kind: str) -> Response:

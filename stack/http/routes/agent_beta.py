@@ -2,7 +2,7 @@
 
 import hashlib
 from functools import wraps
-from typing import Any, Final
+from typing import Final
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -11,9 +11,7 @@ from starlette.responses import Response
 from apis.accounts.project_settings import HostedTool
 from apis.agents.sessions import RequestKey
 from apis.errors import InvalidBeta
-from apis.storage.pages import Page
 from providers.agents.kv import StoredAgents
-from stack.http.answers import list_response, value_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.idempotency import RAW_IDEMPOTENCY_HEADER, parse_key
 from stack.http.parsing import find_header
@@ -27,21 +25,6 @@ CREATED: Final = 201
 def require_agents(services: Services) -> StoredAgents:
     """Return the agents of the server. Raises Unsupported where it keeps none."""
     return require_section(services.stack.agents, "keeps no agents", "agents")
-
-
-def object_response(fields: dict[str, Any], status: int = 200) -> Response:
-    """Return the answer that is one object."""
-    return value_response(fields, status)
-
-
-def created_response(fields: dict[str, Any]) -> Response:
-    """Return the answer that is a new object."""
-    return value_response(fields, CREATED)
-
-
-def objects_response(page: Page[dict[str, Any]]) -> Response:
-    """Return the answer that is a page of objects."""
-    return list_response(page.data, has_more=page.has_more, last_id=page.last_id)
 
 
 def _with_beta(handler: Handler) -> Handler:

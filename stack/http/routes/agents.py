@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from http import HTTPStatus
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -19,16 +20,13 @@ from apis.agents.sessions import (
 from apis.sink import put_all
 from apis.wire.base import ListParams
 from providers.common.fair_turns import run_long
-from stack.http.answers import list_response
+from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.metering import grant_request
 from stack.http.request_body import read_model, read_query
 from stack.http.routes.agent_beta import (
     CREATED,
-    created_response,
     delete_route,
-    object_response,
-    objects_response,
     read_request_key,
     read_route,
     require_agents,
@@ -40,8 +38,6 @@ from stack.http.routes.environments import ENVIRONMENT_ROUTES
 from stack.http.routes.vaults import VAULT_ROUTES
 from stack.http.sse import encode_frames
 from stack.http.streams import EventStream
-
-_ACCEPTED: Final = 202
 
 
 async def create_session(http: Request, context: HttpContext, services: Services) -> Response:
@@ -60,7 +56,7 @@ async def create_session(http: Request, context: HttpContext, services: Services
         key=read_request_key(http, request),
     )
     if not request.stream:
-        return object_response(session, CREATED)
+        return value_response(session, CREATED)
     obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
     batches = agents.sessions.follow_creation(session["id"], tenant=tenant)
     return _CreatedStream(
@@ -71,18 +67,18 @@ async def create_session(http: Request, context: HttpContext, services: Services
 async def send_events(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_model(http, SendEvents)
     await require_agents(services).activity.send(
-        _session_id(http),
+        http.path_params["session_id"],
         request,
         tenant=context.tenant,
         key_id=await services.stack.accounts.find_lasting_key(context.caller),
         key=read_request_key(http, request),
     )
-    return Response(status_code=_ACCEPTED)
+    return Response(status_code=HTTPStatus.ACCEPTED)
 
 
 async def stream_events(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, EventStreamParams)
-    batches = require_agents(services).sessions.follow(_session_id(http), params, tenant=context.tenant)
+    batches = require_agents(services).sessions.follow(http.path_params["session_id"], params, tenant=context.tenant)
     return EventStream(
         partial(put_all, batches),
         _frame_encoder(bool(params.include_obfuscation)),
@@ -93,33 +89,33 @@ async def stream_events(http: Request, context: HttpContext, services: Services)
 
 async def list_items(http: Request, context: HttpContext, services: Services) -> Response:
     page = await require_agents(services).activity.list_items(
-        _session_id(http),
+        http.path_params["session_id"],
         read_query(http, SessionItemListParams),
         tenant=context.tenant,
         turn_id=http.path_params.get("turn_id"),
         subagent_id=http.path_params.get("subagent_id"),
     )
-    return await run_long(partial(list_response, page.data, has_more=page.has_more))
+    return await run_long(value_response, page)
 
 
 async def list_turns(http: Request, context: HttpContext, services: Services) -> Response:
     page = await require_agents(services).activity.list_turns(
-        _session_id(http),
+        http.path_params["session_id"],
         read_query(http, ListParams),
         tenant=context.tenant,
         subagent_id=http.path_params.get("subagent_id"),
     )
-    return list_response(page.data, has_more=page.has_more)
+    return value_response(page)
 
 
 async def get_turn(http: Request, context: HttpContext, services: Services) -> Response:
     turn = await require_agents(services).activity.get_turn(
-        _session_id(http),
+        http.path_params["session_id"],
         http.path_params["turn_id"],
         tenant=context.tenant,
         subagent_id=http.path_params.get("subagent_id"),
     )
-    return object_response(turn)
+    return value_response(turn)
 
 
 class _CreatedStream(EventStream):
@@ -133,23 +129,19 @@ def _frame_encoder(obfuscate: bool) -> Callable[[Sequence[Any]], bytes]:  # noqa
     return partial(encode_frames, dialect="openai", obfuscate=obfuscate)
 
 
-def _session_id(http: Request) -> str:
-    return http.path_params["session_id"]
-
-
-_agents = ApiCalls(lambda services: require_agents(services).definitions, object_response)
-_sessions = ApiCalls(lambda services: require_agents(services).sessions, object_response)
-_activity = ApiCalls(lambda services: require_agents(services).activity, object_response)
-create_agent = _agents.calling("create_agent", lambda agents: agents.create, created_response)
-list_agents = _agents.calling("list_agents", lambda agents: agents.list, objects_response)
+_agents = ApiCalls(lambda services: require_agents(services).definitions)
+_sessions = ApiCalls(lambda services: require_agents(services).sessions)
+_activity = ApiCalls(lambda services: require_agents(services).activity)
+create_agent = _agents.calling("create_agent", lambda agents: agents.create, CREATED)
+list_agents = _agents.calling("list_agents", lambda agents: agents.list)
 get_agent = _agents.calling("get_agent", lambda agents: agents.get)
 update_agent = _agents.calling("update_agent", lambda agents: agents.update)
 delete_agent = _agents.calling("delete_agent", lambda agents: agents.delete)
-list_sessions = _sessions.calling("list_sessions", lambda sessions: sessions.list, objects_response)
+list_sessions = _sessions.calling("list_sessions", lambda sessions: sessions.list)
 get_session = _sessions.calling("get_session", lambda sessions: sessions.get)
 update_session = _sessions.calling("update_session", lambda sessions: sessions.update)
 delete_session = _sessions.calling("delete_session", lambda sessions: sessions.delete)
-list_subagents = _activity.calling("list_subagents", lambda activity: activity.list_subagents, objects_response)
+list_subagents = _activity.calling("list_subagents", lambda activity: activity.list_subagents)
 get_subagent = _activity.calling("get_subagent", lambda activity: activity.get_subagent)
 
 _AGENT_PATH: Final = "/agents/{agent_id}"

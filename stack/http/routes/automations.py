@@ -14,16 +14,14 @@ from apis.agents.automations import (
 )
 from apis.batches.batches import BatchOwner
 from providers.agents.kv import StoredAgents
+from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.metering import grant_request
 from stack.http.request_body import read_model
 from stack.http.route import Route
 from stack.http.routes.agent_beta import (
     CREATED,
-    created_response,
     delete_route,
-    object_response,
-    objects_response,
     read_route,
     require_agents,
     write_route,
@@ -38,9 +36,8 @@ async def create_automation(http: Request, context: HttpContext, services: Servi
     request = await read_model(http, CreateAutomation)
     agents = require_agents(services)
     await _check_target(request.target, agents, context, services)
-    return object_response(
-        await agents.automations.create(request, owner=await _find_owner(context, services)), CREATED
-    )
+    owner = await _find_owner(context, services)
+    return value_response(await agents.automations.create(request, owner=owner), CREATED)
 
 
 async def update_automation(http: Request, context: HttpContext, services: Services) -> Response:
@@ -48,8 +45,9 @@ async def update_automation(http: Request, context: HttpContext, services: Servi
     agents = require_agents(services)
     if request.target is not None:
         await _check_target(request.target, agents, context, services)
+    automation_id: str = http.path_params["automation_id"]
     owner = await _find_owner(context, services)
-    return object_response(await agents.automations.update(_automation_id(http), request, owner=owner))
+    return value_response(await agents.automations.update(automation_id, request, owner=owner))
 
 
 async def _check_target(
@@ -66,20 +64,14 @@ async def _find_owner(context: HttpContext, services: Services) -> BatchOwner:
     return BatchOwner(context.tenant, await services.stack.accounts.find_lasting_key(context.caller))
 
 
-def _automation_id(http: Request) -> str:
-    return http.path_params["automation_id"]
-
-
-_automations = ApiCalls(lambda services: require_agents(services).automations, object_response)
-list_automations = _automations.calling("list_automations", lambda automations: automations.list, objects_response)
+_automations = ApiCalls(lambda services: require_agents(services).automations)
+list_automations = _automations.calling("list_automations", lambda automations: automations.list)
 get_automation = _automations.calling("get_automation", lambda automations: automations.get)
 delete_automation = _automations.calling("delete_automation", lambda automations: automations.delete)
 pause_automation = _automations.calling("pause_automation", lambda automations: automations.pause)
 resume_automation = _automations.calling("resume_automation", lambda automations: automations.resume)
-invoke_automation = _automations.calling("invoke_automation", lambda automations: automations.invoke, created_response)
-list_invocations = _automations.calling(
-    "list_invocations", lambda automations: automations.list_invocations, objects_response
-)
+invoke_automation = _automations.calling("invoke_automation", lambda automations: automations.invoke, CREATED)
+list_invocations = _automations.calling("list_invocations", lambda automations: automations.list_invocations)
 get_invocation = _automations.calling("get_invocation", lambda automations: automations.get_invocation)
 
 AUTOMATION_ROUTES: Final[tuple[Route, ...]] = (

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from apis.batches.batches import BatchListParams, CreateBatch
 from apis.errors import PermissionDenied
 from providers.batches.leased import LeasedBatches
-from stack.http.answers import model_response, page_response
+from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.parsing import read_request
 from stack.http.request_body import read_body
@@ -26,7 +26,7 @@ async def create_batch(http: Request, context: HttpContext, services: Services) 
             "batches with a stored key of the project."
         )
     batches = _require_batches(services)
-    return model_response(await batches.create(request, tenant=context.tenant, key_id=key_id))
+    return value_response(await batches.create(request, tenant=context.tenant, key_id=key_id))
 
 
 def _require_batches(services: Services) -> LeasedBatches:
@@ -34,7 +34,7 @@ def _require_batches(services: Services) -> LeasedBatches:
 
 
 _batches = ApiCalls(_require_batches)
-list_batches = _batches.calling("list_batches", lambda batches: batches.list, page_response)
+list_batches = _batches.calling("list_batches", lambda batches: batches.list)
 get_batch = _batches.calling("get_batch", lambda batches: batches.get)
 cancel_batch = _batches.calling("cancel_batch", lambda batches: batches.cancel)
 

@@ -1,12 +1,13 @@
 """Handlers that only call one method of an API: with the ids in the path, the query or the body, and the tenant."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stack.http.answers import deleted_response, model_response
+from apis.storage.pages import Page
+from stack.http.answers import deleted_response, value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_model, read_query
 from stack.http.route import Handler
@@ -16,21 +17,19 @@ ApiT = TypeVar("ApiT")
 
 
 class ApiCalls(Generic[ApiT]):
-    """Builds handlers that call the API that `find` returns, which raises Unsupported where the server lacks it.
-    `render` makes the answers of what methods return."""
+    """Builds handlers that call the API that `find` returns, which raises Unsupported where the server lacks it. They
+    answer with what the method returns, or with what `show` makes of that, or of each entry of a page. Methods of an
+    API that is not `of_tenants` are not given the tenant."""
 
-    def __init__(self, find: Callable[[Services], ApiT], render: Callable[[Any], Response] = model_response) -> None:
+    def __init__(
+        self, find: Callable[[Services], ApiT], show: Callable[[Any], Any] | None = None, *, of_tenants: bool = True
+    ) -> None:
         self._find = find
-        self._render = render
+        self._show = show
+        self._of_tenants = of_tenants
 
-    def calling(
-        self,
-        name: str,
-        method: Callable[[ApiT], Callable[..., Awaitable[Any]]],
-        render: Callable[[Any], Response] | None = None,
-    ) -> Handler:
-        """Return the handler `name`, which renders what the method returns. The models of the query and of the body are
-        those of the row."""
+    def calling(self, name: str, method: Callable[[ApiT], Callable[..., Awaitable[Any]]], status: int = 200) -> Handler:
+        """Return the handler `name`. The models of the query and of the body are those of the row."""
 
         async def handle(http: Request, context: HttpContext, services: Services) -> Response:
             route, arguments = get_match(http.scope).route, list[Any](http.path_params.values())
@@ -38,8 +37,10 @@ class ApiCalls(Generic[ApiT]):
                 arguments.append(read_query(http, route.query))
             if route is not None and route.body is not None:
                 arguments.append(await read_model(http, route.body))
-            result = await method(self._find(services))(*arguments, tenant=context.tenant)
-            return (render or self._render)(result)
+            result = await method(self._find(services))(*arguments, **self._name_tenant(context))
+            if self._show is not None:
+                result = cast("Page[Any]", result).map(self._show) if isinstance(result, Page) else self._show(result)
+            return value_response(result, status)
 
         handle.__name__ = name
         return handle
@@ -50,8 +51,11 @@ class ApiCalls(Generic[ApiT]):
 
         async def handle(http: Request, context: HttpContext, services: Services) -> Response:
             ids = [*http.path_params.values()]
-            await method(self._find(services))(*ids, tenant=context.tenant)
+            await method(self._find(services))(*ids, **self._name_tenant(context))
             return deleted_response(ids[-1], kind)
 
         handle.__name__ = name
         return handle
+
+    def _name_tenant(self, context: HttpContext) -> dict[str, str]:
+        return {"tenant": context.tenant} if self._of_tenants else {}

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from apis.containers import ContainerListParams, Containers, CopyFile, CreateContainer
 from apis.errors import Unsupported
-from stack.http.answers import model_response, page_response
+from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.forms import open_upload
 from stack.http.request_body import read_model
@@ -24,23 +24,27 @@ async def create_container(http: Request, context: HttpContext, services: Servic
     request = await read_model(http, CreateContainer)
     container = await containers.create(request, tenant=context.tenant)
     context.created_id = container.id
-    return model_response(container)
+    return value_response(container)
 
 
 async def add_container_file(http: Request, context: HttpContext, services: Services) -> Response:
     """Add a file from a form, or the copy of an uploaded file by its id."""
     containers, tenant = _require_containers(services), context.tenant
-    await containers.get(_container_id(http), tenant=tenant)  # before a body is read in vain
+    await containers.get(http.path_params["container_id"], tenant=tenant)  # before a body is read in vain
     if http.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         async with open_upload(http, containers.max_file_bytes, None) as upload:
             data = b"".join([chunk async for chunk in upload.data])
-        return model_response(await containers.add_file(_container_id(http), upload.filename, data, tenant=tenant))
+        return value_response(
+            await containers.add_file(http.path_params["container_id"], upload.filename, data, tenant=tenant)
+        )
     request = await read_model(http, CopyFile)
-    return model_response(await containers.copy_file(_container_id(http), request.file_id, tenant=tenant))
+    return value_response(await containers.copy_file(http.path_params["container_id"], request.file_id, tenant=tenant))
 
 
 async def get_container_file_content(http: Request, context: HttpContext, services: Services) -> Response:
-    data = await _require_containers(services).content(_container_id(http), _file_id(http), tenant=context.tenant)
+    data = await _require_containers(services).content(
+        http.path_params["container_id"], http.path_params["file_id"], tenant=context.tenant
+    )
     return Response(data, headers=_DOWNLOAD_HEADERS, media_type="application/octet-stream")
 
 
@@ -54,12 +58,10 @@ def _require_containers(services: Services) -> Containers:
 
 
 _containers = ApiCalls(_require_containers)
-list_containers = _containers.calling("list_containers", lambda containers: containers.list, page_response)
+list_containers = _containers.calling("list_containers", lambda containers: containers.list)
 get_container = _containers.calling("get_container", lambda containers: containers.get)
 delete_container = _containers.deleting("delete_container", lambda containers: containers.delete, "container.deleted")
-list_container_files = _containers.calling(
-    "list_container_files", lambda containers: containers.list_files, page_response
-)
+list_container_files = _containers.calling("list_container_files", lambda containers: containers.list_files)
 get_container_file = _containers.calling("get_container_file", lambda containers: containers.get_file)
 delete_container_file = _containers.deleting(
     "delete_container_file", lambda containers: containers.delete_file, "container.file.deleted"
@@ -95,11 +97,3 @@ CONTAINER_ROUTES: Final = (
     Route("DELETE", "/containers/{container_id}/files/{file_id}", RESPONSES, delete_container_file),
     Route("GET", "/containers/{container_id}/files/{file_id}/content", RESPONSES, get_container_file_content),
 )
-
-
-def _container_id(http: Request) -> str:
-    return http.path_params["container_id"]
-
-
-def _file_id(http: Request) -> str:
-    return http.path_params["file_id"]

@@ -1,6 +1,5 @@
 """/v1/conversations: conversations, and the items in them."""
 
-from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -14,8 +13,9 @@ from apis.conversations import (
     ItemListParams,
     UpdateConversation,
 )
+from apis.storage.pages import Page
 from providers.common.fair_turns import run_long
-from stack.http.answers import list_response, model_response, value_response
+from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_model, read_query
 from stack.http.route import RESPONSES, Route
@@ -26,28 +26,30 @@ async def create_conversation(http: Request, context: HttpContext, services: Ser
     request = await read_model(http, CreateConversation)
     conversation = await _conversations(services).create(request, tenant=context.tenant)
     context.created_id = conversation.id
-    return model_response(conversation)
+    return value_response(conversation)
 
 
 async def add_items(http: Request, context: HttpContext, services: Services) -> Response:
     include = read_query(http, ItemInclude).include or ()
     request = await read_model(http, AddItems)
     added = await _conversations(services).add_items(
-        _conversation_id(http), request, include=include, tenant=context.tenant
+        http.path_params["conversation_id"], request, include=include, tenant=context.tenant
     )
-    return await run_long(partial(list_response, added, has_more=False))  # items may be large
+    return await run_long(value_response, Page(added))  # items may be large
 
 
 async def list_items(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, ItemListParams)
-    items = await _conversations(services).list_items(_conversation_id(http), params, tenant=context.tenant)
-    return await run_long(partial(list_response, items.data, has_more=items.has_more))
+    items = await _conversations(services).list_items(
+        http.path_params["conversation_id"], params, tenant=context.tenant
+    )
+    return await run_long(value_response, items)
 
 
 async def get_item(http: Request, context: HttpContext, services: Services) -> Response:
     include = read_query(http, ItemInclude).include or ()
     item_id = http.path_params["item_id"]
-    conversations, conversation_id = _conversations(services), _conversation_id(http)
+    conversations, conversation_id = _conversations(services), http.path_params["conversation_id"]
     item = await conversations.get_item(conversation_id, item_id, include=include, tenant=context.tenant)
     return await run_long(value_response, item)
 
@@ -60,6 +62,7 @@ def _conversations(services: Services) -> Conversations:
 
 
 _calls = ApiCalls(_conversations)
+list_conversations = _calls.calling("list_conversations", lambda conversations: conversations.list)
 get_conversation = _calls.calling("get_conversation", lambda conversations: conversations.get)
 update_conversation = _calls.calling("update_conversation", lambda conversations: conversations.update)
 delete_conversation = _calls.deleting(
@@ -77,7 +80,3 @@ CONVERSATION_ROUTES: Final = (
     Route("GET", f"{_CONVERSATION_PATH}/items/{{item_id}}", RESPONSES, get_item, query=ItemInclude),
     Route("DELETE", f"{_CONVERSATION_PATH}/items/{{item_id}}", RESPONSES, delete_item),
 )
-
-
-def _conversation_id(http: Request) -> str:
-    return http.path_params["conversation_id"]

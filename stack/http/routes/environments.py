@@ -22,10 +22,7 @@ from stack.http.request_body import read_model, read_query
 from stack.http.route import Route
 from stack.http.routes.agent_beta import (
     CREATED,
-    created_response,
     delete_route,
-    object_response,
-    objects_response,
     read_request_key,
     read_route,
     require_agents,
@@ -46,47 +43,39 @@ _DOWNLOAD_HEADERS: Final = {"content-disposition": "attachment"}
 async def create_environment(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_model(http, CreateEnvironment)
     environments = require_agents(services).require_environments()
-    environment = await environments.create(
-        request.environment, tenant=context.tenant, key=read_request_key(http, request)
-    )
-    return object_response(environment, CREATED)
+    key = read_request_key(http, request)
+    return value_response(await environments.create(request.environment, tenant=context.tenant, key=key), CREATED)
 
 
 async def list_environment_files(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, EnvironmentFileListParams)
     environments = require_agents(services).require_environments()
-    files, next_page = await environments.list_files(_environment_id(http), params, tenant=context.tenant)
+    environment_id: str = http.path_params["environment_id"]
+    files, next_page = await environments.list_files(environment_id, params, tenant=context.tenant)
     return value_response({"object": "list", "data": [*files], "has_more": next_page is not None, "next": next_page})
-
-
-def _environment_id(http: Request) -> str:
-    return http.path_params["environment_id"]
 
 
 async def get_artifact_content(http: Request, context: HttpContext, services: Services) -> Response:
     artifacts = require_agents(services).require_environments().artifacts
-    content = await artifacts.content(*_artifact_ids(http), tenant=context.tenant)
+    session_id, artifact_id = http.path_params["session_id"], http.path_params["artifact_id"]
+    content = await artifacts.content(session_id, artifact_id, tenant=context.tenant)
     return StreamingResponse(content, headers=_DOWNLOAD_HEADERS, media_type="application/octet-stream")
 
 
-def _artifact_ids(http: Request) -> tuple[str, str]:
-    return http.path_params["session_id"], http.path_params["artifact_id"]
-
-
-_environments = ApiCalls(lambda services: require_agents(services).require_environments(), object_response)
-_templates = ApiCalls(lambda services: require_agents(services).require_environments().templates, object_response)
-_artifacts = ApiCalls(lambda services: require_agents(services).require_environments().artifacts, object_response)
-list_environments = _environments.calling("list_environments", lambda environments: environments.list, objects_response)
+_environments = ApiCalls(lambda services: require_agents(services).require_environments())
+_templates = ApiCalls(lambda services: require_agents(services).require_environments().templates)
+_artifacts = ApiCalls(lambda services: require_agents(services).require_environments().artifacts)
+list_environments = _environments.calling("list_environments", lambda environments: environments.list)
 get_environment = _environments.calling("get_environment", lambda environments: environments.get)
 add_environment_file = _environments.calling(
-    "add_environment_file", lambda environments: environments.add_file, created_response
+    "add_environment_file", lambda environments: environments.add_file, CREATED
 )
-create_template = _templates.calling("create_template", lambda templates: templates.create, created_response)
-list_templates = _templates.calling("list_templates", lambda templates: templates.list, objects_response)
+create_template = _templates.calling("create_template", lambda templates: templates.create, CREATED)
+list_templates = _templates.calling("list_templates", lambda templates: templates.list)
 get_template = _templates.calling("get_template", lambda templates: templates.get)
 update_template = _templates.calling("update_template", lambda templates: templates.update)
 delete_template = _templates.calling("delete_template", lambda templates: templates.delete)
-list_artifacts = _artifacts.calling("list_artifacts", lambda artifacts: artifacts.list, objects_response)
+list_artifacts = _artifacts.calling("list_artifacts", lambda artifacts: artifacts.list)
 get_artifact = _artifacts.calling("get_artifact", lambda artifacts: artifacts.get)
 delete_artifact = _artifacts.calling("delete_artifact", lambda artifacts: artifacts.delete)
 

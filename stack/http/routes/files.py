@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from apis.documents.files import CreateFile, FileListParams, Files
-from stack.http.answers import deleted_response, model_response, page_response
+from stack.http.answers import deleted_response, value_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.forms import open_upload, read_form_fields
 from stack.http.route import FILES, Route
@@ -21,7 +21,7 @@ async def create_file(http: Request, context: HttpContext, services: Services) -
     async with open_upload(http, files.max_file_bytes) as upload:
         request = read_form_fields({**upload.fields, "filename": upload.filename}, CreateFile)
         file = await files.create(request, upload.data, tenant=context.tenant)
-    return model_response(file)
+    return value_response(file)
 
 
 async def delete_file(http: Request, context: HttpContext, services: Services) -> Response:
@@ -50,7 +50,7 @@ def _require_files(services: Services) -> Files:
 
 
 _files = ApiCalls(_require_files)
-list_files = _files.calling("list_files", lambda files: files.list, page_response)
+list_files = _files.calling("list_files", lambda files: files.list)
 get_file = _files.calling("get_file", lambda files: files.get)
 
 FILE_ROUTES: Final = (

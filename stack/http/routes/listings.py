@@ -13,10 +13,13 @@ from apis.errors import MethodNotAllowed
 from apis.observation.background import EventListParams
 from apis.observation.details import ResponseTreeParams
 from apis.responses import ResponseListParams
-from stack.http.answers import json_response, list_response, page_response, value_response
+from apis.storage.pages import Page
+from stack.http.answers import json_response, value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_query
 from stack.http.route import RESPONSES, Route
+from stack.http.routes.calls import ApiCalls
+from stack.http.routes.conversations import list_conversations
 from stack.http.routes.responses import RESPONSE_PATH, parse_response_id
 from stack.http.sse import events_to_json, read_dialect
 from stack.http.websocket import WEBSOCKET_HINT
@@ -26,7 +29,7 @@ async def list_responses(http: Request, context: HttpContext, services: Services
     if "sec-websocket-key" in http.headers:  # a handshake whose other headers a proxy dropped
         raise MethodNotAllowed(f"This is not a WebSocket's handshake.{WEBSOCKET_HINT}")
     params = read_query(http, ResponseListParams)
-    return value_response((await services.stack.responses.list_responses(params, tenant=context.tenant)).model_dump())
+    return value_response(await services.stack.responses.list_responses(params, tenant=context.tenant))
 
 
 async def list_events(http: Request, context: HttpContext, services: Services) -> Response:
@@ -40,23 +43,14 @@ async def list_events(http: Request, context: HttpContext, services: Services) -
     )
 
 
-async def list_tree(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, ResponseTreeParams)
-    tree = await services.stack.responses.list_tree(http.path_params["response_id"], params, tenant=context.tenant)
-    return value_response(tree.model_dump())
-
-
-async def list_webhook_deliveries(http: Request, context: HttpContext, services: Services) -> Response:
-    response_id = http.path_params["response_id"]
-    deliveries = await services.stack.responses.list_webhook_deliveries(response_id, tenant=context.tenant)
-    return list_response([asdict(delivery) for delivery in deliveries], has_more=False)
-
-
-async def list_conversations(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, ConversationListParams)
-    page = await services.stack.responses.conversations().list(params, tenant=context.tenant)
-    return page_response(page)
-
+_responses = ApiCalls(lambda services: services.stack.responses)
+list_tree = _responses.calling("list_tree", lambda responses: responses.list_tree)
+_deliveries = ApiCalls(
+    lambda services: services.stack.responses, lambda deliveries: Page([asdict(delivery) for delivery in deliveries])
+)
+list_webhook_deliveries = _deliveries.calling(
+    "list_webhook_deliveries", lambda responses: responses.list_webhook_deliveries
+)
 
 LISTING_ROUTES: Final = (
     Route("GET", "/responses", RESPONSES, list_responses, query=ResponseListParams),

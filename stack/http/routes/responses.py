@@ -18,7 +18,7 @@ from apis.sink import LastBatch, Sink, put_all
 from apis.storage.keys import new_response_id
 from apis.wire.base import remembered_json
 from providers.common.fair_turns import end_pass, run_long
-from stack.http.answers import deleted_response, json_response, list_response, value_response
+from stack.http.answers import deleted_response, json_response, value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_counted, read_metered, read_query
 from stack.http.request_record import RequestRecord
@@ -145,7 +145,7 @@ async def cancel_response(http: Request, context: HttpContext, services: Service
 async def list_input_items(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, InputItemListParams)
     items = await services.stack.responses.list_input_items(parse_response_id(http), params, tenant=context.tenant)
-    return await run_long(partial(list_response, items.data, has_more=items.has_more))
+    return await run_long(value_response, items)
 
 
 RESPONSE_PATH: Final = "/responses/{response_id}"

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from apis.skills.bundle import SkillFile
 from apis.skills.skills import CreateSkillVersion, SkillListParams, Skills, UpdateSkill
-from stack.http.answers import model_response, page_response, value_response
+from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.forms import FormFields, open_uploads, read_form_fields
 from stack.http.request_body import read_model
@@ -22,7 +22,7 @@ _DOWNLOAD_HEADERS: Final = {"content-disposition": 'attachment; filename="skill.
 async def create_skill(http: Request, context: HttpContext, services: Services) -> Response:
     skills = _require_skills(services)
     files, _ = await _read_files(http, context, services)
-    return model_response(await skills.create(files, tenant=context.tenant))
+    return value_response(await skills.create(files, tenant=context.tenant))
 
 
 async def update_skill(http: Request, context: HttpContext, services: Services) -> Response:
@@ -30,7 +30,7 @@ async def update_skill(http: Request, context: HttpContext, services: Services) 
     skill = await _require_skills(services).set_default(
         http.path_params["skill_id"], request.default_version, tenant=context.tenant
     )
-    return model_response(skill)
+    return value_response(skill)
 
 
 async def get_skill_content(http: Request, context: HttpContext, services: Services) -> Response:
@@ -47,7 +47,7 @@ async def create_skill_version(http: Request, context: HttpContext, services: Se
     version = await skills.create_version(
         http.path_params["skill_id"], files, is_default=request.default, tenant=context.tenant
     )
-    return model_response(version)
+    return value_response(version)
 
 
 async def delete_skill_version(http: Request, context: HttpContext, services: Services) -> Response:
@@ -62,10 +62,10 @@ def _require_skills(services: Services) -> Skills:
 
 
 _skills = ApiCalls(_require_skills)
-list_skills = _skills.calling("list_skills", lambda skills: skills.list, page_response)
+list_skills = _skills.calling("list_skills", lambda skills: skills.list)
 get_skill = _skills.calling("get_skill", lambda skills: skills.get)
 delete_skill = _skills.deleting("delete_skill", lambda skills: skills.delete, "skill.deleted")
-list_skill_versions = _skills.calling("list_skill_versions", lambda skills: skills.list_versions, page_response)
+list_skill_versions = _skills.calling("list_skill_versions", lambda skills: skills.list_versions)
 get_skill_version = _skills.calling("get_skill_version", lambda skills: skills.get_version)
 
 SKILL_ROUTES: Final = (

@@ -9,10 +9,11 @@ from starlette.responses import Response
 from apis.errors import InvalidRequest
 from apis.observation.traces import IngestTraces, TraceListParams
 from providers.traces.kv import StoredTraces
-from stack.http.answers import deleted_response, json_response, list_response
+from stack.http.answers import json_response
 from stack.http.context import HttpContext, Services
-from stack.http.request_body import read_model, read_query
+from stack.http.request_body import read_model
 from stack.http.route import RESPONSES, Route
+from stack.http.routes.calls import ApiCalls
 
 
 async def ingest_traces(http: Request, context: HttpContext, services: Services) -> Response:
@@ -21,20 +22,9 @@ async def ingest_traces(http: Request, context: HttpContext, services: Services)
     return Response(status_code=204)
 
 
-async def list_traces(http: Request, context: HttpContext, services: Services) -> Response:
-    page = await _get_traces(services).list(read_query(http, TraceListParams), tenant=context.tenant)
-    return list_response(page.data, has_more=page.has_more, last_id=page.last_id)
-
-
 async def get_trace(http: Request, context: HttpContext, services: Services) -> Response:
     detail = await _get_traces(services).get(http.path_params["trace_id"], tenant=context.tenant)
     return json_response(b'%b,"spans":[%b]}' % (orjson.dumps(detail.trace)[:-1], b",".join(detail.spans)))
-
-
-async def delete_trace(http: Request, context: HttpContext, services: Services) -> Response:
-    trace_id: str = http.path_params["trace_id"]
-    await _get_traces(services).delete(trace_id, tenant=context.tenant)
-    return deleted_response(trace_id, "trace")
 
 
 def _get_traces(services: Services) -> StoredTraces:
@@ -43,6 +33,10 @@ def _get_traces(services: Services) -> StoredTraces:
         raise InvalidRequest("This server stores no traces: its run config has no `traces`.", code="not_configured")
     return traces
 
+
+_traces = ApiCalls(_get_traces)
+list_traces = _traces.calling("list_traces", lambda traces: traces.list)
+delete_trace = _traces.deleting("delete_trace", lambda traces: traces.delete, "trace")
 
 TRACE_ROUTES: Final = (
     Route("POST", "/traces/ingest", RESPONSES, ingest_traces, body=IngestTraces, stores=True),

@@ -15,10 +15,8 @@ from providers.vaults.kv import StoredVaults
 from stack.http.context import Services
 from stack.http.route import VAULTS, Route
 from stack.http.routes.agent_beta import (
-    created_response,
+    CREATED,
     delete_route,
-    object_response,
-    objects_response,
     read_route,
     write_route,
 )
@@ -41,14 +39,14 @@ _PATH: Final = "/vaults/{vault_id}"
 _CREDENTIALS_PATH: Final = f"{_PATH}/credentials"
 _CREDENTIAL_PATH: Final = f"{_CREDENTIALS_PATH}/{{credential_id}}"
 
-_vaults = ApiCalls(lambda services: _require_vaults(services).credentials, object_response)
-create_vault = _vaults.calling("create_vault", lambda vaults: vaults.create_vault, created_response)
-list_vaults = _vaults.calling("list_vaults", lambda vaults: vaults.list_vaults, objects_response)
+_vaults = ApiCalls(lambda services: _require_vaults(services).credentials)
+create_vault = _vaults.calling("create_vault", lambda vaults: vaults.create_vault, CREATED)
+list_vaults = _vaults.calling("list_vaults", lambda vaults: vaults.list_vaults)
 get_vault = _vaults.calling("get_vault", lambda vaults: vaults.get_vault)
 update_vault = _vaults.calling("update_vault", lambda vaults: vaults.update_vault)
 delete_vault = _vaults.calling("delete_vault", lambda vaults: vaults.delete_vault)
-create_credential = _vaults.calling("create_credential", lambda vaults: vaults.create_credential, created_response)
-list_credentials = _vaults.calling("list_credentials", lambda vaults: vaults.list_credentials, objects_response)
+create_credential = _vaults.calling("create_credential", lambda vaults: vaults.create_credential, CREATED)
+list_credentials = _vaults.calling("list_credentials", lambda vaults: vaults.list_credentials)
 get_credential = _vaults.calling("get_credential", lambda vaults: vaults.get_credential)
 update_credential = _vaults.calling("update_credential", lambda vaults: vaults.update_credential)
 delete_credential = _vaults.calling("delete_credential", lambda vaults: vaults.delete_credential)

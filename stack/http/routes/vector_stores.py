@@ -17,7 +17,7 @@ from apis.documents.vector_stores import (
     VectorStoreListParams,
     VectorStores,
 )
-from stack.http.answers import model_response, page_response, single_page_response
+from stack.http.answers import build_single_page, value_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.request_body import read_counted, read_query
 from stack.http.route import FILES, Route
@@ -29,19 +29,21 @@ async def create_store(http: Request, context: HttpContext, services: Services) 
     request = await read_counted(http, CreateVectorStore)
     store = await _require_vector_stores(services).create(request, tenant=context.tenant)
     context.created_id = store.id
-    return model_response(store)
+    return value_response(store)
 
 
 async def search_store(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_counted(http, SearchStores, embeds=True)
     search = _require_vector_stores(services).search([http.path_params["store_id"]], request, tenant=context.tenant)
     results = await run_while_connected(http.scope, http.receive, search)
-    return single_page_response("vector_store.search_results.page", results, search_query=list(request.queries))
+    return value_response(
+        build_single_page("vector_store.search_results.page", results, search_query=list(request.queries))
+    )
 
 
 async def add_store_file(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_counted(http, AddFile)
-    return model_response(
+    return value_response(
         await _require_vector_stores(services).add_file(http.path_params["store_id"], request, tenant=context.tenant)
     )
 
@@ -53,12 +55,12 @@ async def list_store_files(http: Request, context: HttpContext, services: Servic
     files = await _require_vector_stores(services).list_files(
         ids["store_id"], page, batch_id=ids.get("batch_id"), tenant=context.tenant
     )
-    return page_response(files)
+    return value_response(files)
 
 
 async def add_batch(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_counted(http, AddFiles)
-    return model_response(
+    return value_response(
         await _require_vector_stores(services).add_files(http.path_params["store_id"], request, tenant=context.tenant)
     )
 
@@ -71,16 +73,13 @@ def _require_vector_stores(services: Services) -> VectorStores:
 
 
 _stores = ApiCalls(_require_vector_stores)
-list_stores = _stores.calling("list_stores", lambda stores: stores.list, page_response)
+list_stores = _stores.calling("list_stores", lambda stores: stores.list)
 get_store = _stores.calling("get_store", lambda stores: stores.get)
 update_store = _stores.calling("update_store", lambda stores: stores.update)
 delete_store = _stores.deleting("delete_store", lambda stores: stores.delete, "vector_store.deleted")
 get_store_file = _stores.calling("get_store_file", lambda stores: stores.get_file)
-get_store_file_content = _stores.calling(
-    "get_store_file_content",
-    lambda stores: stores.file_content,
-    partial(single_page_response, "vector_store.file_content.page"),
-)
+_contents = ApiCalls(_require_vector_stores, partial(build_single_page, "vector_store.file_content.page"))
+get_store_file_content = _contents.calling("get_store_file_content", lambda stores: stores.file_content)
 update_store_file = _stores.calling("update_store_file", lambda stores: stores.update_file)
 delete_store_file = _stores.deleting(
     "delete_store_file", lambda stores: stores.delete_file, "vector_store.file.deleted"

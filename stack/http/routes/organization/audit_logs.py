@@ -9,19 +9,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.accounts.audit import CURRENT_ACTOR, AuditActor, AuditLogQuery, AuditRecord
-from stack.http.answers import list_response
 from stack.http.context import HttpContext, Services
-from stack.http.request_body import read_query
 from stack.http.route import ADMINISTRATION, Handler, Route
+from stack.http.routes.calls import ApiCalls
 from stack.http.routes.organization.objects import JsonObject, require_organization
 
 _READ_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
-async def list_audit_logs(http: Request, _context: HttpContext, services: Services) -> Response:
-    page = await require_organization(services).audit_log.list_records(read_query(http, AuditLogQuery))
-    return list_response([_record_to_json(record) for record in page.data], has_more=page.has_more)
+def _record_to_json(record: AuditRecord) -> JsonObject:
+    """Return an audit log object. `ip_address` of an `api_key` is an extension."""
+    actor, project = record.actor, None
+    if record.project_id is not None:
+        project = {"id": record.project_id, "name": record.project_name}
+    address = actor.ip_address or None
+    if actor.type == "api_key":
+        actor_fields: JsonObject = {"id": actor.id or None, "type": "user", "ip_address": address}
+    else:
+        actor_fields = {"ip_address": address, "user": {"id": actor.id}}
+    return {
+        "id": record.id,
+        "object": "organization.audit_log",
+        "type": record.type,
+        "effective_at": record.effective_at,
+        "actor": {"type": actor.type, actor.type: actor_fields},
+        "project": project,
+        record.type: dict(record.details),
+    }
 
+
+_audit_log = ApiCalls(lambda services: require_organization(services).audit_log, _record_to_json, of_tenants=False)
+list_audit_logs = _audit_log.calling("list_audit_logs", lambda audit_log: audit_log.list_records)
 
 AUDIT_LOG_ROUTES: Final = (
     Route("GET", "/organization/audit_logs", ADMINISTRATION, list_audit_logs, query=AuditLogQuery),
@@ -46,24 +64,3 @@ def _act(handler: Handler) -> Handler:
             CURRENT_ACTOR.reset(token)
 
     return handle
-
-
-def _record_to_json(record: AuditRecord) -> JsonObject:
-    """Return an audit log object. `ip_address` of an `api_key` is an extension."""
-    actor, project = record.actor, None
-    if record.project_id is not None:
-        project = {"id": record.project_id, "name": record.project_name}
-    address = actor.ip_address or None
-    if actor.type == "api_key":
-        actor_fields: JsonObject = {"id": actor.id or None, "type": "user", "ip_address": address}
-    else:
-        actor_fields = {"ip_address": address, "user": {"id": actor.id}}
-    return {
-        "id": record.id,
-        "object": "organization.audit_log",
-        "type": record.type,
-        "effective_at": record.effective_at,
-        "actor": {"type": actor.type, actor.type: actor_fields},
-        "project": project,
-        record.type: dict(record.details),
-    }

@@ -17,7 +17,8 @@ from apis.accounts.directory import (
     UpdateKey,
 )
 from apis.errors import NotFound
-from stack.http.answers import deleted_response, list_response, value_response
+from apis.storage.pages import Page
+from stack.http.answers import deleted_response, value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_model, read_query
 from stack.http.route import ADMINISTRATION, Route
@@ -35,9 +36,9 @@ async def list_keys(http: Request, _context: HttpContext, services: Services) ->
     project_id = http.path_params["project_id"]
     access = await _project_access(directory, project_id)
     if query.owner_project_access not in (None, "any", access):
-        return list_response([], has_more=False)
+        return value_response(Page([]))
     page = await directory.list_keys(project_id, query)
-    return list_response(await _render_keys(directory, page.data, access), has_more=page.has_more)
+    return value_response(Page(await _render_keys(directory, page.data, access), page.has_more))
 
 
 async def get_key(http: Request, _context: HttpContext, services: Services) -> Response:
@@ -76,7 +77,7 @@ async def list_admin_keys(http: Request, _context: HttpContext, services: Servic
     page = await directory.list_keys(ADMIN_TENANT, query, newest_first=query.order == "desc")
     uses = await directory.last_uses(page.data)
     keys = [admin_key_to_json(key, used_at) for key, used_at in zip(page.data, uses, strict=True)]
-    return list_response(keys, has_more=page.has_more)
+    return value_response(Page(keys, page.has_more))
 
 
 async def get_admin_key(http: Request, _context: HttpContext, services: Services) -> Response:

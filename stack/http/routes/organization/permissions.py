@@ -60,7 +60,7 @@ async def update_hosted_tool_permissions(http: Request, _context: HttpContext, s
         return replace(settings, disabled_tools=tuple(name for name in HOSTED_TOOLS if name in disabled))
 
     settings = await require_organization(services).settings.change_settings(
-        _project_id(http), change, {"hosted_tool_permissions": requested}
+        http.path_params["project_id"], change, {"hosted_tool_permissions": requested}
     )
     return value_response(_tools_to_json(settings))
 
@@ -106,21 +106,19 @@ PERMISSION_ROUTES: Final = (
 )
 
 
-def _project_id(http: Request) -> str:
-    return http.path_params["project_id"]
-
-
 async def _set_fields(http: Request, services: Services, fields: JsonObject, requested: JsonObject) -> ProjectSettings:
     """Set fields of the project's settings, and return the settings."""
 
     def change(settings: ProjectSettings) -> ProjectSettings:
         return replace(settings, **fields)
 
-    return await require_organization(services).settings.change_settings(_project_id(http), change, requested)
+    return await require_organization(services).settings.change_settings(
+        http.path_params["project_id"], change, requested
+    )
 
 
 async def _load_settings(http: Request, services: Services) -> ProjectSettings:
-    return await require_organization(services).settings.get_settings(_project_id(http))
+    return await require_organization(services).settings.get_settings(http.path_params["project_id"])
 
 
 def _models_to_json(settings: ProjectSettings) -> JsonObject:

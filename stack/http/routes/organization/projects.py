@@ -16,10 +16,11 @@ from apis.accounts.directory import (
     UpdateServiceAccount,
 )
 from apis.errors import InvalidRequest
-from stack.http.answers import deleted_response, list_response, value_response
+from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
-from stack.http.request_body import read_model, read_query
+from stack.http.request_body import read_model
 from stack.http.route import ADMINISTRATION, Route
+from stack.http.routes.calls import ApiCalls
 from stack.http.routes.organization.objects import (
     new_key_to_json,
     project_to_json,
@@ -36,23 +37,10 @@ async def create_project(http: Request, _context: HttpContext, services: Service
     return value_response(project_to_json(await require_directory(services).create_project(request.name)))
 
 
-async def list_projects(http: Request, _context: HttpContext, services: Services) -> Response:
-    page = await require_directory(services).list_projects(read_query(http, ProjectPage))
-    return list_response([project_to_json(project) for project in page.data], has_more=page.has_more)
-
-
-async def get_project(http: Request, _context: HttpContext, services: Services) -> Response:
-    return value_response(project_to_json(await require_directory(services).get_project(_project_id(http))))
-
-
 async def update_project(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, UpdateProject)
-    project = await require_directory(services).rename_project(_project_id(http), request.name)
+    project = await require_directory(services).rename_project(http.path_params["project_id"], request.name)
     return value_response(project_to_json(project))
-
-
-async def archive_project(http: Request, _context: HttpContext, services: Services) -> Response:
-    return value_response(project_to_json(await require_directory(services).archive_project(_project_id(http))))
 
 
 async def create_service_account(http: Request, _context: HttpContext, services: Services) -> Response:
@@ -61,7 +49,7 @@ async def create_service_account(http: Request, _context: HttpContext, services:
     if without_key and request.expires_in_seconds is not None:
         raise InvalidRequest("An account without a key has nothing that expires.", param="expires_in_seconds")
     directory, role = require_directory(services), "none" if without_key else "member"
-    account = await directory.create_service_account(_project_id(http), request.name, role=role)
+    account = await directory.create_service_account(http.path_params["project_id"], request.name, role=role)
     fields = {**service_account_to_json(account), "api_key": None}
     if not without_key:
         options = KeyOptions("Secret Key", expires_in_s=request.expires_in_seconds)
@@ -69,36 +57,37 @@ async def create_service_account(http: Request, _context: HttpContext, services:
     return value_response(fields)
 
 
-async def list_service_accounts(http: Request, _context: HttpContext, services: Services) -> Response:
-    query = read_query(http, AccountPage)
-    page = await require_directory(services).list_service_accounts(_project_id(http), query)
-    return list_response([service_account_to_json(account) for account in page.data], has_more=page.has_more)
-
-
-async def get_service_account(http: Request, _context: HttpContext, services: Services) -> Response:
-    account = await require_directory(services).get_service_account(_project_id(http), _account_id(http))
-    return value_response(service_account_to_json(account))
-
-
 async def update_service_account(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, UpdateServiceAccount)
     directory = require_directory(services)
-    account = await directory.rename_service_account(_project_id(http), _account_id(http), request.name)
+    account = await directory.rename_service_account(
+        http.path_params["project_id"], http.path_params["service_account_id"], request.name
+    )
     return value_response(service_account_to_json(account))
-
-
-async def delete_service_account(http: Request, _context: HttpContext, services: Services) -> Response:
-    await require_directory(services).delete_service_account(_project_id(http), _account_id(http))
-    return deleted_response(_account_id(http), "organization.project.service_account.deleted")
 
 
 async def create_service_account_key(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, CreateServiceAccountKey)
     directory = require_directory(services)
-    account = await directory.get_service_account(_project_id(http), _account_id(http))
+    account = await directory.get_service_account(
+        http.path_params["project_id"], http.path_params["service_account_id"]
+    )
     options = KeyOptions(request.name or "Secret Key", request.scopes, request.expires_in_seconds)
     return value_response(new_key_to_json(await directory.create_key(account, options)))
 
+
+_projects = ApiCalls(require_directory, project_to_json, of_tenants=False)
+list_projects = _projects.calling("list_projects", lambda directory: directory.list_projects)
+get_project = _projects.calling("get_project", lambda directory: directory.get_project)
+archive_project = _projects.calling("archive_project", lambda directory: directory.archive_project)
+_accounts = ApiCalls(require_directory, service_account_to_json, of_tenants=False)
+list_service_accounts = _accounts.calling("list_service_accounts", lambda directory: directory.list_service_accounts)
+get_service_account = _accounts.calling("get_service_account", lambda directory: directory.get_service_account)
+delete_service_account = _accounts.deleting(
+    "delete_service_account",
+    lambda directory: directory.delete_service_account,
+    "organization.project.service_account.deleted",
+)
 
 PROJECT_ROUTES: Final = (
     Route("POST", "/organization/projects", ADMINISTRATION, create_project, body=CreateProject, stores=False),
@@ -127,11 +116,3 @@ PROJECT_ROUTES: Final = (
         stores=False,
     ),
 )
-
-
-def _project_id(http: Request) -> str:
-    return http.path_params["project_id"]
-
-
-def _account_id(http: Request) -> str:
-    return http.path_params["service_account_id"]

@@ -15,7 +15,7 @@ from apis.accounts.limits import (
 )
 from apis.errors import InvalidRequest
 from apis.storage.pages import page_between
-from stack.http.answers import list_response, value_response
+from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_model, read_query
 from stack.http.route import ADMINISTRATION, Route
@@ -32,8 +32,7 @@ async def list_rate_limits(http: Request, _context: HttpContext, services: Servi
     for subject in (WHOLE_PROJECT, *(model.id for model in await services.stack.inference.models())):
         limits.setdefault(subject, RateLimit())
     rows = [limit_to_json(subject, limits[subject]) for subject in sorted(limits)]
-    page = page_between(rows, query, query.before, lambda row: str(row["id"]))
-    return list_response(page.data, has_more=page.has_more)
+    return value_response(page_between(rows, query, query.before, lambda row: str(row["id"])))
 
 
 async def update_rate_limit(http: Request, _context: HttpContext, services: Services) -> Response:

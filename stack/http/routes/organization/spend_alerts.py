@@ -1,5 +1,6 @@
 """/v1/organization/spend_alerts, and those of each project: e-mails about the money that was spent in a month."""
 
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -7,7 +8,7 @@ from starlette.responses import Response
 
 from apis.accounts.spend_alerts import SaveSpendAlert, SpendAlert, SpendAlertPage
 from apis.storage.pages import page_between
-from stack.http.answers import deleted_response, list_response, value_response
+from stack.http.answers import deleted_response, value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_model, read_query
 from stack.http.route import ADMINISTRATION, Route
@@ -29,24 +30,26 @@ async def list_spend_alerts(http: Request, _context: HttpContext, services: Serv
     alerts = await require_organization(services).spend_alerts.list(find_project_id(http))
     ordered = [*alerts] if query.order == "asc" else [*reversed(alerts)]
     page = page_between(ordered, query, query.before, lambda alert: alert.id)
-    return list_response([_alert_to_json(services, alert) for alert in page.data], has_more=page.has_more)
+    return value_response(page.map(partial(_alert_to_json, services)))
 
 
 async def get_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
-    alert = await require_organization(services).spend_alerts.get(find_project_id(http), _alert_id(http))
+    alert = await require_organization(services).spend_alerts.get(find_project_id(http), http.path_params["alert_id"])
     return value_response(_alert_to_json(services, alert))
 
 
 async def update_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, SaveSpendAlert)
     require_currency(services, request)
-    alert = await require_organization(services).spend_alerts.update(find_project_id(http), _alert_id(http), request)
+    alert = await require_organization(services).spend_alerts.update(
+        find_project_id(http), http.path_params["alert_id"], request
+    )
     return value_response(_alert_to_json(services, alert))
 
 
 async def delete_spend_alert(http: Request, _context: HttpContext, services: Services) -> Response:
-    await require_organization(services).spend_alerts.delete(find_project_id(http), _alert_id(http))
-    return deleted_response(_alert_id(http), f"{_object_name(find_project_id(http))}.deleted")
+    await require_organization(services).spend_alerts.delete(find_project_id(http), http.path_params["alert_id"])
+    return deleted_response(http.path_params["alert_id"], f"{_object_name(find_project_id(http))}.deleted")
 
 
 SPEND_ALERT_ROUTES: Final = (
@@ -59,10 +62,6 @@ SPEND_ALERT_ROUTES: Final = (
     ),
     *(Route("DELETE", f"{path}/{{alert_id}}", ADMINISTRATION, delete_spend_alert) for path in _PATHS),
 )
-
-
-def _alert_id(http: Request) -> str:
-    return http.path_params["alert_id"]
 
 
 def _object_name(project_id: str | None) -> str:
