@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import TYPE_CHECKING, Any, cast
 
 from apis.accounts.accounts import Accounts, Caller, ConfiguredKeys, digest_key
@@ -10,6 +11,7 @@ from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant
 from apis.documents.fetcher import Fetcher
 from apis.documents.files import Files
 from apis.documents.reader import Reader
+from apis.documents.vector_index import VectorIndex
 from apis.documents.vector_stores import VectorStores
 from apis.errors import ConfigError, StackError
 from apis.fair_share import Tenants
@@ -21,6 +23,7 @@ from apis.responses import Responses
 from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
+from apis.tool_servers import ToolServers
 from apis.vaults.vaults import Vaults
 from apis.webhooks import Webhooks
 from providers.agents.kv import StoredAgents
@@ -37,8 +40,8 @@ if TYPE_CHECKING:  # its modules are loaded where accounts are stored
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The live providers of a run config, and all of them by their path in it. An API that the config does not have is
-    None."""
+    """The live providers of a run config by their APIs, of which those that the config does not have are None, and all
+    of them by their paths in it."""
 
     config: StackConfig
     specs: Mapping[str, ProviderSpec]
@@ -47,9 +50,11 @@ class Stack:
     kv_store: KVStore
     accounts: Accounts
     webhooks: Webhooks
-    tool_runtime: ToolRuntime | None
+    tool_runtime: ToolRuntime | None = None
+    tool_servers: ToolServers | None = None
     agents: StoredAgents | None = None
     files: Files | None = None
+    vector_index: VectorIndex | None = None
     vector_stores: VectorStores | None = None
     fetcher: Fetcher | None = None
     reader: Reader | None = None
@@ -78,37 +83,36 @@ async def open_stack(
     Raises ConfigError, and the StackError of a provider that cannot start without a service that is unavailable.
     """
     parts = wire_providers(config)
-    live, order = build_providers(config, parts, observe_inference=observe_inference)
+    async with open_providers(config, parts, observe_inference=observe_inference) as (live, order):
+        yield Stack(
+            config=config,
+            specs=parts,
+            providers_by_path={part.path: provider for part, provider in order},
+            **cast("dict[str, Any]", live),
+        )
+
+
+@asynccontextmanager
+async def open_providers(
+    config: StackConfig,
+    specs: Mapping[str, ProviderSpec],
+    apis: Iterable[str] = APIS,
+    *,
+    started: type[Provider] | UnionType = Provider,
+    observe_inference: Callable[[Inference], Inference] = lambda inference: inference,
+) -> AsyncGenerator[tuple[dict[str, Provider], list[tuple[ProviderSpec, Provider]]]]:
+    """Yield what `build_providers` returns, after the start of those that are `started`; on exit, or when a start
+    fails, close them, last started first. Raises as `open_stack`."""
+    live, order = build_providers(config, specs, apis, observe_inference)
     async with AsyncExitStack() as entered:
         for part, provider in order:
-            # Before the start, because closing is promised to be safe after one that failed.
-            entered.push_async_callback(provider.close)
-            with locate_errors(config, part.path):
-                await provider.start()
-                _check_shared_use(config, provider)
-        yield Stack(
-            config,
-            parts,
-            cast("Inference", live["inference"]),
-            cast("Responses", live["responses"]),
-            cast("KVStore", live["kv_store"]),
-            cast("Accounts", live["accounts"]),
-            cast("Webhooks", live["webhooks"]),
-            cast("ToolRuntime | None", live.get("tool_runtime")),
-            cast("StoredAgents | None", live.get("agents")),
-            cast("Files | None", live.get("files")),
-            cast("VectorStores | None", live.get("vector_stores")),
-            cast("Fetcher | None", live.get("fetcher")),
-            cast("Reader | None", live.get("reader")),
-            cast("StoredTraces | None", live.get("traces")),
-            cast("StoredUploads | None", live.get("uploads")),
-            cast("LeasedBatches | None", live.get("batches")),
-            cast("Skills | None", live.get("skills")),
-            cast("ImageGenerator | None", live.get("image_generator")),
-            cast("Moderation | None", live.get("moderation")),
-            cast("Vaults | None", live.get("vaults")),
-            {part.path: provider for part, provider in order},
-        )
+            if isinstance(provider, started):
+                # before the start, because closing is promised to be safe after one that failed
+                entered.push_async_callback(provider.close)
+                with locate_errors(config, part.path):
+                    await provider.start()
+                    _check_shared_use(config, provider)
+        yield live, order
 
 
 def find_organization(accounts: Accounts) -> "StoredOrganization | None":

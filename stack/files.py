@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
-from typing import Any, cast
+from typing import Any
 
-from apis.documents.files import Files
 from apis.errors import ConfigError
 from apis.imports import import_from_string
 from apis.storage.kv_store import KVStore
-from stack.build import build_providers, locate_errors
+from stack.build import open_providers
 from stack.config import StackConfig
 from stack.wiring import ProviderSpec, load_wired_config
 
@@ -43,14 +41,9 @@ def _describe_store(loaded: LoadedFiles) -> Any:
 
 
 async def _move(loaded: LoadedFiles, target_loaded: LoadedFiles, show: Callable[[str], None]) -> str:
-    async with AsyncExitStack() as entered:
-        files: list[Files] = []
-        for config, specs in (loaded, target_loaded):
-            live, order = build_providers(config, specs, ("files",))
-            for part, provider in order:
-                if isinstance(provider, KVStore):
-                    entered.push_async_callback(provider.close)
-                    with locate_errors(config, part.path):
-                        await provider.start()
-            files.append(cast("Files", live["files"]))
-        return await import_from_string("providers.files.moving:FileMove")(*files, show).run()
+    async with (
+        open_providers(*loaded, ("files",), started=KVStore) as (live, _),
+        open_providers(*target_loaded, ("files",), started=KVStore) as (target_live, _),
+    ):
+        move_files = import_from_string("providers.files.moving:FileMove")
+        return await move_files(live["files"], target_live["files"], show).run()

@@ -5,19 +5,19 @@ import getpass
 import json
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from apis.accounts.accounts import ADMIN_TENANT, Accounts
 from apis.accounts.audit import CURRENT_ACTOR, AuditActor
-from apis.accounts.directory import AccountPage, KeyOptions, NewKey, ProjectPage, StoredKey
+from apis.accounts.directory import AccountPage, KeyOptions, NewKey, StoredKey
 from apis.accounts.scopes import parse_project_scopes
 from apis.documents.fetcher import Fetcher
 from apis.errors import ConfigError, InvalidRequest, NotFound
 from apis.storage.kv_store import KVStore
-from stack.build import build_providers, find_organization, locate_errors
+from stack.build import find_organization, open_providers
 from stack.config import StackConfig
 from stack.wiring import ProviderSpec, load_wired_config
 
@@ -113,14 +113,7 @@ async def _revoke(loaded: LoadedConfig, key_id: str) -> str:
 
 
 async def _all_keys(directory: "StoredDirectory") -> AsyncGenerator[tuple[StoredKey, int | None]]:
-    project_ids, after = [ADMIN_TENANT], None
-    while True:
-        page = await directory.list_projects(ProjectPage(after=after, limit=_PAGE_KEYS, include_archived=True))
-        project_ids += [project.id for project in page.data]
-        if not page.has_more:
-            break
-        after = project_ids[-1]
-    for project_id in project_ids:
+    for project_id in (ADMIN_TENANT, *await directory.list_project_ids()):
         after = None
         while True:
             keys = await directory.list_keys(project_id, AccountPage(after=after, limit=_PAGE_KEYS))
@@ -149,14 +142,7 @@ def _user_name() -> str:
 async def open_accounts(loaded: LoadedConfig) -> AsyncGenerator[Accounts]:
     """Start the accounts of the run config, with the store and the fetcher that they need, and nothing else of it.
     Raises ConfigError."""
-    config, specs = loaded
-    live, order = build_providers(config, specs, ("accounts",))
-    async with AsyncExitStack() as entered:
-        for part, provider in order:
-            if isinstance(provider, Accounts | Fetcher | KVStore):
-                entered.push_async_callback(provider.close)
-                with locate_errors(config, part.path):
-                    await provider.start()
+    async with open_providers(*loaded, ("accounts",), started=Accounts | Fetcher | KVStore) as (live, _):
         yield cast("Accounts", live["accounts"])
 
 

@@ -87,6 +87,10 @@ class StoredDirectory:
             projects += [row.record for row in stored if page.include_archived or row.record.archived_at is None]
         return first_page(projects, page.limit)
 
+    async def list_project_ids(self) -> Sequence[str]:
+        """Return the ids of all projects, also of archived ones, oldest first."""
+        return [row.record.id async for row in scan_records(self._kv, project_key(""), Project)]
+
     async def rename_project(self, project_id: str, name: str | None) -> Project:
         """Set the name where it is not None. Raises InvalidRequest if the project is archived."""
 

@@ -6,9 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from apis.accounts.accounts import ADMIN_TENANT
 from apis.accounts.audit import CURRENT_ACTOR, SERVER_ACTOR
-from apis.accounts.directory import ProjectPage
 from apis.agents.sessions import CancelEvent, SendEvents, SessionListParams
 from apis.conversations import ConversationListParams
 from apis.documents.files import FileListParams
@@ -21,7 +19,6 @@ from stack.build import Stack
 from stack.retention.erasure import ProjectEraser
 
 if TYPE_CHECKING:
-    from providers.accounts.directory import StoredDirectory
     from providers.accounts.erasure import StoredProjectErasure
     from providers.accounts.project_settings import StoredProjectSettings
 
@@ -62,7 +59,7 @@ class RetentionSweeper:
         if organization is None:
             return
         await self._erase_remnants(organization.erasure)
-        for project_id in await _list_project_ids(organization.directory):
+        for project_id in await organization.directory.list_project_ids():
             try:
                 await self._sweep_project(project_id, organization.settings)
             except StackError as exc:
@@ -151,16 +148,6 @@ def _session_kind(agents: StoredAgents, tenant: str) -> tuple[_ListPage, _Delete
             await agents.activity.send(session_id, cancel, tenant=tenant, key_id="")
 
     return list_sessions, delete_session
-
-
-async def _list_project_ids(directory: "StoredDirectory") -> list[str]:
-    ids: list[str] = []
-    while True:
-        after = ids[-1] if ids else None
-        page = await directory.list_projects(ProjectPage(after=after, limit=100, include_archived=True))
-        ids += [project.id for project in page.data if project.id != ADMIN_TENANT]
-        if not page.has_more:
-            return ids
 
 
 async def _delete_older(cutoff: float, list_page: _ListPage, delete: _DeleteObject) -> int:
