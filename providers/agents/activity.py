@@ -1,5 +1,6 @@
 """SessionActivity: the events that clients send to a session, and the listings of its turns, items and subagents."""
 
+from functools import partial
 from typing import Any, Final
 
 from apis.agents.sessions import (
@@ -26,7 +27,7 @@ from providers.agents.store import SessionStore
 from providers.agents.subagents.records import show_subagent
 from providers.agents.transition import Transition, show_turn
 from providers.common.fair_turns import current_turn
-from providers.common.state.scan import find_cursor, list_page, report_damaged
+from providers.common.state.scan import list_page, read_page, report_damaged
 
 _INPUT_WORK: Final = 400
 """Work of a turn of the event loop on one input of a session."""
@@ -99,11 +100,8 @@ class SessionActivity:
         cursor."""
         session = await self._store.load(_build_ref(tenant, session_id, subagent_id))
         prefix = session.ref.prefix("turn")
-        cursor = await find_cursor(self._kv, prefix, params.after, _turn_not_found("after"))
-        page = await list_page(self._kv, prefix, TurnRecord, cursor, order=params.order, limit=params.limit)
-        agent_id = session.record.agent_id
-        turns = [show_turn(session.ref, agent_id, row.key.removeprefix(prefix), row.record) for row in page.data]
-        return Page(turns, page.has_more)
+        show = partial(show_turn, session.ref, session.record.agent_id)
+        return await read_page(self._kv, prefix, TurnRecord, params, _turn_not_found("after"), show)
 
     async def list_items(
         self,
@@ -149,11 +147,11 @@ class SessionActivity:
         """Return a page of the subagents of a session. Raises AgentNotFound, and InvalidRequest for an unknown
         cursor."""
         session = (await self._store.load(_build_ref(tenant, session_id, None))).ref
-        prefix = session.subagent_prefix
-        cursor = await find_cursor(self._kv, prefix, params.after, _unknown_cursor())
-        page = await list_page(self._kv, prefix, StoredSession, cursor, order=params.order, limit=params.limit)
-        subagents = [show_subagent(session.subagent(row.key.removeprefix(prefix)), row.record) for row in page.data]
-        return Page(subagents, page.has_more)
+
+        def show(subagent_id: str, record: StoredSession) -> Json:
+            return show_subagent(session.subagent(subagent_id), record)
+
+        return await read_page(self._kv, session.subagent_prefix, StoredSession, params, _unknown_cursor(), show)
 
     async def _find_number(self, ref: SessionRef, item_id: str) -> int:
         entry = await self._kv.get(ref.item_number_key(item_id))

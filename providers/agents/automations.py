@@ -11,6 +11,7 @@ next time, or the delivery of its first invocation that is queued.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -25,15 +26,15 @@ from apis.agents.automations import (
 from apis.batches.batches import BatchOwner
 from apis.errors import AgentNotFound, Conflict, InvalidRequest
 from apis.storage.keys import new_id_key, record_id
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all, encode_record
 from providers.agents.schedules import check_schedule, find_last, list_next, load_zone
 from providers.agents.targets import Json, Target, complete_target, parse_target, show_target
 from providers.common.due_rows import move_due_row
 from providers.common.state.change import write_prepared
-from providers.common.state.record_count import RecordCount
-from providers.common.state.scan import decode_or_skip, find_cursor, list_matching, list_page, list_records
+from providers.common.state.scan import list_records, read_page
+from providers.common.state.tenant_records import TenantRecords
 
 DUE_PREFIX: Final = "/automation_due/"
 _MAX_TARGET_BYTES: Final = 1024 * 1024
@@ -102,6 +103,7 @@ class StoredAutomations:
         self.retention_s = retention_s
         self.now = now
         self._max_automations = max_automations
+        self._records = TenantRecords(kv, "automation", AutomationRecord, lambda _: _not_found("automation_id"))
         self.on_due: Callable[[], None] = lambda: None
         """Called when something has become due at once."""
 
@@ -128,14 +130,8 @@ class StoredAutomations:
         await _load_zone(record)
         _plan(record, now)
         automation_id = f"automation_{new_id_key()}"
-        key = _automation_key(tenant, automation_id)
-        ops = move_due(record, tenant, automation_id)
-
-        async def prepare() -> Sequence[Op]:
-            count = await self._count(tenant).build_add_op(self._max_automations, self._build_error)
-            return [Put(key, encode_record(record), None, ABSENT), count, *ops]
-
-        await write_prepared(self.kv, prepare)
+        due_ops = move_due(record, tenant, automation_id)
+        await self._records.create(tenant, automation_id, record, self._max_automations, self._build_error, due_ops)
         return _show_planned(automation_id, record)
 
     async def get(self, automation_id: str, *, tenant: str) -> Json:
@@ -146,27 +142,19 @@ class StoredAutomations:
 
     async def load(self, automation_id: str, tenant: str) -> tuple[AutomationRecord, int]:
         """Return the record of an automation, and its version. Raises AgentNotFound."""
-        entry = await self.kv.get(_automation_key(tenant, record_id(automation_id)))
-        if entry is None:
-            raise _not_found("automation_id")
+        entry = await self._records.get(tenant, automation_id)
         return decode_record(entry, AutomationRecord), entry.version
 
     async def list(self, params: AutomationListParams, *, tenant: str) -> Page[Json]:
         """Return a page of automations; a filtered one may have fewer than there are, and then names the last one that
         was looked at. Raises AgentNotFound for an unknown cursor."""
-        prefix, session_id = _automation_key(tenant, ""), params.session_id
-        cursor = await find_cursor(self.kv, prefix, params.after, _not_found("after"))
-        page = await list_matching(
-            self.kv,
-            prefix,
-            AutomationRecord,
-            cursor,
-            order=params.order,
-            limit=params.limit,
+        session_id = params.session_id
+        return await self._records.list(
+            tenant,
+            params,
+            lambda automation_id, record: _show_planned(automation_id, record, 1),
             accepts=None if session_id is None else lambda record: record.target.get("session_id") == session_id,
         )
-        listed = [_show_planned(row.key.removeprefix(prefix), row.record, 1) for row in page.data]
-        return Page(listed, page.has_more, page.last_id)
 
     async def update(self, automation_id: str, request: UpdateAutomation, *, owner: BatchOwner) -> Json:
         """Change the fields that the request has, and return the automation; with another target, its invocations have
@@ -221,30 +209,20 @@ class StoredAutomations:
         """Delete an automation with the records of its invocations; those that are queued are not delivered. Raises
         AgentNotFound."""
 
-        key = _automation_key(tenant, record_id(automation_id))
-
-        async def prepare() -> Sequence[Op]:
-            entry = await self.kv.get(key)
-            if entry is None:
-                raise _not_found("automation_id")
-            record = decode_or_skip(self.kv, key, entry, AutomationRecord)
+        def delete_due(record: AutomationRecord | None) -> Sequence[Op]:
             # a worker deletes the due row of one that is damaged
-            due = [Delete(record.due_key)] if record is not None and record.due_key else []
-            return [Delete(key, entry.version), await self._count(tenant).build_remove_op(), *due]
+            return [Delete(record.due_key)] if record is not None and record.due_key else ()
 
-        await write_prepared(self.kv, prepare)
+        await self._records.delete(tenant, automation_id, delete_due)
         await delete_all(self.kv, invocation_key(tenant, automation_id, ""))
         return {"id": automation_id, "deleted": True, "object": "agent.automation.deleted"}
-
-    def _count(self, tenant: str) -> RecordCount:
-        return RecordCount(self.kv, f"{tenant}/automation_count", _automation_key(tenant, ""))
 
     def _build_error(self, _count: int) -> InvalidRequest:
         return InvalidRequest(f"A project has at most {self._max_automations} automations.")
 
     async def delete_all(self, *, tenant: str) -> None:
         """Delete the automations of a tenant with their due rows, whose keys do not begin with its name."""
-        prefix, after = _automation_key(tenant, ""), ""
+        prefix, after = self._records.key(tenant, ""), ""
         while rows := await list_records(self.kv, prefix, AutomationRecord, limit=10, after=after):
             for row in rows:
                 with suppress(AgentNotFound):
@@ -284,11 +262,8 @@ class StoredAutomations:
     async def list_invocations(self, automation_id: str, params: InvocationListParams, *, tenant: str) -> Page[Json]:
         """Return a page of the invocations of an automation. Raises AgentNotFound, also for an unknown cursor."""
         await self.load(automation_id, tenant)
-        prefix = invocation_key(tenant, automation_id, "")
-        cursor = await find_cursor(self.kv, prefix, params.after, _not_found("after"))
-        page = await list_page(self.kv, prefix, InvocationRecord, cursor, order=params.order, limit=params.limit)
-        invocations = [_show_invocation(automation_id, row.key.removeprefix(prefix), row.record) for row in page.data]
-        return Page(invocations, page.has_more)
+        prefix, show = invocation_key(tenant, automation_id, ""), partial(_show_invocation, automation_id)
+        return await read_page(self.kv, prefix, InvocationRecord, params, _not_found("after"), show)
 
     async def edit(self, automation_id: str, tenant: str, edit: Edit) -> AutomationRecord:
         """Change an automation, move its due row, and write what `edit` returns, all in one write. Return it as it
@@ -303,7 +278,7 @@ class StoredAutomations:
             if also is None:
                 return None
             moved = move_due(record, tenant, automation_id)
-            return [Put(_automation_key(tenant, automation_id), encode_record(record), None, version), *moved, *also]
+            return [Put(self._records.key(tenant, automation_id), encode_record(record), None, version), *moved, *also]
 
         await write_prepared(self.kv, prepare)
         assert record is not None  # it was prepared at least once
@@ -350,10 +325,6 @@ def invocation_key(tenant: str, automation_id: str, invocation_id: str) -> str:
 def new_invocation_id() -> str:
     """Return the id of a new invocation; ids sort in the order of their times."""
     return f"invocation_{new_id_key()}"
-
-
-def _automation_key(tenant: str, automation_id: str) -> str:
-    return f"{tenant}/automation/{automation_id}"
 
 
 async def _load_zone(record: AutomationRecord) -> None:

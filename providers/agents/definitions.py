@@ -4,21 +4,17 @@ A record has all fields, also those of MCP servers that are not shown.
 """
 
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
 from apis.errors import AgentNotFound, InvalidRequest
-from apis.storage.keys import new_id_key, record_id
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.keys import new_id_key
+from apis.storage.kv_store import KVStore
 from apis.storage.pages import Page
-from apis.storage.records import decode_record, encode_record
 from providers.agents.descriptions import Json, check_size, complete_agent, describe_options, show_tools
-from providers.common.state.change import change, write_prepared
-from providers.common.state.record_count import RecordCount
-from providers.common.state.scan import find_cursor, list_page
+from providers.common.state.tenant_records import TenantRecords
 
 ID_PREFIX: Final = "agent_"
 
@@ -37,6 +33,7 @@ class StoredDefinitions:
     def __init__(self, kv: KVStore, max_agents: int) -> None:
         self._kv = kv
         self._max_agents = max_agents
+        self._records = TenantRecords(kv, "agent", AgentRecord, lambda _: agent_not_found())
 
     async def create(self, request: CreateAgent, *, tenant: str) -> Json:
         """Create an agent. Raises InvalidRequest for one that is too large, and if the tenant has as many as it
@@ -46,28 +43,20 @@ class StoredDefinitions:
         described = {**describe_options(request), **_describe_names(request), "model": request.model}
         fields = check_size(complete_agent(described))
         record = AgentRecord(fields, now, now)
-
-        async def prepare() -> Sequence[Op]:
-            put = Put(_agent_key(tenant, agent_id), encode_record(record), None, ABSENT)
-            return [put, await self._count(tenant).build_add_op(self._max_agents, self._build_error)]
-
-        await write_prepared(self._kv, prepare)
+        await self._records.create(tenant, agent_id, record, self._max_agents, self._build_error)
         return _show(agent_id, record)
 
     async def get(self, agent_id: str, *, tenant: str) -> Json:
         """Return the agent. Raises AgentNotFound."""
-        return _show(agent_id, await self._load(agent_id, tenant))
+        return _show(agent_id, await self._records.load(tenant, agent_id))
 
     async def load_fields(self, agent_id: str, *, tenant: str) -> Json:
         """Return the fields of the agent, also those that are not shown. Raises AgentNotFound."""
-        return (await self._load(agent_id, tenant)).fields
+        return (await self._records.load(tenant, agent_id)).fields
 
     async def list(self, params: AgentListParams, *, tenant: str) -> Page[Json]:
         """Return a page of agents. Raises AgentNotFound for an unknown cursor."""
-        prefix = _agent_key(tenant, "")
-        cursor = await find_cursor(self._kv, prefix, params.after, agent_not_found("after"))
-        page = await list_page(self._kv, prefix, AgentRecord, cursor, order=params.order, limit=params.limit)
-        return Page([_show(row.key.removeprefix(prefix), row.record) for row in page.data], page.has_more)
+        return await self._records.list(tenant, params, _show)
 
     async def update(self, agent_id: str, request: UpdateAgent, *, tenant: str) -> Json:
         """Change the fields that the request has, and return the agent. Raises AgentNotFound, and InvalidRequest for
@@ -76,39 +65,18 @@ class StoredDefinitions:
         if "model" in request.model_fields_set:
             changes["model"] = request.model
 
-        def edit(record: AgentRecord | None) -> AgentRecord:
-            if record is None:
-                raise agent_not_found()
+        def edit(record: AgentRecord) -> AgentRecord:
             return AgentRecord(check_size({**record.fields, **changes}), record.created_at, int(time.time()))
 
-        record = await change(self._kv, _agent_key(tenant, record_id(agent_id)), AgentRecord, edit)
-        assert record is not None  # every edit returns a record
-        return _show(agent_id, record)
+        return _show(agent_id, await self._records.change(tenant, agent_id, edit))
 
     async def delete(self, agent_id: str, *, tenant: str) -> Json:
         """Delete the agent; its sessions go on with what it was. Raises AgentNotFound."""
-        key = _agent_key(tenant, record_id(agent_id))
-
-        async def prepare() -> Sequence[Op]:
-            entry = await self._kv.get(key)
-            if entry is None:
-                raise agent_not_found()
-            return [Delete(key, entry.version), await self._count(tenant).build_remove_op()]
-
-        await write_prepared(self._kv, prepare)
+        await self._records.delete(tenant, agent_id)
         return {"id": agent_id, "object": "agent.deleted", "deleted": True}
-
-    def _count(self, tenant: str) -> RecordCount:
-        return RecordCount(self._kv, f"{tenant}/agent_count", _agent_key(tenant, ""))
 
     def _build_error(self, _count: int) -> InvalidRequest:
         return InvalidRequest(f"A project has at most {self._max_agents} agents (`agents.max_agents`).")
-
-    async def _load(self, agent_id: str, tenant: str) -> AgentRecord:
-        entry = await self._kv.get(_agent_key(tenant, record_id(agent_id)))
-        if entry is None:
-            raise agent_not_found()
-        return decode_record(entry, AgentRecord)
 
 
 def new_agent_id() -> str:
@@ -116,13 +84,9 @@ def new_agent_id() -> str:
     return f"{ID_PREFIX}{new_id_key()}"
 
 
-def agent_not_found(param: str = "agent_id") -> AgentNotFound:
+def agent_not_found() -> AgentNotFound:
     """Return the error of an id that no agent of the tenant has."""
-    return AgentNotFound("No agent has this id.", param=param)
-
-
-def _agent_key(tenant: str, agent_id: str) -> str:
-    return f"{tenant}/agent/{agent_id}"
+    return AgentNotFound("No agent has this id.", param="agent_id")
 
 
 def _describe_names(request: CreateAgent | UpdateAgent) -> Json:

@@ -13,13 +13,13 @@ from apis.provider import Provider
 from apis.skills.bundle import SkillBundle, SkillFile
 from apis.skills.skills import SkillListParams, Skills
 from apis.storage.keys import new_id_key
-from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
+from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, first_page, page_after
 from apis.storage.records import decode_record, encode_record, scan_all
 from apis.wire.tools import InlineSkill, SkillReference, SkillSource
-from providers.common.state.change import change, write_prepared
-from providers.common.state.record_count import RecordCount
-from providers.common.state.scan import decode_or_skip, list_records
+from providers.common.state.change import write_prepared
+from providers.common.state.scan import decode_or_skip, list_from
+from providers.common.state.tenant_records import TenantRecords
 from providers.skills.archives import read_files, read_inline
 from providers.skills.bundle import MAX_BUNDLE_BYTES, MAX_FILES, read_bundle
 from providers.skills.records import (
@@ -27,9 +27,7 @@ from providers.skills.records import (
     StoredVersion,
     archive_key,
     archive_prefix,
-    count_key,
     is_skill_id,
-    skill_key,
     skill_not_found,
     version_not_found,
 )
@@ -51,6 +49,7 @@ class StoredSkills(Skills):
         self.max_files = MAX_FILES
         self._config = config
         self._kv = kv_store
+        self._records = TenantRecords(kv_store, "skill", StoredSkill, skill_not_found)
 
     async def load(self, sources: Sequence[SkillSource], *, tenant: str) -> Sequence[SkillBundle]:
         bundles: dict[str, SkillBundle] = {}
@@ -81,35 +80,20 @@ class StoredSkills(Skills):
             message = f"You have {count} skills already (`skills.max_tenant_skills`). Delete some first."
             return InvalidRequest(message, param="files", code="storage_quota_exceeded")
 
-        async def prepare() -> Sequence[Op]:
-            return [
-                Put(skill_key(tenant, skill_id), encode_record(skill), expect=ABSENT),
-                Put(archive_key(tenant, skill_id, 1), archive),
-                await self._count(tenant).build_add_op(self._config.max_tenant_skills, build_error),
-            ]
-
-        await write_prepared(self._kv, prepare)
+        put_archive = Put(archive_key(tenant, skill_id, 1), archive)
+        max_count = self._config.max_tenant_skills
+        await self._records.create(tenant, skill_id, skill, max_count, build_error, [put_archive])
         return skill.to_wire(skill_id)
 
     async def list(self, params: SkillListParams, *, tenant: str) -> Page[Skill]:
         if params.after and not is_skill_id(params.after):
             raise InvalidRequest("There is no skill with this id.", param="after", code="invalid_value")
-        last = skill_key(tenant, params.after) if params.after else ""
-        is_reverse = params.order == "desc"
-        after, before = ("", last) if is_reverse else (last, "")
-        rows = await list_records(
-            self._kv,
-            skill_key(tenant, ""),
-            StoredSkill,
-            limit=params.limit + 1,
-            after=after,
-            before=before,
-            reverse=is_reverse,
-        )
+        prefix, last = self._records.key(tenant, ""), self._records.key(tenant, params.after) if params.after else ""
+        rows = await list_from(self._kv, prefix, StoredSkill, last, order=params.order, limit=params.limit + 1)
         return first_page([row.record.to_wire(row.key.rpartition("/")[2]) for row in rows], params.limit)
 
     async def get(self, skill_id: str, *, tenant: str) -> Skill:
-        return (await self._load_skill(skill_id, tenant)).to_wire(skill_id)
+        return (await self._records.load(tenant, skill_id)).to_wire(skill_id)
 
     async def set_default(self, skill_id: str, version: str, *, tenant: str) -> Skill:
         def choose(skill: StoredSkill) -> Sequence[Op]:
@@ -124,14 +108,14 @@ class StoredSkills(Skills):
 
     async def delete(self, skill_id: str, *, tenant: str) -> None:
         async def prepare() -> Sequence[Op]:
-            return await self._prepare_deletion(skill_id, await self._load_entry(skill_id, tenant), tenant)
+            return await self._prepare_deletion(skill_id, await self._records.get(tenant, skill_id), tenant)
 
         await write_prepared(self._kv, prepare)
 
     async def create_version(
         self, skill_id: str, files: Sequence[SkillFile], *, is_default: bool, tenant: str
     ) -> SkillVersion:
-        await self._load_skill(skill_id, tenant)
+        await self._records.load(tenant, skill_id)
         await self._kv.require_room(tenant)
         archive, bundle = await asyncio.to_thread(read_files, files)
 
@@ -149,20 +133,20 @@ class StoredSkills(Skills):
         return (await self._change_skill(skill_id, tenant, append)).versions[-1].to_wire(skill_id)
 
     async def list_versions(self, skill_id: str, params: SkillListParams, *, tenant: str) -> Page[SkillVersion]:
-        skill = await self._load_skill(skill_id, tenant)
+        skill = await self._records.load(tenant, skill_id)
         versions = [version.to_wire(skill_id) for version in skill.versions]
         ordered = versions if params.order == "asc" else versions[::-1]
         return page_after(ordered, params, lambda version: version.id, "The skill has no version with this id.")
 
     async def get_version(self, skill_id: str, version: str, *, tenant: str) -> SkillVersion:
-        return _require_version(await self._load_skill(skill_id, tenant), version).to_wire(skill_id)
+        return _require_version(await self._records.load(tenant, skill_id), version).to_wire(skill_id)
 
     async def delete_version(self, skill_id: str, version: str, *, tenant: str) -> SkillVersion:
         deleted: StoredVersion | None = None
 
         async def prepare() -> Sequence[Op]:
             nonlocal deleted
-            entry = await self._load_entry(skill_id, tenant)
+            entry = await self._records.get(tenant, skill_id)
             skill = decode_record(entry, StoredSkill)
             deleted = _require_version(skill, version)
             if len(skill.versions) == 1:
@@ -172,7 +156,7 @@ class StoredSkills(Skills):
                 raise InvalidRequest(message, param="version", code="invalid_value")
             skill.versions.remove(deleted)
             return [
-                Put(skill_key(tenant, skill_id), encode_record(skill), expect=entry.version),
+                Put(self._records.key(tenant, skill_id), encode_record(skill), expect=entry.version),
                 Delete(archive_key(tenant, skill_id, deleted.number)),
             ]
 
@@ -181,7 +165,7 @@ class StoredSkills(Skills):
         return deleted.to_wire(skill_id)
 
     async def read_archive(self, skill_id: str, version: str | None, *, tenant: str) -> bytes:
-        skill = await self._load_skill(skill_id, tenant)
+        skill = await self._records.load(tenant, skill_id)
         number = _require_version(skill, version).number
         entry = await self._kv.get(archive_key(tenant, skill_id, number))
         if entry is None:  # deleted meanwhile
@@ -205,50 +189,27 @@ class StoredSkills(Skills):
     def _new_version(self, number: int, bundle: SkillBundle) -> StoredVersion:
         return StoredVersion(number, f"skillver_{new_id_key()}", int(self.now()), bundle.name, bundle.description)
 
-    async def _load_skill(self, skill_id: str, tenant: str) -> StoredSkill:
-        return decode_record(await self._load_entry(skill_id, tenant), StoredSkill)
-
-    async def _load_entry(self, skill_id: str, tenant: str) -> Entry:
-        entry = await self._kv.get(skill_key(tenant, skill_id)) if is_skill_id(skill_id) else None
-        if entry is None:
-            raise skill_not_found(skill_id)
-        return entry
-
-    def _count(self, tenant: str) -> RecordCount:
-        return RecordCount(self._kv, count_key(tenant), skill_key(tenant, ""))
-
     async def _change_skill(
         self, skill_id: str, tenant: str, edit: Callable[[StoredSkill], Sequence[Op]]
     ) -> StoredSkill:
         """Store the skill as `edit` leaves it, together with the operations that `edit` returns."""
         more: Sequence[Op] = ()
 
-        def edit_existing(skill: StoredSkill | None) -> StoredSkill:
+        def edit_skill(skill: StoredSkill) -> StoredSkill:
             nonlocal more
-            if skill is None:
-                raise skill_not_found(skill_id)
             more = edit(skill)
             return skill
 
-        if not is_skill_id(skill_id):
-            raise skill_not_found(skill_id)
-        key = skill_key(tenant, skill_id)
-        skill = await change(self._kv, key, StoredSkill, edit_existing, also=lambda _: more)
-        assert skill is not None
-        return skill
+        return await self._records.change(tenant, skill_id, edit_skill, also=lambda _: more)
 
     async def _prepare_deletion(self, skill_id: str, entry: Entry, tenant: str) -> Sequence[Op]:
         """Return the operations that delete a skill, whose record may be damaged, with its archives."""
-        skill = decode_or_skip(self._kv, skill_key(tenant, skill_id), entry, StoredSkill)
+        skill = decode_or_skip(self._kv, self._records.key(tenant, skill_id), entry, StoredSkill)
         if skill is None:
             archives = [key async for key, _ in scan_all(self._kv, archive_prefix(tenant, skill_id), page_size=1)]
         else:
             archives = [archive_key(tenant, skill_id, version.number) for version in skill.versions]
-        return [
-            Delete(skill_key(tenant, skill_id), entry.version),
-            await self._count(tenant).build_remove_op(),
-            *(Delete(key) for key in archives),
-        ]
+        return [*await self._records.build_delete_ops(tenant, skill_id, entry), *(Delete(key) for key in archives)]
 
 
 def _require_version(skill: StoredSkill, version: str | None) -> StoredVersion:

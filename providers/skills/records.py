@@ -76,11 +76,6 @@ def is_skill_id(text: str) -> bool:
     return _SKILL_ID.fullmatch(text) is not None
 
 
-def skill_key(tenant: str, skill_id: str) -> str:
-    """Return the key of a skill; of an empty id, the prefix of all."""
-    return f"{tenant}/skill/{skill_id}"
-
-
 def archive_prefix(tenant: str, skill_id: str) -> str:
     """Return the prefix of the keys of a skill's archives."""
     return f"{tenant}/skill_archive/{skill_id}/"
@@ -89,11 +84,6 @@ def archive_prefix(tenant: str, skill_id: str) -> str:
 def archive_key(tenant: str, skill_id: str, number: int) -> str:
     """Return the key of a version's archive."""
     return f"{archive_prefix(tenant, skill_id)}{number:09d}"
-
-
-def count_key(tenant: str) -> str:
-    """Return the key of the number of the tenant's skills."""
-    return f"{tenant}/skill_count"
 
 
 def skill_not_found(skill_id: str) -> NotFound:

@@ -28,7 +28,7 @@ from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 from apis.uploads import MAX_PARTS, CompleteUpload, CreateUpload
-from providers.common.state.change import change, write_prepared
+from providers.common.state.change import change_existing, write_prepared
 from providers.common.state.scan import skipping_damaged
 
 LIFETIME_S: Final = 3600
@@ -181,15 +181,12 @@ class StoredUploads(Provider):
     async def cancel(self, upload_id: str, *, tenant: str) -> Upload:
         """End a pending upload and delete its parts. Raises NotFound; InvalidRequest if it is not pending."""
 
-        def cancel(upload: PendingUpload | None) -> PendingUpload:
-            if upload is None:
-                raise _not_found()
+        def cancel(upload: PendingUpload) -> PendingUpload:
             self._require_pending(upload)
             return msgspec.structs.replace(upload, status="cancelled")
 
         key = _upload_key(tenant, _require_id(upload_id))
-        upload = await change(self._kv, key, PendingUpload, cancel, ttl_s=_REMAINS_S)
-        assert upload is not None
+        upload = await change_existing(self._kv, key, PendingUpload, cancel, _not_found(), ttl_s=_REMAINS_S)
         await self._forget_parts(upload_id, tenant)
         return _upload_to_wire(upload_id, upload)
 

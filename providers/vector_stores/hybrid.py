@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -34,13 +35,13 @@ from apis.fair_share import ONE_TENANT, Tenants
 from apis.inference import Inference
 from apis.provider import Provider
 from apis.storage.keys import new_id_key
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 from providers.common.jobs import LeasedJobs
-from providers.common.state.change import change, write_prepared
-from providers.common.state.record_count import RecordCount
+from providers.common.state.change import change_existing, write_prepared
 from providers.common.state.scan import decode_or_skip
+from providers.common.state.tenant_records import TenantRecords
 from providers.common.state.worker_signs import WorkerSign
 from providers.common.supervision import supervise
 from providers.vector_stores import records
@@ -97,6 +98,7 @@ class HybridVectorStores(VectorStores):
         self._index = vector_index
         self._inference = inference
         self._kv = kv_store
+        self._stores = TenantRecords(kv_store, "vs", StoreRecord, partial(records.not_found, "vector store"))
         self._sweep_task: asyncio.Task[None] | None = None
         self._sign = WorkerSign(kv_store, config.lease_s)
         queue = IngestQueue(
@@ -124,7 +126,7 @@ class HybridVectorStores(VectorStores):
     async def create(self, request: CreateVectorStore, *, tenant: str) -> VectorStore:
         now = self.now()
         # a full tenant is refused before its files are looked at
-        await self._count(tenant).build_add_op(self._config.max_stores, _too_many_stores_error)
+        await self._stores.count_new(tenant, self._config.max_stores, _too_many_stores_error)
         store_id = f"vs_{new_id_key()}"
         store = StoreRecord(
             created_at=now,
@@ -142,12 +144,8 @@ class HybridVectorStores(VectorStores):
         self._require_room(len(file_records))
         for _, record in file_records:
             store.count_file(None, record)
-
-        async def prepare() -> Sequence[Op]:
-            count = await self._count(tenant).build_add_op(self._config.max_stores, _too_many_stores_error)
-            return [*records.build_store_ops(tenant, store_id, store, ABSENT), count, *_add_ops(file_records)]
-
-        await write_prepared(self._kv, prepare)
+        also = [*records.build_expiry_ops(tenant, store_id, store), *_add_ops(file_records)]
+        await self._stores.create(tenant, store_id, store, self._config.max_stores, _too_many_stores_error, also)
         self._ingest.wake()
         return build_store_object(store_id, store, now)
 
@@ -181,19 +179,12 @@ class HybridVectorStores(VectorStores):
     async def list(self, params: VectorStoreListParams, *, tenant: str) -> Page[VectorStore]:
         prefix = records.store_key(tenant, "")
         page = await read_store_page(self._kv, tenant, params)
-        data = [build_store_object(row.key[len(prefix) :], row.record, self.now()) for row in page.data]
-        return Page(data, has_more=page.has_more)
+        return page.map(lambda row: build_store_object(row.key[len(prefix) :], row.record, self.now()))
 
     async def delete(self, store_id: str, *, tenant: str) -> None:
-        key = records.store_key(tenant, store_id)
         # the mark lets the sweep remove the files where this process dies before it has
         mark = Put(f"{records.EXPIRING_PREFIX}{tenant}/{store_id}", b"")
-
-        async def prepare() -> Sequence[Op]:
-            entry = await records.load_entry(self._kv, key, "vector store")
-            return [Delete(key, entry.version), mark, await self._count(tenant).build_remove_op()]
-
-        await write_prepared(self._kv, prepare)
+        await self._stores.delete(tenant, store_id, lambda _: [mark])
         await self._remove_deleted(store_id, tenant)
         await self._kv.write([Delete(mark.key)])
 
@@ -246,20 +237,17 @@ class HybridVectorStores(VectorStores):
             batch, _ = await self._load_batch(store_id, batch_id, tenant)
             files = await records.load_files(self._kv, tenant, store_id, batch.file_ids)
             page = paginate_records([file for file in files if params.filter in (None, file[1].status)], params)
-        data = [build_file_object(FileRef(tenant, store_id, file_id), record) for file_id, record in page.data]
-        return Page(data, has_more=page.has_more)
+        return page.map(lambda file: build_file_object(FileRef(tenant, store_id, file[0]), file[1]))
 
     async def update_file(self, store_id: str, file_id: str, request: UpdateFile, *, tenant: str) -> VectorStoreFile:
         await records.require_index(self._index, store_id, await self._load_store(store_id, tenant))
         file_ref, _, _ = await self._load_file(store_id, file_id, tenant)
 
-        def set_attributes(record: FileRecord | None) -> FileRecord:
-            if record is None:
-                raise records.not_found("file in this vector store", file_id)
+        def set_attributes(record: FileRecord) -> FileRecord:
             return msgspec.structs.replace(record, attributes=request.attributes or {})
 
-        record = await change(self._kv, file_ref.record_key, FileRecord, set_attributes)
-        assert record is not None
+        not_found = records.not_found("file in this vector store", file_id)
+        record = await change_existing(self._kv, file_ref.record_key, FileRecord, set_attributes, not_found)
         await self._index.set_attributes(file_ref.index_namespace, file_id, record.attributes)
         return build_file_object(file_ref, record)
 
@@ -415,9 +403,6 @@ class HybridVectorStores(VectorStores):
 
         await write_prepared(self._kv, prepare)
         self._ingest.wake()
-
-    def _count(self, tenant: str) -> RecordCount:
-        return RecordCount(self._kv, f"{tenant}/vs_count", records.store_key(tenant, ""))
 
     def _require_room(self, file_count: int) -> None:
         if file_count > self._config.max_files_per_store:

@@ -264,8 +264,13 @@ async def delete_store_texts(kv: KVStore, tenant: str, store_id: str) -> None:
 def build_store_ops(tenant: str, store_id: str, store: StoreRecord, version: int) -> Sequence[Op]:
     """Return the operations that write the store's record on the condition of its version; one that can expire is
     marked for the sweep."""
-    ops: list[Op] = [Put(store_key(tenant, store_id), encode_record(store), expect=version)]
-    return ops if store.expires_days is None else [*ops, Put(f"{EXPIRING_PREFIX}{tenant}/{store_id}", b"")]
+    put = Put(store_key(tenant, store_id), encode_record(store), expect=version)
+    return [put, *build_expiry_ops(tenant, store_id, store)]
+
+
+def build_expiry_ops(tenant: str, store_id: str, store: StoreRecord) -> Sequence[Op]:
+    """Return the operation that marks a store for the sweep, if it can expire."""
+    return () if store.expires_days is None else (Put(f"{EXPIRING_PREFIX}{tenant}/{store_id}", b""),)
 
 
 def build_file_record(request: AddFile, filename: str, created_at: float) -> FileRecord:

@@ -8,7 +8,7 @@ The events of an endpoint wait in the queue `TENANT~ID` (`queue.py`); no tenant'
 import base64
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from apis.documents.fetcher import Fetcher
 from apis.errors import InvalidRequest, NotFound, RateLimited
 from apis.fair_share import FairShare
-from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key, record_id
-from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
+from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key
+from apis.storage.kv_store import Entry, KVStore
 from apis.storage.pages import Page, first_page
-from apis.storage.records import decode_record, delete_all, encode_record
+from apis.storage.records import decode_record, delete_all
 from apis.webhooks import (
     OLD_SECRET_LIFE_S,
     CreateWebhookEndpoint,
@@ -30,8 +30,8 @@ from apis.webhooks import (
     WebhookEndpointPage,
     check_event_types,
 )
-from providers.common.state.change import write_prepared
 from providers.common.state.scan import list_records, skipping_damaged
+from providers.common.state.tenant_records import TenantRecords
 from providers.webhooks.receivers import SECRET_PREFIX, Webhook, build_event_json, webhook_queue_prefix
 from providers.webhooks.sending import post_event
 
@@ -93,6 +93,7 @@ class StoredWebhookEndpoints:
         self._fetcher = fetcher
         self._places = places
         self._options = options
+        self._records = TenantRecords(kv, "webhook_endpoint", EndpointRecord, _not_found)
 
     async def create(self, request: CreateWebhookEndpoint, *, tenant: str) -> tuple[WebhookEndpoint, str]:
         """Create an endpoint; return it and its secret, which is returned this once. Raises InvalidRequest for an event
@@ -100,22 +101,19 @@ class StoredWebhookEndpoints:
         self._check_url(request.url)
         event_types, now = check_event_types(request.event_types), int(time.time())
         await self._kv.require_room(tenant)
-        bound = self._options.max_per_tenant
-        if len(await self._kv.scan(_key(tenant, ""), limit=bound + 1)) >= bound:
-            raise InvalidRequest(f"A project has at most {bound} webhook endpoints.", code="too_many_webhook_endpoints")
         secret = _new_secret()
         record = EndpointRecord(f"we_{new_id_key()}", request.name, request.url, event_types, secret, now, now)
-        await self._kv.write([Put(_key(tenant, record.id), encode_record(record), expect=ABSENT)])
+        await self._records.create(tenant, record.id, record, self._options.max_per_tenant, self._build_error)
         return _summarize(record), secret
 
     async def get(self, endpoint_id: str, *, tenant: str) -> WebhookEndpoint:
         """Return the endpoint."""
-        return _summarize((await self._load(endpoint_id, tenant))[0])
+        return _summarize(await self._records.load(tenant, endpoint_id))
 
     async def list_endpoints(self, page: WebhookEndpointPage, *, tenant: str) -> Page[WebhookEndpoint]:
         """Return a page of the tenant's endpoints, newest first."""
-        prefix = _key(tenant, "")
-        before = f"{prefix}{record_id(page.after)}" if page.after else ""
+        prefix = self._records.key(tenant, "")
+        before = self._records.key(tenant, page.after) if page.after else ""
         rows = await list_records(self._kv, prefix, EndpointRecord, limit=page.limit + 1, before=before, reverse=True)
         return first_page([_summarize(row.record) for row in rows], page.limit)
 
@@ -131,12 +129,11 @@ class StoredWebhookEndpoints:
             changed = msgspec.structs.replace(record, **changes)
             return record if changed == record else msgspec.structs.replace(changed, updated_at=int(time.time()))
 
-        return _summarize(await self._change(endpoint_id, tenant, change))
+        return _summarize(await self._records.change(tenant, endpoint_id, change))
 
     async def delete(self, endpoint_id: str, *, tenant: str) -> None:
         """Delete the endpoint with the events that wait for it."""
-        await self._get_entry(endpoint_id, tenant)  # also of a damaged one
-        await self._kv.write([Delete(_key(tenant, endpoint_id))])
+        await self._records.delete(tenant, endpoint_id)
         await delete_all(self._kv, webhook_queue_prefix(_queue_name(tenant, endpoint_id)))
 
     async def rotate_secret(self, endpoint_id: str, *, keep_old: bool, tenant: str) -> tuple[WebhookEndpoint, str]:
@@ -150,13 +147,13 @@ class StoredWebhookEndpoints:
                 record, secret=secret, old_secret=old, old_secret_until=until, updated_at=int(now)
             )
 
-        return _summarize(await self._change(endpoint_id, tenant, change)), secret
+        return _summarize(await self._records.change(tenant, endpoint_id, change)), secret
 
     async def send_test(self, endpoint_id: str, event_type: str, *, tenant: str) -> int:
         """Send a sample event now, once; return the status code of the answer. Raises InvalidRequest if there is no
         answer, and RateLimited while the tenant's share of the deliveries is in use."""
         check_event_types([event_type], "event_type")
-        record, _ = await self._load(endpoint_id, tenant)
+        record = await self._records.load(tenant, endpoint_id)
         place = self._places.try_acquire(tenant)
         if place is None:
             raise RateLimited("Too many webhook deliveries are under way.", retry_after_s=1)
@@ -174,7 +171,7 @@ class StoredWebhookEndpoints:
     async def list_queues(self, tenant: str) -> list[EndpointQueue]:
         """Return the queues of all endpoints of the tenant that can be read: a damaged one gets no events, and stops
         nothing that ends with an event."""
-        rows = await self._kv.scan(_key(tenant, ""), limit=self._options.max_per_tenant + 1)
+        rows = await self._kv.scan(self._records.key(tenant, ""), limit=self._options.max_per_tenant + 1)
         queues: list[EndpointQueue] = []
         for key, entry in rows:
             with skipping_damaged(self._kv, key, EndpointRecord.__name__):
@@ -184,7 +181,7 @@ class StoredWebhookEndpoints:
     async def find_queue(self, name: str) -> EndpointQueue | None:
         """Return the queue of that name; None if no endpoint has it, or no longer."""
         tenant, _, endpoint_id = name.partition("~")
-        entry = await self._kv.get(_key(tenant, endpoint_id)) if endpoint_id else None
+        entry = await self._kv.get(self._records.key(tenant, endpoint_id)) if endpoint_id else None
         return None if entry is None else self._to_queue(tenant, entry)
 
     def _to_queue(self, tenant: str, entry: Entry) -> EndpointQueue:
@@ -205,35 +202,13 @@ class StoredWebhookEndpoints:
             }
         )
 
+    def _build_error(self, _count: int) -> InvalidRequest:
+        bound = self._options.max_per_tenant
+        return InvalidRequest(f"A project has at most {bound} webhook endpoints.", code="too_many_webhook_endpoints")
+
     def _check_url(self, url: str) -> None:
         if not self._options.private and not url.startswith("https://"):
             raise InvalidRequest("The URL of a webhook begins with https://.", param="url", code="invalid_value")
-
-    async def _load(self, endpoint_id: str, tenant: str) -> tuple[EndpointRecord, int]:
-        entry = await self._get_entry(endpoint_id, tenant)
-        return decode_record(entry, EndpointRecord), entry.version
-
-    async def _get_entry(self, endpoint_id: str, tenant: str) -> Entry:
-        entry = await self._kv.get(_key(tenant, record_id(endpoint_id)))
-        if entry is None:
-            raise NotFound(f"No webhook endpoint found with id '{endpoint_id[:MAX_RECORD_ID_CHARS]}'.")
-        return entry
-
-    async def _change(
-        self, endpoint_id: str, tenant: str, change: Callable[[EndpointRecord], EndpointRecord]
-    ) -> EndpointRecord:
-        changed: EndpointRecord | None = None
-
-        async def prepare() -> Sequence[Op] | None:
-            nonlocal changed
-            record, version = await self._load(endpoint_id, tenant)
-            changed = change(record)
-            put = Put(_key(tenant, record.id), encode_record(changed), expect=version)
-            return None if changed is record else [put]
-
-        await write_prepared(self._kv, prepare)
-        assert changed is not None
-        return changed
 
 
 def _summarize(record: EndpointRecord) -> WebhookEndpoint:
@@ -246,8 +221,8 @@ def _new_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
 
 
-def _key(tenant: str, endpoint_id: str) -> str:
-    return f"{tenant}/webhook_endpoint/{endpoint_id}"
+def _not_found(endpoint_id: str) -> NotFound:
+    return NotFound(f"No webhook endpoint found with id '{endpoint_id[:MAX_RECORD_ID_CHARS]}'.")
 
 
 def _queue_name(tenant: str, endpoint_id: str) -> str:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -28,7 +29,7 @@ from providers.agents.environments.records import EnvironmentRef, Json
 from providers.agents.records import SessionRef
 from providers.agents.store import SessionStore
 from providers.agents.transition import Transition
-from providers.common.state.scan import find_cursor, list_page, scan_records
+from providers.common.state.scan import read_page, scan_records
 
 _log = logging.getLogger(__name__)
 _MAX_ARTIFACTS: Final = 100
@@ -130,10 +131,7 @@ class SessionArtifacts:
             return Page([], has_more=False)
         prefix = session.ref.prefix("artifact")
         unknown = InvalidRequest("No artifact of this session has this id.", param="after", code="invalid_value")
-        cursor = await find_cursor(self._kv, prefix, params.after, unknown)
-        page = await list_page(self._kv, prefix, ArtifactRecord, cursor, order=params.order, limit=params.limit)
-        artifacts = [_show(session.ref, row.key.removeprefix(prefix), row.record) for row in page.data]
-        return Page(artifacts, page.has_more)
+        return await read_page(self._kv, prefix, ArtifactRecord, params, unknown, partial(_show, session.ref))
 
     async def get(self, session_id: str, artifact_id: str, *, tenant: str) -> Json:
         """Return an artifact. Raises AgentNotFound."""

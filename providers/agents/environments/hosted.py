@@ -44,7 +44,7 @@ from providers.agents.environments.templates import StoredTemplates
 from providers.agents.records import SessionRef
 from providers.agents.store import SessionStore, keep_request
 from providers.agents.transition import Transition
-from providers.common.state.scan import find_cursor, list_page, scan_records
+from providers.common.state.scan import read_page, scan_records
 
 _log = logging.getLogger(__name__)
 _RESTORED_NOTICE: Final = "the container was replaced; its files are as they were at the end of the last response"
@@ -159,12 +159,12 @@ class HostedEnvironments:
 
     async def list(self, params: EnvironmentListParams, *, tenant: str) -> Page[Json]:
         """Return a page of environments. Raises AgentNotFound for an unknown cursor."""
+
+        def show(environment_id: str, record: EnvironmentRecord) -> Json:
+            return show_environment(EnvironmentRef(tenant, environment_id), record)
+
         prefix = EnvironmentRef(tenant, "").key
-        cursor = await find_cursor(self.kv, prefix, params.after, environment_not_found("after"))
-        page = await list_page(self.kv, prefix, EnvironmentRecord, cursor, order=params.order, limit=params.limit)
-        refs = [EnvironmentRef(tenant, row.key.removeprefix(prefix)) for row in page.data]
-        visible = [show_environment(ref, row.record) for ref, row in zip(refs, page.data, strict=True)]
-        return Page(visible, page.has_more)
+        return await read_page(self.kv, prefix, EnvironmentRecord, params, environment_not_found("after"), show)
 
     async def require_connected(self, session: Transition) -> str:
         """Return "" if the environment of a session is connected, with the secrets that its vaults have now; else have

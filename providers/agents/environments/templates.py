@@ -22,7 +22,7 @@ from apis.agents.environments import (
 )
 from apis.errors import AgentNotFound, InvalidRequest, StorageCorrupt
 from apis.storage.keys import new_id_key, record_id
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record
 from providers.agents.environments.records import Json
@@ -35,8 +35,7 @@ from providers.agents.environments.specs import (
     show_configuration,
 )
 from providers.common.state.change import write_prepared
-from providers.common.state.record_count import RecordCount
-from providers.common.state.scan import find_cursor, list_page
+from providers.common.state.tenant_records import TenantRecords
 
 _MAX_TEMPLATES: Final = 1000
 """Templates of one tenant."""
@@ -59,6 +58,7 @@ class StoredTemplates:
         self._kv = kv
         self._specs = specs
         self._spec_store = spec_store
+        self._records = TenantRecords(kv, "agent_template", TemplateRecord, lambda _: _template_not_found())
 
     async def create(self, request: CreateTemplate, *, tenant: str) -> Json:
         """Create a template. Raises InvalidRequest, NotFound and Unsupported, which name the field, for a configuration
@@ -67,29 +67,17 @@ class StoredTemplates:
         await self._specs.prepare(request, tenant=tenant)
         now, template_id = int(time.time()), f"envtmpl_{new_id_key()}"
         record = TemplateRecord(request.name, show_configuration(request), now, now)
-        spec = dump_configuration(request)
-
-        async def prepare() -> Sequence[Op]:
-            put = Put(_key(tenant, template_id), encode_record(record), None, ABSENT)
-            count = await self._count(tenant).build_add_op(_MAX_TEMPLATES, _build_error)
-            return [put, self._spec_store.build_put(_spec_key(tenant, template_id), spec), count]
-
-        await write_prepared(self._kv, prepare)
+        put_spec = self._spec_store.build_put(_spec_key(tenant, template_id), dump_configuration(request))
+        await self._records.create(tenant, template_id, record, _MAX_TEMPLATES, _build_error, [put_spec])
         return _show(template_id, record)
 
     async def get(self, template_id: str, *, tenant: str) -> Json:
         """Return the template. Raises AgentNotFound."""
-        entry = await self._kv.get(_key(tenant, record_id(template_id)))
-        if entry is None:
-            raise _template_not_found()
-        return _show(template_id, decode_record(entry, TemplateRecord))
+        return _show(template_id, await self._records.load(tenant, template_id))
 
     async def list(self, params: TemplateListParams, *, tenant: str) -> Page[Json]:
         """Return a page of templates. Raises AgentNotFound for an unknown cursor."""
-        prefix = _key(tenant, "")
-        cursor = await find_cursor(self._kv, prefix, params.after, _template_not_found("after"))
-        page = await list_page(self._kv, prefix, TemplateRecord, cursor, order=params.order, limit=params.limit)
-        return Page([_show(row.key.removeprefix(prefix), row.record) for row in page.data], page.has_more)
+        return await self._records.list(tenant, params, _show)
 
     async def update(self, template_id: str, request: UpdateTemplate, *, tenant: str) -> Json:
         """Change the fields that the request has, and return the template. Raises AgentNotFound, and as `create`."""
@@ -98,7 +86,7 @@ class StoredTemplates:
 
         async def prepare() -> Sequence[Op]:
             nonlocal record
-            key, spec_key = _key(tenant, template_id), _spec_key(tenant, template_id)
+            key, spec_key = self._records.key(tenant, template_id), _spec_key(tenant, template_id)
             entry, spec_entry = await self._kv.get_many([key, spec_key])
             if entry is None:
                 raise _template_not_found()
@@ -120,16 +108,7 @@ class StoredTemplates:
 
     async def delete(self, template_id: str, *, tenant: str) -> Json:
         """Delete the template; environments that were made of it stay. Raises AgentNotFound."""
-        key = _key(tenant, record_id(template_id))
-
-        async def prepare() -> Sequence[Op]:
-            entry = await self._kv.get(key)
-            if entry is None:
-                raise _template_not_found()
-            spec = Delete(_spec_key(tenant, record_id(template_id)))
-            return [Delete(key, entry.version), spec, await self._count(tenant).build_remove_op()]
-
-        await write_prepared(self._kv, prepare)
+        await self._records.delete(tenant, template_id, lambda _: [Delete(_spec_key(tenant, template_id))])
         return {"id": template_id, "object": "agent.environment.template.deleted", "deleted": True}
 
     async def apply(self, environment: NewEnvironment | HostedEnvironment, *, tenant: str) -> HostedConfiguration:
@@ -146,9 +125,6 @@ class StoredTemplates:
         own = {name: value for name in FIELDS if (value := getattr(environment, name)) is not None}
         return template.model_copy(update=own)
 
-    def _count(self, tenant: str) -> RecordCount:
-        return RecordCount(self._kv, f"{tenant}/agent_template_count", _key(tenant, ""))
-
 
 def _check_network(network: EnvironmentNetwork | None, template: EnvironmentNetwork | None) -> None:
     """Raise InvalidRequest for a network that opens more than that of the template."""
@@ -161,10 +137,6 @@ def _check_network(network: EnvironmentNetwork | None, template: EnvironmentNetw
             param="network",
             code="invalid_value",
         )
-
-
-def _key(tenant: str, template_id: str) -> str:
-    return f"{tenant}/agent_template/{template_id}"
 
 
 def _spec_key(tenant: str, template_id: str) -> str:

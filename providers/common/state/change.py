@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from apis.errors import Overloaded
+from apis.errors import Overloaded, StackError
 from apis.storage.kv_store import ABSENT, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record
 
@@ -48,6 +48,29 @@ async def change(
         return [Put(key, encode_record(changed), life_s, version), *more]
 
     await write_prepared(kv, prepare)
+    return changed
+
+
+async def change_existing(
+    kv: KVStore,
+    key: str,
+    record_type: type[RecordT],
+    edit: Callable[[RecordT], RecordT],
+    not_found: StackError,
+    *,
+    also: Callable[[RecordT], Sequence[Op]] = lambda _: (),
+    ttl_s: float | None = None,
+) -> RecordT:
+    """Store the record that `edit` makes of the stored one, as `change` does, and return it. Raises `not_found` where
+    there is none."""
+
+    def edit_stored(record: RecordT | None) -> RecordT:
+        if record is None:
+            raise not_found
+        return edit(record)
+
+    changed = await change(kv, key, record_type, edit_stored, also=also, ttl_s=ttl_s)
+    assert changed is not None  # every edit returns a record
     return changed
 
 

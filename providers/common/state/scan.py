@@ -18,9 +18,11 @@ from apis.storage.keys import record_id
 from apis.storage.kv_store import STORED_OVERHEAD_BYTES, Entry, KVStore
 from apis.storage.pages import Page
 from apis.storage.records import PAGE_BYTES, decode_record, scan_all
+from apis.wire.base import ListParams
 from providers.common.counters import DAMAGED_RECORDS
 
 RecordT = TypeVar("RecordT")
+ShownT = TypeVar("ShownT")
 
 _log = logging.getLogger(__name__)
 _MAX_LOOKED_AT: Final = 1000
@@ -157,6 +159,22 @@ async def find_cursor(kv: KVStore, prefix: str, after: str | None, unknown_curso
     if await kv.get(key) is None:
         raise unknown_cursor
     return key
+
+
+async def read_page(
+    kv: KVStore,
+    prefix: str,
+    record_type: type[RecordT],
+    params: ListParams,
+    unknown_cursor: StackError,
+    show: Callable[[str, RecordT], ShownT],
+    accepts: Callable[[RecordT], bool] | None = None,
+) -> Page[ShownT]:
+    """Return what `show` makes of the ids and the records of a page, which is that of `list_matching`. Raises
+    `unknown_cursor` where no record has the id of the cursor."""
+    cursor = await find_cursor(kv, prefix, params.after, unknown_cursor)
+    page = await list_matching(kv, prefix, record_type, cursor, order=params.order, limit=params.limit, accepts=accepts)
+    return page.map(lambda row: show(row.key.removeprefix(prefix), row.record))
 
 
 def decode_or_skip(kv: KVStore, key: str, entry: Entry, record_type: type[RecordT]) -> RecordT | None:
