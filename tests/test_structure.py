@@ -89,8 +89,8 @@ OPENS_SOCKETS: Final = {
     "providers/tool_runtime/python/egress/hand_over.py",
     "providers/tool_runtime/python/egress/proxy.py",
     # to hosts that the run config names
-    "providers/inference/http/client.py",
-    "providers/inference/http/route.py",  # reads the environment's proxies and opens nothing
+    "providers/common/net/http/client.py",
+    "providers/common/net/http/route.py",  # reads the environment's proxies and opens nothing
     "providers/accounts/alerts/mailer.py",
     "providers/image_generator/images_client.py",
     "providers/inference/model_files/hub_child.py",
@@ -98,8 +98,6 @@ OPENS_SOCKETS: Final = {
     # an httpx transport over the Fetcher, for a library that wants one
     "providers/tool_servers/mcp/servers.py",
     "providers/tool_servers/mcp/wire.py",
-    # to the server that the user puts under load
-    "stack/bench/connection.py",
     # names of errors of the OpenAI client's WebSocket
     "stack/doctor/server_checks.py",
     # the server's own listener, and a pipe to a child process; to other workers, through a Unix socket

@@ -20,6 +20,7 @@ from apis.observation.background import UpstreamHealth
 from apis.sink import Sink, Stream
 from apis.transcription import Transcript, TranscriptionRequest
 from apis.wire.base import Effort
+from providers.common.net.http.client import HttpClient
 from providers.inference.chat_completions.decisions import RemoteDecisions
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
 from providers.inference.chat_completions.endpoint import DEFAULT_TAG, LISTING_TIMEOUT_S, ChatCompletions
@@ -35,7 +36,6 @@ from providers.inference.chat_completions.reasoning_tags import (
 from providers.inference.chat_completions.replicas import Upstreams
 from providers.inference.chat_completions.settings import RemoteEngineSettings
 from providers.inference.decisions.prompts import refuse_images
-from providers.inference.http.client import HttpClient
 
 if TYPE_CHECKING:
     from providers.inference.harmony.completions import HarmonyTemplate

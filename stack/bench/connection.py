@@ -1,147 +1,53 @@
-"""HTTP of the load: one connection per client, parsed in C, with bodies passed on as they arrive.
+"""HTTP of the load: the client of the token path, whose bodies are passed on in the callbacks that bring them.
 
-A general HTTP client costs more CPU per read than the server that is measured; httptools parses here, nothing else.
+A general HTTP client costs more CPU per read than the server that is measured.
 """
 
 import asyncio
-import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-import httptools
 import orjson
 
+from providers.common.net.http.client import HttpClient, HttpConnectError
+from providers.common.net.http.connection import HttpConnection, HttpError
 from stack.bench.figures import RequestFailed
 
 _MAX_ERROR_BYTES: Final = 64 * 1024
+_IDLE_S: Final = 60.0
+"""Seconds that a connection waits for the next request of its client; a server closes it after more."""
 OnBody = Callable[[bytes], None]
-
-
-@dataclass(frozen=True)
-class LoadTarget:
-    """Server of the load: where to connect, and the head that all requests share."""
-
-    host: str
-    port: int
-    tls: ssl.SSLContext | None
-    base_path: str
-    head: bytes
-
-    @classmethod
-    def parse(cls, url: str, key: str) -> "LoadTarget":
-        parts = urlsplit(url)
-        is_tls = parts.scheme == "https"
-        host = parts.hostname or "127.0.0.1"
-        head = f"host: {parts.netloc.rpartition('@')[2]}\r\nauthorization: Bearer {key}\r\naccept: */*\r\n"
-        tls = ssl.create_default_context() if is_tls else None
-        return cls(host, parts.port or (443 if is_tls else 80), tls, parts.path, head.encode())
-
-    def encode(self, method: str, path: str, body: bytes) -> bytes:
-        """Return a request; `path` follows the base path."""
-        length = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body) if body else b""
-        return b"%b %b HTTP/1.1\r\n%b%b\r\n%b" % (
-            *(method.encode(), (self.base_path + path).encode(), self.head, length, body),
-        )
-
-
-class LoadConnection(asyncio.Protocol):
-    """One keep-alive connection with at most one request in progress."""
-
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._parser: Any = None
-        self._done: asyncio.Future[None] | None = None
-        self._on_body: OnBody = _ignore
-        self._error_body = bytearray()
-        self.status = 0
-        self.retry_after_s = 0.0
-        self.is_open = False
-
-    async def send(self, request: bytes, on_body: OnBody) -> None:
-        """Send a request and pass the body of its answer to `on_body` in pieces. Raises RequestFailed for a status of
-        400 and more, whose body is not passed on, and for a connection that breaks."""
-        assert self._transport is not None
-        self.status, self.retry_after_s, self._on_body = 0, 0.0, on_body
-        self._error_body.clear()
-        self._parser = httptools.HttpResponseParser(self)
-        self._done = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        await self._done
-        if self.status >= 400:
-            raise _read_error(self.status, bytes(self._error_body), self.retry_after_s)
-
-    def close(self) -> None:
-        self.is_open = False
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.is_open = True
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as exc:
-            self._end(RequestFailed("not HTTP", str(exc)))
-            self.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_open = False
-        self._end(RequestFailed("connection closed", f"The server closed the connection: {exc or 'end of stream'}."))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"retry-after" and value.isdigit():
-            self.retry_after_s = float(value)
-
-    def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-
-    def on_body(self, body: bytes) -> None:
-        if self.status < 400:
-            self._on_body(body)
-        elif len(self._error_body) < _MAX_ERROR_BYTES:
-            self._error_body += body
-
-    def on_message_complete(self) -> None:
-        if not self._parser.should_keep_alive():
-            self.close()
-        self._end(None)
-
-    def _end(self, failure: RequestFailed | None) -> None:
-        done, self._done = self._done, None
-        if done is not None and not done.done():
-            if failure is None:
-                done.set_result(None)
-            else:
-                done.set_exception(failure)
 
 
 class LoadClient:
     """One client of the load: opens its connection when it needs one. Not for concurrent requests."""
 
-    def __init__(self, target: LoadTarget, timeout_s: float) -> None:
-        self._target = target
+    def __init__(self, base_url: str, key: str, timeout_s: float) -> None:
+        self._base_url = base_url
+        self._headers = f"authorization: Bearer {key}\r\naccept: */*\r\n".encode()
         self._timeout_s = timeout_s
-        self._connection: LoadConnection | None = None
+        self._http = HttpClient(idle_s=_IDLE_S)
 
     async def send(self, method: str, path: str, body: bytes, on_body: OnBody) -> None:
-        """Send a request and pass the body of its answer on. Raises RequestFailed."""
+        """Send a request and pass the body of its answer on in pieces. Raises RequestFailed, also for a status of 400
+        and more, whose body is not passed on."""
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        url, headers = self._base_url + path, self._headers
+        if body:
+            headers += b"content-type: application/json\r\n"
         try:
-            async with asyncio.timeout(self._timeout_s):
-                connection = self._connection
-                if connection is None or not connection.is_open:
-                    connection = self._connection = await self._connect()
-                await connection.send(self._target.encode(method, path, body), on_body)
+            connection = await self._http.send(method, url, headers, body or None, self._timeout_s, deadline)
+            try:
+                if connection.status >= 400:
+                    raise await _read_error(connection, deadline)
+                await _pass_on(connection, on_body, deadline)
+            finally:
+                self._http.release(connection)
         except TimeoutError:
-            self.close()
             raise RequestFailed("timeout", f"No complete answer within {self._timeout_s:g} s.") from None
-        except asyncio.CancelledError:
-            self.close()
-            raise
+        except HttpError as exc:
+            kind = "cannot connect" if isinstance(exc, HttpConnectError) else "connection closed"
+            raise RequestFailed(kind, str(exc)) from exc
 
     async def load_json(self, method: str, path: str, body: bytes = b"") -> Any:
         """Send a request and return the JSON of its answer. Raises RequestFailed."""
@@ -152,29 +58,29 @@ class LoadClient:
         except orjson.JSONDecodeError as exc:
             raise RequestFailed("not JSON", f"{method} {path}: {exc}") from None
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    async def _connect(self) -> LoadConnection:
-        loop, target = asyncio.get_running_loop(), self._target
-        try:
-            _, connection = await loop.create_connection(LoadConnection, target.host, target.port, ssl=target.tls)
-        except OSError as exc:
-            raise RequestFailed("cannot connect", f"No server answers at {target.host}:{target.port}.") from exc
-        return connection
+    async def close(self) -> None:
+        await self._http.close()
 
 
-def _read_error(status: int, body: bytes, retry_after_s: float) -> RequestFailed:
+async def _pass_on(connection: HttpConnection, on_body: OnBody, deadline: float) -> None:
+    """Pass the body of an answer on. Raises HttpError and TimeoutError."""
+    while True:
+        if not connection.is_ready:
+            await connection.push_data(on_body, deadline)
+        if data := connection.read_available():
+            on_body(data)
+        if connection.is_complete:
+            return
+
+
+async def _read_error(connection: HttpConnection, deadline: float) -> RequestFailed:
+    body = await connection.read_body(_MAX_ERROR_BYTES, deadline)
+    retry_after = connection.headers.get("retry-after", "")
     code = message = ""
     try:
         error = orjson.loads(body)["error"]
         code, message = str(error.get("code") or error.get("type") or ""), str(error.get("message") or "")
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         message = body[:200].decode(errors="replace")
-    return RequestFailed(f"{status} {code}".rstrip(), message, retry_after_s)
-
-
-def _ignore(_body: bytes) -> None:
-    """Drop a piece of a body."""
+    retry_after_s = float(retry_after) if retry_after.isdigit() else 0.0
+    return RequestFailed(f"{connection.status} {code}".rstrip(), message, retry_after_s)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from apis.errors import UpstreamError
-from stack.bench.connection import LoadClient, LoadTarget
+from stack.bench.connection import LoadClient
 from stack.bench.figures import RequestFailed, Tally
 from stack.bench.modes import MODES, VirtualClient
 from stack.bench.plan import BenchPlan
@@ -45,12 +45,11 @@ class _Schedule:
 async def run_load(plan: BenchPlan, show: Show) -> RunFigures:
     """Run the load and return its figures; `show` gets the progress once a second. Raises UpstreamError if the server
     cannot be reached, or refuses the first request, which is not counted."""
-    target = LoadTarget.parse(plan.url, plan.key)
     _allow_open_files(plan.clients + _SPARE_FILES)
-    plan = await _prepare(plan, target)
+    plan = await _prepare(plan)
     server = ServerLoad(plan.url, plan.metrics_key)
     tally = Tally()
-    clients = [VirtualClient(plan, LoadClient(target, plan.timeout_s), tally) for _ in range(plan.clients)]
+    clients = [VirtualClient(plan, LoadClient(plan.url, plan.key, plan.timeout_s), tally) for _ in range(plan.clients)]
     gc.freeze()
     await server.start()
     started, cpu_before = time.perf_counter(), time.process_time()
@@ -63,15 +62,15 @@ async def run_load(plan: BenchPlan, show: Show) -> RunFigures:
         for task in (watch, progress):
             task.cancel()
         for client in clients:
-            client.http.close()
+            await client.http.close()
         gc.unfreeze()
     await server.stop()
     return RunFigures(plan, tally, server, elapsed_s, cpu_s)
 
 
-async def _prepare(plan: BenchPlan, target: LoadTarget) -> BenchPlan:
+async def _prepare(plan: BenchPlan) -> BenchPlan:
     """Return the plan with its model, after one request that shows whether the server takes such requests."""
-    http = LoadClient(target, plan.timeout_s)
+    http = LoadClient(plan.url, plan.key, plan.timeout_s)
     try:
         if plan.model is None:
             models = await http.load_json("GET", "/models")
@@ -82,7 +81,7 @@ async def _prepare(plan: BenchPlan, target: LoadTarget) -> BenchPlan:
     except RequestFailed as exc:
         raise UpstreamError(f"{plan.url}: {exc.kind}: {exc.message}") from exc
     finally:
-        http.close()
+        await http.close()
     return plan
 
 

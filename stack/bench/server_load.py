@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from stack.bench.connection import LoadClient, LoadTarget
+from stack.bench.connection import LoadClient
 from stack.bench.figures import RequestFailed
 
 _SAMPLE_S: Final = 1.0
@@ -34,8 +34,7 @@ class ServerLoad:
         parts = urlsplit(url)
         self._address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
         self._processes: list[psutil.Process] = []
-        root = f"{parts.scheme}://{parts.netloc}"
-        self._http = LoadClient(LoadTarget.parse(root, metrics_key), _METRICS_TIMEOUT_S)
+        self._http = LoadClient(f"{parts.scheme}://{parts.netloc}", metrics_key, _METRICS_TIMEOUT_S)
         self.first: LoadSample | None = None
         self.last: LoadSample | None = None
         self.peak_memory_bytes = 0
@@ -56,7 +55,7 @@ class ServerLoad:
 
     async def stop(self) -> None:
         self.last = await self._sample()
-        self._http.close()
+        await self._http.close()
 
     async def _sample(self) -> LoadSample | None:
         listening = self._processes

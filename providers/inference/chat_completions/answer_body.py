@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from apis.errors import UpstreamError
-from providers.inference.http.event_stream import BOM, MAX_EVENT_BYTES, EventReader
+from providers.common.net.http.event_stream import BOM, MAX_EVENT_BYTES, EventReader
 
 _DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

@@ -7,6 +7,7 @@ from apis.deltas import Delta
 from apis.errors import StackError, UpstreamError, UpstreamTimeout
 from apis.sink import Sink
 from providers.common.held_bytes import AnswerAllowance, too_many_bytes_error
+from providers.common.net.http.connection import HttpConnection, HttpError
 from providers.inference.chat_completions.answer_limits import (
     DEFAULT_MAX_ANSWER_BYTES,
     MIN_DELTA_BYTES,
@@ -14,7 +15,6 @@ from providers.inference.chat_completions.answer_limits import (
 )
 from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.errors import UpstreamUnavailable
-from providers.inference.http.connection import HttpConnection, HttpError
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from apis.deltas import (
     Usage,
 )
 from apis.errors import StackError, UpstreamError
+from providers.common.net.http.event_stream import EventReader
 from providers.inference.chat_completions.answer_body import AnswerBody, JsonReader
 from providers.inference.chat_completions.answer_limits import (
     BYTES_PER_TOKEN,
@@ -45,7 +46,6 @@ from providers.inference.chat_completions.repetitions import ProseKind, Repetiti
 from providers.inference.chat_completions.streamed_calls import StreamedCalls
 from providers.inference.chat_completions.text_repair import SurrogateJoiner, repair_surrogates
 from providers.inference.chat_completions.usage import parse_usage
-from providers.inference.http.event_stream import EventReader
 
 DONE_PAYLOAD: Final = b"[DONE]"
 MIN_LOGPROB: Final = -9999.0

@@ -22,6 +22,9 @@ from apis.sink import ConvertedSink, Sink
 from apis.telemetry import NO_SPAN, TRACE_HEADERS, AttributeValue, current_span
 from apis.transcription import Transcript, TranscriptionRequest
 from providers.common.fair_turns import end_pass
+from providers.common.net.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
+from providers.common.net.http.connection import HttpConnection, HttpError
+from providers.common.net.http.route import ProxyError, parse_url
 from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.affinity import affinity_headers
 from providers.inference.chat_completions.answer_stream import AnswerStream, EndpointLimits, token_timeout_error
@@ -50,9 +53,6 @@ from providers.inference.chat_completions.transcriptions import (
     write_form,
 )
 from providers.inference.chat_completions.usage import parse_count
-from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
-from providers.inference.http.connection import HttpConnection, HttpError
-from providers.inference.http.route import ProxyError, parse_url
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 MAX_ERROR_BYTES: Final = 64 * 1024

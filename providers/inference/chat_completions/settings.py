@@ -7,14 +7,14 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from apis.inference import ALL_CONSTRAINTS, Constraint, Modality
 from apis.provider import Provider
+from providers.common.net.http.client import headers_to_bytes
+from providers.common.net.http.route import Proxy, ProxyRules
 from providers.inference.chat_completions.affinity import check_affinity_headers
 from providers.inference.chat_completions.answer_stream import EndpointLimits
 from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
 from providers.inference.chat_completions.reasoning_tags import TagsOption
 from providers.inference.chat_completions.replicas import ReplicaPolicy
 from providers.inference.harmony.options import HarmonyOptions
-from providers.inference.http.client import headers_to_bytes
-from providers.inference.http.route import Proxy, ProxyRules
 
 _DEFAULT_LIMITS: Final = EndpointLimits()
 NO_PROXY: Final = "none"

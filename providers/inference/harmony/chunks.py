@@ -12,6 +12,7 @@ import msgspec
 from apis.chat import ChatRequest
 from apis.deltas import Delta, TokenLogprob, Usage
 from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError
+from providers.common.net.http.event_stream import EventReader
 from providers.inference.chat_completions.answer_limits import deltas_bytes, tokens_with_slack
 from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.chunks import DECODE_ERRORS, DONE_PAYLOAD, MIN_LOGPROB
@@ -19,7 +20,6 @@ from providers.inference.chat_completions.errors import failure_to_error
 from providers.inference.chat_completions.usage import parse_usage
 from providers.inference.harmony.harmony import Harmony
 from providers.inference.harmony.vocabulary import END, STOP_IDS
-from providers.inference.http.event_stream import EventReader
 
 TOKEN_ID_PREFIX: Final = "token_id:"  # noqa: S105 - a prefix, not a password
 """Prefix of a token that the server writes as its id."""

@@ -19,6 +19,7 @@ from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import InvalidRequest, UpstreamError
 from apis.sink import Sink, Stream
 from providers.common.grammars.checks import GrammarSource, find_problem, relax_schema
+from providers.common.net.http.client import HttpClient, headers_to_bytes
 from providers.inference.chat_completions.body import ChatDialect, body_to_json, request_to_body
 from providers.inference.chat_completions.endpoint import (
     MAX_BODY_BYTES,
@@ -28,7 +29,6 @@ from providers.inference.chat_completions.endpoint import (
 )
 from providers.inference.chat_completions.errors import response_to_error
 from providers.inference.chat_completions.reasoning_tags import ReasoningTags, TagSink
-from providers.inference.http.client import HttpClient, headers_to_bytes
 from providers.inference.llama_cpp.engine import EngineAddress
 
 PROBE_MARK: Final = "@#@"

@@ -17,8 +17,8 @@ from typing import Final
 from apis.errors import ConfigError, ModelNotFound, UpstreamError
 from apis.fair_share import FairShare, Place
 from apis.inference import Model
+from providers.common.net.http.client import HttpClient
 from providers.inference.chat_completions.reasoning_tags import ReasoningTags
-from providers.inference.http.client import HttpClient
 from providers.inference.llama_cpp.client import EngineClient
 from providers.inference.llama_cpp.drafts import DraftCounts, LlamaCppMetrics
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings

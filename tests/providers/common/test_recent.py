@@ -4,10 +4,10 @@ from mcp_types import JSONRPCRequest, JSONRPCResponse
 
 from apis.chat import Message
 from apis.errors import InvalidRequest
+from providers.common.net.http.client import HttpClient
 from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.endpoint import MAX_ORDERED_MODELS, ChatCompletions
 from providers.inference.chat_completions.strict_templates import ArrangedChat
-from providers.inference.http.client import HttpClient
 from providers.tool_servers.mcp.answers import AnswerMender
 from tests.providers.inference.remote import chat_request
 

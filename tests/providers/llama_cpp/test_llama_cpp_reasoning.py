@@ -4,8 +4,8 @@ import asyncio
 from collections import OrderedDict
 
 from apis.deltas import Delta, ReasoningDelta
+from providers.common.net.http.client import HttpClient
 from providers.inference.chat_completions.reasoning_tags import TAGS_PRESETS
-from providers.inference.http.client import HttpClient
 from providers.inference.llama_cpp.client import EngineClient
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
 from providers.inference.model_files.packages import PACKAGED_MODELS, models_dir

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from apis.errors import UpstreamError
 from providers.inference.scripted import Scripted
-from stack.bench.connection import LoadClient, LoadTarget
+from stack.bench.connection import LoadClient
 from stack.bench.plan import BenchPlan, Mode
 from stack.bench.runner import run_load
 from stack.bench.server_load import ServerLoad
@@ -37,9 +37,9 @@ async def run(served: Served, mode: Mode, requests: int, **options: Any) -> dict
 async def count_responses(served: Served) -> dict[str, float]:
     """The server's own count of responses by status."""
     parts: list[bytes] = []
-    client = LoadClient(LoadTarget.parse(served.url, "none"), 10)
+    client = LoadClient(served.url, "none", 10)
     await client.send("GET", "/metrics", b"", parts.append)
-    client.close()
+    await client.close()
     samples = [
         sample
         for family in text_string_to_metric_families(b"".join(parts).decode())

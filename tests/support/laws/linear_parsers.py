@@ -9,11 +9,11 @@ from apis.errors import StackError
 from apis.tool_runtime import Source
 from providers.common.grammars.depth import InvalidGrammar, check_depth
 from providers.common.grammars.schema_values import InvalidSchema, check_pattern_syntax
+from providers.common.net.http.event_stream import EventReader
 from providers.inference.chat_completions.custom_tools import CustomInputReader
 from providers.inference.harmony.grammar import request_to_grammar
 from providers.inference.harmony.read import HarmonyReader
 from providers.inference.harmony.vocabulary import load_vocabulary
-from providers.inference.http.event_stream import EventReader
 from providers.reader.chunks import find_chunks
 from providers.reader.html_text import html_to_page, text_to_page
 from providers.responses.events.citations import CitationScanner, one_line

@@ -19,8 +19,8 @@ from aiohappyeyeballs import (
 )
 
 from apis.certificates import trusted_certificates
-from providers.inference.http.connection import HttpConnection, HttpError
-from providers.inference.http.route import Origin, Proxy, ProxyError, ProxyRules, authority, parse_url
+from providers.common.net.http.connection import HttpConnection, HttpError
+from providers.common.net.http.route import Origin, Proxy, ProxyError, ProxyRules, authority, parse_url
 
 HAPPY_EYEBALLS_DELAY_S: Final = 0.25
 _CLOSE_LOOP_ITERATIONS: Final = 10
@@ -30,7 +30,11 @@ MAX_TUNNEL_RESPONSE_BYTES: Final = 64 * 1024
 _TUNNEL_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})[ \r]")
 
 
-class HttpConnectTimeout(HttpError):
+class HttpConnectError(HttpError):
+    """No connection could be opened."""
+
+
+class HttpConnectTimeout(HttpConnectError):
     """No connection was established within the limit."""
 
 
@@ -160,7 +164,7 @@ class HttpClient:
         except ProxyError:
             raise
         except (OSError, ValueError) as exc:  # ValueError: the host is not a valid name
-            raise HttpError(f"{origin.host} could not be reached.") from exc
+            raise HttpConnectError(f"{origin.host} could not be reached.") from exc
         self._origins[connection] = origin
         return connection
 

@@ -19,15 +19,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from providers.common.fair_turns import CURRENT_TURN, TURN_WORK, turn_of
-from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
-from providers.inference.http.connection import (
+from providers.common.net.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
+from providers.common.net.http.connection import (
     HIGH_WATER_BYTES,
     MAX_NON_BODY_BYTES,
     WRITE_CHUNK_BYTES,
     HttpConnection,
     HttpError,
 )
-from providers.inference.http.route import parse_url
+from providers.common.net.http.route import parse_url
 from tests.support.servers.upstream_server import (
     CUT,
     HANG,

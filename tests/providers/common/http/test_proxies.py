@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from apis.deltas import Delta, TextDelta
 from apis.errors import ConfigError, UpstreamError
-from providers.inference.http.client import HttpClient
-from providers.inference.http.route import Origin, Proxy, ProxyRules, parse_url
+from providers.common.net.http.client import HttpClient
+from providers.common.net.http.route import Origin, Proxy, ProxyRules, parse_url
 from providers.inference.vllm import VLLM
-from tests.providers.inference.http.proxy_server import ProxyServer
-from tests.providers.inference.http.test_client import certificate
+from tests.providers.common.http.proxy_server import ProxyServer
+from tests.providers.common.http.test_client import certificate
 from tests.providers.inference.remote import chat_request, sent, started
 from tests.support.servers.upstream_server import HANG, Act, UpstreamServer, delta_chunk, stream, text_chunks
 

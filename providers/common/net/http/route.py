@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Self
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import getproxies
 
-from providers.inference.http.connection import HttpError
+from providers.common.net.http.connection import HttpError
 
 ENVIRONMENT_SCHEMES: Final = ("http", "https", "all")
 PROXY_FORM: Final = "a proxy looks like http://host:port or http://user:password@host:port"

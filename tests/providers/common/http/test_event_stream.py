@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apis.errors import UpstreamError
-from providers.inference.http.event_stream import EventReader
+from providers.common.net.http.event_stream import EventReader
 
 STREAMS: dict[str, tuple[bytes, list[bytes]]] = {
     "the usual form": (b"data: a\n\ndata: b\n\n", [b"a", b"b"]),
