@@ -75,7 +75,3 @@ class AutomationListParams(AgentListParams):
     """Query of a listing of automations. With `session_id`, it lists those with this session as their target."""
 
     session_id: Cursor | None = None
-
-
-class InvocationListParams(AgentListParams):
-    """Query of a listing of invocations."""

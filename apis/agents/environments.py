@@ -106,10 +106,6 @@ class UpdateTemplate(HostedConfiguration):
     name: TemplateName = None
 
 
-class TemplateListParams(AgentListParams):
-    """Query of a listing of templates."""
-
-
 class CreateEnvironmentFile(Wire):
     """Body that puts a file into an environment."""
 

@@ -175,7 +175,3 @@ class SessionListParams(AgentListParams):
         """Return True for a session that is listed."""
         pairs: Mapping[str, Any] = self.metadata or {}
         return self.agent_id in (None, agent_id) and pairs.items() <= metadata.items()
-
-
-class SessionItemListParams(AgentListParams):
-    """Query of a listing of items."""

@@ -26,10 +26,6 @@ class CreateSkillVersion(Wire):
     default: bool = False
 
 
-class SkillListParams(ListParams):
-    """Query of a listing of skills or of versions."""
-
-
 class Skills(Provider, ABC):
     """Skills of tenants. Bundles are hostile: their count and size of files, their paths and links are checked.
 
@@ -56,7 +52,7 @@ class Skills(Provider, ABC):
         """Store a skill, whose version 1 these files are. Raise InvalidRequest, also for a tenant with too many."""
 
     @abstractmethod
-    async def list(self, params: SkillListParams, *, tenant: str) -> Page[Skill]:
+    async def list(self, params: ListParams, *, tenant: str) -> Page[Skill]:
         """Return the tenant's skills by their creation time. The id of a deleted skill is still valid as `after`."""
 
     @abstractmethod
@@ -78,7 +74,7 @@ class Skills(Provider, ABC):
         """Store the next version of the skill. Raise NotFound and InvalidRequest."""
 
     @abstractmethod
-    async def list_versions(self, skill_id: str, params: SkillListParams, *, tenant: str) -> Page[SkillVersion]:
+    async def list_versions(self, skill_id: str, params: ListParams, *, tenant: str) -> Page[SkillVersion]:
         """Return the versions by their numbers. Raise NotFound, and InvalidRequest for an unknown `after`."""
 
     @abstractmethod

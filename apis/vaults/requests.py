@@ -165,7 +165,3 @@ class VaultListParams(AgentListParams):
         pairs: Mapping[str, Any] = self.metadata or {}
         statuses = [self.status] if isinstance(self.status, str) else self.status
         return "active" in statuses and pairs.items() <= metadata.items()
-
-
-class CredentialListParams(VaultListParams):
-    """Query of a listing of the credentials of a vault."""

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
+from apis.agents.agents import AgentListParams
 from apis.agents.sessions import (
     MAX_EVENTS,
     MAX_WAITING_BYTES,
@@ -11,7 +12,6 @@ from apis.agents.sessions import (
     MessageEvent,
     RequestKey,
     SendEvents,
-    SessionItemListParams,
     ToolResultEvent,
 )
 from apis.errors import AgentNotFound, Conflict, InvalidRequest, StorageCorrupt
@@ -106,7 +106,7 @@ class SessionActivity:
     async def list_items(
         self,
         session_id: str,
-        params: SessionItemListParams,
+        params: AgentListParams,
         *,
         tenant: str,
         turn_id: str | None = None,

@@ -16,10 +16,10 @@ from typing import Final, Literal
 
 import msgspec
 
+from apis.agents.agents import AgentListParams
 from apis.agents.automations import (
     AutomationListParams,
     CreateAutomation,
-    InvocationListParams,
     ResponseTarget,
     UpdateAutomation,
 )
@@ -259,7 +259,7 @@ class StoredAutomations:
         entry = await self.kv.get(invocation_key(tenant, record_id(automation_id), record_id(invocation_id)))
         return None if entry is None else decode_record(entry, InvocationRecord)
 
-    async def list_invocations(self, automation_id: str, params: InvocationListParams, *, tenant: str) -> Page[Json]:
+    async def list_invocations(self, automation_id: str, params: AgentListParams, *, tenant: str) -> Page[Json]:
         """Return a page of the invocations of an automation. Raises AgentNotFound, also for an unknown cursor."""
         await self.load(automation_id, tenant)
         prefix, show = invocation_key(tenant, automation_id, ""), partial(_show_invocation, automation_id)

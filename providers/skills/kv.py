@@ -11,11 +11,12 @@ from pydantic import Field
 from apis.errors import InvalidRequest, NotFound
 from apis.provider import Provider
 from apis.skills.bundle import SkillBundle, SkillFile
-from apis.skills.skills import SkillListParams, Skills
+from apis.skills.skills import Skills
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, first_page, page_after
 from apis.storage.records import decode_record, encode_record, scan_all
+from apis.wire.base import ListParams
 from apis.wire.tools import InlineSkill, SkillReference, SkillSource
 from providers.common.state.change import write_prepared
 from providers.common.state.scan import decode_or_skip, list_from
@@ -85,7 +86,7 @@ class StoredSkills(Skills):
         await self._records.create(tenant, skill_id, skill, max_count, build_error, [put_archive])
         return skill.to_wire(skill_id)
 
-    async def list(self, params: SkillListParams, *, tenant: str) -> Page[Skill]:
+    async def list(self, params: ListParams, *, tenant: str) -> Page[Skill]:
         if params.after and not is_skill_id(params.after):
             raise InvalidRequest("There is no skill with this id.", param="after", code="invalid_value")
         prefix, last = self._records.key(tenant, ""), self._records.key(tenant, params.after) if params.after else ""
@@ -132,7 +133,7 @@ class StoredSkills(Skills):
 
         return (await self._change_skill(skill_id, tenant, append)).versions[-1].to_wire(skill_id)
 
-    async def list_versions(self, skill_id: str, params: SkillListParams, *, tenant: str) -> Page[SkillVersion]:
+    async def list_versions(self, skill_id: str, params: ListParams, *, tenant: str) -> Page[SkillVersion]:
         skill = await self._records.load(tenant, skill_id)
         versions = [version.to_wire(skill_id) for version in skill.versions]
         ordered = versions if params.order == "asc" else versions[::-1]

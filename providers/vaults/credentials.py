@@ -14,7 +14,6 @@ from apis.storage.records import decode_record, delete_all, encode_record
 from apis.vaults.requests import (
     CreateCredential,
     CreateVault,
-    CredentialListParams,
     UpdateCredential,
     UpdateVault,
     VaultListParams,
@@ -146,7 +145,7 @@ class StoredCredentials:
             raise credential_not_found()
         return show_credential(ref, record)
 
-    async def list_credentials(self, vault_id: str, params: CredentialListParams, *, tenant: str) -> Page[Json]:
+    async def list_credentials(self, vault_id: str, params: VaultListParams, *, tenant: str) -> Page[Json]:
         """Return a page of credentials. Raises AgentNotFound, also for an unknown cursor."""
         await self._load_vault(vault_id, tenant)
         prefix, limit = credential_prefix(tenant, vault_id), self._max_credentials

@@ -7,7 +7,7 @@ inference server would fetch them from inside its own network.
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from mimetypes import guess_type
 from typing import Final, TypeVar
@@ -24,7 +24,7 @@ from apis.documents.reader import (
     validate_image_url,
 )
 from apis.errors import FetchFailed, InvalidRequest, NotFound, Unsupported
-from apis.inference import Inference
+from apis.inference import Inference, Modality
 from providers.common.audio import require_base64_audio, require_hearing
 
 PartT = TypeVar("PartT", AudioPart, FilePart, ImagePart)
@@ -67,8 +67,7 @@ async def read_files(chat: ChatRequest, inference: Inference, reader: Reader | N
     if len(places) > MAX_FILES or reader is None:
         message = f"A request brings {MAX_FILES} files at most." if reader else "No files are read here."
         raise InvalidRequest(message, param="messages", code="invalid_value")
-    model = next((entry for entry in await inference.models() if entry.id == chat.model), None)
-    takes_files = model is not None and "file" in (model.modalities or ())
+    takes_files = "file" in (await _find_modalities(chat, inference) or ())
     parts = await asyncio.gather(
         *(
             _read_part(part, f"messages[{at}].content[{index}].file", reader, tenant, takes_files=takes_files)
@@ -89,8 +88,12 @@ async def _check_audio(chat: ChatRequest, inference: Inference) -> None:
     }
     if audio:
         await asyncio.to_thread(require_base64_audio, audio)
-        model = next((entry for entry in await inference.models() if entry.id == chat.model), None)
-        require_hearing(None if model is None else model.modalities, next(iter(audio)))
+        require_hearing(await _find_modalities(chat, inference), next(iter(audio)))
+
+
+async def _find_modalities(chat: ChatRequest, inference: Inference) -> Set[Modality] | None:
+    """Return what the model of a chat is listed to take; None where that is unknown."""
+    return next((entry.modalities for entry in await inference.models() if entry.id == chat.model), None)
 
 
 async def _read_part(part: FilePart, param: str, reader: Reader, tenant: str, *, takes_files: bool) -> ContentPart:

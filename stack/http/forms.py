@@ -67,16 +67,6 @@ async def open_upload(
 
 
 @asynccontextmanager
-async def open_uploads(
-    http: Request, max_bytes: int, max_files: int, *, field: str
-) -> AsyncGenerator[tuple[list[UploadFile], FormFields]]:
-    """Open the form of an upload of several files, on disk where they are large, for as long as the context lasts:
-    those of the field, which may be `field` or `field[]`, and the other fields. Raises as `open_upload` does."""
-    async with open_form(http, max_bytes, max_files, field=field) as form:
-        yield form.files[field], form.fields
-
-
-@asynccontextmanager
 async def open_form(http: Request, max_bytes: int, max_files: int, *, field: str) -> AsyncGenerator[Form]:
     """Open a form of several files, on disk where they are large, for as long as the context lasts; `field` is the one
     that it must have. Raises as `open_upload` does."""

@@ -3,7 +3,7 @@
 import functools
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import orjson
@@ -98,6 +98,12 @@ def encode_frames(
         return b"%b%b\n\n" % (_frame_head(event.type), flat_event_to_json(event))  # nearly every batch: one token
     # joined at once, so that a large event is not copied twice
     return b"".join([part for event in events for part in _plain_frame(event)])
+
+
+@functools.cache
+def frame_encoder(dialect: ApiDialect, obfuscate: bool) -> Callable[[Sequence[Any]], bytes]:  # noqa: FBT001 - a key
+    """Return the function that encodes batches: one for all streams of a kind."""
+    return functools.partial(encode_frames, dialect=dialect, obfuscate=obfuscate)
 
 
 def _plain_frame(event: ResponseStreamEvent | LoggedEvent) -> tuple[bytes, bytes, bytes]:

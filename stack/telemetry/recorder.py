@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from openai.types.responses import ResponseOutputItem
-from opentelemetry._logs import LoggerProvider, LogRecord
+from opentelemetry._logs import LoggerProvider, LogRecord, get_logger_provider
 from opentelemetry.context import Context, attach, get_current
-from opentelemetry.metrics import Histogram, MeterProvider
+from opentelemetry.metrics import Histogram, MeterProvider, get_meter_provider
 from opentelemetry.trace import (
     Link,
     SpanContext,
@@ -17,6 +17,7 @@ from opentelemetry.trace import (
     StatusCode,
     TracerProvider,
     get_current_span,
+    get_tracer_provider,
     set_span_in_context,
 )
 from opentelemetry.trace import Span as TracedSpan
@@ -172,6 +173,11 @@ class SpanRecorder(Telemetry):
 
     def describe_retrieval(self, queries: Sequence[str], documents: Sequence[tuple[str, float]]) -> Attributes:
         return messages.retrieval_content(queries, documents) if self.switches.content_in_spans else {}
+
+
+def build_global_recorder(switches: TelemetrySwitches) -> SpanRecorder:
+    """Return a recorder over the global providers that an instrumentation of the process has set."""
+    return SpanRecorder(switches, get_tracer_provider(), get_meter_provider(), get_logger_provider())
 
 
 class _RecordedSpan(Span):

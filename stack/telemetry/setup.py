@@ -46,7 +46,7 @@ async def running_telemetry(
         return
     providers: SdkProviders | None = None
     if _has_global_providers():
-        recorder = import_from_string("stack.telemetry.global_providers:build_recorder")(switches)
+        recorder = import_from_string("stack.telemetry.recorder:build_global_recorder")(switches)
     else:
         providers = _build_providers(switches, count_dropped)
         recorder = import_from_string("stack.telemetry.recorder:SpanRecorder")(

@@ -20,14 +20,11 @@ class Sums:
         for name, unit in up_down_counters.items():
             meter.create_observable_up_down_counter(name, [self._observer(name)], unit)
 
-    def add(self, metric: str, value: float, attributes: Attributes) -> bool:
-        """Add to a sum; return False for a metric that is none of these."""
-        sums = self._sums.get(metric)
-        if sums is None:
-            return False
-        key = tuple(attributes.items())
-        sums[key] = sums.get(key, 0) + value
-        return True
+    def add(self, metric: str, value: float, attributes: Attributes) -> None:
+        """Add to a sum, if the metric is one of these."""
+        sums, key = self._sums.get(metric), tuple(attributes.items())
+        if sums is not None:
+            sums[key] = sums.get(key, 0) + value
 
     def _observer(self, metric: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         # called by the SDK's thread: the list is copied in one step, while the event loop goes on counting

@@ -65,7 +65,6 @@ from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
 from apis.agents.automations import (
     AutomationListParams,
     CreateAutomation,
-    InvocationListParams,
     UpdateAutomation,
 )
 from apis.agents.environments import (
@@ -75,14 +74,12 @@ from apis.agents.environments import (
     CreateTemplate,
     EnvironmentFileListParams,
     EnvironmentListParams,
-    TemplateListParams,
     UpdateTemplate,
 )
 from apis.agents.sessions import (
     CreateSession,
     EventStreamParams,
     SendEvents,
-    SessionItemListParams,
     SessionListParams,
     UpdateSession,
 )
@@ -105,13 +102,12 @@ from apis.documents.vector_stores import (
 from apis.images import CreateImage, EditImage
 from apis.moderation import CreateModeration
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
-from apis.skills.skills import CreateSkillVersion, SkillListParams, UpdateSkill
+from apis.skills.skills import CreateSkillVersion, UpdateSkill
 from apis.transcription import CreateTranscription
 from apis.uploads import CompleteUpload, CreateUpload
 from apis.vaults.requests import (
     CreateCredential,
     CreateVault,
-    CredentialListParams,
     UpdateCredential,
     UpdateVault,
     VaultListParams,
@@ -163,7 +159,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     ),
     "GET /agents/automations/{automation_id}/invocations": (
         automations.invocation_list_params.InvocationListParams,
-        (InvocationListParams,),
+        (AgentListParams,),
     ),
     "POST /agents/environments": (
         beta_agents.environment_create_params.EnvironmentCreateParams,
@@ -176,7 +172,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     ),
     "GET /agents/environments/templates": (
         environments.template_list_params.TemplateListParams,
-        (TemplateListParams,),
+        (AgentListParams,),
     ),
     "POST /agents/environments/templates/{template_id}": (
         environments.template_update_params.TemplateUpdateParams,
@@ -201,11 +197,11 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /agents/sessions/{session_id}": (beta_agents.session_update_params.SessionUpdateParams, (UpdateSession,)),
     "POST /agents/sessions/{session_id}/events": (sessions.event_create_params.EventCreateParams, (SendEvents,)),
     "GET /agents/sessions/{session_id}/events": (sessions.event_stream_params.EventStreamParams, (EventStreamParams,)),
-    "GET /agents/sessions/{session_id}/items": (sessions.item_list_params.ItemListParams, (SessionItemListParams,)),
+    "GET /agents/sessions/{session_id}/items": (sessions.item_list_params.ItemListParams, (AgentListParams,)),
     "GET /agents/sessions/{session_id}/turns": (sessions.turn_list_params.TurnListParams, (ListParams,)),
     "GET /agents/sessions/{session_id}/turns/{turn_id}/items": (
         turns.item_list_params.ItemListParams,
-        (SessionItemListParams,),
+        (AgentListParams,),
     ),
     "POST /vaults": (beta_agents.vault_create_params.VaultCreateParams, (CreateVault,)),
     "GET /vaults": (beta_agents.vault_list_params.VaultListParams, (VaultListParams,)),
@@ -214,7 +210,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
         vaults.credential_create_params.CredentialCreateParams,
         (CreateCredential,),
     ),
-    "GET /vaults/{vault_id}/credentials": (vaults.credential_list_params.CredentialListParams, (CredentialListParams,)),
+    "GET /vaults/{vault_id}/credentials": (vaults.credential_list_params.CredentialListParams, (VaultListParams,)),
     "POST /vaults/{vault_id}/credentials/{credential_id}": (
         vaults.credential_update_params.CredentialUpdateParams,
         (UpdateCredential,),
@@ -225,7 +221,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     ),
     "GET /agents/sessions/{session_id}/subagents/{subagent_id}/items": (
         subagents.item_list_params.ItemListParams,
-        (SessionItemListParams,),
+        (AgentListParams,),
     ),
     "GET /agents/sessions/{session_id}/subagents/{subagent_id}/turns": (
         subagents.turn_list_params.TurnListParams,
@@ -233,7 +229,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     ),
     "GET /agents/sessions/{session_id}/subagents/{subagent_id}/turns/{turn_id}/items": (
         subagent_turns.item_list_params.ItemListParams,
-        (SessionItemListParams,),
+        (AgentListParams,),
     ),
     "GET /agents/sessions/{session_id}/artifacts": (
         sessions.artifact_list_params.ArtifactListParams,
@@ -258,10 +254,10 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /containers/{container_id}/files": (containers.FileCreateParams, (CopyFile,)),
     "GET /containers/{container_id}/files": (containers.FileListParams, (ContainerListParams,)),
     "POST /skills": (types.SkillCreateParams, ()),
-    "GET /skills": (types.SkillListParams, (SkillListParams,)),
+    "GET /skills": (types.SkillListParams, (ListParams,)),
     "POST /skills/{skill_id}": (types.SkillUpdateParams, (UpdateSkill,)),
     "POST /skills/{skill_id}/versions": (skills.VersionCreateParams, (CreateSkillVersion,)),
-    "GET /skills/{skill_id}/versions": (skills.VersionListParams, (SkillListParams,)),
+    "GET /skills/{skill_id}/versions": (skills.VersionListParams, (ListParams,)),
     "POST /uploads": (types.UploadCreateParams, (CreateUpload,)),
     "POST /uploads/{upload_id}/parts": (uploads.PartCreateParams, ()),
     "POST /uploads/{upload_id}/complete": (types.UploadCompleteParams, (CompleteUpload,)),

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
+from apis.agents.agents import AgentListParams
 from apis.agents.environments import (
     CreateTemplate,
     EnvironmentNetwork,
     HostedConfiguration,
     HostedEnvironment,
     NewEnvironment,
-    TemplateListParams,
     UpdateTemplate,
 )
 from apis.errors import AgentNotFound, InvalidRequest, StorageCorrupt
@@ -75,7 +75,7 @@ class StoredTemplates:
         """Return the template. Raises AgentNotFound."""
         return _show(template_id, await self._records.load(tenant, template_id))
 
-    async def list(self, params: TemplateListParams, *, tenant: str) -> Page[Json]:
+    async def list(self, params: AgentListParams, *, tenant: str) -> Page[Json]:
         """Return a page of templates. Raises AgentNotFound for an unknown cursor."""
         return await self._records.list(tenant, params, _show)
 

@@ -1,9 +1,8 @@
 """/v1/agents: stored agents, and sessions in which they work."""
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +12,6 @@ from apis.agents.sessions import (
     CreateSession,
     EventStreamParams,
     SendEvents,
-    SessionItemListParams,
     SessionListParams,
     UpdateSession,
 )
@@ -36,7 +34,7 @@ from stack.http.routes.automations import AUTOMATION_ROUTES
 from stack.http.routes.calls import ApiCalls
 from stack.http.routes.environments import ENVIRONMENT_ROUTES
 from stack.http.routes.vaults import VAULT_ROUTES
-from stack.http.sse import encode_frames
+from stack.http.sse import frame_encoder
 from stack.http.streams import EventStream
 
 
@@ -60,7 +58,7 @@ async def create_session(http: Request, context: HttpContext, services: Services
     obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
     batches = agents.sessions.follow_creation(session["id"], tenant=tenant)
     return _CreatedStream(
-        partial(put_all, batches), _frame_encoder(obfuscate), services.monitor, context.request_record
+        partial(put_all, batches), frame_encoder("openai", obfuscate), services.monitor, context.request_record
     )
 
 
@@ -81,7 +79,7 @@ async def stream_events(http: Request, context: HttpContext, services: Services)
     batches = require_agents(services).sessions.follow(http.path_params["session_id"], params, tenant=context.tenant)
     return EventStream(
         partial(put_all, batches),
-        _frame_encoder(bool(params.include_obfuscation)),
+        frame_encoder("openai", bool(params.include_obfuscation)),
         services.monitor,
         context.request_record,
     )
@@ -90,7 +88,7 @@ async def stream_events(http: Request, context: HttpContext, services: Services)
 async def list_items(http: Request, context: HttpContext, services: Services) -> Response:
     page = await require_agents(services).activity.list_items(
         http.path_params["session_id"],
-        read_query(http, SessionItemListParams),
+        read_query(http, AgentListParams),
         tenant=context.tenant,
         turn_id=http.path_params.get("turn_id"),
         subagent_id=http.path_params.get("subagent_id"),
@@ -122,11 +120,6 @@ class _CreatedStream(EventStream):
     """The events of a session that the request has created."""
 
     status = CREATED
-
-
-@cache
-def _frame_encoder(obfuscate: bool) -> Callable[[Sequence[Any]], bytes]:  # noqa: FBT001 - a key
-    return partial(encode_frames, dialect="openai", obfuscate=obfuscate)
 
 
 _agents = ApiCalls(lambda services: require_agents(services).definitions)
@@ -162,10 +155,10 @@ AGENT_ROUTES: Final = (
         route
         for path in (_SESSION_PATH, _SUBAGENT_PATH)
         for route in (
-            read_route(f"{path}/items", list_items, SessionItemListParams),
+            read_route(f"{path}/items", list_items, AgentListParams),
             read_route(f"{path}/turns", list_turns, ListParams),
             read_route(f"{path}/turns/{{turn_id}}", get_turn),
-            read_route(f"{path}/turns/{{turn_id}}/items", list_items, SessionItemListParams),
+            read_route(f"{path}/turns/{{turn_id}}/items", list_items, AgentListParams),
         )
     ),
     *AUTOMATION_ROUTES,

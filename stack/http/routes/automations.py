@@ -5,11 +5,11 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from apis.agents.agents import AgentListParams
 from apis.agents.automations import (
     AutomationListParams,
     AutomationTarget,
     CreateAutomation,
-    InvocationListParams,
     UpdateAutomation,
 )
 from apis.batches.batches import BatchOwner
@@ -83,6 +83,6 @@ AUTOMATION_ROUTES: Final[tuple[Route, ...]] = (
     write_route(f"{_PATH}/pause", pause_automation),
     write_route(f"{_PATH}/resume", resume_automation),
     write_route(_INVOCATIONS_PATH, invoke_automation),
-    read_route(_INVOCATIONS_PATH, list_invocations, InvocationListParams),
+    read_route(_INVOCATIONS_PATH, list_invocations, AgentListParams),
     read_route(f"{_INVOCATIONS_PATH}/{{invocation_id}}", get_invocation),
 )

@@ -6,6 +6,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from apis.agents.agents import AgentListParams
 from apis.agents.environments import (
     ArtifactListParams,
     CreateEnvironment,
@@ -13,7 +14,6 @@ from apis.agents.environments import (
     CreateTemplate,
     EnvironmentFileListParams,
     EnvironmentListParams,
-    TemplateListParams,
     UpdateTemplate,
 )
 from stack.http.answers import value_response
@@ -83,7 +83,7 @@ ENVIRONMENT_ROUTES: Final[tuple[Route, ...]] = (
     write_route("/agents/environments", create_environment, CreateEnvironment, tool="code_interpreter"),
     read_route("/agents/environments", list_environments, EnvironmentListParams),
     write_route(_TEMPLATES_PATH, create_template, CreateTemplate, tool="code_interpreter"),
-    read_route(_TEMPLATES_PATH, list_templates, TemplateListParams),
+    read_route(_TEMPLATES_PATH, list_templates, AgentListParams),
     read_route(_TEMPLATE_PATH, get_template),
     write_route(_TEMPLATE_PATH, update_template, UpdateTemplate, tool="code_interpreter"),
     delete_route(_TEMPLATE_PATH, delete_template),

@@ -1,7 +1,7 @@
 """/v1/responses: create, read, stream, cancel and delete responses, count their input, compact their conversation."""
 
-from collections.abc import Callable, Coroutine, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 from openai.types.responses import Response as ResponseObject
@@ -23,7 +23,7 @@ from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_counted, read_metered, read_query
 from stack.http.request_record import RequestRecord
 from stack.http.route import RESPONSES, Route
-from stack.http.sse import ApiDialect, encode_frames, read_dialect, response_to_json
+from stack.http.sse import frame_encoder, read_dialect, response_to_json
 from stack.http.streams import EventStream, Produce, run_while_connected
 
 _LARGE_BYTES: Final = 256 * 1024
@@ -187,12 +187,6 @@ async def _respond(http: Request, services: Services, response: ResponseObject) 
     return json_response(response_to_json(response, dialect))
 
 
-@cache
-def _frame_encoder(dialect: ApiDialect, obfuscate: bool) -> Callable[[Sequence[Any]], bytes]:  # noqa: FBT001 - a key
-    """Return the function that encodes batches: one for all streams of a kind."""
-    return partial(encode_frames, dialect=dialect, obfuscate=obfuscate)
-
-
 def _stream_events(
     http: Request,
     services: Services,
@@ -206,7 +200,7 @@ def _stream_events(
     dialect = read_dialect(http.scope, services.stack.config.server.dialect)
     return EventStream(
         produce,
-        _frame_encoder(dialect, obfuscate),
+        frame_encoder(dialect, obfuscate),
         services.monitor,
         request_record,
         creates_response=creates_response,

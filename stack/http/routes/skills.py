@@ -8,10 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.skills.bundle import SkillFile
-from apis.skills.skills import CreateSkillVersion, SkillListParams, Skills, UpdateSkill
+from apis.skills.skills import CreateSkillVersion, Skills, UpdateSkill
+from apis.wire.base import ListParams
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services, require_section
-from stack.http.forms import FormFields, open_uploads, read_form_fields
+from stack.http.forms import FormFields, open_form, read_form_fields
 from stack.http.request_body import read_model
 from stack.http.route import FILES, Route
 from stack.http.routes.calls import ApiCalls
@@ -70,7 +71,7 @@ get_skill_version = _skills.calling("get_skill_version", lambda skills: skills.g
 
 SKILL_ROUTES: Final = (
     Route("POST", "/skills", FILES, create_skill, form=BaseModel, file_field="files", stores=True),
-    Route("GET", "/skills", FILES, list_skills, query=SkillListParams),
+    Route("GET", "/skills", FILES, list_skills, query=ListParams),
     Route("GET", "/skills/{skill_id}", FILES, get_skill),
     Route("POST", "/skills/{skill_id}", FILES, update_skill, body=UpdateSkill, stores=True),
     Route("DELETE", "/skills/{skill_id}", FILES, delete_skill),
@@ -84,7 +85,7 @@ SKILL_ROUTES: Final = (
         file_field="files",
         stores=True,
     ),
-    Route("GET", "/skills/{skill_id}/versions", FILES, list_skill_versions, query=SkillListParams),
+    Route("GET", "/skills/{skill_id}/versions", FILES, list_skill_versions, query=ListParams),
     Route("GET", "/skills/{skill_id}/versions/{version}", FILES, get_skill_version),
     Route("DELETE", "/skills/{skill_id}/versions/{version}", FILES, delete_skill_version),
     Route("GET", "/skills/{skill_id}/versions/{version}/content", FILES, get_skill_content),
@@ -96,7 +97,8 @@ async def _read_files(
 ) -> tuple[Sequence[SkillFile], FormFields]:
     """Return the files of the form, and its other fields. The files are counted as a body is: they are in memory."""
     skills = _require_skills(services)
-    async with open_uploads(http, skills.max_bundle_bytes, skills.max_files + 1, field="files") as (uploads, fields):
+    async with open_form(http, skills.max_bundle_bytes, skills.max_files + 1, field="files") as form:
+        uploads = form.files["files"]
         size_bytes = sum(upload.size or 0 for upload in uploads)
         services.shares.add_bytes(context.places, size_bytes, context.tenant)
-        return [SkillFile(upload.filename or "", await upload.read()) for upload in uploads], fields
+        return [SkillFile(upload.filename or "", await upload.read()) for upload in uploads], form.fields

@@ -6,7 +6,6 @@ from apis.errors import Unsupported
 from apis.vaults.requests import (
     CreateCredential,
     CreateVault,
-    CredentialListParams,
     UpdateCredential,
     UpdateVault,
     VaultListParams,
@@ -58,7 +57,7 @@ VAULT_ROUTES: Final[tuple[Route, ...]] = (
     write_route(_PATH, update_vault, UpdateVault, VAULTS),
     delete_route(_PATH, delete_vault, VAULTS),
     write_route(_CREDENTIALS_PATH, create_credential, CreateCredential, VAULTS),
-    read_route(_CREDENTIALS_PATH, list_credentials, CredentialListParams, VAULTS),
+    read_route(_CREDENTIALS_PATH, list_credentials, VaultListParams, VAULTS),
     read_route(_CREDENTIAL_PATH, get_credential, access=VAULTS),
     write_route(_CREDENTIAL_PATH, update_credential, UpdateCredential, VAULTS),
     delete_route(_CREDENTIAL_PATH, delete_credential, VAULTS),
