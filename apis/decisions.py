@@ -76,13 +76,7 @@ class DecisionUserMessage(Wire):
 
 class DecisionDeveloperMessage(Wire):
     type: Literal["message"] = "message"
-    role: Literal["developer"]
-    content: TextContent
-
-
-class DecisionSystemMessage(Wire):
-    type: Literal["message"] = "message"
-    role: Literal["system"]
+    role: Literal["developer", "system"]
     content: TextContent
 
 
@@ -103,14 +97,6 @@ class DecisionFunctionCall(Wire):
     status: ItemStatus | None = None
 
 
-class DecisionFunctionOutput(Wire):
-    type: Literal["function_call_output"]
-    call_id: CallId
-    output: VisibleContent
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
 class DecisionCustomCall(Wire):
     type: Literal["custom_tool_call"]
     call_id: CallId
@@ -121,8 +107,10 @@ class DecisionCustomCall(Wire):
     status: ItemStatus | None = None
 
 
-class DecisionCustomOutput(Wire):
-    type: Literal["custom_tool_call_output"]
+class DecisionOutput(Wire):
+    """The output of a call of either kind."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: CallId
     output: VisibleContent
     id: str | None = None
@@ -137,15 +125,15 @@ def _item_tag(value: Any) -> str | None:
 
 
 DecisionMessage = Annotated[
-    DecisionUserMessage | DecisionDeveloperMessage | DecisionSystemMessage | DecisionAssistantMessage,
+    DecisionUserMessage | DecisionDeveloperMessage | DecisionAssistantMessage,
     Field(discriminator="role"),
 ]
 DecisionItem = Annotated[
     Annotated[DecisionMessage, Tag("message")]
     | Annotated[DecisionFunctionCall, Tag("function_call")]
-    | Annotated[DecisionFunctionOutput, Tag("function_call_output")]
+    | Annotated[DecisionOutput, Tag("function_call_output")]
     | Annotated[DecisionCustomCall, Tag("custom_tool_call")]
-    | Annotated[DecisionCustomOutput, Tag("custom_tool_call_output")],
+    | Annotated[DecisionOutput, Tag("custom_tool_call_output")],
     Discriminator(_item_tag),
 ]
 

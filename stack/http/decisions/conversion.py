@@ -10,13 +10,12 @@ from apis.decisions import (
     ChoiceQuestion,
     CreateDecision,
     DecisionCustomCall,
-    DecisionCustomOutput,
     DecisionFunctionCall,
-    DecisionFunctionOutput,
     DecisionImage,
     DecisionItem,
     DecisionJson,
     DecisionOption,
+    DecisionOutput,
     DecisionOutputText,
     DecisionQuestion,
     DecisionRefusal,
@@ -54,7 +53,7 @@ def find_images(decision: CreateDecision) -> dict[str, str]:
     """Return the place of each image by its URL."""
     places: dict[str, str] = {}
     for at, item in enumerate(decision.input if isinstance(decision.input, list) else ()):
-        name = "output" if isinstance(item, DecisionFunctionOutput | DecisionCustomOutput) else "content"
+        name = "output" if isinstance(item, DecisionOutput) else "content"
         places |= _list_images(getattr(item, name, None), f"input[{at}].{name}")
     for at, question in enumerate(decision.questions):
         places |= _list_images(question.instructions, f"questions[{at}].instructions")
@@ -116,8 +115,8 @@ class _PartList:
             case DecisionCustomCall():
                 calls.add(("custom", item.call_id))
                 self._texts += [f"[call of {_tool_name(item)}]\n", item.input]
-            case DecisionFunctionOutput() | DecisionCustomOutput():
-                kind = "function" if isinstance(item, DecisionFunctionOutput) else "custom"
+            case DecisionOutput():
+                kind = "function" if item.type == "function_call_output" else "custom"
                 if (kind, item.call_id) not in calls:
                     raise InvalidRequest(
                         f"No {kind} call with the call_id '{item.call_id}' is before its output.",

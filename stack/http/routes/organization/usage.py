@@ -49,9 +49,6 @@ _UNCOUNTED: Final = {
 """The kinds of usage that are not counted here, each with the reason."""
 
 
-_BuildResults = Callable[[Iterator[UsageEntry]], list[JsonObject]]
-
-
 @dataclass(frozen=True, slots=True)
 class _UsageKind:
     """One method of the SDK's `usage`. `fields` returns the numbers of a result, None where there are none."""
@@ -153,15 +150,8 @@ def _uncounted_error(kind: str, reason: str) -> Unsupported:
 
 def _count_generated(counts: UsageCounts) -> JsonObject:
     """Return the numbers of an `organization.usage.completions.result`. The last two fields are extensions."""
-    return {
-        "input_tokens": counts.input_tokens,
-        "input_cached_tokens": counts.cached_tokens,
-        "input_uncached_tokens": counts.input_tokens - counts.cached_tokens,
-        "output_tokens": counts.output_tokens,
-        "num_model_requests": counts.requests,
-        "output_reasoning_tokens": counts.reasoning_tokens,
-        "tool_calls": counts.tool_calls,
-    }
+    extensions = {"output_reasoning_tokens": counts.reasoning_tokens, "tool_calls": counts.tool_calls}
+    return {**_count_decided(counts), **extensions}
 
 
 def _count_decided(counts: UsageCounts) -> JsonObject:
