@@ -11,7 +11,6 @@ from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant
 from apis.documents.fetcher import Fetcher
 from apis.documents.files import Files
 from apis.documents.reader import Reader
-from apis.documents.vector_index import VectorIndex
 from apis.documents.vector_stores import VectorStores
 from apis.errors import ConfigError, StackError
 from apis.fair_share import Tenants
@@ -23,7 +22,6 @@ from apis.responses import Responses
 from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
-from apis.tool_servers import ToolServers
 from apis.vaults.vaults import Vaults
 from apis.webhooks import Webhooks
 from providers.agents.kv import StoredAgents
@@ -51,10 +49,8 @@ class Stack:
     accounts: Accounts
     webhooks: Webhooks
     tool_runtime: ToolRuntime | None = None
-    tool_servers: ToolServers | None = None
     agents: StoredAgents | None = None
     files: Files | None = None
-    vector_index: VectorIndex | None = None
     vector_stores: VectorStores | None = None
     fetcher: Fetcher | None = None
     reader: Reader | None = None
@@ -88,7 +84,7 @@ async def open_stack(
             config=config,
             specs=parts,
             providers_by_path={part.path: provider for part, provider in order},
-            **cast("dict[str, Any]", live),
+            **cast("dict[str, Any]", {api: live.get(api) for api in Stack.__slots__ if api in APIS}),
         )
 
 

@@ -13,7 +13,6 @@ import hashlib
 import logging
 import random
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -31,6 +30,7 @@ from providers.batches.records import (
     BatchState,
     BlockCounts,
     BlockRecord,
+    block_life_s,
     parse_block_name,
 )
 from providers.batches.results import LineUsage, add_result, build_result, load_counts, read_usage
@@ -74,30 +74,12 @@ class BatchBlock:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
 class LineGate:
-    """Admits and executes lines of all blocks of this process."""
+    """The capacity of this process by which lines of all blocks are admitted, and their executor."""
 
-    def __init__(self, capacity: SpareCapacity, executor: LineExecutor) -> None:
-        self._capacity = capacity
-        self._executor = executor
-
-    @property
-    def engine_priority(self) -> int | None:
-        """The priority of requests that have none."""
-        return self._capacity.engine_priority
-
-    def admit(self, tenant: str, *, alone: bool) -> AbstractAsyncContextManager[None]:
-        """Wait until it is the turn of a line of the tenant, which is executed while the context is entered; `alone`
-        if it may end the process."""
-        return self._capacity.admit(tenant, alone=alone)
-
-    async def execute(self, endpoint: str, body: bytes, owner: BatchOwner, response_id: str) -> LineAnswer:
-        """Return the answer to an admitted line."""
-        return await self._executor.execute(endpoint, body, owner=owner, response_id=response_id)
-
-    async def may_execute(self, owner: BatchOwner) -> bool:
-        """Return false if the lines of this owner must not be executed any more."""
-        return await self._executor.may_execute(owner)
+    capacity: SpareCapacity
+    executor: LineExecutor
 
 
 class BlockExecution:
@@ -201,7 +183,7 @@ class BlockExecution:
             return
         attempt = 0
         while True:
-            async with self._gate.admit(self._block.ref.tenant, alone=losses > 0):
+            async with self._gate.capacity.admit(self._block.ref.tenant, alone=losses > 0):
                 self._running.add(number)
                 await self._store_begun()
                 answer = await self._execute_line(number, line, attempt + 1)
@@ -227,12 +209,13 @@ class BlockExecution:
 
     async def _execute_line(self, number: int, line: bytes, attempt: int) -> LineAnswer:
         batch, body = self._block.batch, bytes(decode_line(line).body)
-        engine_priority = self._gate.engine_priority
+        engine_priority = self._gate.capacity.engine_priority
         if engine_priority is not None and batch.endpoint != "/v1/embeddings":
             fields = decode_body(body)
             body = body if fields.priority is not None else splice_fields(body, {"priority": engine_priority})
         owner = BatchOwner(self._block.ref.tenant, batch.key_id)
-        return await self._gate.execute(batch.endpoint, body, owner, self._response_id(number, attempt))
+        response_id = self._response_id(number, attempt)
+        return await self._gate.executor.execute(batch.endpoint, body, owner=owner, response_id=response_id)
 
     async def _store_begun(self) -> None:
         """Store which lines are running, as the holder of the lease; lines that begin together share a write."""
@@ -305,8 +288,3 @@ def abandon_reason(batch: BatchState) -> StopReason:
     if any(error.code == KEY_REVOKED for error in batch.errors):
         return KEY_REVOKED
     return "batch_cancelled" if batch.status == "cancelling" else "batch_expired"
-
-
-def block_life_s(batch: BatchState) -> float:
-    """Return the seconds after which the store may forget a block."""
-    return max(1.0, 2.0 * (batch.expires_at - batch.created_at) + 86_400)

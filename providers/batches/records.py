@@ -174,6 +174,11 @@ def stored_life_s(record: BatchState) -> float:
     return max(1.0, record.expires_at + RETENTION_S - time.time())
 
 
+def block_life_s(batch: BatchState) -> float:
+    """Return the seconds after which the store may forget a block."""
+    return max(1.0, 2.0 * (batch.expires_at - batch.created_at) + 86_400)
+
+
 def new_batch_ref(tenant: str) -> BatchRef:
     """Return the reference of a new batch, whose id sorts by its creation."""
     return BatchRef(tenant, f"batch_{new_id_key()}")

@@ -14,7 +14,7 @@ from apis.batches.batches import MAX_EMBEDDING_INPUTS, MAX_LINES
 from apis.storage.kv_store import Put
 from apis.storage.lease import Lease
 from apis.storage.records import encode_record
-from providers.batches.records import BatchRef, BatchState, BlockRecord, LineError, build_block_name
+from providers.batches.records import BatchRef, BatchState, BlockRecord, LineError, block_life_s, build_block_name
 
 MAX_CUSTOM_ID_CHARS: Final = 512
 MAX_ERRORS: Final = 100
@@ -195,7 +195,7 @@ class BatchValidator:
             return
         first_line, line_count = self.line_count - len(self._block) + 1, len(self._block)
         name = build_block_name(first_line, line_count)
-        ttl_s = max(1.0, 2.0 * (self._record.expires_at - self._record.created_at) + 86_400)
+        ttl_s = block_life_s(self._record)
         await self._lease.write(
             [
                 Put(f"{self._ref.data_prefix('input')}{name}", b"\n".join(self._block), ttl_s),

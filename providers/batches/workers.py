@@ -20,9 +20,8 @@ from providers.batches.execution import (
     LineGate,
     LineLimits,
     abandon_reason,
-    block_life_s,
 )
-from providers.batches.records import ACTIVE_PREFIX, BatchRef, BatchState, BlockRecord, decode_active_key
+from providers.batches.records import ACTIVE_PREFIX, BatchRef, BatchState, BlockRecord, block_life_s, decode_active_key
 from providers.common.jobs import MAX_UNRETURNED, Claim, Job, JobQueue, JobRecord, LeasedJobs
 from providers.common.state.scan import skipping_damaged
 from providers.common.state.worker_signs import WorkerSign
@@ -88,7 +87,7 @@ class ControlQueue(JobQueue[BatchRef, JobRecord]):
         if is_last_try:  # it waits, and is not to blame if the process ends meanwhile
             record.give_back(self._sign.name)
             await claim.lease.write(await self.build_record_ops(claim))
-        async with self._gate.admit(claim.job.tenant, alone=True) if is_last_try else nullcontext():
+        async with self._gate.capacity.admit(claim.job.tenant, alone=True) if is_last_try else nullcontext():
             if is_last_try:
                 record.begin_attempt(self._sign.name)
                 await claim.lease.write(await self.build_record_ops(claim))
@@ -165,7 +164,8 @@ class BlockQueue(JobQueue[BatchBlock, BlockRecord]):
             return None
         if record.status == "in_progress" and not record.is_expiring and time.time() > record.expires_at:
             record = await self._control.change(ref, _begin_expiry) or record
-        if record.status == "in_progress" and not await self._gate.may_execute(BatchOwner(ref.tenant, record.key_id)):
+        owner = BatchOwner(ref.tenant, record.key_id)
+        if record.status == "in_progress" and not await self._gate.executor.may_execute(owner):
             record = await self._control.change(ref, BatchState.revoke) or record
         if record.abandons_lines:
             for execution in self.executions.values():

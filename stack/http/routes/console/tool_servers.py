@@ -20,7 +20,10 @@ _REFUSED: Final = (401, 403)
 
 async def get_tool_server(http: Request, context: HttpContext, services: Services) -> Response:
     label: str = http.path_params["label"]
-    servers = require_section(services.stack.tool_servers, "has no MCP servers", "tool_servers")
+    provider = services.stack.providers_by_path.get("tool_servers")
+    servers = require_section(
+        provider if isinstance(provider, ToolServers) else None, "has no MCP servers", "tool_servers"
+    )
     if label not in servers.known_labels(context.tenant):
         raise NotFound(f"No MCP server '{label}' is in the run config.")
     return value_response({"object": "stack.tool_server", "label": label, **await _inspect(servers, label, context)})
