@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from apis.errors import InvalidRequest, ToolFailed
@@ -18,7 +19,7 @@ from apis.vaults.requests import (
     UpdateVault,
     VaultListParams,
 )
-from providers.common.state.change import change, write_prepared
+from providers.common.state.change import change, change_existing, write_prepared
 from providers.common.state.scan import (
     StoredRecord,
     find_cursor,
@@ -27,6 +28,7 @@ from providers.common.state.scan import (
     report_damaged,
     skipping_damaged,
 )
+from providers.common.state.tenant_records import TenantRecords
 from providers.vaults.auth import rotate_auth, split_auth
 from providers.vaults.records import (
     SEALED_PREFIX,
@@ -61,20 +63,18 @@ class StoredCredentials:
         self._max_vaults = max_vaults
         self._max_credentials = max_credentials
         self._allow_http = allow_http
+        self._vaults = TenantRecords(kv, "vault", VaultRecord, lambda _: vault_not_found())
 
     async def create_vault(self, request: CreateVault, *, tenant: str) -> Json:
         """Create a vault. Raises InvalidRequest if the tenant has as many as it may."""
         await self.kv.require_room(tenant)
-        rows = await self.kv.scan(vault_key(tenant, ""), limit=self._max_vaults)
-        if len(rows) >= self._max_vaults:
-            raise InvalidRequest(f"A project has at most {self._max_vaults} vaults (`vaults.max_vaults`).")
         vault_id, record = f"vault_{new_id_key()}", VaultRecord(request.name, request.metadata or {}, int(time.time()))
-        await self.kv.write([Put(vault_key(tenant, vault_id), encode_record(record), None, ABSENT)])
+        await self._vaults.create(tenant, vault_id, record, self._max_vaults, self._build_error)
         return show_vault(vault_id, record)
 
     async def get_vault(self, vault_id: str, *, tenant: str) -> Json:
         """Return the vault. Raises AgentNotFound."""
-        return show_vault(vault_id, await self._load_vault(vault_id, tenant))
+        return show_vault(vault_id, await self._vaults.load(tenant, vault_id))
 
     async def list_vaults(self, params: VaultListParams, *, tenant: str) -> Page[Json]:
         """Return a page of vaults. Raises AgentNotFound for an unknown cursor."""
@@ -87,30 +87,24 @@ class StoredCredentials:
     async def update_vault(self, vault_id: str, request: UpdateVault, *, tenant: str) -> Json:
         """Change the fields that the request has, and return the vault. Raises AgentNotFound."""
 
-        def edit(record: VaultRecord | None) -> VaultRecord:
-            if record is None:
-                raise vault_not_found()
+        def edit(record: VaultRecord) -> VaultRecord:
             if "name" in request.model_fields_set:
                 record.name = request.name
             if "metadata" in request.model_fields_set:
                 record.metadata = request.metadata or {}
             return record
 
-        record = await change(self.kv, vault_key(tenant, vault_id), VaultRecord, edit)
-        assert record is not None  # every edit returns a record
-        return show_vault(vault_id, record)
+        return show_vault(vault_id, await self._vaults.change(tenant, vault_id, edit))
 
     async def delete_vault(self, vault_id: str, *, tenant: str) -> Json:
         """Delete a vault with its credentials; one that is damaged, too. Raises AgentNotFound."""
-        key = vault_key(tenant, vault_id)
 
         async def prepare() -> Sequence[Op]:
-            entry = await self.kv.get(key)
-            if entry is None:
-                raise vault_not_found()
+            entry = await self._vaults.get(tenant, vault_id)
             await delete_all(self.kv, credential_prefix(tenant, vault_id), durable=True)
             await delete_all(self.kv, sealed_prefix(tenant, vault_id))
-            return [Delete(key, entry.version)]  # a credential that came meanwhile has changed the version
+            # a credential that came meanwhile has changed the version
+            return await self._vaults.build_delete_ops(tenant, vault_id, entry)
 
         await write_prepared(self.kv, prepare)
         return {"id": vault_id, "object": "vault.deleted", "deleted": True}
@@ -124,9 +118,7 @@ class StoredCredentials:
         record = CredentialRecord(request.name, request.metadata or {}, visible, sealed, now, now)
 
         async def prepare() -> Sequence[Op]:
-            vault = await self.kv.get(vault_key(tenant, vault_id))
-            if vault is None:
-                raise vault_not_found()
+            vault = await self._vaults.get(tenant, vault_id)
             rows = await self.kv.scan(credential_prefix(tenant, vault_id), limit=self._max_credentials)
             if len(rows) >= self._max_credentials:
                 raise InvalidRequest(
@@ -147,7 +139,7 @@ class StoredCredentials:
 
     async def list_credentials(self, vault_id: str, params: VaultListParams, *, tenant: str) -> Page[Json]:
         """Return a page of credentials. Raises AgentNotFound, also for an unknown cursor."""
-        await self._load_vault(vault_id, tenant)
+        await self._vaults.load(tenant, vault_id)
         prefix, limit = credential_prefix(tenant, vault_id), self._max_credentials
         cursor = await find_cursor(self.kv, prefix, params.after, credential_not_found("after"))
         rows = await list_from(self.kv, prefix, CredentialRecord, cursor, order=params.order, limit=limit)
@@ -161,9 +153,7 @@ class StoredCredentials:
         for fields of another type."""
         ref = credential_ref(tenant, vault_id, credential_id)
 
-        def edit(record: CredentialRecord | None) -> CredentialRecord:
-            if record is None:
-                raise credential_not_found()
+        def edit(record: CredentialRecord) -> CredentialRecord:
             if request.auth is not None:
                 record.auth, secret_fields = rotate_auth(request.auth, record.auth, self._unseal_stored(ref, record))
                 record.sealed = self._sealer.seal(secret_fields, ref, record.auth)
@@ -172,8 +162,8 @@ class StoredCredentials:
             record.updated_at = int(time.time())
             return record
 
-        record = await change(self.kv, ref.key, CredentialRecord, edit, also=lambda new: [_sealed_op(ref, new)])
-        assert record is not None  # every edit returns a record
+        not_found, also = credential_not_found(), partial(_sealed_ops, ref)
+        record = await change_existing(self.kv, ref.key, CredentialRecord, edit, not_found, also=also)
         return show_credential(ref, record)
 
     async def delete_credential(self, vault_id: str, credential_id: str, *, tenant: str) -> Json:
@@ -219,7 +209,7 @@ class StoredCredentials:
             record.auth, record.sealed = auth, self._sealer.seal(secrets, ref, auth)
             return record
 
-        changed = await change(self.kv, ref.key, CredentialRecord, edit, also=lambda new: [_sealed_op(ref, new)])
+        changed = await change(self.kv, ref.key, CredentialRecord, edit, also=partial(_sealed_ops, ref))
         return changed is not None
 
     async def reseal(self) -> None:
@@ -254,17 +244,14 @@ class StoredCredentials:
         return counts
 
     def _put_ops(self, ref: CredentialRef, record: CredentialRecord) -> list[Op]:
-        return [Put(ref.key, encode_record(record), None, ABSENT), _sealed_op(ref, record)]
+        return [Put(ref.key, encode_record(record), None, ABSENT), *_sealed_ops(ref, record)]
 
-    async def _load_vault(self, vault_id: str, tenant: str) -> VaultRecord:
-        entry = await self.kv.get(vault_key(tenant, vault_id))
-        if entry is None:
-            raise vault_not_found()
-        return decode_record(entry, VaultRecord)
+    def _build_error(self, _count: int) -> InvalidRequest:
+        return InvalidRequest(f"A project has at most {self._max_vaults} vaults (`vaults.max_vaults`).")
 
 
-def _sealed_op(ref: CredentialRef, record: CredentialRecord) -> Put:
-    return Put(ref.sealed_key, record.sealed.key_id.encode())
+def _sealed_ops(ref: CredentialRef, record: CredentialRecord) -> Sequence[Op]:
+    return (Put(ref.sealed_key, record.sealed.key_id.encode()),)
 
 
 def _ref_of(row: StoredRecord[CredentialRecord], prefix: str, tenant: str, vault_id: str) -> CredentialRef:
