@@ -127,7 +127,7 @@ class Idempotency:
         http = Request(scope, receive)
         request = await _read_keyed_request(http, route, key, await read_body(http))
         try:
-            result = await run_while_connected(scope, receive, _claim_or_wait(stack, request))
+            result = await run_while_connected(http, _claim_or_wait(stack, request))
         except ClientDisconnected:
             await client_disconnected_response()(scope, receive, send)
             return

@@ -171,7 +171,7 @@ async def _admit(http: Request, context: HttpContext, admission: AdmissionQueue,
         return
     place = admission.try_enter(context.tenant)
     if place is None:
-        place = await run_while_connected(http.scope, http.receive, admission.enter(context.tenant, request))
+        place = await run_while_connected(http, admission.enter(context.tenant, request))
     context.places.append(place)
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, TypeVar
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -97,9 +98,9 @@ class WhileConnected:
         self._task.cancel()
 
 
-async def run_while_connected(scope: Scope, receive: Receive, work: Awaitable[ResultT]) -> ResultT:
+async def run_while_connected(http: Request, work: Awaitable[ResultT]) -> ResultT:
     """Return the result of `work`; cancel it and raise ClientDisconnected when the client closes its connection."""
-    with WhileConnected(scope, receive):
+    with WhileConnected(http.scope, http.receive):
         return await work
 
 

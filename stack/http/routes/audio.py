@@ -40,7 +40,7 @@ async def create_transcription(http: Request, context: HttpContext, services: Se
         monitor = services.monitor
         return EventStream(events, encode_typed_events, monitor, record, encode_error=encode_stream_error)
     work = inference.transcribe(request, LastBatch[str]())
-    transcript = await run_while_connected(http.scope, http.receive, work)
+    transcript = await run_while_connected(http, work)
     _record_usage(record, request.model, transcript)
     if request.response_format not in _OBJECTS:
         return PlainTextResponse(transcript.text)

@@ -87,7 +87,7 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     inference, moderation = services.stack.inference, _find_moderation(request, context, services)
     if moderation is not None:
         judging = moderation.judge_input(_list_texts(chat), "messages")
-        await run_while_connected(http.scope, http.receive, judging)
+        await run_while_connected(http, judging)
         inference = ModeratedInference(inference, moderation)
     chat = await read_files(chat, services.stack.inference, services.stack.reader, context.tenant)
     builder = _CompletionBuilder(
@@ -104,7 +104,7 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
         return EventStream(
             put_chunks, encode_chunks, services.monitor, context.request_record, encode_error=encode_stream_error
         )
-    completion = await run_while_connected(http.scope, http.receive, builder.build_completion(stream))
+    completion = await run_while_connected(http, builder.build_completion(stream))
     return json_response(sdk_model_to_json(completion))
 
 

@@ -58,7 +58,7 @@ async def create_completion(http: Request, context: HttpContext, services: Servi
             context.request_record,
             encode_error=encode_stream_error,
         )
-    completion = await run_while_connected(http.scope, http.receive, builder.build_completion(batches))
+    completion = await run_while_connected(http, builder.build_completion(batches))
     return json_response(orjson.dumps(completion))
 
 

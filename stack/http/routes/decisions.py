@@ -59,7 +59,7 @@ async def _decide(
     if images:
         request = _replace_urls(request, await load_images(images, services.stack.fetcher, "input"))
     salted = services.cache_salts.add_salt(request, context.tenant)
-    decisions = await run_while_connected(http.scope, http.receive, services.stack.inference.decide(salted))
+    decisions = await run_while_connected(http, services.stack.inference.decide(salted))
     context.request_record.record_usage(request.model, decisions.usage, category="decisions")
     return decisions
 

@@ -24,7 +24,7 @@ _MAX_INLINE_NUMBERS: Final = 16 * 1024
 async def create_embeddings(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_metered(http, EmbeddingRequest)
     embedding = services.stack.inference.embed(request, tenant=context.tenant)
-    embeddings = await run_while_connected(http.scope, http.receive, embedding)
+    embeddings = await run_while_connected(http, embedding)
     usage = Usage(input_tokens=embeddings.input_tokens)
     context.request_record.record_usage(request.model, usage, category="embeddings")
     if sum(map(len, embeddings.vectors)) > _MAX_INLINE_NUMBERS:

@@ -144,7 +144,7 @@ async def _respond(http: Request, context: HttpContext, services: Services, job:
             record,
             encode_error=encode_stream_error,
         )
-    images = await run_while_connected(http.scope, http.receive, maker.make_all())
+    images = await run_while_connected(http, maker.make_all())
 
     def encode() -> bytes:
         return orjson.dumps(_build_answer(images, request))

@@ -51,7 +51,7 @@ async def create_message(http: Request, context: HttpContext, services: Services
             creates_response=True,
             encode_error=events.encode_error,
         )
-    response = await run_while_connected(http.scope, http.receive, read_final_response(respond, record))
+    response = await run_while_connected(http, read_final_response(respond, record))
     if len(response.output_text) > _LARGE_CHARS:
         return json_response(await run_long(_message_to_json, response, form))
     return json_response(_message_to_json(response, form))

@@ -28,7 +28,7 @@ async def create_moderation(http: Request, context: HttpContext, services: Servi
         for parts in request.list_inputs()
     ]
     salt = services.cache_salts.salt_of(context.tenant)
-    results = await run_while_connected(http.scope, http.receive, _judge_all(moderation, inputs, salt))
+    results = await run_while_connected(http, _judge_all(moderation, inputs, salt))
     total = results[0]
     for result in results[1:]:
         total = total.joined_with(result)

@@ -63,7 +63,7 @@ async def create_response(http: Request, context: HttpContext, services: Service
             outlives_client=outlives_client,
         )
     final = read_final_response(respond, record)
-    response = await (final if outlives_client else run_while_connected(http.scope, http.receive, final))
+    response = await (final if outlives_client else run_while_connected(http, final))
     return await _respond(http, services, response)
 
 
@@ -103,7 +103,7 @@ async def compact_conversation(http: Request, context: HttpContext, services: Se
     request = await read_metered(http, CompactConversation)
     salted = services.cache_salts.add_salt(request, context.tenant)
     compaction = services.stack.responses.compact(salted, tenant=context.tenant, caller=context.caller)
-    compacted = await run_while_connected(http.scope, http.receive, compaction)
+    compacted = await run_while_connected(http, compaction)
     await end_pass(compacted.output)
     usage = compacted.usage
     context.request_record.record_usage(

@@ -35,7 +35,7 @@ async def create_store(http: Request, context: HttpContext, services: Services) 
 async def search_store(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_counted(http, SearchStores, embeds=True)
     search = _require_vector_stores(services).search([http.path_params["store_id"]], request, tenant=context.tenant)
-    results = await run_while_connected(http.scope, http.receive, search)
+    results = await run_while_connected(http, search)
     return value_response(
         build_single_page("vector_store.search_results.page", results, search_query=list(request.queries))
     )
