@@ -19,7 +19,7 @@ from typing import ClassVar, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
-from apis.errors import StackError, StoreUnavailable
+from apis.errors import RateLimited, StackError, StoreUnavailable
 from apis.fair_share import FairShare, Place
 from apis.storage.kv_store import Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
@@ -389,7 +389,11 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
             await self._give_back(claim, 0)
             raise
         except StackError as exc:
-            _log.warning("%s is tried again later: %s", claim.job.lease_key, exc.message)
+            is_limited = isinstance(
+                exc, RateLimited
+            )  # a tenant may be at its limits for hours: no matter for operators
+            level = logging.DEBUG if is_limited else logging.WARNING
+            _log.log(level, "%s is tried again later: %s", claim.job.lease_key, exc.message)
             await self._give_back(claim, queue.retry_s)
         else:
             if not lease.is_relinquished:

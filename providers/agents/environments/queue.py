@@ -34,6 +34,7 @@ _CLOSE_TIMEOUT_S: Final = 3.0
 _MAX_WAIT_S: Final = 3600.0
 """Seconds that an environment may wait for a place."""
 _MAX_SHOWN_OUTPUT: Final = 1000
+_SETUP_FAILED: Final = "a setup command failed"
 
 
 class _Failed(Exception):
@@ -145,7 +146,8 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, JobRecord]):
             if not is_awaited:  # an idle one keeps what was saved of it, and is tried again
                 raise
             message = exc.message if isinstance(exc, StackError) else str(exc)
-            _log.warning("an environment cannot be used: %s", message)
+            # a command may print what is confidential: the client reads it, and no log has it
+            _log.warning("an environment cannot be used: %s", message if isinstance(exc, StackError) else _SETUP_FAILED)
             await self._store.change(ref, lambda change: self._fail(change, message))
 
     async def _prepare(self, claim: Claim[EnvironmentRef, JobRecord], ref: EnvironmentRef) -> None:

@@ -138,7 +138,10 @@ async def test_setup_commands_run_in_their_order_before_the_agent(served: Served
     assert "mkdir" not in session.to_json()
 
 
-async def test_a_setup_command_that_fails_fails_the_environment_and_its_turn(served: Served) -> None:
+async def test_a_setup_command_that_fails_fails_the_environment_and_its_turn(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its output is for the client alone: it may be confidential."""
     setup: Any = [{"command": "echo no luck >&2; exit 4"}, {"command": "touch /workspace/never"}]
     session = await run_hosted(served.client, [shell("ls")], setup_commands=setup)
     assert session.status == "failed"
@@ -146,6 +149,8 @@ async def test_a_setup_command_that_fails_fails_the_environment_and_its_turn(ser
     assert (turn.error.code if turn.error else None) == "sandbox_error"
     assert turn.error is not None
     assert turn.error.message.endswith("ended with the exit code 4: no luck")
+    assert "a setup command failed" in caplog.text
+    assert "no luck" not in caplog.text
     assert await status_of(served, environment_id(session)) == "failed"
     events = await read_to_rest(served.client, session.id)
     failed = next(event for event in events if event.type.endswith("environment.failed"))
