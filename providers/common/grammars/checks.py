@@ -9,7 +9,6 @@ import atexit
 import hashlib
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from apis.errors import InvalidRequest, Overloaded
 from apis.fair_share import FairShare
 from apis.wire.text_format import Grammar
 from providers.common.processes.child import TaskChild, TaskDied
+from providers.common.recent import RecentEntries
 
 _MAX_DEFINITION_BYTES: Final = 256 * 1024
 _MAX_INPUT_BYTES: Final = 256 * 1024
@@ -39,7 +39,7 @@ _STACK_BYTES: Final = 8 * 2**20
 _TOO_MUCH_WORK: Final = "it takes too much time or memory to compile."
 
 _Result = TypeVar("_Result")
-_verdicts: OrderedDict[bytes, str] = OrderedDict()
+_verdicts = RecentEntries[bytes, str](_MAX_CACHED)
 """Problems of grammars by their hash, empty for a valid one, because agents send the same tools with every turn."""
 _lock = threading.Lock()
 _idle_children: list[TaskChild] = []
@@ -94,8 +94,6 @@ def compile_grammar(source: GrammarSource) -> str:
             return problem
     with _lock:
         _verdicts[key] = problem
-        while len(_verdicts) > _MAX_CACHED:
-            _verdicts.popitem(last=False)
     return problem
 
 
@@ -152,10 +150,7 @@ def _hash(source: GrammarSource) -> bytes:
 
 def _find_verdict(key: bytes) -> str | None:
     with _lock:
-        problem = _verdicts.get(key)
-        if problem is not None:
-            _verdicts.move_to_end(key)
-        return problem
+        return _verdicts.find(key)
 
 
 @cache

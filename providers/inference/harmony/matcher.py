@@ -4,13 +4,13 @@ import functools
 import hashlib
 import threading
 import time
-from collections import OrderedDict
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from apis.errors import InvalidRequest, UpstreamError
 from providers.common.grammars.checks import GrammarSource, compile_grammar
+from providers.common.recent import RecentEntries
 from providers.inference.harmony.grammar import TurnGrammar
 from providers.inference.harmony.vocabulary import (
     CALL,
@@ -98,21 +98,17 @@ class GrammarCompiler:
     threads run."""
 
     def __init__(self, vocabulary: Vocabulary, *, max_grammars: int = MAX_CACHED_GRAMMARS) -> None:
-        self._max_grammars = max_grammars
         self._tokenizer = _load_tokenizer(vocabulary)
         self._limits = LLParserLimits(**COMPILER_LIMITS, verbose_errors=False)
-        self._grammars: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        self._grammars = RecentEntries[bytes, LLMatcher](max_grammars)
         self._lock = threading.Lock()
 
     def find_matcher(self, grammar: TurnGrammar) -> GrammarMatcher | None:
         """Return a matcher at the start of a turn; None for a grammar that is not compiled yet."""
         key = _digest(grammar.text)
         with self._lock:
-            compiled = self._grammars.get(key)
-            if compiled is None:
-                return None
-            self._grammars.move_to_end(key)
-            return GrammarMatcher(compiled.deep_copy())
+            compiled = self._grammars.find(key)
+            return None if compiled is None else GrammarMatcher(compiled.deep_copy())
 
     def build_matcher(self, grammar: TurnGrammar) -> GrammarMatcher:
         """Return a matcher at the start of a turn, for callers in `run_in_turn`. Raises InvalidRequest naming the field
@@ -136,8 +132,6 @@ class GrammarCompiler:
             raise InvalidRequest(f"The request's schemas and grammars cannot be enforced: {problem}", param=param)
         with self._lock:
             self._grammars[_digest(grammar.text)] = compiled
-            while len(self._grammars) > self._max_grammars:
-                self._grammars.popitem(last=False)
             return GrammarMatcher(compiled.deep_copy())
 
     @property

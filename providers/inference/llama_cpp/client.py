@@ -5,7 +5,6 @@ import hashlib
 import json
 import math
 import re
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +19,7 @@ from apis.errors import InvalidRequest, UpstreamError
 from apis.sink import Sink, Stream
 from providers.common.grammars.checks import GrammarSource, find_problem, relax_schema
 from providers.common.net.http.client import HttpClient, headers_to_bytes
+from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.body import ChatDialect, body_to_json, request_to_body
 from providers.inference.chat_completions.endpoint import (
     MAX_BODY_BYTES,
@@ -110,7 +110,7 @@ class EngineClient:
         address: EngineAddress,
         http: HttpClient,
         timeout_s: float,
-        verdicts: OrderedDict[bytes, bool],
+        verdicts: RecentEntries[bytes, bool],
         tags: ReasoningTags | None = None,
     ) -> None:
         self._address = address
@@ -234,7 +234,7 @@ class EngineClient:
         ]
         if len(schemas) > 1 and await self._compiles(_join_schemas(schemas)):
             for constraint in schemas:
-                self._store_verdict(constraint, is_valid=True)
+                self._verdicts[_digest(constraint)] = True
         return [await self._check_in_engine(constraint, tenant) for constraint in checked]
 
     async def _check_in_child(self, constraint: Constraint, tenant: str) -> Constraint:
@@ -250,10 +250,10 @@ class EngineClient:
         return relaxed if await self._is_enforced(relaxed) else _any_object(constraint)
 
     async def _is_enforced(self, constraint: Constraint) -> bool:
-        is_valid = self._verdicts.get(_digest(constraint))
+        is_valid = self._verdicts.find(_digest(constraint))
         if is_valid is None:
             is_valid = await self._compiles(constraint.rules)
-            self._store_verdict(constraint, is_valid=is_valid)
+            self._verdicts[_digest(constraint)] = is_valid
         return is_valid
 
     async def _compiles(self, rules: str) -> bool:
@@ -270,11 +270,6 @@ class EngineClient:
         completion = await self._post("/completion", json.dumps(probe).encode(), "")
         content = str(completion.get("content", ""))
         return bool(content) and content.startswith(PROBE_MARK[: len(content)])
-
-    def _store_verdict(self, constraint: Constraint, *, is_valid: bool) -> None:
-        self._verdicts[_digest(constraint)] = is_valid
-        while len(self._verdicts) > MAX_CONSTRAINT_VERDICTS:
-            self._verdicts.popitem(last=False)
 
     async def _post(self, path: str, body: bytes, model: str) -> dict[str, Any]:
         return await self._request_json("POST", path, body, model)

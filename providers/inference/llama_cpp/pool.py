@@ -9,7 +9,6 @@ request is ever cut off for another model, and no model keeps others waiting for
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -18,8 +17,9 @@ from apis.errors import ConfigError, ModelNotFound, UpstreamError
 from apis.fair_share import FairShare, Place
 from apis.inference import Model
 from providers.common.net.http.client import HttpClient
+from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.reasoning_tags import ReasoningTags
-from providers.inference.llama_cpp.client import EngineClient
+from providers.inference.llama_cpp.client import MAX_CONSTRAINT_VERDICTS, EngineClient
 from providers.inference.llama_cpp.drafts import DraftCounts, LlamaCppMetrics
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
 
@@ -57,7 +57,7 @@ class PooledModel:
     loaded_at: float = 0.0
     failure: str = ""
     failed_at: float = 0.0
-    verdicts: OrderedDict[bytes, bool] = field(default_factory=OrderedDict[bytes, bool])
+    verdicts: RecentEntries[bytes, bool] = field(default_factory=lambda: RecentEntries(MAX_CONSTRAINT_VERDICTS))
     draft_counts: DraftCounts = field(default_factory=DraftCounts)
 
     @property

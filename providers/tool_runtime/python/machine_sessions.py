@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Concatenate, Final, Literal
+from typing import Concatenate, Final, Literal, TypeVar
 
 import msgspec
 
@@ -34,10 +34,10 @@ from providers.tool_runtime.python.session_client import (
     SessionExpired,
     SessionNotFound,
 )
-from providers.tool_runtime.python.sessions import SessionContents, SessionSettings
+from providers.tool_runtime.python.sessions import NO_CONTENTS, SessionContents, SessionSettings
 
+OutcomeT = TypeVar("OutcomeT", RunOutcome, CommandsOutcome)
 _DEPLOYMENT_KEY: Final = "/python-deployment"
-_NOTHING: Final = SessionContents()
 _SERVER_ENDED: Final = "the server process that kept it has ended"
 
 
@@ -80,7 +80,7 @@ class MachineSessions:
         tenant: str,
         name: str,
         settings: SessionSettings,
-        contents: SessionContents = _NOTHING,
+        contents: SessionContents = NO_CONTENTS,
         *,
         is_new_name: bool = False,
         loss_reason: str = "",
@@ -112,9 +112,7 @@ class MachineSessions:
         except SessionNotFound:
             await self.create(tenant, name, settings)
             outcome = await self.call(SessionOperations.run, tenant, name, code)
-        await self._renew_record(tenant, name, outcome.due_record_idle_s)
-        self.egress_counts += outcome.egress
-        return outcome
+        return await self._note_use(tenant, name, outcome)
 
     async def run_commands(
         self, tenant: str, name: str, commands: list[ShellCommand], on_event: Callable[[CommandEvent], None]
@@ -127,9 +125,7 @@ class MachineSessions:
             )
 
         outcome = await self._call_existing(tenant, name, run, self.restore)
-        await self._renew_record(tenant, name, outcome.due_record_idle_s)
-        self.egress_counts += outcome.egress
-        return outcome
+        return await self._note_use(tenant, name, outcome)
 
     async def run_once(self, tenant: str, code: str, settings: SessionSettings) -> RunOutcome:
         """Run code in a session of its own, which no one else can use."""
@@ -215,11 +211,14 @@ class MachineSessions:
         machine = await asyncio.to_thread(_machine)
         return "this" if msgspec.json.decode(entry.value, type=SessionRecord).machine == machine else "other"
 
-    async def _renew_record(self, tenant: str, name: str, due_record_idle_s: float) -> None:
-        """Write the record of a session again if it is due."""
-        if due_record_idle_s:
+    async def _note_use(self, tenant: str, name: str, outcome: OutcomeT) -> OutcomeT:
+        """Return the outcome of a use, whose work is counted; the record of the session is written again if it is
+        due."""
+        if outcome.due_record_idle_s:
             with suppress(StoreUnavailable):  # a record that is too old does no harm
-                await self._write_record(tenant, name, due_record_idle_s)
+                await self._write_record(tenant, name, outcome.due_record_idle_s)
+        self.egress_counts += outcome.egress
+        return outcome
 
     async def _write_record(self, tenant: str, name: str, idle_s: float) -> None:
         record = msgspec.json.encode(SessionRecord(await asyncio.to_thread(_machine)))

@@ -13,6 +13,7 @@ from typing import Final
 
 from apis.fair_share import FairShare, Place
 from apis.skills.bundle import SkillFile
+from providers.common.recent import RecentEntries
 from providers.tool_runtime.python.egress.settings import NetworkSettings, NetworkUse, SecretValue
 from providers.tool_runtime.python.messages import SessionFailure
 from providers.tool_runtime.python.session import PythonSession
@@ -51,7 +52,7 @@ class SessionContents:
     archive: bytes = b""
 
 
-_NOTHING: Final = SessionContents()
+NO_CONTENTS: Final = SessionContents()
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class SessionEntry:
 
     settings: SessionSettings
     place: Place
-    contents: SessionContents = field(default_factory=SessionContents)
+    contents: SessionContents
     session: PythonSession | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     user_count: int = 0
@@ -104,7 +105,7 @@ class PythonSessionPool:
         self._places = places
         self._lock_timeout_s = lock_timeout_s
         self._entries: OrderedDict[SessionKey, SessionEntry] = OrderedDict()
-        self._loss_reasons: OrderedDict[SessionKey, str] = OrderedDict()
+        self._loss_reasons = RecentEntries[SessionKey, str](_MAX_LOSS_REASONS)
         self._numbers = itertools.count(1)
         self._kill_tasks: set[asyncio.Task[None]] = set()
 
@@ -128,7 +129,7 @@ class PythonSessionPool:
         name: str | None,
         settings: SessionSettings,
         loss_reason: str = "",
-        contents: SessionContents = _NOTHING,
+        contents: SessionContents = NO_CONTENTS,
     ) -> SessionKey:
         """Reserve a place for a session, whose process starts with its first use.
 
@@ -202,8 +203,6 @@ class PythonSessionPool:
     def record_loss(self, key: SessionKey, reason: str) -> None:
         """Record why an earlier session of this name is gone, for the next program in it."""
         self._loss_reasons[key] = reason
-        if len(self._loss_reasons) > _MAX_LOSS_REASONS:
-            self._loss_reasons.popitem(last=False)
 
     async def _acquire_lock(self, entry: SessionEntry) -> None:
         try:
