@@ -20,7 +20,6 @@ from apis.errors import (
     StackError,
     StoredValueTooLarge,
     StoreUnavailable,
-    UpstreamTimeout,
     WindowExpired,
 )
 from apis.events import INITIAL_EVENT_COUNT, INITIAL_EVENTS
@@ -57,6 +56,7 @@ from providers.responses.run.checkpoint import (
     load_checkpoints,
     usage_from_log,
 )
+from providers.responses.run.deadline import time_limit
 from providers.responses.run.pending_response import (
     PendingResponse,
     bug_to_error,
@@ -396,19 +396,14 @@ class RunExecutor:
         self, pending: PendingResponse, journal: Journal, on_checkpoint: "partial[None] | None"
     ) -> StackError | None:
         """Write the events of all turns into the journal; return the error that ended them."""
-        limit = asyncio.timeout(self._config.timeout_s)
         try:
             if journal.next_number < INITIAL_EVENT_COUNT:
                 await journal.put([in_progress_event(pending.build_initial_response())])
-            async with limit:
+            async with time_limit(self._config.timeout_s, "responses.background.timeout_s"):
                 await pending.agent_loop.run(journal, on_checkpoint=on_checkpoint)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:  # noqa: BLE001 - the stream's outer edge; a native panic is no Exception
-            if isinstance(exc, TimeoutError) and limit.expired():
-                return UpstreamTimeout(
-                    f"The response took longer than {self._config.timeout_s:g} s (`responses.background.timeout_s`)."
-                )
             return failure_to_error(exc, pending.ids.response_id)
         return None
 

@@ -16,7 +16,7 @@ from apis.sink import Sink
 from providers.common.fair_turns import run_long
 from providers.responses.context.item_views import ItemView
 from providers.responses.events.response_events import first_events, terminal_event
-from providers.responses.run.deadline import ResponseDeadline
+from providers.responses.run.deadline import time_limit
 from providers.responses.run.live_events import EARLY_FAILURE_WAIT_S, LiveEvents
 from providers.responses.run.pending_response import PendingResponse, failure_to_error, shutdown_error, use_of_response
 from providers.responses.run.response_span import ResponseSpan
@@ -25,6 +25,7 @@ from providers.responses.store.history import History
 _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
+_TIMEOUT_SETTING: Final = "responses.response_timeout_s"
 _CLOSE_TIMEOUT_S: Final = 10
 """Seconds that `close` waits for writes that began after their runs were cancelled."""
 
@@ -41,7 +42,7 @@ class ResponseRunner:
 
     def __init__(self, history: History, timeout_s: float) -> None:
         self._history = history
-        self._timeout = SharedTimeout(timeout_s)
+        self._timeout_s = timeout_s
         self._early_failure_wait = SharedTimeout(EARLY_FAILURE_WAIT_S)
         self._store_tasks: set[asyncio.Task[None]] = set()
         self._is_ending = False
@@ -64,11 +65,8 @@ class ResponseRunner:
         live = LiveEvents(sink, view, is_streamed=pending.request.stream is True)
         if pending.mailbox is not None:
             pending.mailbox.events = live
-        if pending.lock is None:
+        async with pending.lock or nullcontext():
             await self._run(pending, live, keep)
-        else:
-            async with pending.lock:
-                await self._run(pending, live, keep)
 
     async def run_input_only(
         self, pending: PendingResponse, sink: Sink[ResponseStreamEvent], view: ItemView, keep: Keep = _keep_nothing
@@ -87,7 +85,7 @@ class ResponseRunner:
 
     async def run_in_time(self, work: Awaitable[ResultT]) -> ResultT:
         """Return the result of `work`. Raises UpstreamTimeout where it takes longer than a response may."""
-        with ResponseDeadline(self._timeout):
+        async with time_limit(self._timeout_s, _TIMEOUT_SETTING):
             return await work
 
     async def _run(self, pending: PendingResponse, live: LiveEvents, keep: Keep) -> None:
@@ -99,7 +97,7 @@ class ResponseRunner:
             awaits_tool_lists=pending.agent_loop.requires_tool_lists,
         )
         try:
-            with ResponseDeadline(self._timeout):
+            async with time_limit(self._timeout_s, _TIMEOUT_SETTING):
                 await pending.agent_loop.run(live)
             final = pending.build_final_response()
             await pending.store(final, self._history)

@@ -1,16 +1,15 @@
-"""ResponseDeadline: its own task ends at the limit, and nothing else does."""
+"""time_limit: its own task ends at the limit, and nothing else does."""
 
 import asyncio
 
 import pytest
 
 from apis.errors import UpstreamTimeout
-from apis.shared_timeout import SharedTimeout
-from providers.responses.run.deadline import ResponseDeadline
+from providers.responses.run.deadline import time_limit
 
 
 async def work(limit_s: float, duration_s: float = 60, steps: int = 1) -> None:
-    with ResponseDeadline(SharedTimeout(limit_s)):
+    async with time_limit(limit_s, "responses.response_timeout_s"):
         for _ in range(steps):
             await asyncio.sleep(duration_s / steps)
 
