@@ -82,7 +82,7 @@ class Attachments:
             return {}
         if sum(isinstance(part, InputFile) or not _is_inline(part) for part in locations) > MAX_FILES:
             raise InvalidRequest(f"A request brings {MAX_FILES} files at most.", param="input", code="invalid_value")
-        modalities = await self._model_catalog.modalities(request.model)
+        modalities = (await self._model_catalog.find(request.model)).modalities
         for part, location in locations.items() if modalities is not None and "image" not in modalities else ():
             if isinstance(part, InputImage):
                 raise InvalidRequest("This model takes no images.", param=location, code="invalid_image")
@@ -109,7 +109,7 @@ class Attachments:
         }
         if audio:
             await asyncio.to_thread(require_base64_audio, audio)
-            require_hearing(await self._model_catalog.modalities(request.model), next(iter(audio)))
+            require_hearing((await self._model_catalog.find(request.model)).modalities, next(iter(audio)))
 
     async def sees_generated_images(self, request: CreateResponse, index: ItemIndex) -> bool:
         """Return whether the model sees the images that image models generate. Raises InvalidRequest for an item of the
@@ -117,7 +117,7 @@ class Attachments:
         tools = (*(request.tools or ()), *collect_additional_tools(index))
         if not (index.has(ImageGenerationCallItem) or any(isinstance(tool, ImageGenerationTool) for tool in tools)):
             return False
-        if "image" not in (await self._model_catalog.modalities(request.model) or ()):
+        if "image" not in ((await self._model_catalog.find(request.model)).modalities or ()):
             return False
         for position in index.positions(ImageGenerationCallItem):
             item = index.items[position]

@@ -69,7 +69,7 @@ async def rewrite_for_model(
     calls = [index.items[at] for at in index.named(REPLAYED_TYPES)]
     if not calls:
         return tool_results
-    native_tools = await models.native_tools(model)
+    native_tools = (await models.find(model)).native_tools
     rewritten = {**tool_results}
 
     def rewrite(item: Item) -> None:

@@ -57,7 +57,7 @@ class RequestInferences:
         used: dict[str, Any] = {}
         if (effort := await self.inference.used_effort(chat)) is not None:
             used["effort"] = effort
-        if chat.all_reasoning and not await self._models.shows_all_reasoning(chat.model):
+        if chat.all_reasoning and not (await self._models.find(chat.model)).shows_all_reasoning:
             used["context"] = "current_turn"
         if not used:
             return request
@@ -96,7 +96,7 @@ class RequestInferences:
     async def prefill(self, chat: ChatRequest) -> Usage:
         """Let the model's engine cache the prompt of the chat, and return the tokens that it read: none where the
         engine has no such cache, or fails, because a later request reads the prompt in any case."""
-        if not await self._models.caches_prefixes(chat.model):
+        if not (await self._models.find(chat.model)).caches_prefixes:
             return Usage()
         shortest = chat.model_copy(update={"max_completion_tokens": 1})
         try:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from apis.chat import NativeToolName
 from apis.errors import StackError
-from apis.inference import Constraint, Inference, Modality, Model
+from apis.inference import Constraint, Inference, Model
 
 _log = logging.getLogger(__name__)
 _MAX_AGE_S: Final = 60
@@ -27,40 +26,23 @@ class ModelCatalog:
         self._next_listing_at = -float("inf")
         self._lock = asyncio.Lock()
 
-    async def native_tools(self, model: str) -> frozenset[NativeToolName]:
-        """Return the model's native tools; none for an unknown model."""
-        entry = await self._find_model(model)
-        return entry.native_tools if entry is not None else frozenset()
-
-    async def modalities(self, model: str) -> frozenset[Modality] | None:
-        """Return the model's input modalities besides text; None if they are unknown."""
-        entry = await self._find_model(model)
-        return entry.modalities if entry is not None else None
+    async def find(self, model: str) -> Model:
+        """Return the model; one without abilities for an unknown name."""
+        return await self._find_listed(model) or Model(model, "", shows_all_reasoning=False)
 
     async def enforces(self, model: str, constraint: Constraint) -> bool:
-        """Return whether the model's engine promises to hold the constraint; False for an unknown model."""
-        entry = await self._find_model(model)
-        return entry is not None and constraint in entry.enforces
-
-    async def caches_prefixes(self, model: str) -> bool:
-        """Return whether the model's engine caches the prompts of chats; False for an unknown model."""
-        entry = await self._find_model(model)
-        return entry is not None and entry.caches_prefixes
-
-    async def shows_all_reasoning(self, model: str) -> bool:
-        """Return whether the model can be shown the reasoning of all turns; False for an unknown model."""
-        entry = await self._find_model(model)
-        return entry is not None and entry.shows_all_reasoning
+        """Return whether the model's engine promises to hold the constraint."""
+        return constraint in (await self.find(model)).enforces
 
     async def find_window(self, model: str) -> int | None:
         """Return the tokens that prompt and answer may have together, under any name of the model; None if unknown."""
-        entry = await self._find_model(model)
+        entry = await self._find_listed(model)
         if entry is None:
             with suppress(StackError):
                 entry = self._models.get((await self._inference.find_names(model)).name)
         return None if entry is None else entry.context_tokens
 
-    async def _find_model(self, model: str) -> Model | None:
+    async def _find_listed(self, model: str) -> Model | None:
         # while one request lists the models again, the others go on with what is known, or wait for it
         if time.monotonic() >= self._next_listing_at and not (self._lock.locked() and self._models):
             async with self._lock:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from apis.documents.reader import Reader
@@ -96,14 +97,15 @@ class RequestTools:
             return OfferedTools(request, enforces_grammars=enforces_grammars)
         depends_on_model = any(isinstance(tool, MODEL_DEPENDENT_TOOLS) for tool in declared)
         needs_modalities = any(isinstance(tool, MODALITY_DEPENDENT_TOOLS) for tool in declared)
+        find_model = partial(self.model_catalog.find, request.model)
         extended = add_typed_tools(request, additional)
         context = replace(
             self._context(extended, tenant),
             response_id=response_id,
             tool_results=tool_results,
             items=items,
-            native_tools=await self.model_catalog.native_tools(request.model) if depends_on_model else frozenset(),
-            modalities=await self.model_catalog.modalities(request.model) if needs_modalities else None,
+            native_tools=(await find_model()).native_tools if depends_on_model else frozenset(),
+            modalities=(await find_model()).modalities if needs_modalities else None,
         )
         with attribute_errors_to_input(request):
             bindings = await build_checked_tools(extended, context)

@@ -9,7 +9,7 @@ import pytest
 from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
 from apis.errors import UpstreamError
-from apis.inference import Inference, Model
+from apis.inference import Inference, Modality, Model
 from providers.responses.tools.models import ModelCatalog
 
 
@@ -36,11 +36,15 @@ class Listed(Inference):
         yield ()
 
 
+async def modalities(catalog: ModelCatalog) -> frozenset[Modality] | None:
+    return (await catalog.find("m")).modalities
+
+
 async def test_requests_that_come_together_wait_for_one_listing() -> None:
     """Fifty requests at once list the models once."""
     inference = Listed()
     catalog = ModelCatalog(inference)
-    requests = [asyncio.create_task(catalog.modalities("m")) for _ in range(50)]
+    requests = [asyncio.create_task(modalities(catalog)) for _ in range(50)]
     await asyncio.sleep(0)
     inference.ready.set()
     assert await asyncio.gather(*requests) == [frozenset(("image",))] * 50
@@ -52,11 +56,11 @@ async def test_a_failed_listing_is_remembered_for_a_while() -> None:
     inference = Listed()
     inference.is_down = True
     catalog = ModelCatalog(inference)
-    requests = [asyncio.create_task(catalog.modalities("m")) for _ in range(50)]
+    requests = [asyncio.create_task(modalities(catalog)) for _ in range(50)]
     await asyncio.sleep(0)
     inference.ready.set()
     assert await asyncio.gather(*requests) == [None] * 50
-    assert await catalog.modalities("m") is None
+    assert await modalities(catalog) is None
     assert inference.listings == 1
 
 
@@ -65,14 +69,14 @@ async def test_the_last_list_is_used_while_the_models_are_listed_again(monkeypat
     inference = Listed()
     catalog = ModelCatalog(inference)
     inference.ready.set()
-    await catalog.modalities("m")
+    await modalities(catalog)
     later = time.monotonic() + 61
     monkeypatch.setattr(time, "monotonic", lambda: later)
     inference.ready.clear()
     inference.is_down = True
-    first = asyncio.create_task(catalog.modalities("m"))
+    first = asyncio.create_task(modalities(catalog))
     await asyncio.sleep(0)
-    assert await catalog.modalities("m") == frozenset(("image",))
+    assert await modalities(catalog) == frozenset(("image",))
     inference.ready.set()
     assert await first == frozenset(("image",))
     assert inference.listings == 2
