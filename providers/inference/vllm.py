@@ -26,7 +26,7 @@ from providers.inference.chat_completions.embeddings import join_embeddings, spl
 from providers.inference.chat_completions.endpoint import DEFAULT_TAG, LISTING_TIMEOUT_S, ChatCompletions
 from providers.inference.chat_completions.first_token import FirstToken
 from providers.inference.chat_completions.formatted_answers import needs_two_passes, stream_in_two_passes
-from providers.inference.chat_completions.health import HealthWatch
+from providers.inference.chat_completions.health import watch_health
 from providers.inference.chat_completions.reasoning_tags import (
     OpeningModels,
     TagSink,
@@ -77,8 +77,7 @@ class VLLM(Inference):
             raise ConfigError(f"The proxy that the environment sets for base_url is not valid: {exc}.") from exc
         self._upstreams = Upstreams(endpoints, config.build_policy())
         if config.health_interval_s:
-            watch = HealthWatch(self._upstreams.upstreams, config.health_interval_s)
-            self._health_task = asyncio.create_task(watch.run())
+            self._health_task = asyncio.create_task(watch_health(self._upstreams.upstreams, config.health_interval_s))
 
     async def close(self) -> None:
         """End every stream in progress."""

@@ -1,4 +1,4 @@
-"""HealthWatch: checks the servers of a provider, lets requests through to one that is back, and logs each change."""
+"""Checks of the servers of a provider, which let requests through to one that is back, and log each change."""
 
 import asyncio
 import logging
@@ -18,55 +18,50 @@ _MAX_LOGGED_MODELS: Final = 8
 _log = logging.getLogger(__name__)
 
 
-class HealthWatch:
-    """Watch over several servers. The state of each is logged once at the start and at each change. A single server
-    that is well gets no requests from here until a request to it fails."""
+async def watch_health(upstreams: Sequence[Upstream], interval_s: float) -> None:
+    """Watch over several servers until cancelled. The state of each is logged once at the start and at each change. A
+    single server that is well gets no requests from here until a request to it fails."""
+    await asyncio.gather(*(_watch(upstream, interval_s, is_single=len(upstreams) == 1) for upstream in upstreams))
 
-    def __init__(self, upstreams: Sequence[Upstream], interval_s: float) -> None:
-        self._upstreams = upstreams
-        self._interval_s = interval_s
-        self._pause_s = min(RECOVERY_INTERVAL_S, interval_s)
 
-    async def run(self) -> None:
-        """Watch until cancelled."""
-        await asyncio.gather(*(self._watch(upstream) for upstream in self._upstreams))
+async def _watch(upstream: Upstream, interval_s: float, *, is_single: bool) -> None:
+    was_healthy: bool | None = None
+    pause_s = min(RECOVERY_INTERVAL_S, interval_s)
+    while True:
+        upstream.wakeup.clear()
+        is_healthy = await _check(upstream, interval_s, was_healthy=was_healthy)
+        if is_healthy and was_healthy is False:
+            upstream.breaker.record_success()
+        was_healthy = is_healthy
+        await asyncio.sleep(pause_s)
+        if is_healthy:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if is_single else interval_s):
+                    await upstream.wakeup.wait()
 
-    async def _watch(self, upstream: Upstream) -> None:
-        was_healthy: bool | None = None
-        while True:
-            upstream.wakeup.clear()
-            is_healthy = await self._check(upstream, was_healthy=was_healthy)
-            if is_healthy and was_healthy is False:
-                upstream.breaker.record_success()
-            was_healthy = is_healthy
-            await asyncio.sleep(self._pause_s)
-            if is_healthy:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(None if len(self._upstreams) == 1 else self._interval_s):
-                        await upstream.wakeup.wait()
 
-    async def _check(self, upstream: Upstream, *, was_healthy: bool | None) -> bool:
-        """Request the list of models, record the result, and log a change. A server that answers with another error is
-        there: it may not list its models."""
-        url = upstream.endpoint.base_url
-        try:
-            async with asyncio.timeout(max(self._interval_s, self._pause_s)):
-                models = await upstream.endpoint.models()
-        except (UpstreamUnavailable, UpstreamTimeout, TimeoutError) as exc:
-            upstream.record_health(is_healthy=False)
-            if was_healthy is not False:
-                reason = exc.message if isinstance(exc, StackError) else "It is too slow."
-                _log.warning("the inference server %s does not answer yet: %s", url, reason)
-            return False
-        except StackError as exc:
-            upstream.record_health(is_healthy=True)
-            if was_healthy is not True:
-                _log.warning("the inference server %s answers, but does not list its models: %s", url, exc.message)
-            return True
+async def _check(upstream: Upstream, limit_s: float, *, was_healthy: bool | None) -> bool:
+    """Request the list of models, record the result, and log a change. A server that answers with another error is
+    there: it may not list its models."""
+    url = upstream.endpoint.base_url
+    try:
+        async with asyncio.timeout(limit_s):
+            models = await upstream.endpoint.models()
+    except (UpstreamUnavailable, UpstreamTimeout, TimeoutError) as exc:
+        upstream.record_health(is_healthy=False)
+        if was_healthy is not False:
+            reason = exc.message if isinstance(exc, StackError) else "It is too slow."
+            _log.warning("the inference server %s does not answer yet: %s", url, reason)
+        return False
+    except StackError as exc:
         upstream.record_health(is_healthy=True)
         if was_healthy is not True:
-            _log.info("the inference server %s serves %s", url, _render_models(models))
+            _log.warning("the inference server %s answers, but does not list its models: %s", url, exc.message)
         return True
+    upstream.record_health(is_healthy=True)
+    if was_healthy is not True:
+        _log.info("the inference server %s serves %s", url, _render_models(models))
+    return True
 
 
 def _render_models(models: Sequence[Model]) -> str:
