@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
-from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem, ResponseStreamEvent
+from openai.types.responses import ResponseCompactionItem, ResponseStreamEvent
 
 from apis.chat import ChatRequest, Message
 from apis.deltas import DeltaBatch, Finish, TextDelta, Usage, estimate_tokens, measure_deltas
@@ -30,6 +30,7 @@ from providers.responses.context.window import CompactionContent, messages_witho
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
+from providers.responses.events.response_events import item_event
 from providers.responses.events.response_object import usage_to_wire
 from providers.responses.item_index import ItemIndex
 from providers.responses.store.url_files import public_item
@@ -113,12 +114,12 @@ class Compactor:
         if managed is None and not conversation.must_compact:
             return None
         threshold = managed and (managed.compact_threshold or await self._default_threshold(request.model))
-        counter = self._token_counters.of_tenant(tenant)
         return ResponseCompaction(
             with_truncation(self._inference, request),
             conversation,
             output,
-            _Threshold(threshold, counter) if threshold and not conversation.must_compact else None,
+            None if conversation.must_compact else threshold,
+            self._token_counters.of_tenant(tenant),
             await self._build_seal(tenant),
         )
 
@@ -168,17 +169,6 @@ class _OpenCompactionItem:
         return ResponseCompactionItem(id=self.id, type="compaction", encrypted_content=token)
 
 
-@dataclass(frozen=True, slots=True)
-class _Threshold:
-    """The most tokens that a chat may have, and the counter of its tokens."""
-
-    tokens: int
-    counter: TokenCounter
-
-    async def allows(self, chat: ChatRequest) -> bool:
-        return (await self.counter.count(chat)).tokens <= self.tokens
-
-
 class ResponseCompaction:
     """Compacts the conversation of a running response, whenever its chat is longer than `threshold` tokens. Without a
     threshold, the compaction is the whole response, and the messages of users and developers stay as they are.
@@ -190,7 +180,8 @@ class ResponseCompaction:
         inference: Inference,
         conversation: Conversation,
         output: ResponseOutput,
-        threshold: _Threshold | None,
+        threshold: int | None,
+        counter: TokenCounter,
         seal: Seal,
     ) -> None:
         self.last_usage: Usage | None = None
@@ -199,6 +190,7 @@ class ResponseCompaction:
         self._conversation = conversation
         self._output = output
         self._threshold = threshold
+        self._counter = counter
         self._seal = seal
         self._open_item: _OpenCompactionItem | None = None
         self._unfinished: _Summary | None = None
@@ -213,9 +205,9 @@ class ResponseCompaction:
         self.last_usage = None
         roles = [message.role for message in chat.messages]
         last_answer = max((at for at, role in enumerate(roles) if role in ("assistant", "tool")), default=-1)
-        if self._threshold is not None and (last_answer < 0 or await self._threshold.allows(chat)):
+        threshold = self._threshold
+        if threshold is not None and (last_answer < 0 or (await self._counter.count(chat)).tokens <= threshold):
             return
-        threshold = self._threshold.tokens if self._threshold is not None else None
         summary = self._unfinished = _Summary()
         words = _MAX_SUMMARY_WORDS if threshold is None else max(50, min(_MAX_SUMMARY_WORDS, threshold // 4))
         await summary.generate(self._inference, chat, words, lambda: sink.put(self._begin_item()))
@@ -235,7 +227,10 @@ class ResponseCompaction:
         self._open_item = opened = _OpenCompactionItem(
             self._output.ids.new_item_id(id_prefix("compaction")), self._output.reserve_index()
         )
-        return [item_added_event(opened.index, opened.item()), _build_compacting_event(opened)]
+        return [
+            item_added_event(opened.index, opened.item()),
+            item_event("response.compaction.compacting", opened.id, opened.index),
+        ]
 
     def close_open_items(self) -> EventBatch:
         """Return the events that close the open item of a response that ends early."""
@@ -351,12 +346,6 @@ async def _build_partial_content(
         others = messages_without(conversation.verbatim_messages(), retained)
     await end_pass(retained_items)
     return CompactionContent(summary=summary, verbatim_messages=others, replaces_history=False)
-
-
-def _build_compacting_event(open_item: _OpenCompactionItem) -> ResponseCompactionCompactingEvent:
-    return ResponseCompactionCompactingEvent(
-        type="response.compaction.compacting", item_id=open_item.id, output_index=open_item.index, sequence_number=0
-    )
 
 
 def _content_to_json(content: CompactionContent) -> str:

@@ -61,7 +61,12 @@ def terminal_event(response: Response) -> ResponseStreamEvent:
 
 def item_event(kind: str, item_id: str, index: int, **fields: Any) -> ResponseStreamEvent:
     """Return the event of this type about the item at `index` of the output, with the fields of its own."""
-    return _event_classes()[kind](type=kind, item_id=item_id, output_index=index, sequence_number=0, **fields)
+    return build_event(kind, item_id=item_id, output_index=index, **fields)
+
+
+def build_event(kind: str, **fields: Any) -> ResponseStreamEvent:
+    """Return the event of this type with these fields, which are validated."""
+    return _event_classes()[kind](type=kind, sequence_number=0, **fields)
 
 
 @cache

@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable
 
-from openai.types.responses import (
-    ResponseShellCallCommandAddedEvent,
-    ResponseShellCallCommandDeltaEvent,
-    ResponseShellCallCommandDoneEvent,
-)
+from openai.types.responses import ResponseStreamEvent
 
 from apis.events import EventList
+from providers.responses.events.response_events import build_event
 from providers.responses.tools.shell.arguments import CommandChange
 
 
@@ -24,26 +21,10 @@ class CommandEvents:
         for change in changes:
             if change.is_new:
                 self._open[change.index] = []
-                events.append(
-                    ResponseShellCallCommandAddedEvent(
-                        type="response.shell_call_command.added",
-                        output_index=output_index,
-                        command_index=change.index,
-                        command="",
-                        sequence_number=0,
-                    )
-                )
+                events.append(_event("added", output_index, change.index, command=""))
             if change.text:
                 self._open[change.index].append(change.text)
-                events.append(
-                    ResponseShellCallCommandDeltaEvent(
-                        type="response.shell_call_command.delta",
-                        output_index=output_index,
-                        command_index=change.index,
-                        delta=change.text,
-                        sequence_number=0,
-                    )
-                )
+                events.append(_event("delta", output_index, change.index, delta=change.text))
             if change.is_last:
                 events.append(self._end(change.index, output_index))
         return events
@@ -52,11 +33,10 @@ class CommandEvents:
         """Return the events that end the commands that are still open."""
         return [self._end(index, output_index) for index in [*self._open]]
 
-    def _end(self, index: int, output_index: int) -> ResponseShellCallCommandDoneEvent:
-        return ResponseShellCallCommandDoneEvent(
-            type="response.shell_call_command.done",
-            output_index=output_index,
-            command_index=index,
-            command="".join(self._open.pop(index)),
-            sequence_number=0,
-        )
+    def _end(self, index: int, output_index: int) -> ResponseStreamEvent:
+        return _event("done", output_index, index, command="".join(self._open.pop(index)))
+
+
+def _event(phase: str, output_index: int, index: int, **fields: str) -> ResponseStreamEvent:
+    kind = f"response.shell_call_command.{phase}"
+    return build_event(kind, output_index=output_index, command_index=index, **fields)
