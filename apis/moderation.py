@@ -140,15 +140,12 @@ class OutputBlocked(Exception):
 class Moderation(Provider, ABC):
     """Judges texts and images. Its answers are probabilities, which are calibrated only as well as its model is."""
 
-    @property
-    @abstractmethod
-    def model(self) -> str:
-        """Return the id of the model that is asked."""
-
-    @property
-    @abstractmethod
-    def window_chars(self) -> int:
-        """Return how many characters of an answer wait until they are judged, where flagged output is blocked."""
+    model: str
+    """The id of the model that is asked."""
+    window_chars: int
+    """Characters of an answer that wait until they are judged, where flagged output is blocked."""
+    names: frozenset[str]
+    """The names by which requests may call for this moderation, `model` among them."""
 
     def require_name(self, name: str, param: str) -> None:
         """Raise InvalidRequest for a name by which nothing is moderated here; `param` is its field."""
@@ -156,11 +153,6 @@ class Moderation(Provider, ABC):
             listed = ", ".join(sorted(self.names))
             message = f"The moderation model '{name}' is not served here; these are: {listed}."
             raise InvalidRequest(message, param=param, code="model_not_found")
-
-    @property
-    @abstractmethod
-    def names(self) -> frozenset[str]:
-        """Return the names by which requests may call for this moderation, `model` among them."""
 
     @abstractmethod
     async def judge(

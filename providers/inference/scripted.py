@@ -24,7 +24,7 @@ from apis.deltas import (
     ToolCallStart,
     Usage,
 )
-from apis.errors import ModelNotFound, StackError, UpstreamError
+from apis.errors import ModelNotFound, UpstreamError
 from apis.inference import Inference, Model
 from apis.provider import Provider
 from apis.wire.base import Phase
@@ -195,7 +195,7 @@ class _Player:
                 finish = self.finish(line.finish, line.usage)
                 return [(msgspec.structs.replace(finish, stop_sequence=line.stop_sequence),)]
             case Fail():
-                raise _build_error(line.fail)
+                raise UpstreamError(line.fail)
             case Wait():
                 return []
 
@@ -226,10 +226,6 @@ class _Player:
         if self._max_tokens is not None and self._output_tokens >= self._max_tokens:
             return delta, self.finish("length")
         return (delta,)
-
-
-def _build_error(message: str) -> StackError:
-    return UpstreamError(message)
 
 
 def _to_chunks(text: str | list[str]) -> list[str]:

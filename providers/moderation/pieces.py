@@ -55,23 +55,11 @@ class PieceModeration(Moderation):
 
     def __init__(self, config: Config, inference: Inference) -> None:
         self._piece_chars = config.piece_chars
-        self._window_chars = config.window_chars
-        self._model = config.model
-        self._names = frozenset({config.model, *config.names})
+        self.window_chars = config.window_chars
+        self.model = config.model
+        self.names = frozenset({config.model, *config.names})
         self._inference = inference
         self._statements: Mapping[Category, str] = {**STATEMENTS, **config.statements}
-
-    @property
-    def model(self) -> str:
-        return self._model
-
-    @property
-    def window_chars(self) -> int:
-        return self._window_chars
-
-    @property
-    def names(self) -> frozenset[str]:
-        return self._names
 
     async def judge(
         self, parts: Sequence[ContentPart], *, param: str = "input", cache_salt: str | None = None
@@ -110,7 +98,7 @@ class PieceModeration(Moderation):
         return ModerationScores(
             {category: scores.get(category, 0.0) for category in CATEGORIES},
             flagged,
-            self._model,
+            self.model,
             has_text,
             has_images,
             usage,

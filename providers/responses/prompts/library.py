@@ -17,18 +17,13 @@ class PromptLibrary:
     """Prompts of a folder, which `load` reads, or of a mapping. All tenants share them."""
 
     def __init__(self, prompts: Path | Mapping[str, StoredPrompt] | None) -> None:
-        self._folder = prompts if isinstance(prompts, Path) else None
+        self.folder = prompts if isinstance(prompts, Path) else None
         self._templates: Mapping[str, StoredPrompt] = prompts if isinstance(prompts, Mapping) else {}
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder that the prompts are read from, if it is one."""
-        return self._folder
 
     async def load(self) -> None:
         """Read the folder, where there is one. Raises ConfigError for a file that is wrong."""
-        if self._folder is not None:
-            self._templates = await asyncio.to_thread(load_folder, self._folder)
+        if self.folder is not None:
+            self._templates = await asyncio.to_thread(load_folder, self.folder)
 
     def rendering(self, request: CreateResponse) -> AbstractContextManager[CreateResponse]:
         """Return a context that yields the request with the prompt that it refers to; unchanged where it refers to

@@ -19,6 +19,7 @@ from providers.responses.store.conversation_items import (
 )
 from providers.responses.store.history_cache import HistoryCache, LoadAllowance, StoredTurn, TurnPosition
 from providers.responses.store.history_keys import record_key, turn_key
+from providers.responses.store.large_items import decode_raw_items
 from providers.responses.store.response_record import ResponseRecord
 
 T = TypeVar("T")
@@ -187,7 +188,7 @@ def find_in_turn(turn: StoredTurn, item_ids: Collection[str]) -> dict[str, Found
     more. Raises msgspec.MsgspecError for a damaged turn."""
     found_items: dict[str, FoundItem] = {}
     for items in (turn.input_items, turn.output_items):
-        for raw, fields in zip(_decode_raw_items(items), decode_item_ids(items), strict=True):
+        for raw, fields in zip(decode_raw_items(items), decode_item_ids(items), strict=True):
             if fields.id is not None and fields.id in item_ids:
                 found_items[fields.id] = FoundItem(bytes(raw), turn.tool_results.get(fields.id))
     return found_items
@@ -200,7 +201,6 @@ class ItemId(msgspec.Struct, gc=False):
 
 
 decode_item_ids = msgspec.json.Decoder(list[ItemId]).decode
-_decode_raw_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def _split(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:

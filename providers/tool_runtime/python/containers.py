@@ -26,7 +26,7 @@ from apis.containers import (
 from apis.documents.files import Files
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.skills.skills import Skills
-from apis.storage.pages import Page
+from apis.storage.pages import Page, page_after
 from apis.wire.tools import NetworkAllowlist, NetworkPolicy, SkillSource
 from apis.workspaces import WORKSPACE_FOLDER, WORKSPACE_PREFIX
 from providers.tool_runtime.python.egress.rules import HostRules
@@ -253,10 +253,5 @@ def _build_file(container_id: str, file: SessionFile) -> ContainerFile:
 
 def _paginate(items: Sequence[ContainerItemT], params: ContainerListParams) -> Page[ContainerItemT]:
     """Return one page of a list that is sorted oldest first."""
-    ordered = [*items] if params.order == "asc" else [*reversed(items)]
-    if params.after is not None:
-        ids = [item.id for item in ordered]
-        if params.after not in ids:
-            raise InvalidRequest("There is nothing with this id.", param="after", code="invalid_value")
-        ordered = ordered[ids.index(params.after) + 1 :]
-    return Page(ordered[: params.limit], has_more=len(ordered) > params.limit)
+    ordered = items if params.order == "asc" else items[::-1]
+    return page_after(ordered, params, lambda item: item.id, "There is nothing with this id.")

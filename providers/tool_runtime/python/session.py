@@ -101,7 +101,8 @@ class PythonSession:
         self.folder = GuestFolder(self._request_files)
         self._cgroup: Cgroup | None = None
         self._output = ProgramOutput(limits.output_bytes)
-        self._proxy: ContainerProxy | None = None
+        self.proxy: ContainerProxy | None = None
+        """The session's way out; None where it has none."""
         self._own_variables: frozenset[str] = frozenset()
         """The names of a workspace's variables, which go before those of secrets."""
         self._output_pipe = -1
@@ -135,7 +136,7 @@ class PythonSession:
                 await asyncio.to_thread(session._move_into_cgroup)
                 if handover is not None:
                     handover.serve()
-                    session._proxy = proxy
+                    session.proxy = proxy
             except SessionEnded as exc:
                 raise SessionEnded(f"{exc}: {session._output.text().strip()[:500]}") from exc
             except BaseException:
@@ -192,11 +193,6 @@ class PythonSession:
         return self._cgroup is not None
 
     @property
-    def proxy(self) -> ContainerProxy | None:
-        """The session's way out; None where it has none."""
-        return self._proxy
-
-    @property
     def has_ended(self) -> bool:
         """True when the process has ended or is ending."""
         return self._was_killed or self._end_task.done()
@@ -225,7 +221,7 @@ class PythonSession:
         parts = CommandParts(commands, on_event)
         wall_s = max(each.timeout_s for each in commands) + _COMMANDS_GRACE_S
         try:
-            variables: Mapping[str, str] = self._proxy.access.variables() if self._proxy is not None else {}
+            variables: Mapping[str, str] = self.proxy.access.variables() if self.proxy is not None else {}
             environment = {name: text for name, text in variables.items() if name not in self._own_variables}
             request: GuestMessage = {
                 "do": "shell",
@@ -484,8 +480,8 @@ class PythonSession:
                 os.waitid(os.P_PIDFD, self._inner_pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not wait
             os.close(self._inner_pidfd)
             self._inner_pidfd = None
-        if self._proxy is not None:
-            await self._proxy.close()
+        if self.proxy is not None:
+            await self.proxy.close()
         await asyncio.to_thread(self._remove_resources)
 
     def _remove_resources(self) -> None:
