@@ -56,13 +56,13 @@ from providers.responses.run.checkpoint import (
     load_checkpoints,
     usage_from_log,
 )
-from providers.responses.run.deadline import time_limit
 from providers.responses.run.pending_response import (
     PendingResponse,
     bug_to_error,
     failure_to_error,
     shutdown_error,
     store_span,
+    time_limit,
 )
 from providers.responses.run.response_span import (
     ResponseSpan,

@@ -1,7 +1,9 @@
 """PendingResponse: one response between its request and its end, and the response objects of each way to end."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 from openai.types.responses import Response, ResponseError
@@ -12,7 +14,7 @@ from apis.accounts.charges import Charge, Use
 from apis.accounts.usage import count_response
 from apis.chat import ChatRequest
 from apis.deltas import Usage
-from apis.errors import Overloaded, StackError, internal_error
+from apis.errors import Overloaded, StackError, UpstreamTimeout, internal_error
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from apis.telemetry import Span, SpanType, open_span
@@ -167,6 +169,19 @@ class PendingResponse(msgspec.Struct, frozen=True):
             return ()
         tool_results = {**self.conversation.tool_results, **self.agent_loop.state.tool_results}
         return await self.lock.build_append_and_release_ops(input_json, items_to_json(response.output), tool_results)
+
+
+@asynccontextmanager
+async def time_limit(limit_s: float, setting: str) -> AsyncGenerator[None]:
+    """End the work within the context after `limit_s`. Raises UpstreamTimeout then, which names the setting."""
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as exc:
+        if limit.expired():
+            raise UpstreamTimeout(f"The response took longer than {limit_s:g} s (`{setting}`).") from exc
+        raise
 
 
 def use_of_response(response: Response) -> Use:

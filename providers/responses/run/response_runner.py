@@ -16,9 +16,14 @@ from apis.sink import Sink
 from providers.common.fair_turns import run_long
 from providers.responses.context.item_views import ItemView
 from providers.responses.events.response_events import first_events, terminal_event
-from providers.responses.run.deadline import time_limit
 from providers.responses.run.live_events import EARLY_FAILURE_WAIT_S, LiveEvents
-from providers.responses.run.pending_response import PendingResponse, failure_to_error, shutdown_error, use_of_response
+from providers.responses.run.pending_response import (
+    PendingResponse,
+    failure_to_error,
+    shutdown_error,
+    time_limit,
+    use_of_response,
+)
 from providers.responses.run.response_span import ResponseSpan
 from providers.responses.store.history import History
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from apis.errors import UpstreamTimeout
-from providers.responses.run.deadline import time_limit
+from providers.responses.run.pending_response import time_limit
 
 
 async def work(limit_s: float, duration_s: float = 60, steps: int = 1) -> None:
