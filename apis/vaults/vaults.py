@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from apis.errors import Unsupported
 from apis.provider import Provider
+from apis.storage.kv_store import Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,18 @@ class Vaults(Provider, ABC):
         """Return those of the vaults that the tenant still has."""
 
     @abstractmethod
-    def seal(self, data: bytes, key: str) -> bytes:
-        """Return the data of the record with this key, encrypted. The first byte is 0."""
+    def build_put(self, data: bytes, key: str, expect: int | None = None) -> Sequence[Op]:
+        """Return the operations that store the data of a record, encrypted: the value under its key begins with a zero
+        byte. Where the keys of the run config change, it is encrypted again."""
+
+    @abstractmethod
+    def build_delete(self, key: str) -> Sequence[Op]:
+        """Return the operations that delete an encrypted record."""
 
     @abstractmethod
     def unseal(self, sealed: bytes, key: str) -> bytes:
-        """Return the data that was sealed for the record with this key. Raises StorageCorrupt where its key is no more
-        in the run config, or it is not as it was written."""
+        """Return the data of the record with this key from its encrypted value. Raises StorageCorrupt where its key is
+        no more in the run config, or it is not as it was written."""
 
     @abstractmethod
     async def find_token(self, use: TokenUse, *, tenant: str, refused: str | None = None) -> str | None:

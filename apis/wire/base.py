@@ -98,6 +98,17 @@ class ToolWire(Wire):
         return self.model_dump(exclude_none=True, by_alias=True)
 
 
+def dump_sent(value: Any) -> Any:
+    """Return a part of a request as JSON of all that was sent, also what is never dumped, such as secrets."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        sent = {fields[name].alias or name: getattr(value, name) for name in fields if name in value.model_fields_set}
+        return {name: dump_sent(each) for name, each in sent.items() if each is not None}
+    if isinstance(value, dict):
+        return {name: dump_sent(each) for name, each in cast("dict[str, Any]", value).items()}
+    return [dump_sent(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
 def value_to_kept_json(value: Any) -> bytes:
     """Return a value as JSON in bytes of just its length, for what is kept while it waits, or in a cache: the bytes of
     orjson keep the whole buffer that they were written to, 4 KiB or more. Raises orjson.JSONEncodeError."""

@@ -1,6 +1,8 @@
 """StoredAutomations: the automations of tenants in the KVStore, and the records of their invocations.
 
     TENANT/automation/ID                        the automation
+    TENANT/automation_target/AUTOMATION/NUMBER  its target, with what is confidential; one that it had before stays as
+                                                long as an invocation waits with it
     TENANT/automation_invocation/AUTOMATION/ID  one of its invocations
     /automation_due/TIME/TENANT/AUTOMATION      the automation has something to do from TIME on, in ms of Unix time
 
@@ -20,7 +22,6 @@ from apis.agents.agents import AgentListParams
 from apis.agents.automations import (
     AutomationListParams,
     CreateAutomation,
-    ResponseTarget,
     UpdateAutomation,
 )
 from apis.batches.batches import BatchOwner
@@ -28,9 +29,12 @@ from apis.errors import AgentNotFound, Conflict, InvalidRequest
 from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.pages import Page
-from apis.storage.records import decode_record, delete_all, encode_record
+from apis.storage.records import decode_record, delete_all, encode_record, reading_stored
+from apis.vaults.vaults import Vaults
+from apis.wire.base import dump_sent
 from providers.agents.schedules import check_schedule, find_last, list_next, load_zone
-from providers.agents.targets import Json, Target, complete_target, parse_target, show_target
+from providers.agents.sealed_store import SealedStore
+from providers.agents.targets import Json, Target, parse_target, show_target
 from providers.common.due_rows import move_due_row
 from providers.common.state.change import write_prepared
 from providers.common.state.scan import list_records, read_page
@@ -46,8 +50,9 @@ _MAX_QUEUED: Final = 10
 
 
 class AutomationRecord(msgspec.Struct, kw_only=True):
-    """An automation. `next_at` is its next time, None where there is none; `queued` are the ids of the invocations that
-    wait for their delivery, oldest first, and `retry_at` the time of the next attempt at the first of them."""
+    """An automation. `target` is what is shown of its target, whose number is `target_number`. `next_at` is its next
+    time, None where there is none; `queued` are the ids of the invocations that wait for their delivery, oldest first,
+    with the numbers of their targets, and `retry_at` is the time of the next attempt at the first of them."""
 
     name: str
     type: Literal["periodic", "once"]
@@ -61,7 +66,8 @@ class AutomationRecord(msgspec.Struct, kw_only=True):
     status: Literal["active", "paused", "completed"] = "active"
     pause_reason: str | None = None
     next_at: int | None = None
-    queued: list[str] = []
+    target_number: int = 0
+    queued: dict[str, int] = {}
     retry_at: float = 0.0
     due_key: str = ""
 
@@ -73,14 +79,12 @@ class AutomationRecord(msgspec.Struct, kw_only=True):
 
 
 class InvocationRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One invocation. `automation` is a copy of what a schedule has invoked, empty for one by hand; `target` is what is
-    delivered, and empty once it was."""
+    """One invocation. `automation` is a copy of what a schedule has invoked, empty for one by hand."""
 
     status: Literal["queued", "completed", "failed", "skipped"]
     created_at: int
     scheduled_at: int | None = None
     automation: Json = {}
-    target: Json = {}
     session_id: str | None = None
     response_id: str | None = None
     skip_reason: str | None = None
@@ -97,9 +101,16 @@ class StoredAutomations:
     `retention_s`. `now` returns the time in seconds of Unix time."""
 
     def __init__(
-        self, kv: KVStore, *, max_automations: int, retention_s: float, now: Callable[[], float] = time.time
+        self,
+        kv: KVStore,
+        vaults: Vaults | None,
+        *,
+        max_automations: int,
+        retention_s: float,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.kv = kv
+        self._sealed = SealedStore(kv, vaults)
         self.retention_s = retention_s
         self.now = now
         self._max_automations = max_automations
@@ -111,11 +122,11 @@ class StoredAutomations:
         """Create an automation, whose invocations have the rights of the owner's key. Raises InvalidRequest."""
         tenant = owner.tenant
         await self.kv.require_room(tenant)
-        now = self.now()
+        now, target = self.now(), _dump_bounded(request.target)
         record = AutomationRecord(
             name=request.name,
             type=request.type,
-            target=_complete_bounded(request.target),
+            target=show_target(request.target),
             metadata=dict(request.metadata or {}),
             created_at=int(now),
             key_id=owner.key_id,
@@ -130,8 +141,9 @@ class StoredAutomations:
         await _load_zone(record)
         _plan(record, now)
         automation_id = f"automation_{new_id_key()}"
-        due_ops = move_due(record, tenant, automation_id)
-        await self._records.create(tenant, automation_id, record, self._max_automations, self._build_error, due_ops)
+        ops = self._sealed.build_put(_target_key(tenant, automation_id, record.target_number), target)
+        ops = [*ops, *move_due(record, tenant, automation_id)]
+        await self._records.create(tenant, automation_id, record, self._max_automations, self._build_error, ops)
         return _show_planned(automation_id, record)
 
     async def get(self, automation_id: str, *, tenant: str) -> Json:
@@ -159,7 +171,7 @@ class StoredAutomations:
     async def update(self, automation_id: str, request: UpdateAutomation, *, owner: BatchOwner) -> Json:
         """Change the fields that the request has, and return the automation; with another target, its invocations have
         the rights of the owner's key. Raises AgentNotFound and InvalidRequest."""
-        target = None if request.target is None else _complete_bounded(request.target)
+        tenant, target = owner.tenant, None if request.target is None else _dump_bounded(request.target)
         if request.timezone is not None:
             await load_zone(request.timezone)
 
@@ -170,17 +182,33 @@ class StoredAutomations:
             if target is not None and target["type"] != record.target["type"]:
                 raise InvalidRequest("The target of an automation keeps its type.", param="target.type")
             record.name = request.name or record.name
-            if target is not None:
-                record.target, record.key_id = target, owner.key_id
             record.metadata = record.metadata if request.metadata is None else dict(request.metadata)
             if request.expression or request.timezone or request.run_at is not None:
                 record.expression = request.expression or record.expression
                 record.timezone = request.timezone or record.timezone
                 record.run_at = record.run_at if request.run_at is None else request.run_at
                 _plan(record, now)
-            return ()
+            if request.target is None or target is None:
+                return ()
+            former, record.target = record.target_number, show_target(request.target)
+            record.key_id = owner.key_id
+            record.target_number += 1
+            put = self._sealed.build_put(_target_key(tenant, automation_id, record.target_number), target)
+            return [*put, *self.build_target_end(record, former, tenant, automation_id)]
 
         return _show_planned(automation_id, await self.edit(automation_id, owner.tenant, edit))
+
+    def build_target_end(self, record: AutomationRecord, number: int, tenant: str, automation_id: str) -> Sequence[Op]:
+        """Return the operations that delete a target, unless the automation or an invocation of it still has it."""
+        is_used = number == record.target_number or number in record.queued.values()
+        return () if is_used else self._sealed.build_delete(_target_key(tenant, automation_id, number))
+
+    async def load_target(self, automation_id: str, number: int, tenant: str) -> Target:
+        """Return a target with what is confidential. Raises StorageCorrupt."""
+        key = _target_key(tenant, automation_id, number)
+        stored = await self._sealed.load(key)
+        with reading_stored(key):
+            return parse_target(stored)
 
     async def pause(self, automation_id: str, *, tenant: str) -> Json:
         """Have the schedule rest: its times pass without an invocation. Raises AgentNotFound and Conflict."""
@@ -211,10 +239,14 @@ class StoredAutomations:
 
         def delete_due(record: AutomationRecord | None) -> Sequence[Op]:
             # a worker deletes the due row of one that is damaged
-            return [Delete(record.due_key)] if record is not None and record.due_key else ()
+            ops: list[Op] = [Delete(record.due_key)] if record is not None and record.due_key else []
+            for number in () if record is None else {record.target_number, *record.queued.values()}:
+                ops += self._sealed.build_delete(_target_key(tenant, automation_id, number))
+            return ops
 
         await self._records.delete(tenant, automation_id, delete_due)
         await delete_all(self.kv, invocation_key(tenant, automation_id, ""))
+        await delete_all(self.kv, _target_prefix(tenant, automation_id))  # of one that is damaged
         return {"id": automation_id, "deleted": True, "object": "agent.automation.deleted"}
 
     def _build_error(self, _count: int) -> InvalidRequest:
@@ -237,10 +269,9 @@ class StoredAutomations:
         def edit(record: AutomationRecord, now: float) -> Sequence[Op]:
             if len(record.queued) >= _MAX_QUEUED:
                 raise Conflict(f"{_MAX_QUEUED} invocations of this automation wait for their delivery already.")
-            invocation.target = record.target
             if not record.queued:
                 record.retry_at = now
-            record.queued = [*record.queued, invocation_id]
+            record.queued = {**record.queued, invocation_id: record.target_number}
             return [self.put_invocation(tenant, automation_id, invocation_id, invocation)]
 
         await self.edit(automation_id, tenant, edit)
@@ -305,8 +336,6 @@ def begin_occurrence(record: AutomationRecord, automation_id: str, now: float) -
     invocation = InvocationRecord(status="queued", created_at=int(now), scheduled_at=moment, automation=snapshot)
     if record.queued:
         invocation.status, invocation.skip_reason = "skipped", "pending_delivery"
-    else:
-        invocation.target = record.target
     return new_invocation_id(), invocation
 
 
@@ -325,6 +354,14 @@ def invocation_key(tenant: str, automation_id: str, invocation_id: str) -> str:
 def new_invocation_id() -> str:
     """Return the id of a new invocation; ids sort in the order of their times."""
     return f"invocation_{new_id_key()}"
+
+
+def _target_prefix(tenant: str, automation_id: str) -> str:
+    return f"{tenant}/automation_target/{automation_id}/"
+
+
+def _target_key(tenant: str, automation_id: str, number: int) -> str:
+    return f"{_target_prefix(tenant, automation_id)}{number}"
 
 
 async def _load_zone(record: AutomationRecord) -> None:
@@ -359,18 +396,12 @@ def _require_unfinished(record: AutomationRecord) -> None:
         raise Conflict("This automation is completed: its one time has come.")
 
 
-def _complete_bounded(target: Target) -> Json:
-    completed = complete_target(target)
-    if isinstance(target, ResponseTarget) and parse_target(completed) != target:
-        raise InvalidRequest(
-            "An automation is stored, and this request holds what is not for storing (an MCP server's URL, "
-            "`authorization` or `headers`, or `domain_secrets` of a container). Name vaults in `vault_ids`, or the MCP "
-            "servers of the run config.",
-            param="target.request",
-        )
-    if len(encode_record(completed)) > _MAX_TARGET_BYTES:
+def _dump_bounded(target: Target) -> Json:
+    """Return a target with what is confidential, to be stored."""
+    dumped: Json = dump_sent(target)
+    if len(encode_record(dumped)) > _MAX_TARGET_BYTES:
         raise InvalidRequest(f"The target is larger than {_MAX_TARGET_BYTES} bytes.", param="target")
-    return completed
+    return dumped
 
 
 def _not_found(param: str) -> AgentNotFound:
@@ -385,7 +416,7 @@ def _show(automation_id: str, record: AutomationRecord) -> Json:
         "name": record.name,
         "status": record.status,
         "pause_reason": record.pause_reason,
-        "target": show_target(record.target),
+        "target": record.target,
         "created_by": {"type": "developer"},
         "metadata": record.metadata,
         "created_at": record.created_at,

@@ -1,18 +1,22 @@
 """StoredDefinitions: the agents of tenants in the KVStore, below TENANT/agent/ID.
 
-A record has all fields, also those of MCP servers that are not shown.
+The secrets of MCP servers are stored apart (agent_secrets.py).
 """
 
 import time
-from typing import Any, Final
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
 
 import msgspec
 
 from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
-from apis.errors import AgentNotFound, InvalidRequest
-from apis.storage.keys import new_id_key
-from apis.storage.kv_store import KVStore
+from apis.errors import AgentNotFound, InvalidRequest, StorageCorrupt
+from apis.storage.keys import new_id_key, record_id
+from apis.storage.kv_store import KVStore, Op
 from apis.storage.pages import Page
+from apis.vaults.vaults import Vaults
+from providers.agents.agent_secrets import AgentSecrets
 from providers.agents.descriptions import Json, check_size, complete_agent, describe_options, show_tools
 from providers.common.state.tenant_records import TenantRecords
 
@@ -30,8 +34,9 @@ class AgentRecord(msgspec.Struct):
 class StoredDefinitions:
     """The agents of one store, of which a tenant may have `max_agents`."""
 
-    def __init__(self, kv: KVStore, max_agents: int) -> None:
+    def __init__(self, kv: KVStore, vaults: Vaults | None, max_agents: int) -> None:
         self._kv = kv
+        self._secrets = AgentSecrets(kv, vaults)
         self._max_agents = max_agents
         self._records = TenantRecords(kv, "agent", AgentRecord, lambda _: agent_not_found())
 
@@ -42,21 +47,23 @@ class StoredDefinitions:
         now, agent_id = int(time.time()), new_agent_id()
         described = {**describe_options(request), **_describe_names(request), "model": request.model}
         fields = check_size(complete_agent(described))
-        record = AgentRecord(fields, now, now)
-        await self._records.create(tenant, agent_id, record, self._max_agents, self._build_error)
-        return _show(agent_id, record)
+        tools, secrets = self._secrets.split(fields["tools"], tenant, agent_id)
+        record = AgentRecord({**fields, "tools": tools}, now, now)
+        await self._records.create(tenant, agent_id, record, self._max_agents, self._build_error, secrets)
+        return await self._show(agent_id, record, tenant)
 
     async def get(self, agent_id: str, *, tenant: str) -> Json:
         """Return the agent. Raises AgentNotFound."""
-        return _show(agent_id, await self._records.load(tenant, agent_id))
+        return await self._show(agent_id, await self._records.load(tenant, agent_id), tenant)
 
     async def load_fields(self, agent_id: str, *, tenant: str) -> Json:
         """Return the fields of the agent, also those that are not shown. Raises AgentNotFound."""
-        return (await self._records.load(tenant, agent_id)).fields
+        return await self._secrets.join((await self._records.load(tenant, agent_id)).fields, tenant, agent_id)
 
     async def list(self, params: AgentListParams, *, tenant: str) -> Page[Json]:
         """Return a page of agents. Raises AgentNotFound for an unknown cursor."""
-        return await self._records.list(tenant, params, _show)
+        page = await self._records.list(tenant, params, lambda agent_id, record: (agent_id, record))
+        return Page([await self._show(*each, tenant) for each in page.data], page.has_more, page.last_id)
 
     async def update(self, agent_id: str, request: UpdateAgent, *, tenant: str) -> Json:
         """Change the fields that the request has, and return the agent. Raises AgentNotFound, and InvalidRequest for
@@ -64,19 +71,32 @@ class StoredDefinitions:
         changes = {**describe_options(request), **_describe_names(request)}
         if "model" in request.model_fields_set:
             changes["model"] = request.model
+        secrets: Sequence[Op] = ()
+        if "tools" in changes:
+            changes["tools"], secrets = self._secrets.split(changes["tools"], tenant, record_id(agent_id))
 
         def edit(record: AgentRecord) -> AgentRecord:
             return AgentRecord(check_size({**record.fields, **changes}), record.created_at, int(time.time()))
 
-        return _show(agent_id, await self._records.change(tenant, agent_id, edit))
+        record = await self._records.change(tenant, agent_id, edit, also=lambda _: secrets)
+        return await self._show(agent_id, record, tenant)
 
     async def delete(self, agent_id: str, *, tenant: str) -> Json:
         """Delete the agent; its sessions go on with what it was. Raises AgentNotFound."""
-        await self._records.delete(tenant, agent_id)
+        await self._records.delete(tenant, agent_id, lambda _: self._secrets.build_delete(tenant, agent_id))
         return {"id": agent_id, "object": "agent.deleted", "deleted": True}
 
     def _build_error(self, _count: int) -> InvalidRequest:
         return InvalidRequest(f"A project has at most {self._max_agents} agents (`agents.max_agents`).")
+
+    async def _show(self, agent_id: str, record: AgentRecord, tenant: str) -> Json:
+        """Return an agent as the API shows it; headers that cannot be read are left out."""
+        fields = record.fields
+        with suppress(StorageCorrupt):
+            fields = await self._secrets.join(fields, tenant, agent_id)
+        times = {"created_at": record.created_at, "updated_at": record.updated_at}
+        tools = show_tools(fields["tools"], in_session=False)
+        return {**fields, "id": agent_id, "object": "agent", **times, "tools": tools}
 
 
 def new_agent_id() -> str:
@@ -96,15 +116,3 @@ def _describe_names(request: CreateAgent | UpdateAgent) -> Json:
     if "metadata" in sent or isinstance(request, CreateAgent):
         names["metadata"] = request.metadata or {}
     return names
-
-
-def _show(agent_id: str, record: AgentRecord) -> Json:
-    fields: dict[str, Any] = {
-        **record.fields,
-        "id": agent_id,
-        "object": "agent",
-        "created_at": record.created_at,
-        "updated_at": record.updated_at,
-        "tools": show_tools(record.fields["tools"], in_session=False),
-    }
-    return fields

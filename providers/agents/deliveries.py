@@ -11,10 +11,10 @@ from apis.agents.sessions import MessageEvent, RequestKey, SendEvents, SessionMe
 from apis.batches.batches import BatchOwner, RequestExecutor
 from apis.errors import NotFound, Overloaded, RateLimited, StackError, StoreUnavailable
 from apis.responses import Responses
+from apis.wire.base import dump_sent
 from providers.agents.activity import SessionActivity
-from providers.agents.automations import InvocationRecord
 from providers.agents.sessions import StoredSessions
-from providers.agents.targets import build_session_request, parse_target
+from providers.agents.targets import Target, build_session_request
 
 _RESPONSES: Final = "/v1/responses"
 _RETRY_S: Final = 10.0
@@ -46,10 +46,9 @@ class TargetDeliverer:
         self._responses = responses
         self._executor = executor
 
-    async def deliver(self, invocation_id: str, invocation: InvocationRecord, owner: BatchOwner) -> Delivery:
-        """Deliver an invocation with the rights of the owner's key; a repeated delivery of one has no effect. Raises
-        StoreUnavailable."""
-        target = parse_target(invocation.target)
+    async def deliver(self, invocation_id: str, target: Target, owner: BatchOwner) -> Delivery:
+        """Deliver an invocation of a target with the rights of the owner's key; a repeated delivery of one has no
+        effect. Raises StoreUnavailable."""
         try:
             if isinstance(target, NewSessionTarget):
                 return await self._create_session(invocation_id, target, owner)
@@ -95,8 +94,7 @@ class TargetDeliverer:
 
     async def _create_response(self, invocation_id: str, target: ResponseTarget, owner: BatchOwner) -> Delivery:
         request = target.request.model_copy(update={"background": True, "store": True, "stream": None})
-        sent = {*request.model_fields_set, "background", "store"} - {"stream"}
-        body = request.model_dump_json(by_alias=True, include=sent, exclude_none=True).encode()
+        body = orjson.dumps(dump_sent(request))
         response_id = f"resp_{invocation_id.partition('_')[2]}"
         with suppress(NotFound):  # a worker has begun it, and ended before it could note that
             await self._responses.get(response_id, tenant=owner.tenant)

@@ -39,6 +39,9 @@ _TOOL_DEFAULTS: Final[Mapping[str, Json]] = {
 }
 _MAX_BYTES: Final = 2 * 1024 * 1024
 """Bytes of the JSON of an agent."""
+_TRANSPORT_SECRETS: Final = ("authorization", "headers")
+_IS_SPLIT: Final = "is_split"
+"""Name of a field of a stored transport whose secrets are elsewhere."""
 _SCHEMA_NAME: Final = "output"
 _MAX_CONCURRENT: Final = 6
 """Subagents of a session that work at once, unless its agent says so."""
@@ -70,6 +73,45 @@ def describe_tools(tools: Sequence[BaseModel]) -> list[Json]:
         sent = tool.model_dump(exclude_none=True, by_alias=True)
         described.append({**_TOOL_DEFAULTS[sent["type"]], **sent})
     return described
+
+
+def split_secrets(tools: Sequence[Json]) -> tuple[list[Json], list[Json]]:
+    """Return tools without the secrets of their MCP servers, and these, each with its server."""
+    without: list[Json] = []
+    secrets: list[Json] = []
+    for tool in tools:
+        transport: Json = tool.get("transport", {})
+        own = {name: transport[name] for name in _TRANSPORT_SECRETS if name in transport}
+        if own:
+            secrets.append({**_server_of(tool), "secrets": own})
+            rest = {name: value for name, value in transport.items() if name not in own}
+            without.append({**tool, "transport": {**rest, _IS_SPLIT: True}})
+        else:
+            without.append(tool)
+    return without, secrets
+
+
+def has_split(tools: Sequence[Json]) -> bool:
+    """Return True for tools from which secrets were taken."""
+    return any(_IS_SPLIT in tool.get("transport", {}) for tool in tools)
+
+
+def join_secrets(tools: Sequence[Json], secrets: Sequence[Json]) -> list[Json]:
+    """Return tools with the secrets of their own servers: others may have come in their place meanwhile."""
+    joined: list[Json] = []
+    for tool in tools:
+        transport: Json = tool.get("transport", {})
+        if _IS_SPLIT in transport:
+            rest = {name: value for name, value in transport.items() if name != _IS_SPLIT}
+            own: list[Json] = [each["secrets"] for each in secrets if _server_of(tool).items() <= each.items()]
+            joined.append({**tool, "transport": {**rest, **(own[0] if own else {})}})
+        else:
+            joined.append(tool)
+    return joined
+
+
+def _server_of(tool: Json) -> Json:
+    return {"server_label": tool["server_label"], "server_url": tool["transport"]["server_url"]}
 
 
 def complete_agent(fields: Json) -> Json:
@@ -154,7 +196,7 @@ def _build_mcp_tool(tool: Json) -> Json:
         fields["allowed_tools"] = tool["allowed_tools"]
     if transport["server_url"].startswith(CONNECTOR_SCHEME):
         return {**fields, "connector_id": transport["server_url"].removeprefix(CONNECTOR_SCHEME)}
-    secrets = _without_null({name: transport.get(name) for name in ("headers", "authorization")})
+    secrets = _without_null({name: transport.get(name) for name in _TRANSPORT_SECRETS})
     return {**fields, "server_url": transport["server_url"], **secrets}
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from apis.batches.batches import BatchOwner
-from apis.errors import AgentNotFound
+from apis.errors import AgentNotFound, StorageCorrupt
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.storage.kv_store import Delete, Op
 from providers.agents.automations import (
@@ -94,7 +94,7 @@ class AutomationQueue(JobQueue[str, JobRecord]):
         try:
             record = await self._begin(tenant, automation_id)
             if record.queued:
-                await self._end(tenant, automation_id, record.queued[0], failure)
+                await self._end(tenant, automation_id, next(iter(record.queued)), failure)
         except AgentNotFound:
             await claim.lease.release([Delete(claim.job.key)])
 
@@ -109,20 +109,22 @@ class AutomationQueue(JobQueue[str, JobRecord]):
             invocation_id, invocation = begun
             if invocation.status == "queued":
                 # the due row stays where it is, with its attempts, until the delivery has ended
-                record.queued, record.retry_at = [invocation_id], due_at
+                record.queued, record.retry_at = {invocation_id: record.target_number}, due_at
             return [self._automations.put_invocation(tenant, automation_id, invocation_id, invocation)]
 
         return await self._automations.edit(automation_id, tenant, edit)
 
     async def _deliver(self, tenant: str, automation_id: str, record: AutomationRecord) -> AutomationRecord:
         """Deliver the first invocation that waits, and return the automation."""
-        invocation_id = record.queued[0]
-        invocation = await self._load_or_skip(automation_id, invocation_id, tenant)
-        if invocation is None:
-            delivery = Delivery("failed")
-        else:
+        invocation_id, number = next(iter(record.queued.items()))
+        delivery = Delivery("failed")
+        if await self._load_or_skip(automation_id, invocation_id, tenant) is not None:
             owner = BatchOwner(tenant, record.key_id)
-            delivery = await self._deliverer.deliver(invocation_id, invocation, owner)
+            try:
+                target = await self._automations.load_target(automation_id, number, tenant)
+                delivery = await self._deliverer.deliver(invocation_id, target, owner)
+            except StorageCorrupt as exc:  # it is damaged, or the run config has its key no more
+                delivery = Delivery("failed", code=exc.code or exc.type, message=exc.message)
         return await self._end(tenant, automation_id, invocation_id, delivery)
 
     async def _load_or_skip(self, automation_id: str, invocation_id: str, tenant: str) -> InvocationRecord | None:
@@ -136,24 +138,25 @@ class AutomationQueue(JobQueue[str, JobRecord]):
         invocation = await self._load_or_skip(automation_id, invocation_id, tenant)
 
         def edit(record: AutomationRecord, now: float) -> Sequence[Op] | None:
-            if record.queued[:1] != [invocation_id]:  # another worker has ended it
+            if next(iter(record.queued), None) != invocation_id:  # another worker has ended it
                 return None
             if delivery.status == "waiting":
                 record.retry_at = now + delivery.retry_s
                 return ()
-            record.queued, record.retry_at = record.queued[1:], now
+            number = record.queued.pop(invocation_id)
+            record.retry_at = now
+            target_end = self._automations.build_target_end(record, number, tenant, automation_id)
             if delivery.pauses and record.status == "active":
                 record.status, record.pause_reason, record.next_at = "paused", "target_session_failed", None
             if invocation is None:
-                return ()
+                return target_end
             ended = msgspec.structs.replace(
                 invocation,
                 status=delivery.status,
-                target={},
                 session_id=delivery.session_id,
                 response_id=delivery.response_id,
                 error={"code": delivery.code, "message": delivery.message} if delivery.code else None,
             )
-            return [self._automations.put_invocation(tenant, automation_id, invocation_id, ended)]
+            return [self._automations.put_invocation(tenant, automation_id, invocation_id, ended), *target_end]
 
         return await self._automations.edit(automation_id, tenant, edit)

@@ -82,12 +82,12 @@ class StoredAgents(Provider):
         self._sign = WorkerSign(kv_store, config.lease_s)
         self._store = SessionStore(kv_store, webhooks, config.event_days * 86_400)
         self._jobs: LeasedJobs[SessionRef, JobRecord] | None = None
-        self.definitions = StoredDefinitions(kv_store, config.max_agents)
+        self.definitions = StoredDefinitions(kv_store, vaults, config.max_agents)
         self._store.wake_worker = self._wake
         self.sessions = StoredSessions(kv_store, self._store, self.definitions, responses, vaults)
         self.activity = SessionActivity(self._store, responses)
         self.automations = StoredAutomations(
-            kv_store, max_automations=config.max_automations, retention_s=config.invocation_days * 86_400
+            kv_store, vaults, max_automations=config.max_automations, retention_s=config.invocation_days * 86_400
         )
         self._automation_queue: AutomationQueue | None = None
         self.environments: HostedEnvironments | None = None

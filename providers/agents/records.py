@@ -69,9 +69,9 @@ class SubagentDetails(msgspec.Struct):
 
 
 class StoredSession(msgspec.Struct):
-    """A session as it was created or changed by a client; `agent` has the fields of its agent, also its secrets, and
-    `environment` those of its environment that are visible, None where it has none. One of a subagent has its
-    details."""
+    """A session as it was created or changed by a client; `agent` has the fields of its agent without the secrets of
+    MCP servers, and `environment` those of its environment that are visible, None where it has none. One of a subagent
+    has its details."""
 
     agent_id: str
     agent: Json

@@ -27,6 +27,7 @@ from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import PAGE_BYTES, decode_record, encode_record
 from apis.vaults.vaults import Vaults, check_vaults
+from providers.agents.agent_secrets import AgentSecrets
 from providers.agents.definitions import StoredDefinitions, new_agent_id
 from providers.agents.descriptions import check_size, complete_agent, describe_options, describe_tools
 from providers.agents.environments.hosted import HostedEnvironments
@@ -59,6 +60,7 @@ class StoredSessions:
         self._definitions = definitions
         self._responses = responses
         self._vaults = vaults
+        self._secrets = AgentSecrets(kv, vaults)
         self.environments: HostedEnvironments | None = None
         """None where this server has no workspaces."""
 
@@ -97,9 +99,10 @@ class StoredSessions:
         cache_ttl = request.prompt_cache_options.ttl if request.prompt_cache_options is not None else None
         now, ref = int(time.time()), SessionRef(tenant, f"sess_{new_id_key()}")
         agent_id, fields = agent
+        tools, secrets = self._secrets.split(fields["tools"], tenant, ref.id)
         record = StoredSession(
             agent_id,
-            fields,
+            {**fields, "tools": tools},
             conversation_id="",
             metadata=request.metadata or {},
             created_at=now,
@@ -114,7 +117,7 @@ class StoredSessions:
         transition.put(ref.session_key, encode_record(record), None, ABSENT)
         if messages:
             transition.begin_turn(messages, key_id)
-        if await self._kv.write([*await self._store.build_ops(transition, key), *more]) is None:
+        if await self._kv.write([*await self._store.build_ops(transition, key), *secrets, *more]) is None:
             await conversations.delete(record.conversation_id, tenant=tenant)
             return await self.create(request, agent, tenant=tenant, key_id=key_id, key=key)
         if self.environments is not None and record.environment_id:
@@ -182,14 +185,15 @@ class StoredSessions:
             raise InvalidRequest("At least one update field is required.")
         agent = request.agent
         changes: Json = {}
+        secrets: Sequence[Op] = ()
+        ref = _ref(session_id, tenant)
         if agent is not None:
             changes = _model_of(agent) | describe_options(
                 AgentOptions(**{name: getattr(agent, name) for name in agent.model_fields_set - {"model", "tools"}})
             )
             if "tools" in agent.model_fields_set:
-                changes["tools"] = describe_tools(agent.tools or ())
-
-        ref = _ref(session_id, tenant)
+                tools = describe_tools(agent.tools or ())
+                changes["tools"], secrets = self._secrets.split(tools, tenant, ref.id)
 
         async def prepare() -> Sequence[Op]:
             session, state = await self._kv.get_many([ref.session_key, ref.state_key])
@@ -206,7 +210,7 @@ class StoredSessions:
                 record.cache_ttl = None if options is None else options.ttl
             # a worker that drives its turn reads the session again once its state has another version
             state_op = Put(ref.state_key, state.value, None, state.version)
-            return [Put(ref.session_key, encode_record(record), None, session.version), state_op]
+            return [Put(ref.session_key, encode_record(record), None, session.version), state_op, *secrets]
 
         await write_prepared(self._kv, prepare)
         return await self.get(session_id, tenant=tenant)
@@ -252,7 +256,7 @@ class StoredSessions:
             await self.environments.delete_of_session(ref, environment_id)
         await self._delete_subagents(ref)
         await self._store.delete_parts(ref)
-        await self._kv.write([Delete(ref.job_key)])
+        await self._kv.write([Delete(ref.job_key), *self._secrets.build_delete(ref.tenant, ref.id)])
 
     async def _delete_subagents(self, session: SessionRef) -> None:
         while rows := await self._kv.scan(session.subagent_prefix, max_bytes=PAGE_BYTES):

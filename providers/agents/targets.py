@@ -13,28 +13,21 @@ from providers.agents.environments.specs import show_configuration
 Target = NewSessionTarget | ExistingSessionTarget | ResponseTarget
 
 
-def complete_target(target: Target) -> Json:
-    """Return the fields of a target to be stored, secrets included."""
-    return target.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-def show_target(target: Json) -> Json:
-    """Return a target as the API shows it: with all its fields, and without secrets."""
-    if target["type"] != "new_session":
-        return target
-    parsed = NewSessionTarget.model_validate(target)
+def show_target(target: Target) -> Json:
+    """Return a target as the API shows it: with all its fields, and without what is confidential."""
+    if not isinstance(target, NewSessionTarget):
+        return target.model_dump(mode="json", by_alias=True, exclude_none=True)
     agent: Json | None = None
-    if parsed.agent is not None and parsed.agent_id is None:
-        agent = complete_agent({"model": parsed.agent.model, **describe_options(parsed.agent)})
+    if target.agent is not None and target.agent_id is None:
+        agent = complete_agent({"model": target.agent.model, **describe_options(target.agent)})
         agent["tools"] = show_tools(agent["tools"], in_session=True)
-    messages = [{"type": "message", **message} for message in target["input"]]
     fields: Json = {
         "agent": agent,
-        "agent_id": parsed.agent_id,
-        "environment": _show_environment(parsed),
-        "input": messages,
+        "agent_id": target.agent_id,
+        "environment": _show_environment(target),
+        "input": [{"type": "message", **message.model_dump(exclude_none=True)} for message in target.input],
     }
-    return {"type": "new_session", **fields, "metadata": parsed.metadata or {}, "vault_ids": parsed.vault_ids or []}
+    return {"type": "new_session", **fields, "metadata": target.metadata or {}, "vault_ids": target.vault_ids or []}
 
 
 def _show_environment(target: NewSessionTarget) -> Json:

@@ -24,6 +24,7 @@ from apis.storage.kv_store import Delete
 from apis.storage.records import scan_all
 from apis.vaults.vaults import Vaults
 from apis.wire.base import sdk_model_to_python
+from providers.agents.agent_secrets import AgentSecrets
 from providers.agents.descriptions import build_request_fields
 from providers.agents.environments.artifacts import ArtifactRecord, publish
 from providers.agents.environments.hosted import WAITS, HostedEnvironments, build_shell_tool
@@ -81,6 +82,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
     ) -> None:
         super().__init__(store.kv, JobRecord, places, retry_s)
         self._vaults = vaults
+        self._secrets = AgentSecrets(store.kv, vaults)
         self._store = store
         self.environments: HostedEnvironments | None = None
         """None where this server has no workspaces."""
@@ -196,7 +198,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         ref, turn = session.ref, session.turn
         inputs = await self._store.read_inputs(session)
         fields: Json = {
-            **build_request_fields(session.record.agent),
+            **build_request_fields(await self._secrets.join(session.record.agent, ref.tenant, ref.id)),
             "input": inputs,
             "conversation": session.record.conversation_id,
             "background": True,

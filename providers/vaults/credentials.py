@@ -1,11 +1,9 @@
 """StoredCredentials: the vaults of tenants and their credentials in the KVStore."""
 
-import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
 
 from apis.errors import InvalidRequest, ToolFailed
 from apis.storage.keys import new_id_key
@@ -31,7 +29,6 @@ from providers.common.state.scan import (
 from providers.common.state.tenant_records import TenantRecords
 from providers.vaults.auth import rotate_auth, split_auth
 from providers.vaults.records import (
-    SEALED_PREFIX,
     CredentialRecord,
     CredentialRef,
     Json,
@@ -39,16 +36,13 @@ from providers.vaults.records import (
     credential_not_found,
     credential_prefix,
     credential_ref,
-    sealed_prefix,
+    note_key,
     show_credential,
     show_vault,
     vault_key,
     vault_not_found,
 )
 from providers.vaults.sealing import Secrets, SecretSealer, UnsealFailed
-
-_log = logging.getLogger(__name__)
-_PAGE_ROWS: Final = 500
 
 
 class StoredCredentials:
@@ -102,7 +96,7 @@ class StoredCredentials:
         async def prepare() -> Sequence[Op]:
             entry = await self._vaults.get(tenant, vault_id)
             await delete_all(self.kv, credential_prefix(tenant, vault_id), durable=True)
-            await delete_all(self.kv, sealed_prefix(tenant, vault_id))
+            await delete_all(self.kv, note_key(credential_prefix(tenant, vault_id)))
             # a credential that came meanwhile has changed the version
             return await self._vaults.build_delete_ops(tenant, vault_id, entry)
 
@@ -171,7 +165,7 @@ class StoredCredentials:
         ref = credential_ref(tenant, vault_id, credential_id)
         if await self.kv.get(ref.key) is None:
             raise credential_not_found()
-        await self.kv.write([Delete(ref.key), Delete(ref.sealed_key)])
+        await self.kv.write([Delete(ref.key), Delete(note_key(ref.key))])
         return {"id": credential_id, "object": "vault.credential.deleted", "deleted": True}
 
     async def load(self, ref: CredentialRef) -> CredentialRecord | None:
@@ -212,36 +206,12 @@ class StoredCredentials:
         changed = await change(self.kv, ref.key, CredentialRecord, edit, also=partial(_sealed_ops, ref))
         return changed is not None
 
-    async def reseal(self) -> None:
-        """Encrypt all that is encrypted under another than the first key under the first one."""
-        after, count = "", 0
-        while rows := await self.kv.scan(SEALED_PREFIX, after=after, limit=_PAGE_ROWS):
-            for key, entry in rows:
-                if entry.value.decode(errors="replace") == self._sealer.primary_key_id:
-                    continue
-                tenant, _, ids = key.removeprefix(SEALED_PREFIX).partition("/")
-                vault_id, _, credential_id = ids.partition("/")
-                count += await self._reseal(CredentialRef(tenant, vault_id, credential_id))
-            after = rows[-1][0]
-        if count:
-            _log.info("%d credentials of vaults are now encrypted under the first key", count)
-
-    async def _reseal(self, ref: CredentialRef) -> bool:
+    async def reseal(self, ref: CredentialRef) -> bool:
+        """Encrypt a credential under the first key; return whether it is one, and can be decrypted."""
         with suppress(ToolFailed), skipping_damaged(self.kv, ref.key, CredentialRecord.__name__):
             record = await self.load(ref)
             return record is not None and await self.put_secrets(ref, record, record.auth, self.unseal(ref, record))
         return False
-
-    async def count_by_key(self) -> dict[str, int]:
-        """Return how many credentials are encrypted under which key."""
-        counts: dict[str, int] = {}
-        after = ""
-        while rows := await self.kv.scan(SEALED_PREFIX, after=after, limit=_PAGE_ROWS):
-            for _, entry in rows:
-                key_id = entry.value.decode(errors="replace")
-                counts[key_id] = counts.get(key_id, 0) + 1
-            after = rows[-1][0]
-        return counts
 
     def _put_ops(self, ref: CredentialRef, record: CredentialRecord) -> list[Op]:
         return [Put(ref.key, encode_record(record), None, ABSENT), *_sealed_ops(ref, record)]
@@ -251,7 +221,7 @@ class StoredCredentials:
 
 
 def _sealed_ops(ref: CredentialRef, record: CredentialRecord) -> Sequence[Op]:
-    return (Put(ref.sealed_key, record.sealed.key_id.encode()),)
+    return (Put(note_key(ref.key), record.sealed.key_id.encode()),)
 
 
 def _ref_of(row: StoredRecord[CredentialRecord], prefix: str, tenant: str, vault_id: str) -> CredentialRef:

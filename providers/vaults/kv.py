@@ -1,16 +1,15 @@
 """StoredVaults: vaults in a KVStore, encrypted under keys of the run config."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
-from typing import Annotated, Final
+from functools import partial
+from typing import Annotated
 
-import msgspec
 from pydantic import Field, SecretStr
 
 from apis.documents.fetcher import Fetcher
-from apis.errors import StorageCorrupt, ToolFailed
-from apis.storage.kv_store import KVStore
+from apis.errors import ToolFailed
+from apis.storage.kv_store import Delete, KVStore, Op
 from apis.vaults.vaults import SecretVariable, TokenUse, Vaults
 from providers.common.supervision import supervise
 from providers.vaults.auth import normalize_url
@@ -19,16 +18,13 @@ from providers.vaults.oauth import AccessTokens
 from providers.vaults.records import (
     CredentialRecord,
     CredentialRef,
-    SealedSecrets,
     credential_ref,
+    note_key,
     vault_key,
     vault_not_found,
 )
-from providers.vaults.sealing import SecretSealer, UnsealFailed
-
-_log = logging.getLogger(__name__)
-_SEALED_MARK: Final = b"\0"
-"""First byte of a sealed record; no JSON begins with it."""
+from providers.vaults.sealed_records import SealedRecords
+from providers.vaults.sealing import SecretSealer
 
 
 class StoredVaults(Vaults):
@@ -52,6 +48,7 @@ class StoredVaults(Vaults):
     def __init__(self, config: Config, kv_store: KVStore, fetcher: Fetcher) -> None:
         self._kv = kv_store
         self._sealer = SecretSealer([key.get_secret_value() for key in config.keys])
+        self._records = SealedRecords(kv_store, self._sealer)
         self.credentials = StoredCredentials(
             kv_store,
             self._sealer,
@@ -64,7 +61,10 @@ class StoredVaults(Vaults):
 
     async def start(self) -> None:
         if len(self._sealer.key_ids) > 1:
-            self._resealing = supervise("the encryption of credentials under the first key", self.credentials.reseal)
+            self._resealing = supervise(
+                "the encryption under the first key of `vaults.keys`",
+                partial(self._records.reseal, self.credentials.reseal),
+            )
 
     async def close(self) -> None:
         if self._resealing is not None:
@@ -72,9 +72,9 @@ class StoredVaults(Vaults):
             await asyncio.wait({self._resealing})
 
     async def describe_secrets(self) -> str:
-        counts = await self.credentials.count_by_key()
+        counts = await self._records.count_by_key()
         first, *others = (f"{key_id} ({counts.pop(key_id, 0)})" for key_id in self._sealer.key_ids)
-        line = f"credentials of vaults are encrypted under the key {first}"
+        line = f"credentials of vaults and confidential records are encrypted under the key {first}"
         line += f"; {', '.join(others)} can still be decrypted" if others else ""
         lost = ", ".join(f"{key_id} ({count})" for key_id, count in sorted(counts.items()))
         return line + (f"; LOST: `vaults.keys` lacks {lost}" if lost else "")
@@ -89,16 +89,14 @@ class StoredVaults(Vaults):
         entries = await self._kv.get_many([vault_key(tenant, vault_id) for vault_id in vault_ids]) if vault_ids else []
         return [vault_id for vault_id, entry in zip(vault_ids, entries, strict=True) if entry is not None]
 
-    def seal(self, data: bytes, key: str) -> bytes:
-        return _SEALED_MARK + msgspec.msgpack.encode(self._sealer.seal_bytes(data, ["record", key]))
+    def build_put(self, data: bytes, key: str, expect: int | None = None) -> Sequence[Op]:
+        return self._records.build_put(data, key, expect)
+
+    def build_delete(self, key: str) -> Sequence[Op]:
+        return [Delete(key), Delete(note_key(key))]
 
     def unseal(self, sealed: bytes, key: str) -> bytes:
-        try:
-            secret = msgspec.msgpack.decode(sealed.removeprefix(_SEALED_MARK), type=SealedSecrets)
-            return self._sealer.unseal_bytes(secret, ["record", key])
-        except (msgspec.MsgspecError, UnsealFailed) as exc:
-            _log.error("the record %s cannot be decrypted: %s", key, exc)
-            raise StorageCorrupt from exc
+        return self._records.unseal(sealed, key)
 
     async def find_token(self, use: TokenUse, *, tenant: str, refused: str | None = None) -> str | None:
         matching = await self._find_credential(use, tenant)

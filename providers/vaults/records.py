@@ -2,7 +2,8 @@
 
 TENANT/vault/VAULT                        a vault
 TENANT/vault_credential/VAULT/CREDENTIAL  a credential, whose secrets are encrypted
-/vault_sealed/TENANT/VAULT/CREDENTIAL     the id of the key under which they are
+/vault_sealed/KEY                         the id of the key under which the record KEY is encrypted: a credential, or
+                                          one of another part of the server
 /vault_renewal/TENANT/CREDENTIAL          held by the process that requests a new access token
 """
 
@@ -59,10 +60,6 @@ class CredentialRef:
         return credential_prefix(self.tenant, self.vault_id) + self.id
 
     @property
-    def sealed_key(self) -> str:
-        return sealed_prefix(self.tenant, self.vault_id) + self.id
-
-    @property
     def renewal_key(self) -> str:
         return f"/vault_renewal/{self.tenant}/{self.id}"
 
@@ -76,8 +73,16 @@ def credential_prefix(tenant: str, vault_id: str) -> str:
     return f"{tenant}/vault_credential/{record_id(vault_id)}/"
 
 
-def sealed_prefix(tenant: str, vault_id: str) -> str:
-    return f"{SEALED_PREFIX}{tenant}/{record_id(vault_id)}/"
+def note_key(key: str) -> str:
+    """Return the key of the note that says under which key of the run config a record is encrypted."""
+    return f"{SEALED_PREFIX}{key}"
+
+
+def parse_credential_key(key: str) -> CredentialRef | None:
+    """Return the credential with this key; None for the key of another record."""
+    tenant, _, rest = key.partition("/vault_credential/")
+    vault_id, _, credential_id = rest.partition("/")
+    return CredentialRef(tenant, vault_id, credential_id) if credential_id else None
 
 
 def credential_ref(tenant: str, vault_id: str, credential_id: str) -> CredentialRef:

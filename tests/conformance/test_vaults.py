@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
-from apis.errors import InvalidRequest
-from apis.storage.kv_store import KVStore
+from apis.errors import InvalidRequest, StorageCorrupt
+from apis.storage.kv_store import Delete, KVStore
 from apis.vaults.requests import CreateCredential, CreateVault, UpdateCredential, UpdateVault, VaultListParams
 from apis.vaults.vaults import TokenUse
 from providers.vaults.kv import StoredVaults
@@ -106,7 +106,9 @@ async def test_a_new_key_takes_over_what_another_worker_has_written(backend: Bac
     vaults = open_vaults(kv, OLD)
     vault = await vaults.credentials.create_vault(CreateVault(), tenant="t")
     await vaults.credentials.create_credential(vault["id"], bearer("token-1"), tenant="t")
-    sealed = vaults.seal(b"data", "t/record")
+    assert await kv.write(vaults.build_put(b"confidential", "t/record"))
+    assert await kv.write(vaults.build_put(b"other", "t/deleted"))
+    await kv.write([Delete("t/deleted")])
     second = open_vaults(await backend.open(), NEW, OLD)
     await second.start()
 
@@ -119,4 +121,12 @@ async def test_a_new_key_takes_over_what_another_worker_has_written(backend: Bac
         await second.close()
     third = open_vaults(kv, NEW)
     assert await third.find_token(TokenUse([vault["id"]], URL), tenant="t") == "token-1"
-    assert second.unseal(sealed, "t/record") == b"data"
+    entry = await kv.get("t/record")
+    assert entry is not None
+    assert b"confidential" not in entry.value
+    assert third.unseal(entry.value, "t/record") == b"confidential"
+    with pytest.raises(StorageCorrupt):
+        third.unseal(entry.value, "u/record")
+    await kv.write(third.build_delete("t/record"))
+    keys = [key for key, _ in await kv.scan("/vault_sealed/")]
+    assert [key.rpartition("/")[2].partition("_")[0] for key in keys] == ["vcred"]

@@ -38,10 +38,11 @@ from providers.agents.environments.records import (
     show_environment,
 )
 from providers.agents.environments.secrets import WorkspaceSecrets
-from providers.agents.environments.specs import SpecReader, SpecStore, check_path, decode_data, parse_configuration
+from providers.agents.environments.specs import SpecReader, check_path, decode_data, parse_configuration
 from providers.agents.environments.store import EnvironmentChange, EnvironmentStore, environment_not_found
 from providers.agents.environments.templates import StoredTemplates
 from providers.agents.records import SessionRef
+from providers.agents.sealed_store import SealedStore
 from providers.agents.store import SessionStore, keep_request
 from providers.agents.transition import Transition
 from providers.common.state.scan import read_page, scan_records
@@ -66,15 +67,15 @@ class HostedEnvironments:
         idle_s: float,
         wake: Callable[[], None],
     ) -> None:
-        """Configurations are encrypted where there are `vaults`. `wake` has a worker look for environments that have
-        something to do."""
+        """Configurations are encrypted where there are `vaults`, whose secrets sessions may have. `wake` has a worker
+        look for environments that have something to do."""
         self.store = EnvironmentStore(sessions, webhooks)
         self.kv: KVStore = sessions.kv
         self.workspaces = workspaces
         self.specs = SpecReader(workspaces, math.ceil(idle_s / 60) + 1)
         self._secrets = WorkspaceSecrets(workspaces, self.specs, vaults)
-        self._stored_specs = SpecStore(vaults)
-        self.templates = StoredTemplates(self.kv, self.specs, self._stored_specs)
+        self._sealed = SealedStore(self.kv, vaults)
+        self.templates = StoredTemplates(self.kv, self.specs, self._sealed)
         self.artifacts = SessionArtifacts(sessions, workspaces)
         self.idle_s = idle_s
         self.wake = wake
@@ -115,7 +116,7 @@ class HostedEnvironments:
         else:
             record.session_id = session.ref.id
         EnvironmentChange(ref, record, session).set_status("pending")
-        ops += [*move_due(ref, record), self._stored_specs.build_put(ref.spec_key, spec, ABSENT)]
+        ops += [*move_due(ref, record), *self._sealed.build_put(ref.spec_key, spec, ABSENT)]
         return [Put(ref.key, encode_record(record), None, ABSENT), *ops]
 
     async def attach(self, environment: HostedEnvironment, session: Transition) -> list[Op]:
@@ -196,10 +197,7 @@ class HostedEnvironments:
 
     async def load_configuration(self, ref: EnvironmentRef) -> HostedConfiguration:
         """Return the configuration of an environment. Raises StorageCorrupt."""
-        entry = await self.kv.get(ref.spec_key)
-        if entry is None:
-            raise StorageCorrupt
-        return parse_configuration(self._stored_specs.read(ref.spec_key, entry))
+        return parse_configuration(await self._sealed.load(ref.spec_key))
 
     async def restore_workspace(self, ref: EnvironmentRef, record: EnvironmentRecord, *, is_lossy: bool) -> bool:
         """Make the workspace of an environment again, as it was saved, with the files that were added since then.
@@ -362,7 +360,8 @@ class HostedEnvironments:
         with suppress(StackError):  # one of another machine ends by itself
             await self.workspaces.end(ref.workspace_id, tenant=ref.tenant)
         entry = await self.kv.get(ref.key)
-        ops: list[Op] = [Delete(key) for key in (ref.key, ref.spec_key, ref.checkpoint_key, ref.unattached_key)]
+        ops: list[Op] = [Delete(key) for key in (ref.key, ref.checkpoint_key, ref.unattached_key)]
+        ops += self._sealed.build_delete(ref.spec_key)
         if entry is not None:
             with suppress(StorageCorrupt):
                 if due_key := decode_record(entry, EnvironmentRecord).due_key:

@@ -2,24 +2,17 @@
 
 import base64
 import binascii
-import logging
 import shlex
 from collections.abc import Sequence
 from typing import Final
 
-import orjson
-
 from apis.agents.environments import EnvironmentNetwork, FileById, HostedConfiguration, InlineFile
 from apis.documents.files import Files
-from apis.errors import InvalidRequest, NotFound, StorageCorrupt, Unsupported
-from apis.storage.kv_store import Entry, Put
-from apis.storage.records import reading_stored
-from apis.vaults.vaults import Vaults
+from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.wire.tools import DomainSecret, NetworkAllowlist, NetworkPolicy, NoNetwork, SkillReference, SkillSource
 from apis.workspaces import WORKSPACE_FOLDER, WorkspaceRequest, Workspaces, is_workspace_path
 from providers.agents.environments.records import Json
 
-_log = logging.getLogger(__name__)
 FIELDS: Final = ("env", "files", "network", "packages", "setup_commands", "skills")
 _RESERVED_FOLDERS: Final = (".codex", ".managed-agents")
 _OUTPUTS: Final = f"{WORKSPACE_FOLDER}/outputs"
@@ -58,29 +51,6 @@ def decode_data(data: str, param: str, max_bytes: int) -> bytes:
 def _check_size(size: int, param: str, max_bytes: int) -> None:
     if size > max_bytes:
         raise InvalidRequest(f"A file of an environment has at most {max_bytes >> 20} MiB.", param=param)
-
-
-class SpecStore:
-    """Configurations in the KVStore: encrypted where the server has `vaults`, else as JSON."""
-
-    def __init__(self, vaults: Vaults | None) -> None:
-        self._vaults = vaults
-
-    def build_put(self, key: str, spec: Json, expect: int | None = None) -> Put:
-        """Return the operation that stores a configuration."""
-        data = orjson.dumps(spec)
-        return Put(key, data if self._vaults is None else self._vaults.seal(data, key), None, expect)
-
-    def read(self, key: str, entry: Entry) -> Json:
-        """Return a stored configuration. Raises StorageCorrupt, also where it cannot be decrypted."""
-        data = entry.value
-        if not data.startswith(b"{"):
-            if self._vaults is None:
-                _log.error("the configuration %s is encrypted: put its key back into `vaults.keys`", key)
-                raise StorageCorrupt
-            data = self._vaults.unseal(data, key)
-        with reading_stored(key):
-            return orjson.loads(data)
 
 
 class SpecReader:

@@ -22,18 +22,18 @@ from apis.agents.environments import (
 )
 from apis.errors import AgentNotFound, InvalidRequest, StorageCorrupt
 from apis.storage.keys import new_id_key, record_id
-from apis.storage.kv_store import Delete, KVStore, Op, Put
+from apis.storage.kv_store import KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record
 from providers.agents.environments.records import Json
 from providers.agents.environments.specs import (
     FIELDS,
     SpecReader,
-    SpecStore,
     dump_configuration,
     parse_configuration,
     show_configuration,
 )
+from providers.agents.sealed_store import SealedStore
 from providers.common.state.change import write_prepared
 from providers.common.state.tenant_records import TenantRecords
 
@@ -54,10 +54,10 @@ class TemplateRecord(msgspec.Struct):
 class StoredTemplates:
     """The templates of one store."""
 
-    def __init__(self, kv: KVStore, specs: SpecReader, spec_store: SpecStore) -> None:
+    def __init__(self, kv: KVStore, specs: SpecReader, sealed: SealedStore) -> None:
         self._kv = kv
         self._specs = specs
-        self._spec_store = spec_store
+        self._sealed = sealed
         self._records = TenantRecords(kv, "agent_template", TemplateRecord, lambda _: _template_not_found())
 
     async def create(self, request: CreateTemplate, *, tenant: str) -> Json:
@@ -67,8 +67,8 @@ class StoredTemplates:
         await self._specs.prepare(request, tenant=tenant)
         now, template_id = int(time.time()), f"envtmpl_{new_id_key()}"
         record = TemplateRecord(request.name, show_configuration(request), now, now)
-        put_spec = self._spec_store.build_put(_spec_key(tenant, template_id), dump_configuration(request))
-        await self._records.create(tenant, template_id, record, _MAX_TEMPLATES, _build_error, [put_spec])
+        put_spec = self._sealed.build_put(_spec_key(tenant, template_id), dump_configuration(request))
+        await self._records.create(tenant, template_id, record, _MAX_TEMPLATES, _build_error, put_spec)
         return _show(template_id, record)
 
     async def get(self, template_id: str, *, tenant: str) -> Json:
@@ -93,14 +93,14 @@ class StoredTemplates:
             if spec_entry is None:
                 raise StorageCorrupt
             before, sent = decode_record(entry, TemplateRecord), request.model_fields_set
-            stored_spec = self._spec_store.read(spec_key, spec_entry)
+            stored_spec = self._sealed.read(spec_key, spec_entry)
             spec = {name: value for name, value in stored_spec.items() if name not in sent}
             spec.update(dump_configuration(request))
             configuration = parse_configuration(spec)
             await self._specs.prepare(configuration, tenant=tenant)
             name = request.name if "name" in sent else before.name
             record = TemplateRecord(name, show_configuration(configuration), before.created_at, int(time.time()))
-            return [Put(key, encode_record(record), None, entry.version), self._spec_store.build_put(spec_key, spec)]
+            return [Put(key, encode_record(record), None, entry.version), *self._sealed.build_put(spec_key, spec)]
 
         await write_prepared(self._kv, prepare)
         assert record is not None  # every preparation makes one
@@ -108,7 +108,9 @@ class StoredTemplates:
 
     async def delete(self, template_id: str, *, tenant: str) -> Json:
         """Delete the template; environments that were made of it stay. Raises AgentNotFound."""
-        await self._records.delete(tenant, template_id, lambda _: [Delete(_spec_key(tenant, template_id))])
+        await self._records.delete(
+            tenant, template_id, lambda _: self._sealed.build_delete(_spec_key(tenant, template_id))
+        )
         return {"id": template_id, "object": "agent.environment.template.deleted", "deleted": True}
 
     async def apply(self, environment: NewEnvironment | HostedEnvironment, *, tenant: str) -> HostedConfiguration:
@@ -120,7 +122,7 @@ class StoredTemplates:
         entry = await self._kv.get(spec_key)
         if entry is None:
             raise _template_not_found(_PARAM)
-        template = parse_configuration(self._spec_store.read(spec_key, entry))
+        template = parse_configuration(self._sealed.read(spec_key, entry))
         _check_network(environment.network, template.network)
         own = {name: value for name in FIELDS if (value := getattr(environment, name)) is not None}
         return template.model_copy(update=own)

@@ -34,6 +34,7 @@ from tests.support.servers.container_proxy import server_context
 from tests.support.servers.fetcher_hosts import SITE, Site
 from tests.support.servers.forked_process import STACK_PROGRAM, ForkedProcess, forked_process
 from tests.support.servers.serving import Served, serving
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 pytestmark = [
@@ -261,6 +262,37 @@ async def test_subagents_have_what_their_session_has(world: World) -> None:
         count = len(world.site.requests)
         assert (await rest(world.client, session.id)).status == "idle"
         assert (len(world.site.requests) - count, world.sent) == (1, sent)
+
+
+async def test_an_automation_and_a_template_give_theirs_to_environments_and_show_none(world: World) -> None:
+    values = "value-of-the-variable", "sk-value-of-the-domain"
+    secrets = [{"domain": SITE, "name": "API_KEY", "value": values[1]}]
+    configuration: Json = {"env": {"PLAIN": values[0]}, "network": {**NETWORK, "domain_secrets": secrets}}
+    agents: Any = world.client.beta.agents
+    template = await agents.environments.templates.create(**configuration)
+    for fields in ({"environment_template_id": template.id}, configuration):
+        content = [{"type": "input_text", "text": play([shell(world.use(), "test $PLAIN")])}]
+        target = {
+            "type": "new_session",
+            "environment": hosted(**fields),
+            "agent": {"model": "scripted"},
+            "input": [{"role": "user", "content": content}],
+        }
+        automation = await agents.automations.create(type="once", name="n", run_at=2**33, target=target)
+        invocation = await agents.automations.invocations.create(automation.id)
+
+        async def is_delivered() -> bool:
+            nonlocal invocation
+            invocation = await agents.automations.invocations.retrieve(invocation.id, automation_id=automation.id)  # noqa: B023 - it ends in the loop
+            return invocation.status == "completed"
+
+        await until(is_delivered)
+        session = await rest(world.client, invocation.session_id)
+        assert world.sent == values[1]
+        assert [code for _, code, _ in commands_of(await list_items(world.client, session.id))] == [0, 0]
+        listed = [each async for each in agents.automations.list()]
+        visible = repr([template, automation, invocation, session, listed]) + await world.all_kept_text()
+        assert [value for value in values if value in visible] == []
 
 
 async def test_a_credential_that_cannot_be_decrypted_fails_the_turn_and_not_the_environment(world: World) -> None:
