@@ -25,19 +25,16 @@ class SchemaRelaxation:
         self._compiles = compiles
         self._definitions: SchemaObject = {}
 
-    def relax(self, schema: SchemaObject) -> SchemaObject:
-        """Return the schema with every keyword that compiles. Each schema within it has to compile by itself."""
-        return self._relax(schema, ())
-
-    def _relax(self, schema: SchemaObject, path: tuple[str, ...]) -> SchemaObject:
-        """Relax what is within the schema, then the schema itself."""
+    def relax(self, schema: SchemaObject, path: tuple[str, ...] = ()) -> SchemaObject:
+        """Return the schema with every keyword that compiles. Each schema within it has to compile by itself; the one
+        at `path` comes after those within it."""
         relaxed = {**schema}
         for keyword in dict.fromkeys((*_MAPS, *_LISTS, *_SINGLES)):
             inner, inner_path = schema.get(keyword), (*path, keyword)
             if isinstance(inner, dict) and keyword in _MAPS:
                 relaxed[keyword] = {name: self._relax_value(each, (*inner_path, name)) for name, each in inner.items()}
             elif isinstance(inner, dict) and keyword in _SINGLES:
-                relaxed[keyword] = self._relax(inner, inner_path)
+                relaxed[keyword] = self.relax(inner, inner_path)
             elif isinstance(inner, list) and keyword in _LISTS:
                 relaxed[keyword] = [self._relax_value(each, inner_path) for each in inner]
             if not path and keyword in _DEFINITIONS and keyword in relaxed:
@@ -53,4 +50,4 @@ class SchemaRelaxation:
         return enforced
 
     def _relax_value(self, value: JsonValue, path: tuple[str, ...]) -> JsonValue:
-        return self._relax(value, path) if isinstance(value, dict) else value
+        return self.relax(value, path) if isinstance(value, dict) else value

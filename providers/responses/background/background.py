@@ -5,7 +5,7 @@ Creates, follows, reads and cancels them; `workers.py` claims their runs and `ex
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, aclosing, nullcontext, suppress
 from operator import itemgetter
 from typing import Any, Final
 
@@ -38,7 +38,6 @@ from providers.responses.background.workers import (
 )
 from providers.responses.prepare import ResponsePreparer
 from providers.responses.run.pending_response import PendingResponse
-from providers.responses.store.conversation_lock import hand_over_lock
 from providers.responses.store.history import History
 from providers.responses.store.response_record import summarize_response
 
@@ -174,7 +173,7 @@ class BackgroundResponses:
                 history, ref.id, self._runs.retention_s + run.rank.window_s, tenant=ref.tenant
             )
             try:
-                async with hand_over_lock(pending.lock) as lock_ops:
+                async with nullcontext(()) if pending.lock is None else pending.lock.hand_over() as lock_ops:
                     return await self._runs.add(
                         ref,
                         run.rank,

@@ -7,7 +7,7 @@ response follows items that it has not seen.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
 
 import orjson
@@ -119,11 +119,6 @@ async def release_lock(kv: KVStore, tenant: str, conversation_id: str, response_
     """Release the lock of a response that adds nothing, whichever worker acquired it."""
     with suppress(StackError):
         await release_lease_of(kv, _lock_key(ConversationKeys(tenant, conversation_id)), response_id)
-
-
-def hand_over_lock(lock: ConversationLock | None) -> AbstractAsyncContextManager[Sequence[Op]]:
-    """Hand over the lock, if there is one."""
-    return nullcontext(()) if lock is None else lock.hand_over()
 
 
 def _lock_key(ref: ConversationKeys) -> str:
