@@ -36,11 +36,12 @@ _ONCE_S: Final = 86_400.0
 
 class _Writers:
     """Those of this process that change one session, its subagents included: one after the other, because each change
-    writes the state of the session. `last` is the one that has read or written it last."""
+    writes the state of the session. `last` is the mark of the one that has read or written it last: the writer itself,
+    which has its writers, would be held with its session until a full collection of garbage."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self.last: HeldSession | None = None
+        self.last: object = None
 
 
 class SessionStore:
@@ -78,32 +79,38 @@ class SessionStore:
     async def _build(
         self, refs: Sequence[SessionRef], entries: Sequence[Entry | None], *, skips_damaged: bool
     ) -> Transition:
-        root = await self._read(refs[0], entries[:2])
+        root = session = await self._read(refs[0], entries[:2])
         if len(refs) > 1:
-            await self._read(refs[1], entries[2:], root)
+            session = await self._read(refs[1], entries[2:], root, holds_root=True)
         for subagent_id, subagent in root.state.subagents.items():
             if subagent.has_actions and subagent_id not in root.subagents:
                 key = refs[0].subagent(subagent_id).state_key
                 with skipping_damaged(self.kv, key, SessionState.__name__) if skips_damaged else nullcontext():
                     await self.load_subagent(root, subagent_id)
-        return root.subagents[refs[1].subagent_id] if len(refs) > 1 else root
+        return session
 
     async def load_subagent(self, root: Transition, subagent_id: str) -> Transition:
         """Return a subagent as a part of the change of its session. Raises AgentNotFound."""
         ref = root.ref.subagent(subagent_id)
-        if subagent_id not in root.subagents:
-            await self._read(ref, await self.kv.get_many([ref.session_key, ref.state_key]), root)
-        return root.subagents[subagent_id]
+        subagent = root.subagents.get(subagent_id)
+        if subagent is None:
+            subagent = await self._read(ref, await self.kv.get_many([ref.session_key, ref.state_key]), root)
+        return subagent
 
     async def _read(
-        self, ref: SessionRef, entries: Sequence[Entry | None], root: Transition | None = None
+        self,
+        ref: SessionRef,
+        entries: Sequence[Entry | None],
+        root: Transition | None = None,
+        *,
+        holds_root: bool = False,
     ) -> Transition:
         session, state_entry = entries
         if session is None or state_entry is None:
             raise subagent_not_found() if ref.subagent_id else session_not_found()
         record, state = decode_record(session, StoredSession), decode_record(state_entry, SessionState)
         parts = None if state.turn is None else await self._load_turn(ref, state.turn)
-        transition = Transition(ref, record, state, state_entry.version, root)
+        transition = Transition(ref, record, state, state_entry.version, root, holds_root=holds_root)
         if parts is not None:
             transition.turn_record, transition.actions, transition.open_items = parts
         return transition
@@ -212,12 +219,13 @@ class HeldSession:
         self.ref = ref
         self._store = store
         self._writers = store.find_writers(ref)
+        self._mark = object()
         self._session: Transition | None = None
 
     async def load(self) -> Transition:
         """Return the session as it was last read or written here. Raises AgentNotFound."""
         if self._session is None:
-            self._session, self._writers.last = await self._store.load(self.ref), self
+            self._session, self._writers.last = await self._store.load(self.ref), self._mark
         return self._session
 
     async def refresh(self) -> Transition:
@@ -248,7 +256,7 @@ class HeldSession:
             return True
 
         async with self._writers.lock:
-            if self._writers.last is not self:
+            if self._writers.last is not self._mark:
                 self._session = None
             await repeat_until_true(attempt)
         return changed

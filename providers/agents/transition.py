@@ -7,7 +7,8 @@ A change of a subagent is one of its session: the session has the log of all, an
 """
 
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -53,7 +54,11 @@ class Transition:
         state: SessionState,
         version: int,
         root: "Transition | None" = None,
+        *,
+        holds_root: bool = False,
     ) -> None:
+        """A subagent lives as long as its `root`; with `holds_root`, the root as long as the subagent does. Either one
+        refers weakly to the other: a cycle would keep their records until a full collection of garbage."""
         self.ref = ref
         self.record = record
         self.state = state
@@ -65,19 +70,28 @@ class Transition:
         """True once webhooks of the change wait for receivers."""
         self.open_items: dict[int, Json] = {}
         self.actions: dict[int, Json] = {}
-        self._session = root
-        self.subagents: dict[str, Transition] = {}
+        self._find_root: Callable[[], Transition | None] = lambda: None
+        self._members: dict[str, Callable[[], Transition | None]] = {}
         self._first_event = state.events
         self.lines: list[bytes] = []
         self.ops: dict[str, Op] = {}
         self.is_touched = False
         if root is not None:
-            root.subagents[ref.subagent_id] = self
+            self._find_root = (lambda: root) if holds_root else weakref.ref(root)
+            root._members[ref.subagent_id] = weakref.ref(self) if holds_root else (lambda: self)
 
     @property
     def root(self) -> "Transition":
         """The session."""
-        return self if self._session is None else self._session
+        root = self._find_root() if self.ref.subagent_id else self
+        assert root is not None  # the code that changes a subagent has its session
+        return root
+
+    @property
+    def subagents(self) -> "Mapping[str, Transition]":
+        """The subagents of the session that were loaded, by their ids."""
+        members = ((subagent_id, find()) for subagent_id, find in self._members.items())
+        return {subagent_id: member for subagent_id, member in members if member is not None}
 
     @property
     def turn(self) -> ActiveTurn:

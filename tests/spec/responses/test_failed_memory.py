@@ -1,6 +1,7 @@
 """Answers that end in failure leave nothing in memory, however large they were; and neither do turns of sessions."""
 
 import gc
+import json
 import types
 from collections.abc import Generator, Sequence
 from contextlib import suppress
@@ -16,11 +17,14 @@ from providers.agents.transition import Transition
 from providers.responses.events.open_items import GrowingText
 from providers.responses.run.agent_loop import AgentLoop
 from tests.providers.inference.remote import LIMITS, ROLE, sent
+from tests.support.sdk.answer_shapes import call
+from tests.support.sdk.input_model import MODEL, play
 from tests.support.sdk.requests import create, responses, stream
 from tests.support.sdk.sessions import run_session
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.upstream_server import CUT, Act, UpstreamServer, delta_chunk, event, http_chunk
 
+WAIT = [call("wait_for_subagents", "{}", id="c2")]
 TEXT = [delta_chunk(content="z" * 10_000) for _ in range(4)]
 FAILURES: dict[str, Sequence[Act]] = {
     "too large": sent(ROLE, *TEXT, *TEXT),
@@ -92,3 +96,17 @@ async def test_a_turn_of_a_session_leaves_no_cycle_of_references(garbage: list[A
         ours = (Transition, CreateResponse, AgentLoop, StackError, Response)
         assert not [type(each).__name__ for each in garbage if isinstance(each, ours)]
         assert not [each.f_code.co_qualname for each in garbage if isinstance(each, types.FrameType)]
+
+
+async def test_a_session_with_subagents_leaves_no_cycle_of_references(garbage: list[Any]) -> None:
+    """A subagent and its session refer to each other while one of them is changed."""
+    async with serving(MODEL) as served:
+        text = play([call("create_subagent", json.dumps({"task": play([{"text": "a"}])}), id="c1")], WAIT)
+        enabled = {"enabled": True}
+        await run_session(served.client, text, multi_agent=enabled)
+        collect()
+        garbage.clear()
+        session = await run_session(served.client, text, multi_agent=enabled)
+        assert session.status == "idle"
+        collect()
+        assert not [each.ref for each in garbage if isinstance(each, Transition)]
