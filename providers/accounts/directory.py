@@ -36,7 +36,7 @@ from providers.accounts.records import (
     stored_key_key,
 )
 from providers.common.state.change import change, write_prepared
-from providers.common.state.scan import list_from, list_records, scan_records, skipping_damaged
+from providers.common.state.scan import list_page, list_records, scan_records, skipping_damaged
 
 _PROJECT_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 _SECRET_BYTES: Final = 32
@@ -283,8 +283,8 @@ class StoredDirectory:
     ) -> Page[RecordT]:
         cursor = f"{prefix}{record_id(page.after)}" if page.after else ""
         order = "desc" if reverse else "asc"
-        stored = await list_from(self._kv, prefix, record_type, cursor, order=order, limit=page.limit + 1)
-        return first_page([row.record for row in stored], page.limit)
+        stored = await list_page(self._kv, prefix, record_type, cursor, order=order, limit=page.limit)
+        return stored.map(lambda row: row.record)
 
 
 def _generate_key(project_id: str, account_id: str | None, options: KeyOptions) -> NewKey:

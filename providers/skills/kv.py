@@ -14,12 +14,12 @@ from apis.skills.bundle import SkillBundle, SkillFile
 from apis.skills.skills import Skills
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
-from apis.storage.pages import Page, first_page, page_after
+from apis.storage.pages import Page, page_after
 from apis.storage.records import decode_record, encode_record, scan_all
 from apis.wire.base import ListParams
 from apis.wire.tools import InlineSkill, SkillReference, SkillSource
 from providers.common.state.change import write_prepared
-from providers.common.state.scan import decode_or_skip, list_from
+from providers.common.state.scan import decode_or_skip, list_page
 from providers.common.state.tenant_records import TenantRecords
 from providers.skills.archives import read_files, read_inline
 from providers.skills.bundle import MAX_BUNDLE_BYTES, MAX_FILES, read_bundle
@@ -90,8 +90,8 @@ class StoredSkills(Skills):
         if params.after and not is_skill_id(params.after):
             raise InvalidRequest("There is no skill with this id.", param="after", code="invalid_value")
         prefix, last = self._records.key(tenant, ""), self._records.key(tenant, params.after) if params.after else ""
-        rows = await list_from(self._kv, prefix, StoredSkill, last, order=params.order, limit=params.limit + 1)
-        return first_page([row.record.to_wire(row.key.rpartition("/")[2]) for row in rows], params.limit)
+        page = await list_page(self._kv, prefix, StoredSkill, last, order=params.order, limit=params.limit)
+        return page.map(lambda row: row.record.to_wire(row.key.removeprefix(prefix)))
 
     async def get(self, skill_id: str, *, tenant: str) -> Skill:
         return (await self._records.load(tenant, skill_id)).to_wire(skill_id)

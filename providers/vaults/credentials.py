@@ -1,7 +1,7 @@
 """StoredCredentials: the vaults of tenants and their credentials in the KVStore."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -18,14 +18,7 @@ from apis.vaults.requests import (
     VaultListParams,
 )
 from providers.common.state.change import change, change_existing, write_prepared
-from providers.common.state.scan import (
-    StoredRecord,
-    find_cursor,
-    list_from,
-    list_records,
-    report_damaged,
-    skipping_damaged,
-)
+from providers.common.state.scan import list_records, read_page, report_damaged, skipping_damaged
 from providers.common.state.tenant_records import TenantRecords
 from providers.vaults.auth import rotate_auth, split_auth
 from providers.vaults.records import (
@@ -71,12 +64,9 @@ class StoredCredentials:
         return show_vault(vault_id, await self._vaults.load(tenant, vault_id))
 
     async def list_vaults(self, params: VaultListParams, *, tenant: str) -> Page[Json]:
-        """Return a page of vaults. Raises AgentNotFound for an unknown cursor."""
-        prefix = vault_key(tenant, "")
-        cursor = await find_cursor(self.kv, prefix, params.after, vault_not_found("after"))
-        rows = await list_from(self.kv, prefix, VaultRecord, cursor, order=params.order, limit=self._max_vaults)
-        visible = [show_vault(row.key.removeprefix(prefix), row.record) for row in rows]
-        return _pick(visible, params)
+        """Return a page of vaults; a filtered one may have fewer than there are, and then names the last one that was
+        looked at. Raises AgentNotFound for an unknown cursor."""
+        return await self._vaults.list(tenant, params, show_vault, _build_filter(params))
 
     async def update_vault(self, vault_id: str, request: UpdateVault, *, tenant: str) -> Json:
         """Change the fields that the request has, and return the vault. Raises AgentNotFound."""
@@ -132,13 +122,14 @@ class StoredCredentials:
         return show_credential(ref, record)
 
     async def list_credentials(self, vault_id: str, params: VaultListParams, *, tenant: str) -> Page[Json]:
-        """Return a page of credentials. Raises AgentNotFound, also for an unknown cursor."""
+        """Return a page of credentials, as `list_vaults` does. Raises AgentNotFound, also for an unknown cursor."""
         await self._vaults.load(tenant, vault_id)
-        prefix, limit = credential_prefix(tenant, vault_id), self._max_credentials
-        cursor = await find_cursor(self.kv, prefix, params.after, credential_not_found("after"))
-        rows = await list_from(self.kv, prefix, CredentialRecord, cursor, order=params.order, limit=limit)
-        visible = [show_credential(_ref_of(row, prefix, tenant, vault_id), row.record) for row in rows]
-        return _pick(visible, params)
+
+        def show(credential_id: str, record: CredentialRecord) -> Json:
+            return show_credential(CredentialRef(tenant, vault_id, credential_id), record)
+
+        prefix, unknown_cursor = credential_prefix(tenant, vault_id), credential_not_found("after")
+        return await read_page(self.kv, prefix, CredentialRecord, params, unknown_cursor, show, _build_filter(params))
 
     async def update_credential(
         self, vault_id: str, credential_id: str, request: UpdateCredential, *, tenant: str
@@ -177,7 +168,7 @@ class StoredCredentials:
         """Return the readable credentials of a vault, oldest first."""
         prefix = credential_prefix(tenant, vault_id)
         rows = await list_records(self.kv, prefix, CredentialRecord, limit=self._max_credentials)
-        return [(_ref_of(row, prefix, tenant, vault_id), row.record) for row in rows]
+        return [(CredentialRef(tenant, vault_id, row.key.removeprefix(prefix)), row.record) for row in rows]
 
     def unseal(self, ref: CredentialRef, record: CredentialRecord) -> Secrets:
         """Return the secrets of a credential. Raises ToolFailed, and reports it to the operator, where they cannot be
@@ -224,10 +215,6 @@ def _sealed_ops(ref: CredentialRef, record: CredentialRecord) -> Sequence[Op]:
     return (Put(note_key(ref.key), record.sealed.key_id.encode()),)
 
 
-def _ref_of(row: StoredRecord[CredentialRecord], prefix: str, tenant: str, vault_id: str) -> CredentialRef:
-    return CredentialRef(tenant, vault_id, row.key.removeprefix(prefix))
-
-
-def _pick(visible: Sequence[Json], params: VaultListParams) -> Page[Json]:
-    matching = [each for each in visible if params.accepts(each["metadata"])]
-    return Page(matching[: params.limit], has_more=len(matching) > params.limit)
+def _build_filter(params: VaultListParams) -> Callable[[VaultRecord | CredentialRecord], bool] | None:
+    is_filtered = params.status != "active" or bool(params.metadata)
+    return (lambda record: params.accepts(record.metadata)) if is_filtered else None

@@ -78,21 +78,6 @@ async def list_records(
             after = rows[-1][0]
 
 
-async def list_from(
-    kv: KVStore,
-    prefix: str,
-    record_type: type[RecordT],
-    cursor: str,
-    *,
-    order: Literal["asc", "desc"],
-    limit: int,
-) -> list[StoredRecord[RecordT]]:
-    """Return the first `limit` readable records that follow the key `cursor` in the order; without one, all do."""
-    if order == "desc":
-        return await list_records(kv, prefix, record_type, limit=limit, before=cursor, reverse=True)
-    return await list_records(kv, prefix, record_type, limit=limit, after=cursor)
-
-
 async def list_page(
     kv: KVStore,
     prefix: str,
