@@ -1,5 +1,6 @@
 """The base of all request models, the fields that several requests share, and the JSON of the SDK's own models."""
 
+import json
 from collections.abc import Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar, cast, get_args
@@ -107,6 +108,21 @@ def dump_sent(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: dump_sent(each) for name, each in cast("dict[str, Any]", value).items()}
     return [dump_sent(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
+def load_json(text: str) -> Any:
+    """Return the value of a JSON text that a model wrote. Raises ValueError and RecursionError for another text."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        if text.isascii() and "\\u" not in text:
+            raise
+    # lone surrogates and their escapes may be in JSON, but orjson refuses them
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def value_to_kept_json(value: Any) -> bytes:

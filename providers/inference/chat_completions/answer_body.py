@@ -78,7 +78,7 @@ class JsonReader:
         *lines, rest = b"".join(self._pending).split(b"\n")
         lines = [text for line in lines if (text := line.strip().removeprefix(b"data:"))]
         if self._has_lines is None and lines:
-            self._has_lines = _is_json(lines[0])
+            self._has_lines = is_json(lines[0])
             if not self._has_lines:
                 return []
         if self._text_count == 0 and len(lines) == 1 and not rest.strip():
@@ -106,7 +106,8 @@ class JsonReader:
         return texts
 
 
-def _is_json(line: bytes) -> bool:
+def is_json(line: bytes) -> bool:
+    """Return true for one whole JSON text."""
     try:
         json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-import orjson
+from apis.wire.base import load_json
 
 EMPTY_ARGUMENTS: Final = "{}"
 RAW_FIELD: Final = "raw_arguments"
@@ -13,20 +13,31 @@ RAW_FIELD: Final = "raw_arguments"
 
 _NOTHING: Final = frozenset(("", "null", "none", "undefined", "[]", "{}", '""'))
 """Ways to write the arguments of a function that takes none."""
+_MAX_NOTHING_CHARS: Final = 64
 _FENCE: Final = re.compile(r"```[a-zA-Z]*\s(.*)```", re.DOTALL)
+_EMPTY_START: Final = re.compile(r"(?:\{\}|null)\s*(?=\{)")
+"""The empty arguments with which some servers begin a call, before the arguments themselves."""
 _MAX_LAYERS: Final = 4
 """Fences and encodings around one object."""
 _STRUCTURE: Final = re.compile(r'[{}\[\]"]')
 _STRING_END: Final = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
+def means_nothing(text: str) -> bool:
+    """Return true for the arguments of a function that is given none."""
+    return len(text) < _MAX_NOTHING_CHARS and text.strip().lower() in _NOTHING
+
+
 def read_object(text: str) -> str | None:
     """Return the object that arguments mean, as JSON: an object as it stands, without a fence or an encoding around
-    it, and an empty one for nothing. Return None for arguments that mean no object."""
+    it or an empty one before it, and an empty one for nothing. Return None for arguments that mean no object."""
     for _ in range(_MAX_LAYERS):
         stripped = text.strip()
         if stripped.lower() in _NOTHING:
             return EMPTY_ARGUMENTS
+        if start := _EMPTY_START.match(stripped):
+            text = stripped[start.end() :]
+            continue
         if fence := _FENCE.fullmatch(stripped):
             text = fence[1]
             continue
@@ -51,11 +62,7 @@ def to_object(text: str) -> str:
 
 def _decode(text: str) -> Any:
     try:
-        return orjson.loads(text)
-    except (orjson.JSONDecodeError, UnicodeEncodeError):
-        pass
-    try:  # escapes of lone surrogates are legal JSON, but orjson refuses them
-        return json.loads(text)
+        return load_json(text)
     except (ValueError, RecursionError):
         return None
 

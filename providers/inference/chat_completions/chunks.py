@@ -18,12 +18,11 @@ from apis.deltas import (
     RefusalDelta,
     TextDelta,
     TokenLogprob,
-    TopLogprob,
     Usage,
 )
 from apis.errors import StackError, UpstreamError
 from providers.common.net.http.event_stream import EventReader
-from providers.inference.chat_completions.answer_body import AnswerBody, JsonReader
+from providers.inference.chat_completions.answer_body import AnswerBody, JsonReader, is_json
 from providers.inference.chat_completions.answer_limits import (
     BYTES_PER_TOKEN,
     LOGPROB_BYTES,
@@ -40,15 +39,16 @@ from providers.inference.chat_completions.deviations import (
     normalize_chunk,
     read_error,
     read_finish_reason,
+    split_texts,
 )
 from providers.inference.chat_completions.errors import failure_to_error
+from providers.inference.chat_completions.logprobs import Logprobs, build_logprob
 from providers.inference.chat_completions.repetitions import ProseKind, Repetitions
 from providers.inference.chat_completions.streamed_calls import StreamedCalls
-from providers.inference.chat_completions.text_repair import SurrogateJoiner, repair_surrogates
-from providers.inference.chat_completions.usage import parse_usage
+from providers.inference.chat_completions.text_repair import SurrogateJoiner
+from providers.inference.chat_completions.usage import find_usage, parse_usage
 
 DONE_PAYLOAD: Final = b"[DONE]"
-MIN_LOGPROB: Final = -9999.0
 DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _CAUTION: Final[Sequence[EndReason]] = ("tool_calls", "stop", "length", "content_filter", "error")
 """Finish reasons by what they take from an answer. Of two for one end, the later in this order counts."""
@@ -59,7 +59,7 @@ _MAX_RECENT_TEXTS: Final = 1024
 
 
 class _Delta(msgspec.Struct, gc=False):
-    """A delta. `thinking` to `text` are other places of the answer: where one is set, the chunk is normalized."""
+    """A delta. `thinking` to `images` are other places of the answer: where one is set, the chunk is normalized."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -70,20 +70,7 @@ class _Delta(msgspec.Struct, gc=False):
     reasoning_details: Any = None
     function_call: Any = None
     text: Any = None
-
-
-class _TopLogprob(msgspec.Struct, gc=False):
-    token: str
-    logprob: float | None = None
-    bytes: list[int] | None = None
-
-
-class _TokenLogprob(_TopLogprob, gc=False):
-    top_logprobs: list[_TopLogprob] | None = None
-
-
-class _Logprobs(msgspec.Struct, gc=False):
-    content: list[_TokenLogprob] | None = None
+    images: Any = None
 
 
 class _ChoiceHead(msgspec.Struct, gc=False):
@@ -97,6 +84,8 @@ class _ChoiceHead(msgspec.Struct, gc=False):
     message: Any = None
     index: int = 0
     is_message: bool | None = None
+    usage: Any = None  # of Moonshot
+    error: Any = None  # of OpenRouter
 
 
 class _Choice(_ChoiceHead, gc=False):
@@ -106,7 +95,7 @@ class _Choice(_ChoiceHead, gc=False):
 
 
 class _LogprobChoice(_ChoiceHead, gc=False):
-    logprobs: _Logprobs | None = None
+    logprobs: Logprobs | None = None
 
 
 _AnyChoice = TypeVar("_AnyChoice", _Choice, _LogprobChoice)
@@ -116,6 +105,8 @@ class _Chunk(msgspec.Struct, Generic[_AnyChoice], gc=False):
     choices: list[_AnyChoice] | None = None
     usage: Any = None
     error: Any = None
+    x_groq: Any = None
+    timings: Any = None  # of llama.cpp
 
 
 _AnyChunk = _Chunk[_Choice] | _Chunk[_LogprobChoice]
@@ -204,6 +195,8 @@ class ChatChunkReader(ChunkReader):
             try:
                 if isinstance(self._body, JsonReader):
                     self._handle_payloads(self._body.end())
+                elif isinstance(self._body, EventReader):  # its last event may have been cut
+                    self._handle_payloads([data for data in self._body.end() if is_json(data) or split_texts(data)])
                 if not self.is_finished:
                     self._finish(is_ended=False)
             except StackError as exc:
@@ -227,16 +220,16 @@ class ChatChunkReader(ChunkReader):
             try:
                 chunk = decode(payload)
             except DECODE_ERRORS:
-                if payload.strip(b' \t\r\n"').upper() == DONE_PAYLOAD:
-                    self._finish(is_ended=True)
-                    break
-                chunk = self._normalize(payload)
-            choices = chunk.choices
+                self._count_texts(size_bytes, last_text)
+                size_bytes = 0
+                if (chunk := self._read_odd_payload(payload)) is None:
+                    continue
+            choices = () if self.is_finished else chunk.choices
             if not choices or chunk.error:
                 self._handle_chunk_without_choices(chunk, payload)
                 continue
-            if chunk.usage is not None:
-                self._usage = chunk.usage
+            if chunk.usage or chunk.x_groq or chunk.timings:
+                self._usage = find_usage(chunk.usage, chunk.x_groq, chunk.timings) or self._usage
             for choice in choices:
                 if choice.index:
                     continue
@@ -246,12 +239,14 @@ class ChatChunkReader(ChunkReader):
                     and delta is not None
                     and (content := delta.content)
                     and choice.logprobs is None
+                    and choice.error is None
                     and delta.tool_calls is None
                     and delta.reasoning is None
                     and delta.reasoning_content is None
                     and delta.refusal is None
                     and not delta.thinking
                     and not delta.reasoning_details
+                    and not delta.images
                     and self._finish_reason is None
                 ):
                     deltas.append(TextDelta(content))
@@ -266,6 +261,18 @@ class ChatChunkReader(ChunkReader):
                     size_bytes = 0
                     self._handle_choice(choice, payload)
         self._count_texts(size_bytes, last_text)
+
+    def _read_odd_payload(self, payload: bytes) -> _AnyChunk | None:
+        """Return the chunk of a payload in an unusual form; None for the end, for what follows it, and for several
+        chunks, which are handled."""
+        if self.is_finished:
+            return None
+        if payload.strip(b' \t\r\n"').upper() == DONE_PAYLOAD:
+            self._finish(is_ended=True)
+            return None
+        texts = split_texts(payload)
+        self._handle_payloads(texts)
+        return None if texts else self._normalize(payload)
 
     def _count_texts(self, size_bytes: int, last_text: str) -> None:
         """Count the texts of the fast path."""
@@ -288,6 +295,8 @@ class ChatChunkReader(ChunkReader):
             raise UpstreamError("The inference server sent a chunk that is not valid.") from exc
 
     def _handle_chunk_without_choices(self, chunk: _AnyChunk, payload: bytes) -> None:
+        if self.is_finished:
+            return
         if chunk.usage is not None and not chunk.error:
             self._usage = chunk.usage
             return
@@ -306,6 +315,8 @@ class ChatChunkReader(ChunkReader):
         """Read a choice that may hold anything."""
         if choice.is_message is None and _is_odd(choice):
             choice = next((other for other in self._normalize(payload).choices or () if not other.index), choice)
+        if choice.error and (error := read_error({"error": choice.error}, has_answer=True)):
+            raise failure_to_error(error, self._request.model)
         delta = choice.delta
         if delta is not None and choice.is_message:
             self._drop_repetitions(delta, is_last=choice.finish_reason is not None)
@@ -337,14 +348,14 @@ class ChatChunkReader(ChunkReader):
         delta.content = repetitions.find_growth("text", delta.content, is_last=is_last)
         delta.reasoning = repetitions.find_growth("reasoning", delta.reasoning, is_last=is_last)
 
-    def _handle_delta(self, delta: _Delta, logprobs: _Logprobs | None) -> None:
+    def _handle_delta(self, delta: _Delta, logprobs: Logprobs | None) -> None:
         if thought := delta.reasoning or delta.reasoning_content:
             self._has_reasoning = True
             self._add_prose("reasoning", thought)
         if delta.content is not None:
             if logprobs is not None and logprobs.content:
                 self.saw_activity = True
-                self._logprobs += [_build_logprob(token) for token in logprobs.content]
+                self._logprobs += [build_logprob(token) for token in logprobs.content]
                 self.answer_bytes += LOGPROB_BYTES * sum(
                     1 + len(token.top_logprobs or ()) for token in logprobs.content
                 )
@@ -411,6 +422,7 @@ class ChatChunkReader(ChunkReader):
     def _end_choice(self, choice: _Choice | _LogprobChoice) -> None:
         if choice.finish_reason is None or (reason := read_finish_reason(choice.finish_reason)) is None:
             return
+        self._usage = choice.usage or self._usage
         self._stop_sequence = find_stop_sequence(choice.stop_reason or choice.matched_stop, self._request.stop)
         self._names_calls = self._names_calls or reason == "tool_calls"
         former = self._finish_reason
@@ -474,27 +486,9 @@ def _is_odd(choice: _ChoiceHead) -> bool:
         or (not (delta.reasoning or delta.reasoning_content) and bool(delta.thinking or delta.reasoning_details))
         or delta.function_call is not None
         or delta.text is not None
+        or bool(delta.images)
     )
 
 
 def _holds_something(delta: _Delta) -> bool:
     return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.refusal or delta.tool_calls)
-
-
-def _build_logprob(token: _TokenLogprob) -> TokenLogprob:
-    top = (
-        TopLogprob(repair_surrogates(one.token), _clamp_logprob(one.logprob), _token_bytes(one))
-        for one in token.top_logprobs or ()
-    )
-    return TokenLogprob(repair_surrogates(token.token), _clamp_logprob(token.logprob), _token_bytes(token), tuple(top))
-
-
-def _clamp_logprob(logprob: float | None) -> float:
-    return MIN_LOGPROB if logprob is None else max(logprob, MIN_LOGPROB)
-
-
-def _token_bytes(token: _TopLogprob) -> Sequence[int]:
-    try:
-        return list(bytes(token.bytes or ()) or repair_surrogates(token.token).encode())
-    except (ValueError, OverflowError):  # numbers that are no bytes
-        return list(repair_surrogates(token.token).encode())

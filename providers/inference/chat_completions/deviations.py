@@ -10,7 +10,12 @@
                            content; arguments as an object; an index, an id or a name of another type
     finish reasons         in any letter case, with words of other APIs, empty, as an object
     errors                 `error` as text or object, `object: error`, `type: error`, `errors`, `detail`, `message`;
-                           none where they are empty or say that all is well
+                           that of a choice; none where they are empty or say that all is well
+    data of an event       several chunks one after another, each perhaps after a further `data:`, or in a list; control
+                           characters in texts
+    usage                  in a choice, in `x_groq`, in `timings`; the names that `usage` has
+
+What calls say twice is in `streamed_calls`.
 
 A part that holds something of an unknown kind is an error, because an answer of which a part could not be read is not
 complete.
@@ -113,12 +118,46 @@ def find_stop_sequence(said: object, stop: str | Sequence[str] | None) -> str | 
 
 
 def load_json(payload: bytes) -> Any:
-    """Return a JSON text that may have lone surrogates and wrong UTF-8. Raises ValueError and RecursionError."""
-    return json.loads(payload.decode("utf-8", "replace"), parse_constant=_refuse_constant)
+    """Return a JSON text that may have lone surrogates, control characters and wrong UTF-8. Raises ValueError and
+    RecursionError."""
+    return _DECODER.decode(payload.decode("utf-8", "replace"))
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(name)
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, strict=False)
+_BETWEEN_TEXTS: Final = re.compile(r"(?:\s|data:)*")
+
+
+def split_texts(payload: bytes) -> list[bytes]:
+    """Return the JSON texts of the data of an event that holds several, one after another or in a list, each perhaps
+    after another `data:`, and `[DONE]` after them. The list is empty where the data are no such texts."""
+    text = payload.decode("utf-8", "replace").strip()
+    body = text.removesuffix("[DONE]")
+    at = _skip_between(body, 0)
+    is_split = at > 0 or body != text
+    texts: list[bytes] = []
+    try:
+        while at < len(body):
+            value, end = _DECODER.raw_decode(body, at)
+            entries = cast(list[object], value) if isinstance(value, list) else []
+            if not (isinstance(value, dict) or (entries and all(isinstance(entry, dict) for entry in entries))):
+                return []
+            is_split = is_split or bool(texts or entries)
+            texts += [json.dumps(entry).encode() for entry in entries] or [body[at:end].encode("utf-8", "replace")]
+            at = _skip_between(body, end)
+    except (ValueError, RecursionError):
+        return []
+    if body != text:
+        texts.append(b"[DONE]")
+    return texts if is_split else []
+
+
+def _skip_between(text: str, at: int) -> int:
+    match = _BETWEEN_TEXTS.match(text, at)
+    return match.end() if match else at
 
 
 def normalize_chunk(value: object, *, is_whole: bool = False) -> dict[str, Any]:
@@ -164,6 +203,8 @@ def _normalize_choice(value: object, *, is_whole: bool) -> dict[str, Any]:
         "is_message": is_message,
         "finish_reason": reason,
         "logprobs": _normalize_logprobs(choice.get("logprobs")),
+        "usage": choice.get("usage"),
+        "error": choice.get("error"),
     }
 
 
@@ -226,6 +267,8 @@ def _normalize_message(message: object) -> dict[str, Any]:
     if not isinstance(message, dict):
         return {"content": _scalar_to_text(message)}
     fields = cast(Fields, message)
+    if fields.get("images"):
+        raise UpstreamError("The inference server sent a picture as a part of its answer, which cannot be read here.")
     reader = _MessageReader()
     text = next((fields[name] for name in _TEXT_FIELDS if fields.get(name) not in (None, "")), None)
     reasoning = next((fields[name] for name in _REASONING_FIELDS if fields.get(name)), None)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from http import HTTPStatus
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar
 
@@ -67,6 +68,8 @@ MAX_ORDERED_MODELS: Final = 1024
 """Models of a server, whose names may be any that callers choose, of which the order of messages is remembered."""
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 _CONTENT_TYPE: Final = "Content-Type"
+_PLAIN_ENCODINGS: Final = ("", "identity", "none", "utf-8", "utf8")
+"""Content encodings that are none: some servers name the character set in their place."""
 TOKENIZE_PATH: Final = "/tokenize"
 """Path of vLLM's tokenizer, which is not under `/v1`."""
 
@@ -387,7 +390,7 @@ class ChatCompletions:
         connection = await self._send(method, path, body, headers=headers)
         try:
             await self._check_support(connection, model, unsupported_feature)
-            if connection.status != 200:
+            if not _is_success(connection.status):
                 raise await self._read_error(connection, model)
             return await self._read_body(connection, MAX_BODY_BYTES)
         finally:
@@ -439,10 +442,11 @@ class ChatCompletions:
 
     async def _check_response(self, connection: HttpConnection, model: str, unsupported_feature: str) -> None:
         """Raise the error of a head that refuses the request."""
-        if connection.status != 200:
+        if not _is_success(connection.status):
             await self._check_support(connection, model, unsupported_feature)
             raise await self._read_error(connection, model, is_generation=True)
-        if connection.headers.get("content-encoding", "identity").lower() != "identity":
+        encoding = connection.headers.get("content-encoding", "").lower()
+        if encoding not in _PLAIN_ENCODINGS:
             raise UpstreamError("The inference server sent a compressed stream, which was not asked for.")
         is_stream = connection.headers.get("content-type", "").lower().startswith("text/event-stream")
         connection.headers.clear()
@@ -465,6 +469,11 @@ class ChatCompletions:
             raise self._response_timeout_error() from exc
         except HttpError as exc:
             raise UpstreamUnavailable(f"The connection to the {self._server} broke.") from exc
+
+
+def _is_success(status: int) -> bool:
+    """Return true for a status that an answer may have: some servers create theirs, and proxies change some."""
+    return status in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NON_AUTHORITATIVE_INFORMATION)
 
 
 def _decode_response(body: bytes, response_type: type[_Response]) -> _Response:

@@ -1,6 +1,6 @@
 """Reasoning that a model writes into its text between tags such as `<think>`, as reasoning deltas.
 
-For servers that do not separate it themselves. Only a block at the beginning of an answer is reasoning: tags further on
+For servers that do not separate it themselves. Only blocks at the beginning of an answer are reasoning: tags further on
 are text that the model writes about. A closing tag without an opening one ends a thought that the template has opened:
 what was before it is reasoning. In a stream that text has left already, so the answer becomes a message of its own, and
 later answers of the model are read as beginning within the reasoning. Each delta is read once, so the time is linear
@@ -248,15 +248,28 @@ class TagSplitter:
             text = self._read_text(text, delta, out)
         elif not self._is_open and not self._is_closed:
             text = self._read_start(text, delta, out)
-        if self._is_open and text:
-            text = self._read_reasoning(text, out)
-        if self._is_closed:
-            text = text.lstrip("\n")
-            if text:
-                self.is_done = True
-                self._add_text(text, delta, out)
-            else:
+        while text and (self._is_open or self._is_closed) and not self.is_done:
+            text = self._read_reasoning(text, out) if self._is_open else self._read_answer_start(text, delta, out)
+
+    def _read_answer_start(self, text: str, delta: TextDelta, out: list[Delta]) -> str:
+        """Look for a tag directly after a thought, which begins another one or closes the thought once more; return
+        the text after it. What is no tag is the answer."""
+        data, self._tag_start = (self._tag_start + text).lstrip("\n"), ""
+        for tag in (self._tags.open, self._tags.close):
+            if data.startswith(tag):
+                self._is_open = tag == self._tags.open
+                self._is_closed = not self._is_open
+                self._newline_count = max(self._newline_count, 1)
                 self._logprobs.clear()
+                return data[len(tag) :]
+            if data and tag.startswith(data):
+                self._tag_start = data
+                return ""
+        if data:
+            self.is_done = True
+            self._add_text(data, delta, out)
+        self._logprobs.clear()
+        return ""
 
     def _read_text(self, text: str, delta: TextDelta, out: list[Delta]) -> str:
         """Look for a closing tag without an opening one in a text; return the text after it."""
@@ -393,9 +406,9 @@ class TagSplitter:
             return
         text = "".join(self._blanks) + pending
         self._blanks.clear()
-        if not text or self._is_closed:
+        if not text:
             return
-        if self._starts_open:
+        if self._starts_open and not self._is_closed:
             self._is_open = True
             self._add_reasoning(text, out)
         else:

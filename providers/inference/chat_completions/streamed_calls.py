@@ -15,7 +15,7 @@ from apis.chat import ChatCustomTool, ChatRequest
 from apis.deltas import ToolArgumentsDelta, ToolCallStart
 from apis.errors import UpstreamError
 from providers.inference.chat_completions.answer_limits import text_bytes
-from providers.inference.chat_completions.arguments import JsonDepth, read_object
+from providers.inference.chat_completions.arguments import JsonDepth, means_nothing, read_object
 from providers.inference.chat_completions.custom_tools import CustomInputReader
 from providers.inference.chat_completions.deviations import CallPart
 from providers.inference.chat_completions.text_repair import SurrogateJoiner
@@ -170,6 +170,8 @@ class StreamedCalls:
         arguments = function.get("arguments")
         if arguments.__class__ is not str or not arguments.isascii() or call.is_named_again:
             return False
+        if arguments.startswith(("{", "null")):  # it may repeat what has been said
+            return False
         if arguments:
             self.size_bytes += len(arguments)
             call.add_arguments(arguments)
@@ -179,10 +181,13 @@ class StreamedCalls:
     def _add_part(self, part: CallPart, out: list[ToolCallDelta]) -> None:
         self.size_bytes += text_bytes(part.arguments)
         call = self._find_call(part)
+        if call is not None and _repeats(call, part):
+            return
         if call is None:
             call = self._open_call(part)
         elif part.name and call.has_arguments:
             call.is_repeating, call.is_named_again = True, call.is_complete
+            part.arguments = _find_growth(call, part.arguments)
         if not call.is_started and part.name:
             self._add_name(call, part.name)
         if part.call_id and not call.upstream_id:
@@ -249,10 +254,10 @@ class StreamedCalls:
             return True
         if not call.is_complete:
             return has_other_id and not _continues(call, part)
-        if part.arguments.strip() or has_other_id:
-            return True
-        # the same name once more, without arguments: it is repeated where everything is
-        return not (call.is_repeating or (part.call_id and part.call_id == call.upstream_id))
+        # the same name once more: it is repeated where everything is
+        is_repeated = call.is_repeating or bool(part.call_id and part.call_id == call.upstream_id)
+        is_new = bool(part.arguments.strip()) and not _repeats(call, part)
+        return has_other_id or is_new or not is_repeated
 
     def _is_name_piece(self, call: _StreamedCall, piece: str) -> bool:
         """Return true if the text may continue the call's name, and is no name itself."""
@@ -312,7 +317,7 @@ class StreamedCalls:
         if call.custom_input is not None:
             text = call.custom_input.feed(text)
         elif not call.sends_arguments:
-            begins = not call.has_delayed_text and text.lstrip().startswith("{")
+            begins = not call.has_delayed_text and text.lstrip().startswith("{") and not means_nothing(text)
             call.delayed.append(text)
             call.has_delayed_text = call.has_delayed_text or bool(text.strip())
             if not begins and call.chars < MAX_DELAYED_CHARS:
@@ -332,6 +337,23 @@ class StreamedCalls:
             text = text if is_cut else read_object(text) or text
         if text:
             out.append(ToolArgumentsDelta(call.id, text))
+
+
+def _repeats(call: _StreamedCall, part: CallPart) -> bool:
+    """Return true if a call with whole arguments is given them once more, or an empty object after them."""
+    if call.is_named_again or not part.arguments.strip() or not call.is_complete:
+        return False
+    said = "".join(call.pieces)
+    return (not means_nothing(said) and means_nothing(part.arguments)) or part.arguments.strip() == said.strip()
+
+
+def _find_growth(call: _StreamedCall, arguments: str) -> str:
+    """Return what the arguments of a named piece add to those of a half call, which some servers send again in each
+    piece."""
+    if len(arguments) <= call.chars or not call.is_half:
+        return arguments
+    said = "".join(call.pieces)
+    return arguments[len(said) :] if said.lstrip().startswith("{") and arguments.startswith(said) else arguments
 
 
 def _continues(call: _StreamedCall, part: CallPart) -> bool:

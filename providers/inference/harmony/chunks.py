@@ -15,8 +15,9 @@ from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError
 from providers.common.net.http.event_stream import EventReader
 from providers.inference.chat_completions.answer_limits import deltas_bytes, tokens_with_slack
 from providers.inference.chat_completions.chunk_reader import ChunkReader
-from providers.inference.chat_completions.chunks import DECODE_ERRORS, DONE_PAYLOAD, MIN_LOGPROB
+from providers.inference.chat_completions.chunks import DECODE_ERRORS, DONE_PAYLOAD
 from providers.inference.chat_completions.errors import failure_to_error
+from providers.inference.chat_completions.logprobs import clamp_logprob
 from providers.inference.chat_completions.usage import parse_usage
 from providers.inference.harmony.harmony import Harmony
 from providers.inference.harmony.vocabulary import END, STOP_IDS
@@ -264,8 +265,3 @@ def _parse_token_id(name: str) -> int:
     if name == number or not number.isascii() or not number.isdigit():
         raise UpstreamError("The inference server sent logprobs without token ids.")
     return int(number)
-
-
-def clamp_logprob(logprob: float | None) -> float:
-    """Return a log probability that JSON can hold and that every client accepts."""
-    return MIN_LOGPROB if logprob is None else max(logprob, MIN_LOGPROB)

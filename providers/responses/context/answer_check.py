@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
@@ -34,6 +33,7 @@ from apis.deltas import (
 from apis.errors import UpstreamError
 from apis.inference import Inference
 from apis.sink import ConvertedSink, Sink
+from apis.wire.base import load_json
 from providers.common.wrapped_inference import WrappedInference
 from providers.responses.events.open_items import EMPTY_ARGUMENTS
 from providers.responses.events.response_object import add_usage
@@ -263,7 +263,10 @@ class _Answer:
     def _find_call_problem(self) -> _Problem | None:
         for name, texts in self._calls.values():
             schema = self._schemas.get(name) or self._schemas.get(name.removeprefix("functions."))
-            problem = _find_problem("".join(texts).strip() or EMPTY_ARGUMENTS, schema)
+            arguments = "".join(texts).strip() or EMPTY_ARGUMENTS
+            problem = _find_problem(arguments, schema)
+            if problem is None and not arguments.startswith("{"):
+                problem = _Problem("it is no JSON object.", is_json=False)
             if problem is not None:
                 return _of_call(problem, name)
         return None
@@ -328,7 +331,7 @@ def _find_problem(text: str, schema: Mapping[str, Any] | None) -> _Problem | Non
     """Return what is wrong about a text that has to be JSON, and valid against a schema if there is one; None for a
     right text, and for a schema that cannot be checked."""
     try:
-        value = _load_json(text)
+        value = load_json(text)
     except (ValueError, RecursionError) as exc:
         return _Problem(f"it is not JSON ({exc}).", is_json=False)
     if schema is None:
@@ -347,21 +350,6 @@ def _find_problem(text: str, schema: Mapping[str, Any] | None) -> _Problem | Non
         message = str(getattr(exc, "message", exc))[:_MAX_PROBLEM_CHARS]
         return _Problem(f"at '{place}', {message}." if place else f"{message}.")
     return None
-
-
-def _load_json(text: str) -> Any:
-    """Return the value of a JSON text. Raises ValueError and RecursionError for another text."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        if "\\u" not in text:
-            raise
-    # escapes of lone surrogates are JSON, but orjson refuses them
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _refuse_reference(uri: str) -> Any:

@@ -1,6 +1,5 @@
 """/v1/chat/completions: the Chat Completions API over the same Inference, streamed or whole."""
 
-import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,7 +31,7 @@ from apis.deltas import (
 )
 from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
 from apis.sink import LastBatch, ReceivingSink, Sink
-from apis.wire.base import Wire, sdk_model_to_json
+from apis.wire.base import Wire, load_json, sdk_model_to_json
 from apis.wire.request_options import ModerationOptions
 from providers.common.grammars.chat import check_chat
 from providers.common.moderated_inference import ModeratedInference, RequestModeration
@@ -342,19 +341,18 @@ def _continue_text(delta: TextDelta | ReasoningDelta) -> str:
 
 def _complete_arguments(name: str, arguments: str, finish: Finish) -> str:
     """Return the arguments of a function's call, which are an empty object where the model wrote none. Raises
-    UpstreamError for those of a whole call that are no JSON: a client would fail on them. A call that was cut off stays
-    as it is."""
+    UpstreamError for those of a whole call that are no JSON object: a client would fail on them. A call that was cut
+    off stays as it is."""
     if finish.reason in ("length", "content_filter"):
         return arguments
     if not arguments.strip():
         return "{}"
     try:
-        orjson.loads(arguments)
-    except ValueError:
-        try:
-            json.loads(arguments)  # escapes of lone surrogates are JSON, but orjson refuses them
-        except (ValueError, RecursionError):
-            raise UpstreamError(f"The model called '{name}' with arguments that are not JSON.") from None
+        is_object = isinstance(load_json(arguments), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise UpstreamError(f"The model called '{name}' with arguments that are no JSON object.")
     return arguments
 
 

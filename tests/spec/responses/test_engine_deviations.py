@@ -148,6 +148,55 @@ async def test_calls_are_distinguished() -> None:
                 pieces(entry("ping", "", index=0), entry("lookup", a, index=0)),
                 calls(("ping", {}), A),
             ),
+            "arguments that grow on each piece": (
+                pieces(*(entry("lookup", a[:size], index=0, id="x") for size in (1, 5, len(a), len(a)))),
+                calls(A),
+            ),
+            "the whole call once more": (
+                pieces(
+                    entry("lookup", "", index=0, id="x"),
+                    *(entry(arguments=half, index=0) for half in halves),
+                    entry("lookup", a, index=0, id="x"),
+                ),
+                calls(A),
+            ),
+            "whole arguments once more": (
+                pieces(entry("lookup", a, index=0, id="x"), entry(arguments=a, index=0)),
+                calls(A),
+            ),
+            "empty arguments after whole ones": (
+                pieces(entry("lookup", a, index=0, id="x"), *(entry(arguments=end, index=0) for end in ("{}", "null"))),
+                calls(A),
+            ),
+            "empty arguments before the arguments": (
+                pieces(entry("lookup", "{}", index=0, id="x"), *(entry(arguments=half, index=0) for half in halves)),
+                calls(A),
+            ),
+            "null before the arguments": (
+                pieces(entry("lookup", "null", index=0, id="x"), entry(arguments=a, index=0)),
+                calls(A),
+            ),
+            "an object within the arguments, as a piece of its own": (
+                pieces(
+                    entry("lookup", '{"q":', index=0, id="x"),
+                    *(entry(arguments=piece, index=0) for piece in ("{}", "}")),
+                ),
+                calls(("lookup", {"q": {}})),
+            ),
+            "the same call twice with two ids": (
+                pieces(entry("lookup", a, index=0, id="x"), entry("lookup", a, index=1, id="y")),
+                calls(A, A),
+            ),
+            "the same call twice, each opened before its arguments": (
+                pieces(
+                    *(
+                        [entry("lookup", "", index=0), entry(arguments=a, index=0)][at]
+                        for _ in range(2)
+                        for at in range(2)
+                    ),
+                ),
+                calls(A, A),
+            ),
             "growing numbers of two calls": (
                 pieces(
                     entry("lookup", "", index=0, id="x"),
@@ -247,6 +296,16 @@ async def test_finish_reasons_are_read() -> None:
             "an error as text": (events(delta_chunk(content="He"), {"error": "out of memory"}), FAILED),
             "an error by its type": (events(delta_chunk(content="He"), {"type": "error", "message": "x"}), FAILED),
             "an error as detail": (events(delta_chunk(content="He"), {"detail": "x"}, delta_chunk("stop")), FAILED),
+            "an error in a choice": (
+                events(
+                    {"choices": [{"index": 0, "delta": {"content": text}, "error": {"code": 502}}]}, delta_chunk("stop")
+                ),
+                FAILED,
+            ),
+            "an empty error in a choice": (
+                events(delta_chunk(content=text), {"choices": [{"error": {}}]}, delta_chunk("stop")),
+                HELLO,
+            ),
             "an error with choices": (
                 events(delta_chunk(content="He"), {**delta_chunk("stop"), "error": {"message": "x"}}),
                 FAILED,

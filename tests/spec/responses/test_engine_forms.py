@@ -27,7 +27,29 @@ from tests.support.servers.engine_answers import (
     said,
     whole_body,
 )
-from tests.support.servers.upstream_server import CUT, DONE, Chunk, call_chunk, delta_chunk, event
+from tests.support.servers.upstream_server import CUT, DONE, Chunk, call_chunk, delta_chunk, event, plain_answer
+
+_COUNTS = {"prompt_tokens": 5, "completion_tokens": 7}
+_DETAILS = {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 2}}
+USAGES: dict[str, Chunk] = {
+    "the usual one": {"usage": {**_COUNTS, **_DETAILS}},
+    "a choice's": {
+        "choices": [
+            {"delta": {"content": "Hi."}, "finish_reason": "stop", "usage": {**_COUNTS, "cached_tokens": 3, **_DETAILS}}
+        ]
+    },
+    "Groq's": {"x_groq": {"id": "r", "usage": {**_COUNTS, **_DETAILS}}},
+    "DeepSeek's": {"usage": {**_COUNTS, "prompt_cache_hit_tokens": 3, "reasoning_tokens": 2}},
+    "of responses": {
+        "usage": {
+            "input_tokens": 5,
+            "output_tokens": 7,
+            "input_tokens_details": {"cached_tokens": 3},
+            "output_tokens_details": {"reasoning_tokens": 2},
+        }
+    },
+    "llama.cpp's": {"timings": {"prompt_n": 2, "cache_n": 3, "predicted_n": 7, "reasoning_tokens": 2}},
+}
 
 
 async def test_bodies_are_read_by_their_first_bytes() -> None:
@@ -71,6 +93,33 @@ async def test_bodies_are_read_by_their_first_bytes() -> None:
             },
             "CRLF and comments": (whole_body(b": hi\r\n\r\n" + sse.replace(b"\n", b"\r\n"), "text/plain"), HELLO),
             "with a mark": (whole_body(b"\xef\xbb\xbf" + sse, "text/plain"), HELLO),
+            "one line after another": (whole_body(sse.replace(b"\n\n", b"\n")), HELLO),
+            "no blank line at the end": (whole_body(sse.removesuffix(event("[DONE]"))[:-2]), HELLO),
+            "cut in its last line": (whole_body(sse.removesuffix(event("[DONE]"))[:-9]), FAILED),
+            "data twice": (whole_body(sse.replace(b"data: {", b"data: data: {")), HELLO),
+            "two chunks in one data": (whole_body(b"data: " + b"".join(lines) + b"\n\n"), HELLO),
+            "two chunks in the data of one event": (
+                whole_body(b"".join(b"data: %b\n" % line for line in (*lines, b"[DONE]")) + b"\n"),
+                HELLO,
+            ),
+            "a chunk and half of one in one data": (whole_body(b"data: " + b"".join(lines)[:-5] + b"\n\n"), FAILED),
+            "chunks in a list": (whole_body(b"data: [" + b",".join(lines) + b"]\n\n"), HELLO),
+            "a chunk in a list": (whole_body(b"".join(b"data: [%b]\n\n" % line for line in lines)), HELLO),
+            "a raw control character": (
+                whole_body(sse.replace(b"Hello there.", b"Hello there.").replace(b"Hello ", b"Hello\t")),
+                Outcome(text="Hello\tthere."),
+            ),
+            **{
+                f"status {status}, {encoding}": (
+                    plain_answer(sse, status, {"content-type": "text/event-stream", "content-encoding": encoding}),
+                    HELLO,
+                )
+                for status, encoding in ((200, "none"), (200, "UTF-8"), (200, ""), (201, "identity"))
+            },
+            "compressed": (
+                plain_answer(sse, 200, {"content-encoding": "br"}),
+                Outcome("failed", error="compressed"),
+            ),
             "event names first": (whole_body(sse.replace(b"data:", b"event: message\ndata:")), HELLO),
             "lines of JSON": (whole_body(b"\n".join(lines) + b"\n", "application/x-ndjson"), HELLO),
             "lines of JSON, cut": (whole_body(lines[0] + b"\n" + lines[1][:-5], "application/x-ndjson"), FAILED),
@@ -155,6 +204,11 @@ async def test_texts_are_read_wherever_they_are() -> None:
                 ),
                 FAILED,
             ),
+            "a picture next to the text": (
+                choices({"delta": {"content": "Look:", "images": [{"type": "image_url", "image_url": {"url": "x"}}]}}),
+                Outcome("failed", error="picture"),
+            ),
+            "no picture next to the text": (choices({"delta": {"content": "Hello there.", "images": []}}), HELLO),
             "text of a choice": (choices({"text": "Hello "}, {"text": "there."}), HELLO),
             "content of a choice": (choices({"content": "Hello there."}), HELLO),
             "text of a delta": (choices({"delta": {"text": "Hello there."}}), HELLO),
@@ -329,12 +383,26 @@ async def test_usage_that_is_text_is_counted() -> None:
     assert (response.usage.input_tokens, response.usage.output_tokens) == (5, 7)
 
 
-@pytest.mark.parametrize("arguments", ['{"q":}', '{"q":"a'])
-async def test_broken_arguments_are_no_whole_call_of_a_chat_completion(arguments: str) -> None:
-    """No client could parse them. A call that the limit cut off is incomplete, as it stands."""
+@pytest.mark.parametrize("place", USAGES)
+async def test_usage_is_read_wherever_it_is(place: str) -> None:
+    """Servers have other names for the counts, and other places."""
+    async with doors() as stack:
+        stack.answer = events({**delta_chunk("stop", content="Hello there."), **USAGES[place]})
+        response = await stack.client.responses.create(model="fake-model", input="hi", store=False)
+    usage = response.usage
+    assert usage is not None
+    details = usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens
+    assert (usage.input_tokens, usage.output_tokens, *details) == (5, 7, 3, 2)
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"q":}', '{"q":"a', "[1]", "5", '"a"', "true", '{"q": NaN}', '{"q":"a"}</tool_call>']
+)
+async def test_broken_arguments_are_no_whole_call(arguments: str) -> None:
+    """Clients could not parse them, or expect an object. A call that the limit cut off is incomplete, as it stands."""
     async with doors() as stack:
         outcomes = await stack.ask(pieces(entry("lookup", arguments, index=0)))
-        assert [outcomes[door].status for door in ("chat", "chat streamed")] == ["failed"] * 2
+        assert {outcome.status for outcome in outcomes.values()} == {"failed"}
         assert "lookup" in outcomes["chat"].error
         outcomes = await stack.ask(pieces(entry("lookup", arguments, index=0), reason="length"))
         cut = Outcome("incomplete", calls=(("lookup", arguments),))

@@ -231,7 +231,11 @@ async def test_a_streamed_text_that_cannot_become_json_is_written_once_more() ->
 
 STRICT = function("get", parameters=SCHEMA, strict=True)
 RIGHT_CALL = {"call": "get", "arguments": "".join(ROME[0]["text"])}
-WRONG_CALLS = {"of no JSON": '{"city": }', "that break the schema": '{"city": 5, "degrees": 1}'}
+WRONG_CALLS = {
+    "of no JSON": '{"city": }',
+    "that are no object": '["Rome", 1]',
+    "that break the schema": '{"city": 5, "degrees": 1}',
+}
 
 
 @pytest.mark.parametrize("arguments", WRONG_CALLS.values(), ids=WRONG_CALLS)
@@ -287,11 +291,11 @@ async def test_a_call_whose_arguments_stay_wrong_is_never_completed(arguments: s
 
 
 async def test_only_what_is_known_of_a_function_is_checked() -> None:
-    """Without `strict` arguments are JSON of any form, blank ones are an object, and a cut call is not whole."""
+    """Without `strict` arguments are any JSON object, blank ones an empty one, and a cut call is not whole."""
     loose = function("get", parameters=SCHEMA)
-    turns = [[{"call": "get", "arguments": arguments}] for arguments in ("[1]", " ", ["{"] * 40)]
+    turns = [[{"call": "get", "arguments": arguments}] for arguments in ('{"city": 5}', " ", ["{"] * 40)]
     async with serving(scripted(*turns)) as served:
-        assert (await create(served, tools=[loose])).output[0].arguments == "[1]"
+        assert (await create(served, tools=[loose])).output[0].arguments == '{"city": 5}'
         assert (await create(served, tools=[loose])).output[0].arguments == "{}"
         cut = await create(served, tools=[STRICT], max_output_tokens=16)
     assert (cut.status, cut.output[0].status) == ("incomplete", "incomplete")

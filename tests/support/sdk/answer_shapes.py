@@ -34,7 +34,6 @@ SHAPES: dict[str, Script] = {
     "a refusal, then text": [{"refusal": "No."}, {"text": "But."}],
     "a call": [call("get", '{"a"', ": 1}")],
     "a call without arguments": [{"call": "get", "arguments": ""}],
-    "a call of arguments that are no object": [call("get", "[1, 2]")],
     "calls one after the other": [call("get", '{"n":', "1}"), call("get", '{"n":2}'), call("put", '{"n":3}')],
     "calls in parallel": [
         {"calls": [call("get", '{"a"', ":", "1}"), call("put", '{"b"', ":2}"), call("get", "{", '"c"', ":", "3", "}")]}

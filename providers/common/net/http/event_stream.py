@@ -17,8 +17,8 @@ _BLANK_LINES: Final = re.compile(rb"\n{3,}")
 
 
 class EventReader:
-    """Incremental parser for chunks of any size; every complete event is returned once, in order. An event cut off by
-    the end of the stream is dropped."""
+    """Incremental parser for chunks of any size; every complete event is returned once, in order. The last one may lack
+    its blank line, or be cut off: only `end` returns it."""
 
     __slots__ = (
         "_at_start",
@@ -58,6 +58,10 @@ class EventReader:
         events = self._feed_any(chunk)
         self._is_between_events = not (self._at_start or self._lines_end_in_cr or self._pending)
         return events
+
+    def end(self) -> list[bytes]:
+        """Return the data of the event that the end of the body has ended, without a blank line after it."""
+        return self._feed_any(b"\n\n")
 
     def _feed_any(self, chunk: bytes) -> list[bytes]:
         if self._pending:

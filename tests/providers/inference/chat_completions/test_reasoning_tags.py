@@ -64,6 +64,12 @@ def split(texts: Sequence[str], tags: ReasoningTags = THINK, **options: bool) ->
         ("I < think.</think>Hello</think>.", ("I < think.", "Hello</think>.")),
         ("The tag `</think>` closes.", ("", "The tag `</think>` closes.")),
         ("Open with <think>, close with </think>.", ("", "Open with <think>, close with </think>.")),
+        ("<think>a</think>\n<think>b</think>\nc", ("a\nb", "c")),
+        ("<think>a <think>b</think></think>c", ("a <think>b", "c")),
+        ("a</think></think>b", ("a", "b")),
+        ("<think>a</think><", ("a", "<")),
+        ("<think>a</think></thin", ("a", "</thin")),
+        ("<think>a</think><b>c</b>", ("a", "<b>c</b>")),
     ],
 )
 def test_tags_are_split_at_every_place(answer: str, expected: tuple[str, str]) -> None:
@@ -174,10 +180,12 @@ def test_cuts_change_nothing(answer: str, data: st.DataObject) -> None:
     for tags in (THINK, TAGS_PRESETS["think-open"]):
         whole = split([answer], tags)
         assert split(pieces, tags) == whole
-        # nothing is lost but one pair of tags and the blanks around it
+        # nothing is lost but tags at the beginning and the blanks around them
         remaining = "".join(whole).translate({10: None, 32: None})
         missing = len(answer.translate({10: None, 32: None})) - len(remaining)
-        assert missing in (0, len("<think>"), len("</think>"), len("<think></think>"))
+        opened, closed = answer.count("<think>"), answer.count("</think>")
+        sizes = {a * len("<think>") + b * len("</think>") for a in range(opened + 1) for b in range(closed + 1)}
+        assert missing in sizes
 
 
 @pytest.mark.parametrize("fill", ["a", "\n", "<", "</think", " \n", "</think\n"])
