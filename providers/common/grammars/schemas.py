@@ -52,6 +52,20 @@ _short_schemas: dict[bytes, None] = {}
 _REFERENCE: Final = b'"$ref"'
 
 _TYPES: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_KIND_NAMES: Final[Mapping[str, str]] = {
+    **{name: name for name in _TYPES},
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "double": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+    "none": "null",
+}
+"""Names of types as servers write them -> those of JSON."""
+_VALUE_KEYWORDS: Final = ("default", "const")
+"""Keywords that may have the value null."""
 _SAME_LEVEL_KEYWORDS: Final = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 _NESTED_KEYWORDS: Final = (
     *("items", "prefixItems", "additionalItems", "contains", "additionalProperties", "propertyNames"),
@@ -114,6 +128,63 @@ def check_parameters(tools: Sequence[tuple[str, str, SchemaObject, bool]]) -> No
         except InvalidSchema as exc:
             message = f"Invalid schema for function '{name}': {exc}"
             raise InvalidRequest(message, param=param, code="invalid_function_parameters") from None
+
+
+def mend_parameters(schema: SchemaObject) -> SchemaObject:
+    """Return the parameters of a function that is not strict, without the keywords and references that make them
+    invalid. A schema that stays invalid without them is returned as it is."""
+    with suppress(InvalidSchema):
+        _check_schema(schema, strict=False)
+        return schema
+    for references in (References(schema), None):  # of references that lead back, each single one leads somewhere
+        mended = _mend(schema, schema, references)
+        with suppress(InvalidSchema):
+            _check_schema(mended, strict=False)
+            return mended
+    return schema
+
+
+def _mend(schema: SchemaObject, root: SchemaObject, references: References | None) -> SchemaObject:
+    mended: SchemaObject = {}
+    for keyword, value in schema.items():
+        part: JsonValue = value
+        if keyword in _MAP_KEYWORDS:
+            entries = value.items() if isinstance(value, dict) else ()
+            part = {name: _mend_entry(entry, root, references) for name, entry in entries}
+        elif keyword in _SAME_LEVEL_KEYWORDS or keyword in _NESTED_KEYWORDS:
+            part = (
+                [_mend_entry(entry, root, references) for entry in value]
+                if isinstance(value, list)
+                else _mend_entry(value, root, references)
+            )
+        elif keyword == "type":
+            kinds = value if isinstance(value, list) else [value]
+            type_names: list[JsonValue] = [name for kind in kinds if (name := _KIND_NAMES.get(str(kind).lower()))]
+            part = type_names[0] if len(type_names) == 1 else type_names or None
+        elif not _is_valid_keyword(keyword, value, root, references):
+            part = None
+        if part is not None or keyword in _VALUE_KEYWORDS:
+            mended[keyword] = part
+    return mended
+
+
+def _mend_entry(entry: JsonValue, root: SchemaObject, references: References | None) -> JsonValue:
+    """Return the place of a subschema mended; what is no schema allows everything."""
+    if isinstance(entry, dict):
+        return _mend(entry, root, references)
+    return entry if isinstance(entry, bool) else {}
+
+
+def _is_valid_keyword(keyword: str, value: JsonValue, root: SchemaObject, references: References | None) -> bool:
+    try:
+        if keyword in ("$ref", "$dynamicRef"):
+            if references is None:
+                return False
+            references.resolve(value, root)
+        _check_keywords({keyword: value}, strict=False)
+    except InvalidSchema:
+        return False
+    return True
 
 
 def _check_schema(schema: SchemaObject, *, strict: bool) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, cast
 
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCRequest, JSONRPCResponse
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 
 from providers.common.recent import RecentEntries
 from providers.tool_servers.mcp.texts import one_line
@@ -59,6 +60,10 @@ class AnswerMender:
 def mend_listing(result: Json, add_fault: Callable[[str], None]) -> Json:
     """Return a page of tools with the parts of each that are used; `add_fault` is called with those beyond repair."""
     tools: Any = result.get("tools")
+    if tools is None:
+        tools = []  # as some languages write an empty list
+    if isinstance(tools, dict):
+        tools = [{"name": name, **_as_object(tool)} for name, tool in cast(Json, tools).items()]
     if not isinstance(tools, list):
         return result
     mended: list[Json] = []
@@ -102,8 +107,10 @@ def _mend_schema(schema: Any) -> Json:
     kind: Any = mended.get("type")
     if kind is None or (isinstance(kind, list) and "object" in kind):
         mended["type"] = "object"
-    if not isinstance(mended.get("properties", {}), dict):
-        del mended["properties"]
+    properties: Any = mended.pop("properties", None)
+    if isinstance(properties, dict):
+        entries = cast(Json, properties).items()
+        mended["properties"] = {name: entry if isinstance(entry, dict | bool) else {} for name, entry in entries}
     if "required" in mended:
         required: Any = mended["required"]
         names = cast(list[Any], required) if isinstance(required, list) else []
@@ -116,8 +123,10 @@ def mend_initialization(result: Json) -> Json:
     info, instructions = _as_object(result.get("serverInfo")), result.get("instructions")
     texts = {name: info[name] for name in _UNNAMED_SERVER if isinstance(info.get(name), str)}
     capabilities = _as_object(result.get("capabilities")).get("tools")
+    version = result.get("protocolVersion")
     return {
-        "protocolVersion": result.get("protocolVersion"),
+        # a version that no SDK knows is that of a server without one, which takes what is usual
+        "protocolVersion": version if version in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION,
         "serverInfo": {**_UNNAMED_SERVER, **texts},
         "capabilities": {} if capabilities is None else {"tools": {}},
         "instructions": instructions if isinstance(instructions, str) else None,

@@ -1,5 +1,6 @@
 """The tools of an MCP server as a model can be offered them: checked, cleaned and bounded."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any, Final
 from mcp_types import Tool
 
 from apis.tool_servers import ServerTool, is_tool_name
+from providers.common.grammars.schemas import mend_parameters
 from providers.tool_servers.mcp.texts import one_line, redact_secrets
 
 _log = logging.getLogger(__name__)
@@ -18,7 +20,7 @@ _MAX_LOG_LINES: Final = 8
 _MAX_LISTING_BYTES: Final = 2 * 1024 * 1024
 
 
-def convert_tools(
+async def convert_tools(
     tools: Sequence[Tool], faults: Sequence[str], server_label: str, secrets: Sequence[str]
 ) -> list[ServerTool]:
     """Return the tools that a model can be offered, at most 2 MiB of them; the log says which are left out and why.
@@ -27,6 +29,7 @@ def convert_tools(
     rejections = [redact_secrets(fault, secrets) for fault in faults]
     available_bytes = _MAX_LISTING_BYTES
     for tool in tools:
+        await asyncio.sleep(0)  # checking large schemas takes long: other streams run in between
         converted = _convert_tool(tool, secrets)
         size = _json_size(converted)
         if fault := _find_tool_fault(converted, size, secrets):
@@ -52,7 +55,7 @@ def _convert_tool(tool: Tool, secrets: Sequence[str]) -> ServerTool:
         if tool.annotations.title:
             annotations["title"] = _clean_text(tool.annotations.title, secrets)
     description = _clean_text(tool.description or "", secrets)
-    return ServerTool(tool.name, description, tool.input_schema, annotations)
+    return ServerTool(tool.name, description, mend_parameters(tool.input_schema), annotations)
 
 
 def _json_size(tool: ServerTool) -> int:

@@ -225,7 +225,7 @@ def _request_span(method: str, server: McpServerTarget, tool: str = "") -> Span:
 
 
 async def _list_tools(session: McpSession, server_label: str, server: McpServerTarget) -> Sequence[ServerTool]:
-    session.tool_listing = tools = convert_tools(*await session.list_tools(), server_label, server.secrets)
+    session.tool_listing = tools = await convert_tools(*await session.list_tools(), server_label, server.secrets)
     return tools
 
 

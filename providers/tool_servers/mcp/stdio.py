@@ -15,7 +15,8 @@ from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from providers.common.processes.process import PIPE, Process, start_process
-from providers.tool_servers.mcp.wire import CURRENT_EXCHANGE, MAX_MESSAGE_BYTES, SessionStreams
+from providers.tool_servers.mcp.messages import MAX_MESSAGE_BYTES
+from providers.tool_servers.mcp.wire import CURRENT_EXCHANGE, SessionStreams
 
 _EXIT_TIMEOUT_S: Final = 2.0
 

@@ -7,21 +7,23 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, Self
+from urllib.parse import quote
 
 import anyio
 import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import INTERNAL_ERROR, JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from apis.documents.fetcher import Fetcher, FetchRequest, FetchStream
 from apis.errors import FetchFailed, FetchRefused
 from providers.tool_servers.mcp.answers import AnswerMender
 from providers.tool_servers.mcp.lost_sessions import means_lost_session, names_lost_session
+from providers.tool_servers.mcp.messages import BOM, MAX_MESSAGE_BYTES, EventMender, mend_events, mend_messages
 
 _OK: Final = 200
-MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+_SESSION_ID: Final = "mcp-session-id"
 _MAX_STREAM_BYTES: Final = 64 * 1024 * 1024
 _MAX_STREAM_S: Final = 3600.0
 _DELETE_TIMEOUT_S: Final = 2.0
@@ -168,6 +170,7 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
         self._is_sse = transport == "sse"
         self._timeout_s = call_timeout_s + _TIMEOUT_MARGIN_S
         self._renew_at = anyio.current_time() + _MAX_STREAM_S / 2
+        self._session_ids: dict[str, str] = {}
         self._streamed_bytes = 0
         self._stream_opens = 0
         self._stream_opened_at = 0.0
@@ -218,19 +221,28 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
         if _url_origin(request.url) != self._origin:
             return self._fail_exchange(exchange, "The MCP server leads to another server, which is refused.")
         exit_stack = AsyncExitStack()
+        outgoing = await self._build_outgoing(request)
         try:
-            incoming = await exit_stack.enter_async_context(self._fetcher.open(await self._build_outgoing(request)))
+            incoming = await exit_stack.enter_async_context(self._fetcher.open(outgoing))
             if incoming.status >= 400:
                 return await self._relay_error_response(exchange, request, incoming, exit_stack)
-            headers = dict(incoming.headers)
-            exchange.is_streamed = headers.get("content-type", "").startswith("text/event-stream")
-            if request.method == "POST" and incoming.status == _OK and not exchange.is_streamed:
+            headers = self._mask_session_id(dict(incoming.headers))
+            exchange.is_streamed = headers.get("content-type", "").lower().startswith("text/event-stream")
+            if (
+                request.method == "POST"
+                and not self._is_sse
+                and incoming.status // 100 == 2
+                and not exchange.is_streamed
+            ):
                 async with exit_stack:
                     body = b"".join([chunk async for chunk in incoming.chunks])
-                return self._relay_message(exchange, request, headers, body)
+                return self._relay_message(exchange, request, incoming.status, headers, body)
         except FetchFailed as exc:
             return self._fail_exchange(exchange, _with_remedy(exc))
-        body = _ResponseBody(self._count_bytes(incoming.chunks, exchange), exit_stack)
+        chunks = incoming.chunks
+        if exchange.is_streamed:
+            chunks = mend_events(chunks, EventMender(_parse_request(outgoing.body), has_names=self._is_sse))
+        body = _ResponseBody(self._count_bytes(chunks, exchange), exit_stack)
         return httpx2.Response(incoming.status, headers=headers, stream=body)
 
     async def _open_unsolicited(self, request: httpx2.Request) -> httpx2.Response:
@@ -244,19 +256,32 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
         return await self._send(request, HttpExchange())
 
     def _relay_message(
-        self, exchange: HttpExchange, request: httpx2.Request, headers: dict[str, str], body: bytes
+        self, exchange: HttpExchange, request: httpx2.Request, status: int, headers: dict[str, str], body: bytes
     ) -> httpx2.Response:
-        """Return a whole response, with the type that its first bytes show. An error that names no request, or
-        another, is the answer to this one: the SDK would wait for its own."""
-        start = body.lstrip()[:8]
-        if start.startswith(b"{"):
-            headers["content-type"] = "application/json"
-            body = _address_error(body, request.content)
+        """Return a whole response, with the type that its first bytes show, and the status of one that has a body. An
+        answer that names no request, or another, is that to this one: the SDK would wait for its own."""
+        message = _parse_request(request.content)
+        start = body.removeprefix(BOM).lstrip()[:8]
+        if start.startswith((b"{", b"[")) and "id" in message and (messages := mend_messages(body, message)):
+            # several are an event stream, as the answer to one request
+            is_one = len(messages) == 1
+            status, headers["content-type"] = _OK, "application/json" if is_one else "text/event-stream"
+            body = messages[0] if is_one else b"".join(b"data: %b\n\n" % each for each in messages)
         elif start.startswith(_EVENT_STREAM_STARTS):
-            headers["content-type"] = "text/event-stream"
+            status, headers["content-type"] = _OK, "text/event-stream"
+            mender = EventMender(message)
+            body = mender.feed(body) + mender.end()
         elif names_lost_session(body[:_MAX_ERROR_BYTES].decode(errors="replace")):
             exchange.is_session_lost = True
-        return httpx2.Response(_OK, headers=headers, content=body)
+        return httpx2.Response(status, headers=headers, content=body)
+
+    def _mask_session_id(self, headers: dict[str, str]) -> dict[str, str]:
+        """Return the headers with a session id of ASCII characters, which the SDK demands; it is sent as it was."""
+        session_id = headers.get(_SESSION_ID, "")
+        if not session_id.isascii():
+            headers[_SESSION_ID] = quote(session_id)
+            self._session_ids[headers[_SESSION_ID]] = session_id
+        return headers
 
     async def _build_outgoing(self, request: httpx2.Request) -> FetchRequest:
         timeout_s, max_bytes = self._timeout_s, MAX_MESSAGE_BYTES
@@ -265,6 +290,8 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
         elif request.method == "GET" and (self._is_sse or CURRENT_EXCHANGE.get().is_connect):
             timeout_s, max_bytes = _MAX_STREAM_S, _MAX_STREAM_BYTES
         headers = {name: value for name, value in request.headers.items() if name not in _HOP_BY_HOP_HEADERS}
+        if _SESSION_ID in headers:
+            headers[_SESSION_ID] = self._session_ids.get(headers[_SESSION_ID], headers[_SESSION_ID])
         return FetchRequest(
             url=str(request.url),
             method=request.method,
@@ -289,7 +316,7 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
                         break
         if b'"jsonrpc"' not in body:
             exchange.status = incoming.status
-        has_session = self._is_sse or "mcp-session-id" in request.headers
+        has_session = self._is_sse or _SESSION_ID in request.headers
         exchange.is_session_lost = means_lost_session(
             incoming.status, body.decode(errors="replace"), has_session=has_session
         )
@@ -337,21 +364,9 @@ def _with_remedy(error: FetchFailed) -> str:
     return f"{error.reason} To use a server of your own, put it under tool_servers.servers with private: true."
 
 
-def _address_error(body: bytes, request_body: bytes) -> bytes:
-    """Return a JSON body; of an error, as one of JSON-RPC that names the request."""
-    try:
-        message, request = json.loads(body), json.loads(request_body)
-    except (ValueError, RecursionError):
-        return body
-    if "id" not in request or "error" not in message or "result" in message:
-        return body
-    match message["error"]:
-        case {"code": int(code), **rest}:
-            text, data = rest.get("message"), rest.get("data")
-        case error:
-            code, text, data = INTERNAL_ERROR, error, None
-    error = {"code": code, "message": text if isinstance(text, str) else json.dumps(text), "data": data}
-    return json.dumps({"jsonrpc": "2.0", "id": request["id"], "error": error}).encode()
+def _parse_request(body: bytes | None) -> dict[str, Any]:
+    """Return the message of a request of the SDK's; an empty one where it sends none."""
+    return json.loads(body) if body else {}
 
 
 def _url_origin(url: httpx2.URL) -> tuple[str, str, int | None]:

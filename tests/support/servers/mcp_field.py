@@ -5,17 +5,23 @@ page_size  tools on a page; all on one without it
 result     the result of every call, as it is; without it the call is repeated in a text
 forgotten  status, body and headers of the answer to a session that the server does not know; `{request id}` in the
            body is that of the request
+wire       a function that makes the body of an answer to a list or a call, and its content type and status, from the
+           answer
+session    a prefix of the ids of sessions
 asks       a request that the server makes to its client on the GET stream at each call, which waits for the answer
 """
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
 
+from providers.tool_servers.mcp.provider import MCP
+from tests.support.servers.mcp_calls import started
 from tests.support.servers.mcp_hostile import event, initialized, refusal, result, sse
 from tests.support.servers.mcp_server import LOOPBACK
 
@@ -26,6 +32,13 @@ GOOD: Final = {"name": "good", "inputSchema": {"type": "object", "properties": {
 def recorded(name: str) -> dict[str, Any]:
     """The habit of a server of the field."""
     return json.loads((RECORDED / f"{name}.mcp.json").read_text())
+
+
+@asynccontextmanager
+async def reached(habit: Mapping[str, Any], **config: Any) -> AsyncGenerator[tuple["FieldServer", MCP]]:
+    """A server with a habit, and a client that may reach it."""
+    async with FieldServer(habit) as server, started(server.url, **config) as mcp:
+        yield server, mcp
 
 
 class FieldServer:
@@ -92,8 +105,9 @@ class FieldServer:
             return web.json_response(refusal(request_id, -32601, "Method not found"))
         if method == "initialize":
             self.initialized += 1
-            self._sessions.add(f"session-{self.initialized}")
-            headers = {"mcp-session-id": f"session-{self.initialized}"}
+            session = f"{self.habit.get('session', 'session')}-{self.initialized}"
+            self._sessions.add(session)
+            headers = {"mcp-session-id": session}
             self.initialized_once.set()
             answer = {**initialized(message), **self.habit.get("handshake", {})}
             return web.json_response(result(request_id, answer), headers=headers)
@@ -102,13 +116,19 @@ class FieldServer:
         if request_id is None:
             return web.Response(status=202)
         if method == "tools/list":
-            return web.json_response(self._list(request_id, message.get("params") or {}))
+            return self._send(self._list(request_id, message.get("params") or {}))
         self.calls.append(message["params"])
         if "asks" in self.habit:
             return web.json_response(result(request_id, await self._ask()))
         echo = f"RESULT of {message['params']['name']}"
         answer = self.habit.get("result", {"content": [{"type": "text", "text": echo}]})
-        return web.json_response(result(request_id, answer))
+        return self._send(result(request_id, answer))
+
+    def _send(self, answer: Any) -> web.Response:
+        if "wire" not in self.habit:
+            return web.json_response(answer)
+        body, content_type, status = self.habit["wire"](answer)
+        return web.Response(body=body, status=status, headers={"content-type": content_type})
 
     def _forgotten(self, request_id: Any) -> web.Response:
         shape = self.habit["forgotten"]

@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -12,9 +9,8 @@ import pytest
 from apis.tool_servers import ToolServerFailed
 from providers.tool_servers.mcp.answers import mend_call_result
 from providers.tool_servers.mcp.lost_sessions import names_lost_session
-from providers.tool_servers.mcp.provider import MCP
 from tests.support.servers.mcp_calls import called, code, declared, failure, listed, perform, started, text_of, tools_of
-from tests.support.servers.mcp_field import GOOD, FieldServer, recorded
+from tests.support.servers.mcp_field import FieldServer, reached, recorded
 
 Json = dict[str, Any]
 SESSION_ERROR: Final = {"code": -32001, "message": "Session not found"}
@@ -26,12 +22,6 @@ def rpc(error: Json, request_id: Any = "{request id}") -> Json:
 
 def said(code: int, message: str, **more: Any) -> Json:
     return rpc({"code": code, "message": message, **more})
-
-
-@asynccontextmanager
-async def reached(habit: Json, **config: Any) -> AsyncGenerator[tuple[FieldServer, MCP]]:
-    async with FieldServer(habit) as server, started(server.url, **config) as mcp:
-        yield server, mcp
 
 
 # --- sessions that are forgotten -------------------------------------------------------------------------------------
@@ -197,155 +187,6 @@ async def test_a_session_counts_until_its_last_call_is_over() -> None:
         await tools_of(mcp, listed(declared(server.url)))
 
 
-# --- lists of tools --------------------------------------------------------------------------------------------------
-
-OBJECT: Final = {"type": "object"}
-MENDED: Final[dict[str, tuple[Json, Json]]] = {
-    "no schema": ({}, OBJECT),
-    "a schema that is null": ({"inputSchema": None}, OBJECT),
-    "a schema that is a list": ({"inputSchema": []}, OBJECT),
-    "a schema that is true": ({"inputSchema": True}, OBJECT),
-    "a schema as a text": ({"inputSchema": '{"type": "object", "required": ["q"]}'}, {**OBJECT, "required": ["q"]}),
-    "an empty schema": ({"inputSchema": {}}, OBJECT),
-    "a schema of two types": ({"inputSchema": {"type": ["object", "null"]}}, OBJECT),
-    "properties that are null": ({"inputSchema": {"type": "object", "properties": None}}, OBJECT),
-    "required that is null": ({"inputSchema": {"required": None}}, {**OBJECT, "required": []}),
-    "required that is true": ({"inputSchema": {"required": True}}, {**OBJECT, "required": []}),
-    "required with numbers": ({"inputSchema": {"required": ["q", 1, "q"]}}, {**OBJECT, "required": ["q"]}),
-    "a title that is a number": ({"inputSchema": OBJECT, "title": 5}, OBJECT),
-    "a description that is null": ({"inputSchema": OBJECT, "description": None}, OBJECT),
-    "a description that is a list": ({"inputSchema": OBJECT, "description": ["a"]}, OBJECT),
-    "annotations that are a list": ({"inputSchema": OBJECT, "annotations": [1]}, OBJECT),
-    "hints that are texts": ({"inputSchema": OBJECT, "annotations": {"readOnlyHint": "yes", "title": 1}}, OBJECT),
-    "outputSchema without a type": ({"inputSchema": OBJECT, "outputSchema": {"properties": {}}}, OBJECT),
-    "icons that are a text": ({"inputSchema": OBJECT, "icons": "x"}, OBJECT),
-    "execution that is a text": ({"inputSchema": OBJECT, "execution": "sync"}, OBJECT),
-    "_meta that is a list": ({"inputSchema": OBJECT, "_meta": [1]}, OBJECT),
-}
-
-
-@pytest.mark.parametrize("oddity", MENDED)
-async def test_a_tool_that_can_be_mended_is_offered(oddity: str) -> None:
-    """The other tools are offered, too."""
-    entry, schema = MENDED[oddity]
-    async with reached({"tools": [GOOD, {"name": "odd", **entry}, {**GOOD, "name": "last"}]}) as (server, mcp):
-        tools = await tools_of(mcp, listed(declared(server.url)))
-    assert [tool.name for tool in tools] == ["good", "odd", "last"]
-    assert tools[1].input_schema == schema
-    assert (tools[1].description, tools[1].annotations) == ("", {})
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        None,
-        "odd",
-        [],
-        {"inputSchema": OBJECT},
-        {"name": None, "inputSchema": OBJECT},
-        {"name": 5, "inputSchema": OBJECT},
-        {"name": "", "inputSchema": OBJECT},
-        {"name": "a tool/of ours ✓", "inputSchema": OBJECT},
-        {"name": "good", "inputSchema": OBJECT},
-        {"name": "odd", "inputSchema": {"type": "string"}},
-        {"name": "odd", "inputSchema": {"type": 5}},
-    ],
-)
-async def test_a_tool_beyond_repair_is_left_out_and_the_others_stay(
-    entry: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log says what is left out."""
-    async with reached({"tools": [GOOD, entry, {**GOOD, "name": "last"}]}) as (server, mcp):
-        tools = await tools_of(mcp, listed(declared(server.url)))
-        assert await text_of(mcp, replace(called(declared(server.url), "last"), listed_tool=tools[1]))
-    assert [tool.name for tool in tools] == ["good", "last"]
-    assert tools[0].input_schema == GOOD["inputSchema"]
-    assert "of the tools of MCP server 'label' is left out" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["one_outnotype", "one_titlenum", "schema1_empty"])
-async def test_the_tools_of_a_recorded_server_are_offered(name: str) -> None:
-    """The tools are those that servers in use send."""
-    async with reached(recorded(name)) as (server, mcp):
-        tools = await tools_of(mcp, listed(declared(server.url)))
-    assert len(tools) == 2
-
-
-async def test_a_handshake_without_what_is_not_needed_is_enough() -> None:
-    """The name of a server, and what it can do, are for others to read."""
-    async with reached({"handshake": {"serverInfo": None, "capabilities": None, "instructions": 5}}) as (server, mcp):
-        assert [tool.name for tool in await tools_of(mcp, listed(declared(server.url)))] == ["good"]
-
-
-async def test_a_list_is_followed_to_its_end() -> None:
-    """A recorded server lists 101 tools on eleven pages."""
-    async with reached(recorded("pages_10_101")) as (server, mcp):
-        assert len(await tools_of(mcp, listed(declared(server.url)))) == 101
-
-
-def tools_from(first: int, count: int) -> list[Json]:
-    return [{**GOOD, "name": f"tool_{number}"} for number in range(first, first + count)]
-
-
-def repeat_cursor(cursor: str | None) -> Json:
-    return {"tools": tools_from(0, 2), "nextCursor": "same"}
-
-
-def alternate_cursors(cursor: str | None) -> Json:
-    following = {"a": "ab", "ab": "a"}.get(cursor or "", "a")
-    return {"tools": tools_from(len(cursor or ""), 1), "nextCursor": following}
-
-
-def repeat_tools(cursor: str | None) -> Json:
-    return {"tools": tools_from(0, 2), "nextCursor": f"{cursor}x"}
-
-
-def list_nothing(cursor: str | None) -> Json:
-    return {"tools": [], "nextCursor": f"{cursor}x"}
-
-
-def list_more(cursor: str | None) -> Json:
-    return {"tools": tools_from(int(cursor or 0), 300), "nextCursor": int(cursor or 0) + 300}
-
-
-def refuse_cursor(cursor: str | None) -> Json:
-    if cursor is not None:
-        raise ValueError("Bad cursor")
-    return {"tools": tools_from(0, 2), "nextCursor": "2"}
-
-
-ENDLESS: Final[dict[str, tuple[Callable[[str | None], Json], int, int]]] = {
-    "the cursor stays": (repeat_cursor, 2, 2),
-    "cursors go round": (alternate_cursors, 3, 3),
-    "new cursors, old tools": (repeat_tools, 9, 2),
-    "new cursors, no tools": (list_nothing, 8, 0),
-    "ever more tools": (list_more, 4, 1024),
-    "a refusal": (refuse_cursor, 2, 2),
-}
-
-
-@pytest.mark.parametrize("habit", ENDLESS)
-async def test_a_list_without_an_end_is_ended_and_the_log_says_so(habit: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The tools that were listed until then stay."""
-    page, requests, count = ENDLESS[habit]
-    async with reached({"page": page}) as (server, mcp):
-        assert len(await tools_of(mcp, listed(declared(server.url)))) == count
-        assert server.methods.count("tools/list") == requests
-    assert "is left out" in caplog.text
-
-
-@pytest.mark.parametrize("cursor", ["", None])
-async def test_an_empty_cursor_is_none(cursor: Any) -> None:
-    """The list has ended."""
-
-    def list_all(_: str | None) -> Json:
-        return {"tools": [GOOD], "nextCursor": cursor}
-
-    async with reached({"page": list_all}) as (server, mcp):
-        await tools_of(mcp, listed(declared(server.url)))
-        assert server.methods.count("tools/list") == 1
-
-
 # --- results ---------------------------------------------------------------------------------------------------------
 
 TEXT: Final = {"type": "text", "text": "HELLO"}
@@ -361,6 +202,7 @@ RESULTS: Final[dict[str, tuple[Json, str]]] = {
         '{"type": "x", "data": "[9000 characters]"}',
     ),
     "a text without a text": ({"content": [{"type": "text"}, TEXT]}, "HELLO"),
+    "a lone surrogate": ({"content": [{"type": "text", "text": "A\ud800"}]}, "A\ufffd"),
     "a text that is null": ({"content": [{"type": "text", "text": None}, TEXT]}, "HELLO"),
     "a text that is an object": (
         {"content": [{"type": "text", "text": {"a": 1}}]},
