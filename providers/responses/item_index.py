@@ -84,6 +84,13 @@ class ItemIndex:
         """Return the index of these items and of the output of the response until now."""
         return ItemIndex(self.items[: self.input_start], self.input_items, output_items) if output_items else self
 
+    def preceded_by(self, items: Sequence[Item]) -> "ItemIndex":
+        """Return the index of these items with others before them."""
+        if not items:
+            return self
+        earlier, later = [*items, *self.items[: self.input_start]], self.items[self.input_end :]
+        return ItemIndex(earlier, self.input_items, later)
+
     def without(self, positions: Collection[int]) -> "ItemIndex":
         """Return the index of the other items; the positions are in the input."""
         kept = [item for at, item in enumerate(self.items) if at not in positions]

@@ -152,6 +152,8 @@ class ResponsePreparer:
             tool_results = await sealed_content.unseal_tool_results(index, tool_results, tenant)
             tool_results = await rewrite_for_model(index, tool_results, self._models, request.model)
             compactions = await self.compactor.open_latest_compaction(index.followed_by(resumed_items), tenant)
+            tool_state = await self.compactor.read_tool_state(compactions)
+            tool_results = {**tool_state.tool_results, **tool_results}
             sees_images = await self._attachments.sees_generated_images(request, index)
             attachments = await self._attachments.read_files(request, index, tenant=tenant)
             index = drop_repeated_outputs(index)
@@ -161,9 +163,10 @@ class ResponsePreparer:
                 tool_results=tool_results,
                 attachments=attachments,
                 compactions=compactions,
+                tool_items=tool_state.items,
                 sees_images=sees_images,
             )
-            index = index.followed_by(resumed_items)
+            index = index.followed_by(resumed_items).preceded_by(tool_state.items)
 
         # what the key allows, the tools and the chat
         if caller is not None and caller.is_restricted:

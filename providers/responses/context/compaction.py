@@ -1,30 +1,30 @@
 """Compaction: the model summarizes a conversation, and one sealed item replaces it for all later turns."""
 
-import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from openai.types.responses import ResponseCompactionItem, ResponseStreamEvent
 
 from apis.chat import ChatRequest, Message
-from apis.deltas import DeltaBatch, Finish, TextDelta, Usage, estimate_tokens, measure_deltas
-from apis.errors import ContextLengthExceeded, InvalidRequest, UpstreamError
+from apis.deltas import Usage
+from apis.errors import InvalidRequest
 from apis.events import EventBatch
 from apis.inference import Inference
 from apis.responses import CompactedConversation, CreateResponse
 from apis.sink import Sink
 from apis.wire.item_types import id_prefix
 from apis.wire.items import CompactionItem, InputMessage, Item, output_to_input
-from providers.common.chat_tokens import measure_chat
 from providers.common.fair_turns import do_in_turns, end_pass
+from providers.responses.context.chat_summary import ChatSummary
 from providers.responses.context.conversation import ITEM_WORK, Conversation, ResponseProgress, stored_item
 from providers.responses.context.input_items import reads_only
 from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.sealing import UnsealError
 from providers.responses.context.token_estimate import TokenCounter, TokenCounters
+from providers.responses.context.tool_state import NO_TOOL_STATE, ToolState, decode_tool_state, encode_tool_state
 from providers.responses.context.truncation import with_truncation
 from providers.responses.context.window import CompactionContent, messages_without
 from providers.responses.events.ids import ResponseIds
@@ -35,29 +35,12 @@ from providers.responses.events.response_object import usage_to_wire
 from providers.responses.item_index import ItemIndex
 from providers.responses.store.url_files import public_item
 
-_log = logging.getLogger(__name__)
-
 Seal = Callable[[str], str]
+_NO_PROGRESS: Final = ResponseProgress()
 _ANY_MODEL: Final = ""
 """Stands where reasoning is bound to its model: any model may read a summary, which is plain text."""
-_COPIED_FIELDS: Final = (
-    *("model", "reasoning_effort", "temperature", "top_p", "top_k", "min_p", "seed"),
-    *("prompt_cache_key", "cache_root", "cache_salt", "priority"),
-)
 _MAX_SUMMARY_WORDS: Final = 1500
 """Length that the prompt asks for."""
-_MAX_SUMMARY_TOKENS: Final = 8192
-"""Longest summary in tokens, reasoning included; the model's context may allow less."""
-_PROMPT: Final = """\
-Stop here and sum up the conversation above, for a model that will go on with it and sees your summary in its place.
-
-Write down all it needs to go on as if it had seen everything: what the user wants, and every wish, limit and decision \
-that still holds; what has been found out, with exact names, numbers, dates, paths, links, ids and pieces of code or \
-text that will be needed again; what has been done, tools that were called and what they gave included; what is not \
-done yet, and what comes next. Keep what an earlier summary says, unless it is out of date.
-
-Do not answer the user, do not call tools and do nothing else that the conversation asks for. Write the summary and \
-nothing else, in the conversation's own language, with at most {words} words."""
 
 
 class Compactor:
@@ -97,10 +80,18 @@ class Compactor:
     async def suffice(self, request: CreateResponse, tenant: str, items: Sequence[Item]) -> bool:
         """Return True if the request needs none of the items of its conversation before these: the first of them is a
         compaction that can be opened, and stands for all before it."""
-        if not reads_only(request, items):
-            return False
         contents = await self.open_latest_compaction(ItemIndex(items[:1]), tenant)
-        return any(content.replaces_history for content in contents.values())
+        return any(
+            content.replaces_history and reads_only(request, items, has_tool_state=content.tool_state is not None)
+            for content in contents.values()
+        )
+
+    async def read_tool_state(self, compactions: Mapping[str, CompactionContent]) -> ToolState:
+        """Return the state of tools before the compaction that was opened."""
+        for content in compactions.values():
+            if content.tool_state is not None:
+                return await decode_tool_state(content.tool_state)
+        return NO_TOOL_STATE
 
     async def create_response_compaction(
         self, request: CreateResponse, conversation: Conversation, output: ResponseOutput, tenant: str
@@ -128,10 +119,10 @@ class Compactor:
     ) -> CompactedConversation:
         """Return the user's messages unchanged and one compaction item for everything else in the chat, which is the
         conversation's. Raises like `Inference.chat`."""
-        summary = _Summary()
+        summary = ChatSummary()
         await summary.generate(self._inference, chat, _MAX_SUMMARY_WORDS)
         users = [item for item in conversation.window().verbatim_items() if item.role == "user"]
-        content = await _build_partial_content(users, conversation, summary.text)
+        content = _with_tool_state(await _build_partial_content(users, conversation, summary.text), conversation)
         token = (await self._build_seal(tenant))(_content_to_json(content))
         output: list[dict[str, Any]] = []
         await do_in_turns(users, lambda item: output.append(public_item(stored_item(item, ids))), ITEM_WORK)
@@ -193,22 +184,23 @@ class ResponseCompaction:
         self._counter = counter
         self._seal = seal
         self._open_item: _OpenCompactionItem | None = None
-        self._unfinished: _Summary | None = None
+        self._unfinished: ChatSummary | None = None
 
     @property
     def is_whole_response(self) -> bool:
         """The response is the compaction, without an answer."""
         return self._threshold is None
 
-    async def run(self, chat: ChatRequest, sink: Sink[ResponseStreamEvent]) -> None:
-        """Put the events of a compaction into `sink`, if one is needed; `contents` then has it."""
+    async def run(self, chat: ChatRequest, progress: ResponseProgress, sink: Sink[ResponseStreamEvent]) -> None:
+        """Put the events of a compaction into `sink`, if one is needed; `contents` then has it. `progress` has the
+        results of the response's calls."""
         self.last_usage = None
         roles = [message.role for message in chat.messages]
         last_answer = max((at for at, role in enumerate(roles) if role in ("assistant", "tool")), default=-1)
         threshold = self._threshold
         if threshold is not None and (last_answer < 0 or (await self._counter.count(chat)).tokens <= threshold):
             return
-        summary = self._unfinished = _Summary()
+        summary = self._unfinished = ChatSummary()
         words = _MAX_SUMMARY_WORDS if threshold is None else max(50, min(_MAX_SUMMARY_WORDS, threshold // 4))
         await summary.generate(self._inference, chat, words, lambda: sink.put(self._begin_item()))
         self._unfinished = None
@@ -218,6 +210,8 @@ class ResponseCompaction:
             )
         else:
             content = self._build_content(summary.text, len(chat.messages) - 1 - last_answer, threshold)
+        items = output_to_input(self._output.finished_items())
+        content = _with_tool_state(content, self._conversation, msgspec.structs.replace(progress, items=items))
         token = self._seal(_content_to_json(content))
         self.contents[token] = content
         self.last_usage = summary.usage
@@ -271,67 +265,6 @@ class ResponseCompaction:
         )
 
 
-class _Summary:
-    """Summary of a chat by its model. `text` and `usage` are complete when `generate` has ended."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.usage = Usage()
-        self._prompt: ChatRequest | None = None
-        self._delta_count = self._chars = 0
-
-    def estimate_usage(self) -> Usage:
-        """Return the usage: an estimate, where the model has begun and not ended."""
-        if self._prompt is None or self.usage.output_tokens or not self._delta_count:
-            return self.usage
-        return Usage(measure_chat(self._prompt), estimate_tokens(self._delta_count, self._chars))
-
-    async def generate(
-        self,
-        inference: Inference,
-        chat: ChatRequest,
-        max_words: int,
-        on_begin: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Have the model write the summary; `on_begin` is called when the model begins. Raises like `Inference.chat`,
-        and UpstreamError for an empty summary."""
-        fields = {name: value for name in _COPIED_FIELDS if (value := getattr(chat, name)) is not None}
-        prompt = Message(role="user", content=_PROMPT.format(words=max_words))
-        request = ChatRequest.model_validate({**fields, "messages": [*chat.messages, prompt]})
-        begun = False
-        self._prompt = request
-        # without a bound, the model's own context is the bound: it may have less room than the first one
-        for bound in (_MAX_SUMMARY_TOKENS, None):
-            bounded = request.model_copy(update={"max_completion_tokens": bound})
-            try:
-                async with aclosing(inference.chat(bounded)) as batches:
-                    async for deltas in batches:
-                        if not begun:
-                            begun = True
-                            if on_begin is not None:
-                                await on_begin()
-                        self._apply_deltas(deltas)
-                break
-            except ContextLengthExceeded:
-                if begun or bound is None:
-                    raise
-        self.text = self.text.strip()
-        if not self.text:
-            raise UpstreamError("The model gave no summary of the conversation.")
-
-    def _apply_deltas(self, deltas: DeltaBatch) -> None:
-        count, chars = measure_deltas(deltas)
-        self._delta_count += count
-        self._chars += chars
-        for delta in deltas:
-            if isinstance(delta, TextDelta):
-                self.text += delta.text
-            elif isinstance(delta, Finish):
-                self.usage = delta.usage
-                if delta.reason == "length":
-                    _log.warning("a summary of a conversation was cut at its limit")
-
-
 async def _build_partial_content(
     retained_items: Sequence[InputMessage], conversation: Conversation, summary: str
 ) -> CompactionContent:
@@ -346,6 +279,15 @@ async def _build_partial_content(
         others = messages_without(conversation.verbatim_messages(), retained)
     await end_pass(retained_items)
     return CompactionContent(summary=summary, verbatim_messages=others, replaces_history=False)
+
+
+def _with_tool_state(
+    content: CompactionContent, conversation: Conversation, progress: ResponseProgress = _NO_PROGRESS
+) -> CompactionContent:
+    """Return the content with what tools still need of the conversation, and of the response until now."""
+    items = [*conversation.tool_items, *conversation.items, *progress.items]
+    state = encode_tool_state(items, {**conversation.tool_results, **progress.tool_results})
+    return content.model_copy(update={"tool_state": state})
 
 
 def _content_to_json(content: CompactionContent) -> str:

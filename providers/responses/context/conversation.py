@@ -52,6 +52,8 @@ class Conversation(msgspec.Struct, frozen=True):
     instructions: str | None
     attachments: Mapping[InputFile | InputImage, ContentPart] = {}
     compactions: Mapping[str, CompactionContent] = {}
+    tool_items: Sequence[Item] = ()
+    """Items that tools still need, of those that a compaction has replaced; no model reads them."""
     current_turn_only: bool = False
     """The model does not see the reasoning of earlier turns."""
     sees_images: bool = False

@@ -33,11 +33,15 @@ from apis.wire.items import (
 )
 from apis.wire.tool_items import ImageGenerationCallItem
 from apis.wire.tools import (
+    CodeInterpreterTool,
     ContainerReferenceEnvironment,
     CustomTool,
+    FileSearchTool,
     FunctionTool,
     McpTool,
+    NamespaceTool,
     ShellTool,
+    ToolSearchTool,
     WebSearchTool,
 )
 from providers.common.fair_turns import do_in_turns, end_pass
@@ -58,6 +62,8 @@ _RESOLVE_WORK: Final = 200
 """Work of resolving one item, as `fair_turns` counts it."""
 _NAMED_IDS: Final = 64
 """Ids of items that one line of the log names."""
+_TOOLS_WITH_STATE: Final = (CodeInterpreterTool, FileSearchTool, NamespaceTool, ShellTool, ToolSearchTool)
+"""Tools that go on with what a ToolState holds."""
 _build_input_message = unvalidated(InputMessage)
 
 
@@ -145,12 +151,14 @@ def reads_current_turn_only(request: CreateResponse) -> bool:
     return request.reasoning is not None and request.reasoning.context == "current_turn"
 
 
-def reads_only(request: CreateResponse, items: Sequence[Item]) -> bool:
+def reads_only(request: CreateResponse, items: Sequence[Item], *, has_tool_state: bool) -> bool:
     """Return True if the request can be answered with these items of its conversation alone, a compaction and all after
-    it: its input refers to none before, and it has no tool that goes on with what its calls before have left."""
+    it: its input refers to none before, and it has no tool that goes on with what its calls before have left, unless
+    the compaction `has_tool_state`."""
     for tool in request.tools or ():
         is_referenced = isinstance(tool, ShellTool) and isinstance(tool.environment, ContainerReferenceEnvironment)
-        if not (is_referenced or isinstance(tool, FunctionTool | CustomTool | McpTool | WebSearchTool)):
+        is_held = has_tool_state and isinstance(tool, _TOOLS_WITH_STATE)
+        if not (is_referenced or is_held or isinstance(tool, FunctionTool | CustomTool | McpTool | WebSearchTool)):
             return False
     known_ids = {getattr(item, "call_id", None) or item.id for item in items}
     for item in request.input if isinstance(request.input, list) else ():

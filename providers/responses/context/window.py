@@ -21,12 +21,14 @@ SUMMARY_PREFIX: Final = "The conversation so far was shortened here. This is a s
 class CompactionContent(Wire):
     """Sealed content of a compaction item, which replaces the items before it: `verbatim_messages` are messages of
     users and developers word for word, `summary` is everything else, and `pending_messages` are the last ones, which
-    have no answer yet. Without `replaces_history`, messages of users and developers before the item stay."""
+    have no answer yet. Without `replaces_history`, messages of users and developers before the item stay. `tool_state`
+    is that of tools, as JSON, where it is known."""
 
     summary: str
     verbatim_messages: list[Message] = Field(default_factory=list[Message])
     pending_messages: list[Message] = Field(default_factory=list[Message])
     replaces_history: bool
+    tool_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ class AgentLoop:
 
     async def _compact(self, compaction: ResponseCompaction) -> None:
         """Compact the conversation if its chat is longer than the threshold."""
-        await compaction.run(self.chat, self._sink)
+        await compaction.run(self.chat, ResponseProgress(tool_results=self.state.tool_results), self._sink)
         if compaction.last_usage is not None:
             self.state.usage = add_usage(self.state.usage, compaction.last_usage)
             if self.state.token_budget is not None:  # the client's limit is for the answer, not for the summary
