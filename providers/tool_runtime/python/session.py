@@ -221,7 +221,7 @@ class PythonSession:
         parts = CommandParts(commands, on_event)
         wall_s = max(each.timeout_s for each in commands) + _COMMANDS_GRACE_S
         try:
-            variables: Mapping[str, str] = self.proxy.access.variables() if self.proxy is not None else {}
+            variables: Mapping[str, str] = self.proxy.access.secrets.variables() if self.proxy is not None else {}
             environment = {name: text for name, text in variables.items() if name not in self._own_variables}
             request: GuestMessage = {
                 "do": "shell",

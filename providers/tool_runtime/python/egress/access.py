@@ -2,18 +2,16 @@
 
 import asyncio
 import ssl
-from collections.abc import Mapping, Sequence
 from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
-from apis.certificates import trusted_certificates
 from apis.fair_share import FairShare
 from providers.common.net.addresses import AddressPolicy
 from providers.common.net.checked_hosts import CheckedHosts, HostResolver, SystemResolver
 from providers.tool_runtime.python.egress.environment import build_environment
 from providers.tool_runtime.python.egress.rules import HostRules
-from providers.tool_runtime.python.egress.secrets import ContainerSecrets, HostSecrets
-from providers.tool_runtime.python.egress.settings import EgressCounts, EgressSettings, NetworkUse, SecretValue
+from providers.tool_runtime.python.egress.secrets import ContainerSecrets
+from providers.tool_runtime.python.egress.settings import EgressCounts, EgressSettings, NetworkUse
 
 if TYPE_CHECKING:
     from providers.tool_runtime.python.egress.authority import ContainerAuthority
@@ -34,10 +32,6 @@ class Egress:
         )
         self.hosts = CheckedHosts(policy, resolve or self._resolver.resolve)
         self.places = FairShare("connections of containers", settings.max_connections, several_tenants=several_tenants)
-
-    async def load_upstream_context(self) -> ssl.SSLContext:
-        """Return the context by which hosts are verified. Raises OSError."""
-        return await asyncio.to_thread(trusted_certificates)
 
     def close(self) -> None:
         """End the threads that resolve names."""
@@ -64,22 +58,10 @@ class ContainerAccess:
         self.environment = build_environment(secrets.variables())
         self.certificates = certificates
         self.use = NetworkUse()
-        self._secrets = secrets
+        self.secrets = secrets
         self._authority = authority
         self._contexts: dict[str, ssl.SSLContext] = {}
         self._counts = EgressCounts()
-
-    def variables(self) -> Mapping[str, str]:
-        """Return the variables that stand for the secrets now."""
-        return self._secrets.variables()
-
-    def update_secrets(self, secrets: Sequence[SecretValue]) -> None:
-        """Take other secrets in place of the former ones."""
-        self._secrets.update(secrets)
-
-    def secrets_of_host(self, host: str) -> HostSecrets | None:
-        """Return the secrets that belong to a host, whose TLS the proxy then ends; None where there are none."""
-        return self._secrets.of_host(host)
 
     async def server_context(self, host: str) -> ssl.SSLContext:
         """Return the context in which the proxy stands for a host that secrets belong to."""

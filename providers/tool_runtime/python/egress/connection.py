@@ -10,6 +10,7 @@ from typing import Final
 
 import h11
 
+from apis.certificates import trusted_certificates
 from providers.common.fair_turns import turn_of
 from providers.common.net.checked_hosts import AddressRefused, HostUnknown
 from providers.common.net.host_names import is_address, text_to_host
@@ -108,7 +109,7 @@ class ProxyConnection:
             return
         target = self._target = _read_target(request)
         self._check(target)
-        secrets = self._access.secrets_of_host(target.host)
+        secrets = self._access.secrets.of_host(target.host)  # the proxy ends the TLS of a host that has any
         host = self._upstream = await self._connect(target, with_tls=secrets is not None and target.path is None)
         self._access.count(EgressCounts(connections=1))
         self._touch()
@@ -138,7 +139,7 @@ class ProxyConnection:
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 connected = await self._access.egress.hosts.connect(host, target.port)
-                context = await self._access.egress.load_upstream_context() if with_tls else None
+                context = await asyncio.to_thread(trusted_certificates) if with_tls else None
                 reader, writer = await asyncio.open_connection(
                     sock=connected, ssl=context, server_hostname=host if context else None
                 )
