@@ -1,6 +1,5 @@
 """ToolServers: lists and calls the tools of MCP servers that requests declare."""
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from apis.provider import Provider
 from apis.wire.base import JsonValue
 from apis.wire.tools import McpTool, ToolFilter
 
-_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_MAX_TOOL_NAME_CHARS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,9 @@ class ToolServers(Provider, ABC):
 
 
 def is_tool_name(name: str) -> bool:
-    """Return True for names that MCP allows (SEP-986)."""
-    return _TOOL_NAME.fullmatch(name) is not None
+    """Return True for a name that a tool can have: at most 128 printable characters. MCP recommends letters, digits and
+    `_-./`, and servers have others. Models see a name of their own alphabet in its place."""
+    return 0 < len(name) <= _MAX_TOOL_NAME_CHARS and name.isprintable() and not name.isspace()
 
 
 def allowed_tool_filter(declaration: McpTool) -> ToolFilter:

@@ -10,6 +10,7 @@ from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCRequest, JSONRPCRespo
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 
 from providers.common.recent import RecentEntries
+from providers.tool_servers.mcp.messages import NESTED_TOO_DEEPLY
 from providers.tool_servers.mcp.texts import one_line
 
 _HINTS: Final = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
@@ -72,6 +73,8 @@ def mend_listing(result: Json, add_fault: Callable[[str], None]) -> Json:
         name, schema = tool.get("name"), _mend_schema(tool.get("inputSchema"))
         if not isinstance(name, str):
             add_fault("one without a name")
+        elif NESTED_TOO_DEEPLY in json.dumps(tool.get("inputSchema")):
+            add_fault(f"{one_line(name, 64)!r}: its schema is nested too deeply")
         elif schema["type"] != "object":
             add_fault(f"{one_line(name, 64)!r}: it takes no object")
         else:

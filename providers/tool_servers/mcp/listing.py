@@ -65,7 +65,7 @@ def _json_size(tool: ServerTool) -> int:
 def _find_tool_fault(tool: ServerTool, size: int, secrets: Sequence[str]) -> str:
     """Return why a model cannot be offered the tool, or an empty string."""
     if not is_tool_name(tool.name):
-        return "has a name that no model may call"
+        return "has a name that no tool may have"
     if size > _MAX_TOOL_BYTES:
         return f"is described in more than {_MAX_TOOL_BYTES} bytes"
     text = f"{tool.name} {json.dumps(tool.input_schema)} {json.dumps(tool.annotations)}"

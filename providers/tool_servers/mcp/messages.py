@@ -6,11 +6,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any, Final, cast
 
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST
+from pydantic_core import from_json
 
 from apis.errors import FetchFailed
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 BOM: Final = b"\xef\xbb\xbf"
+NESTED_TOO_DEEPLY: Final = "[nested too deeply]"
+"""Stands for a value that is nested too deeply for the SDK."""
+_MAX_DEPTH: Final = 128
+_MAX_CUT_CHARS: Final = 512 * 1024
+"""Length from which a message that is nested too deeply is not cut: to look for its levels takes long."""
+_LEVEL: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{\]}]')
+"""A text, in which brackets do not count, or a bracket."""
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _LIST_FIELDS: Final = {"tools/list": "tools", "tools/call": "content"}
 """Fields of results, by method, that some servers send in place of the result."""
@@ -26,12 +34,40 @@ def mend_messages(body: bytes, request: Json) -> list[bytes]:
     except UnicodeDecodeError:
         text = body.removeprefix(BOM).decode("utf-8", "replace")
     try:
-        value = json.loads(text)
+        value = json.loads(cut_deep_values(text))
     except (ValueError, RecursionError):
         return []
     entries = cast(list[Any], value) if isinstance(value, list) else [value]
     objects = [cast(Json, entry) for entry in entries if isinstance(entry, dict)]
     return [_to_json(message) for each in objects if (message := _mend(each, request))]
+
+
+def cut_deep_values(text: str) -> str:
+    """Return the JSON text with a text in place of each value below the 128th level, if it is nested more deeply than
+    the SDK reads: one value does not take the whole message."""
+    if text.count("{") + text.count("[") <= _MAX_DEPTH or len(text) > _MAX_CUT_CHARS or not _is_too_deep(text):
+        return text
+    pieces: list[str] = []
+    depth = end = 0
+    for level in _LEVEL.finditer(text):
+        bracket = text[level.start()]
+        if bracket in "[{":
+            if depth == _MAX_DEPTH:
+                pieces += text[end : level.start()], json.dumps(NESTED_TOO_DEEPLY)
+            depth += 1
+        elif bracket in "]}":
+            depth -= 1
+            if depth == _MAX_DEPTH:
+                end = level.end()
+    return "".join((*pieces, text[end:]))
+
+
+def _is_too_deep(text: str) -> bool:
+    try:
+        from_json(text)
+    except ValueError as exc:
+        return "recursion limit" in str(exc)
+    return False
 
 
 def _mend(message: Json, request: Json) -> Json | None:

@@ -118,12 +118,13 @@ class MCP(ToolServers):
 
     async def list_tools(self, declaration: McpTool, *, tenant: str) -> Sequence[ServerTool]:
         server = self._catalog.find_server(declaration, tenant)
+        deadline = asyncio.get_running_loop().time() + self._config.list_timeout_s
         with _request_span("tools/list", server):
             tools = await self._use_session(
                 self._config.list_timeout_s,
                 (tenant, server.identity),
                 server,
-                lambda session: _list_tools(session, declaration.server_label, server),
+                lambda session: _list_tools(session, declaration.server_label, server, deadline),
             )
         allowed = allowed_tool_filter(declaration)
         policy = self._catalog.find_policy(declaration)
@@ -145,12 +146,13 @@ class MCP(ToolServers):
         ):
             raise _tool_not_allowed(name)
         _check_arguments(arguments)
+        deadline = asyncio.get_running_loop().time() + self._config.call_timeout_s
 
         async def call(session: McpSession) -> CallToolResult:
             if allowed.read_only is not None or listed_tool is not None:
                 tools = session.tool_listing
                 if tools is None:
-                    tools = await _list_tools(session, declaration.server_label, server)
+                    tools = await _list_tools(session, declaration.server_label, server, deadline)
                 _check_tool(tools, name, allowed, listed_tool)
             return await session.call_tool(name, dict(arguments))
 
@@ -224,8 +226,11 @@ def _request_span(method: str, server: McpServerTarget, tool: str = "") -> Span:
     return open_span(SpanType.MCP_REQUEST, f"{method} {tool}".strip(), attributes)
 
 
-async def _list_tools(session: McpSession, server_label: str, server: McpServerTarget) -> Sequence[ServerTool]:
-    session.tool_listing = tools = await convert_tools(*await session.list_tools(), server_label, server.secrets)
+async def _list_tools(
+    session: McpSession, server_label: str, server: McpServerTarget, deadline: float
+) -> Sequence[ServerTool]:
+    listed = await session.list_tools(deadline)
+    session.tool_listing = tools = await convert_tools(*listed, server_label, server.secrets)
     return tools
 
 

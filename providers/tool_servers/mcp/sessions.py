@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -116,33 +117,46 @@ class McpSession:
         else:
             self._timer = asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, self.task.cancel)
 
-    async def list_tools(self) -> tuple[list[Tool], Sequence[str]]:
-        """Return the server's current tools, at most 1024, and what was left out of them. Raises ToolServerFailed."""
+    async def list_tools(self, deadline: float = math.inf) -> tuple[list[Tool], Sequence[str]]:
+        """Return the server's current tools, at most 1024, and what was left out of them. Raises ToolServerFailed.
+
+        The caller gives up at the loop time `deadline`. In the second half of the time until then no further page is
+        requested, and in its last quarter none is waited for."""
         tools: dict[str, Tool] = {}
         mender, cursor, cursors, useless_pages = self._mender, None, set[str | None](), 0
         mender.faults = []
+        loop = asyncio.get_running_loop()
+        quarter_s, is_late = (deadline - loop.time()) / 4, False
         while cursor not in cursors and useless_pages < _MAX_USELESS_PAGES and len(tools) < _MAX_TOOLS:
             cursors.add(cursor)
-            page = await self._list_page(cursor)
+            page = await self._list_page(cursor, deadline - quarter_s if deadline < math.inf else None)
             known_count = len(tools)
             for tool in page.tools:
                 if tools.setdefault(tool.name, tool) is not tool:
                     mender.add_fault(f"{one_line(tool.name, 64)!r}: it is there already")
             useless_pages = 0 if len(tools) > known_count else useless_pages + 1
             cursor = page.next_cursor
-            if cursor is None:
+            is_late = loop.time() > deadline - 2 * quarter_s
+            if cursor is None or is_late:
                 break
         if len(tools) > _MAX_TOOLS or (cursor is not None and len(tools) == _MAX_TOOLS):
             mender.add_fault(f"all after the first {_MAX_TOOLS}")
+        elif cursor is not None and is_late:
+            mender.add_fault("further pages: they take too long")
         elif cursor is not None:
             mender.add_fault("further pages: they repeat those before")
         return list(tools.values())[:_MAX_TOOLS], mender.faults
 
-    async def _list_page(self, cursor: str | None) -> ListToolsResult:
-        """Return one page of the list; in place of one that the server refuses, an empty last one."""
+    async def _list_page(self, cursor: str | None, deadline: float | None) -> ListToolsResult:
+        """Return one page of the list. In place of one that the server refuses, or that is not there at the loop time
+        `deadline`, return an empty last one, unless it is the first."""
         params = None if cursor is None else PaginatedRequestParams(cursor=cursor)
         try:
-            return await self._send_request(lambda session: session.list_tools(params=params))
+            async with asyncio.timeout_at(deadline if cursor is not None else None):
+                return await self._send_request(lambda session: session.list_tools(params=params))
+        except TimeoutError:
+            self._mender.add_fault("further pages: they take too long")
+            return ListToolsResult(tools=[])
         except SessionLost:
             raise
         except ToolServerFailed as exc:

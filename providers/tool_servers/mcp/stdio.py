@@ -15,7 +15,7 @@ from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from providers.common.processes.process import PIPE, Process, start_process
-from providers.tool_servers.mcp.messages import MAX_MESSAGE_BYTES
+from providers.tool_servers.mcp.messages import MAX_MESSAGE_BYTES, cut_deep_values
 from providers.tool_servers.mcp.wire import CURRENT_EXCHANGE, SessionStreams
 
 _EXIT_TIMEOUT_S: Final = 2.0
@@ -58,8 +58,9 @@ async def _read_messages(process: Process, messages: _IncomingMessages) -> None:
     async with messages:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             while line := await _read_line(process.stdout):
+                text = cut_deep_values(line.decode(errors="replace"))
                 try:
-                    message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+                    message = SessionMessage(jsonrpc_message_adapter.validate_json(text, by_name=False))
                 except ValidationError as exc:
                     await messages.send(exc)
                 else:

@@ -177,7 +177,7 @@ async def test_a_list_that_is_sent_back_shows_nothing_of_the_servers_own(*, stor
 async def test_a_list_that_a_client_sends_is_offered_only_where_it_is_valid() -> None:
     tools = [
         {"name": "echo", "input_schema": {"type": "object"}, "annotations": ["odd"]},
-        {"name": "a/b", "input_schema": {"type": "object"}},
+        {"name": "a\nb", "input_schema": {"type": "object"}},
         {"name": "no_schema", "input_schema": None},
         {"name": "wrong", "input_schema": {"type": "object", "properties": 5}},
     ]

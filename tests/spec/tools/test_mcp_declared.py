@@ -45,7 +45,17 @@ async def test_a_name_in_the_wrong_namespace_is_corrected() -> None:
     assert response.output[1].output == "a"
 
 
-NAMES = ["web.search", "web_search", "n" * 128, "a.b." + "n" * 100]
+NAMES = [
+    "web.search",
+    "web/search",
+    "web:search",
+    "web search",
+    "web_search",
+    "suche✓",
+    "查询",
+    "n" * 128,
+    "a.b." + "n" * 100,
+]
 
 
 def name_oddly(real: RealServer) -> None:

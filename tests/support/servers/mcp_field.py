@@ -15,6 +15,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,7 +117,7 @@ class FieldServer:
         if request_id is None:
             return web.Response(status=202)
         if method == "tools/list":
-            return self._send(self._list(request_id, message.get("params") or {}))
+            return self._send(await self._list(request_id, message.get("params") or {}))
         self.calls.append(message["params"])
         if "asks" in self.habit:
             return web.json_response(result(request_id, await self._ask()))
@@ -136,10 +137,11 @@ class FieldServer:
         text = body if isinstance(body, str) else json.dumps(body).replace('"{request id}"', json.dumps(request_id))
         return web.Response(status=shape["status"], text=text, headers=headers)
 
-    def _list(self, request_id: Any, params: Mapping[str, Any]) -> Any:
+    async def _list(self, request_id: Any, params: Mapping[str, Any]) -> Any:
         if "page" in self.habit:
             try:
-                return result(request_id, self.habit["page"](params.get("cursor")))
+                page = self.habit["page"](params.get("cursor"))
+                return result(request_id, await page if isawaitable(page) else page)
             except ValueError as exc:
                 return refusal(request_id, -32602, str(exc))
         count = str(self.methods.count("tools/list"))

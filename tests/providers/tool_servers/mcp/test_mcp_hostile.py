@@ -120,7 +120,7 @@ async def test_a_list_is_bounded_and_holds_only_tools_that_a_model_can_be_offere
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wrong = [
-        *(tool(name) for name in ("", "a b", "a/b", "x" * 129, "naïve", "<|call|>", "a\nb")),
+        *(tool(name) for name in ("", " ", "x" * 129, "a\nb", "a\u2028b", "a\u202eb", "a\0b")),
         tool("big", inputSchema={"type": "object", "description": "x" * 70_000}),
         tool("nul", inputSchema={"type": "object", "description": "\0"}),
     ]
@@ -163,7 +163,7 @@ async def test_arguments_that_cannot_be_sent_are_not(value: Any) -> None:
 
 async def test_a_tool_with_an_invalid_name_is_not_called() -> None:
     async with reached() as (server, _, mcp):
-        for name in ("a b", "", "x" * 129, "do\n"):
+        for name in ("", " ", "x" * 129, "do\n"):
             await failure(mcp, called(declared(server.url), name))
         assert server.methods == []
 

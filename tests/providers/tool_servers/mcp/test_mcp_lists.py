@@ -1,5 +1,7 @@
 """Lists of tools as MCP servers of the field send them: odd tools and schemas, and pages without an end."""
 
+import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -109,7 +111,8 @@ async def test_a_tool_that_can_be_mended_is_offered(oddity: str) -> None:
         {"name": None, "inputSchema": OBJECT},
         {"name": 5, "inputSchema": OBJECT},
         {"name": "", "inputSchema": OBJECT},
-        {"name": "a tool/of ours ✓", "inputSchema": OBJECT},
+        {"name": "a tool\nof ours", "inputSchema": OBJECT},
+        {"name": "x" * 129, "inputSchema": OBJECT},
         {"name": "good", "inputSchema": OBJECT},
         {"name": "odd", "inputSchema": {"type": "string"}},
         {"name": "odd", "inputSchema": {"type": 5}},
@@ -125,6 +128,18 @@ async def test_a_tool_beyond_repair_is_left_out_and_the_others_stay(
     assert [tool.name for tool in tools] == ["good", "last"]
     assert tools[0].input_schema == GOOD["inputSchema"]
     assert "of the tools of MCP server 'label' is left out" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a/b", "a.b", "a:b", "a tool of ours", "naïve", "查询 ✓"])
+async def test_a_tool_is_listed_and_called_under_its_own_name(name: str) -> None:
+    """Lists of allowed tools have it, too."""
+    entry = {**GOOD, "name": name}
+    async with reached({"tools": [GOOD, entry]}) as (server, mcp):
+        declaration = declared(server.url, allowed_tools=[name])
+        tools = await tools_of(mcp, listed(declaration))
+        assert await text_of(mcp, replace(called(declaration, name), listed_tool=tools[0])) == f"RESULT of {name}"
+        assert [call["name"] for call in server.calls] == [name]
+    assert [tool.name for tool in tools] == [name]
 
 
 @pytest.mark.parametrize("name", ["one_outnotype", "one_titlenum", "schema1_empty"])
@@ -216,6 +231,26 @@ async def test_a_list_without_an_end_is_ended_and_the_log_says_so(habit: str, ca
     assert "is left out" in caplog.text
 
 
+@pytest.mark.parametrize("end", [2, 2000])
+async def test_a_list_that_takes_too_long_has_the_tools_of_the_pages_until_then(
+    end: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its server sends ever more pages, or not one more."""
+
+    async def send_one(cursor: str | None) -> Json:
+        number = int(cursor or 0)
+        if number == end:
+            await asyncio.Event().wait()
+        return {"tools": tools_from(number, 1), "nextCursor": str(number + 1)}
+
+    async with reached({"page": send_one}, list_timeout_s=1) as (server, mcp):
+        tools = await tools_of(mcp, listed(declared(server.url)))
+        assert await text_of(mcp, called(declared(server.url), "tool_0")) == "RESULT of tool_0"
+    assert [tool.name for tool in tools] == [f"tool_{number}" for number in range(len(tools))]
+    assert len(tools) == 2 if end == 2 else 0 < len(tools) < 1024
+    assert "is left out further pages: they take too long" in caplog.text
+
+
 @pytest.mark.parametrize("cursor", ["", None])
 async def test_an_empty_cursor_is_none(cursor: Any) -> None:
     """The list has ended."""
@@ -226,3 +261,25 @@ async def test_an_empty_cursor_is_none(cursor: Any) -> None:
     async with reached({"page": list_all}) as (server, mcp):
         await tools_of(mcp, listed(declared(server.url)))
         assert server.methods.count("tools/list") == 1
+
+
+@pytest.mark.parametrize("levels", [200, 300, 20_000])
+async def test_a_tool_that_is_nested_too_deeply_is_left_out_alone(
+    levels: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A value of a call's result is left out of it likewise."""
+    odd = {"name": "odd", "inputSchema": {**OBJECT, "properties": {"a": "]}"}}, "description": "]["}
+
+    def nest(answer: Json) -> tuple[bytes, str, int]:
+        inner = b'{"items":' * levels + b'"}"' + b"}" * levels
+        return json.dumps(answer).encode().replace(b'"]}"', inner), "application/json", 200
+
+    content = [{"type": "text", "text": "first"}, {"type": "odd", "value": "]}"}]
+    habit = {"tools": [GOOD, odd, {**GOOD, "name": "last"}], "result": {"content": content}, "wire": nest}
+    async with reached(habit) as (server, mcp):
+        tools = await tools_of(mcp, listed(declared(server.url)))
+        text = await text_of(mcp, called(declared(server.url), "last"))
+    assert [tool.name for tool in tools] == ["good", "last"]
+    assert "'odd': its schema is nested too deeply" in caplog.text
+    assert text.startswith("first\n")
+    assert "[nested too deeply]" in text
