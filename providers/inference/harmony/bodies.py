@@ -1,10 +1,11 @@
 """Bodies of Harmony messages, streamed as deltas: text, a call, or content to ignore."""
 
 import json
+import re
 from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from apis.chat import ChatCustomTool, ChatGrammarFormat, NativeTool, NativeToolName
 from apis.deltas import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolArgumentsDelta, ToolCallStart
@@ -17,6 +18,7 @@ from providers.inference.harmony.vocabulary import CALL, END
 WRAPPED_INPUT_PREFIX: Final = '{"input":"'
 MAX_WRAPPED_PREFIX_CHARS: Final = 64
 NO_ARGUMENTS: Final = "{}"
+_FENCE: Final = re.compile(r"`{3,}+(?:json)?\s*+(\{.*\})\s*`{3,}+\s*+", re.DOTALL | re.IGNORECASE)
 PHASES: Final[dict[Channel, Phase]] = {"commentary": "commentary", "final": "final_answer"}
 
 _Decoder: Final = getincrementaldecoder("utf-8")
@@ -87,6 +89,42 @@ class IgnoredBody:
 
     def message_key(self) -> MessageKey | None:
         return None
+
+
+class DeferredBody:
+    """Body whose end says what it is: text on a channel that the format does not have, or several calls at once."""
+
+    end_token: Final = END
+    is_stopped: Final = False
+
+    def __init__(self, recipient: str | None) -> None:
+        self.recipient = recipient
+        self.pieces: list[tuple[bytes, TokenLogprob | None]] = []
+
+    def feed(self, data: bytes, buffer: DeltaBuffer, logprob: TokenLogprob | None = None) -> None:
+        self.pieces.append((data, logprob))
+
+    def finish(self, buffer: DeltaBuffer) -> None:
+        pass
+
+    def message_key(self) -> MessageKey | None:
+        return None
+
+    def read_calls(self) -> list[tuple[str, bytes]]:
+        """Return the recipient and the arguments of each call, or an empty list where the body is no whole list."""
+        try:
+            value: Any = json.loads(_remove_fence(b"".join(data for data, _ in self.pieces).decode()))
+            return [_read_use(use) for use in value["tool_uses"]]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return []
+
+
+def _read_use(use: Any) -> tuple[str, bytes]:
+    match use:
+        case {"recipient_name": str(recipient), "parameters": {**parameters}}:
+            return recipient, json.dumps(parameters, ensure_ascii=False).encode()
+        case _:
+            raise ValueError("no call")
 
 
 class TextBody:
@@ -175,7 +213,7 @@ class CallBody:
         if not written.strip() or not self._is_json:
             return is_ended
         try:
-            json.loads(written)
+            json.loads(_remove_fence(written))
         except (ValueError, RecursionError):
             return False
         return True
@@ -210,7 +248,7 @@ class CallBody:
             buffer.add_text(("called", self._id), text)
 
 
-MessageBody = TextBody | CallBody | IgnoredBody
+MessageBody = TextBody | CallBody | IgnoredBody | DeferredBody
 
 
 class _PlainInputReader:
@@ -222,18 +260,34 @@ class _PlainInputReader:
 
 
 class _ArgumentsReader:
-    """Passes JSON through, without blanks before it: of a call without arguments nothing else may remain."""
+    """Passes JSON through, without blanks before it: of a call without arguments nothing else may remain. A fence of
+    Markdown around a whole object is taken off."""
 
     def __init__(self) -> None:
         self._is_begun = False
+        self._fenced = ""
 
     def feed(self, text: str) -> str:
         text = text if self._is_begun else text.lstrip()
-        self._is_begun = self._is_begun or bool(text)
+        if self._fenced or (not self._is_begun and text.startswith("`")):
+            self._fenced += text
+            text = ""
+        self._is_begun = self._is_begun or bool(text or self._fenced)
         return text
 
     def finish(self) -> str:
-        return ""
+        return _remove_fence(self._fenced)
+
+
+def _remove_fence(text: str) -> str:
+    """Return the JSON object in the fence; a text that is none in a fence stays as it is."""
+    fenced = _FENCE.fullmatch(text.strip())
+    try:
+        if fenced is not None and json.loads(fenced[1]) is not None:
+            return fenced[1]
+    except (ValueError, RecursionError):
+        pass
+    return text
 
 
 class _MaybeWrappedInputReader:

@@ -13,6 +13,8 @@ Channel = Literal["analysis", "commentary", "final"]
 
 BROWSER_CALLS: Final = frozenset({"browser.search", "browser.open", "browser.find"})
 FUNCTIONS_PREFIX: Final = "functions."
+PARALLEL_RECIPIENTS: Final = ("multi_tool_use.parallel", "functions.multi_tool_use.parallel")
+"""The recipients of several calls in one message, as models write it that were trained with that tool."""
 MAX_CHANNEL_CHARS: Final = 32
 """Characters in the place of a channel that are taken for its name; more of them are text."""
 
@@ -38,7 +40,7 @@ _BEGUN_FIELD: Final = re.compile(r"\s*+(?:to?)?\s*+")
 class HarmonyHeader:
     """Parsed header. `is_malformed` says that the model deviated from its training. A header that is not from the
     assistant begins a message in the name of a user or a tool. `text` is what a header without `<|message|>` goes on
-    with, as it was written."""
+    with, as it was written. `names_unknown_channel` says that it has a channel, and none of the three."""
 
     channel: Channel | None
     recipient: str | None
@@ -46,6 +48,7 @@ class HarmonyHeader:
     is_assistant: bool
     is_malformed: bool
     text: bytes = b""
+    names_unknown_channel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,14 @@ def ids_to_header(vocabulary: Vocabulary, ids: Sequence[int], *, has_role: bool)
     content_type = next(constrained, None) or next(filter(_is_content_type, spare), None)
     recipient = next(recipients, None) or next((word for word in spare if word.startswith(_TOOL_PREFIXES)), None)
     odd_words = [word for _, each in words for word in each if word not in (content_type, recipient)]
+    named = (word for kind, each in words if kind == CHANNEL for word in each)
     return HarmonyHeader(
         channel,
         None if recipient in _NON_TOOL_RECIPIENTS else recipient,
         content_type,
         is_assistant=not role.startswith(_OTHER_AUTHORS),
         is_malformed=role != "assistant" or sum(kind == CHANNEL for kind, _ in words) != 1 or odd_words != [channel],
+        names_unknown_channel=channel is None and any(word in odd_words for word in named),
     )
 
 

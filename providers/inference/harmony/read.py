@@ -12,8 +12,9 @@ from typing import Final, Literal
 from apis.chat import ChatRequest
 from apis.deltas import Delta, Finish, FinishReason, TokenLogprob, Usage
 from providers.common.counters import HARMONY_REPAIRS
-from providers.inference.harmony.bodies import CallBody, DeltaBuffer, IgnoredBody, MessageBody, TextBody
+from providers.inference.harmony.bodies import CallBody, DeferredBody, DeltaBuffer, IgnoredBody, MessageBody, TextBody
 from providers.inference.harmony.header import (
+    PARALLEL_RECIPIENTS,
     HarmonyHeader,
     ids_to_header,
     ids_to_open_header,
@@ -195,12 +196,20 @@ class HarmonyReader:
         self._count_repair(header.is_malformed)
         if not header.is_assistant:
             self._body = IgnoredBody()
+        elif self._means_several_calls(header.recipient) or (header.recipient is None and header.names_unknown_channel):
+            self._body = DeferredBody(header.recipient)
         elif header.recipient is None:
             self._body = TextBody(header.channel or "final", self._stop_strings)
         else:
-            callee = recipient_to_callee(header.recipient, self._tools)
-            self._count_repair(callee.is_malformed)
-            self._body = CallBody(self._make_call_id(), callee, header.content_type, self._delta_buffer)
+            self._body = self._begin_call(header.recipient, header.content_type)
+
+    def _means_several_calls(self, recipient: str | None) -> bool:
+        return recipient in PARALLEL_RECIPIENTS and recipient_to_callee(recipient, self._tools).tool is None
+
+    def _begin_call(self, recipient: str, content_type: str | None) -> CallBody:
+        callee = recipient_to_callee(recipient, self._tools)
+        self._count_repair(callee.is_malformed)
+        return CallBody(self._make_call_id(), callee, content_type, self._delta_buffer)
 
     def _handle_body_token(self, body: MessageBody, token: int, logprob: TokenLogprob | None) -> None:
         self._message_ids.append(token)
@@ -218,6 +227,9 @@ class HarmonyReader:
         """End the body, by its token or without one. A call is whole if its own token ends it, or its arguments are.
         The end of the output ends no call unless the model `is_stopped`."""
         body, self._body = self._body, None
+        if isinstance(body, DeferredBody):
+            self._close_deferred_body(body, end_token, is_stopped=is_stopped)
+            return
         if body is None:
             return
         body.finish(self._delta_buffer)
@@ -234,6 +246,27 @@ class HarmonyReader:
         )
         if self._token_cache is not None and key is not None and self._is_well_formed and ends_well:
             self._token_cache.put(key, [*self._message_ids[:-1], body.end_token])
+
+    def _close_deferred_body(self, body: DeferredBody, end_token: int | None, *, is_stopped: bool) -> None:
+        """End each body that it stands for. Text is the answer only where its end is that of the answer; what is no
+        list of calls is a call of a tool that there is not."""
+        self._count_repair()
+        if body.recipient is None:
+            text = TextBody("final" if end_token == RETURN else "analysis", self._stop_strings)
+            self._body = text
+            self.reasoning_tokens += len(body.pieces) if text.channel == "analysis" else 0
+            for data, logprob in body.pieces:
+                text.feed(data, self._delta_buffer, logprob)
+                self._check_stop(text)
+                if text.is_stopped:
+                    break
+            self._close_body(end_token, is_stopped=is_stopped)
+            return
+        whole = b"".join(data for data, _ in body.pieces)
+        for recipient, arguments in body.read_calls() or [(body.recipient, whole)]:
+            self._body = call = self._begin_call(recipient, "json")
+            call.feed(arguments, self._delta_buffer)
+            self._close_body(end_token, is_stopped=is_stopped)
 
     def _count_repair(self, is_needed: bool = True) -> None:  # noqa: FBT001 - a condition, not a mode
         self.repair_count += is_needed

@@ -242,3 +242,67 @@ def test_a_call_without_arguments_comes_back_as_the_model_wrote_it() -> None:
     assert list(cache.get(call_to_key("functions.lookup", "{}", custom=False)) or ()) == encode(
         f"<|start|>assistant{BEGUN}<|call|>"
     )
+
+
+@pytest.mark.parametrize("channel", ["thinking", "thought", "strange", "summary"])
+def test_a_message_on_an_unknown_channel_is_the_answer_only_where_it_ends_as_one(channel: str) -> None:
+    """Before another message it is reasoning, and so is what is cut off."""
+    message = f"<|channel|>{channel}<|message|>Hm, so."
+    final = "<|channel|>final<|message|>Yes<|return|>"
+    for end in ("<|end|><|start|>assistant", "<|start|>assistant", ""):
+        check(message + end + final, [ReasoningDelta("Hm, so."), *answer("Yes")])
+    check(message, [ReasoningDelta("Hm, so.")])
+    check(message + "<|return|>", answer("Hm, so."))
+
+
+PARALLEL = "<|channel|>commentary to=multi_tool_use.parallel <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize("end", ["<|call|>", "<|end|>", "<|return|>", ""])
+def test_calls_in_one_message_are_each_a_call(end: str) -> None:
+    uses: list[dict[str, Any]] = [
+        {"recipient_name": "functions.lookup", "parameters": {"q": "a"}},
+        {"recipient_name": "functions.look", "parameters": {}},
+    ]
+    expected = [
+        CALL[0],
+        ToolArgumentsDelta("call_1", '{"q": "a"}'),
+        ToolCallStart("call_2", "look"),
+        ToolArgumentsDelta("call_2", "{}"),
+    ]
+    check(PARALLEL + json.dumps({"tool_uses": uses}) + end, expected, "tool_calls")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"tool_uses": []}',
+        '{"tool_uses": [{"recipient_name": "functions.lookup", "parameters": 5}]}',
+        '{"tool_uses": [{"recipient_name": 5, "parameters": {}}]}',
+        "[]",
+        "x",
+    ],
+)
+def test_a_message_of_calls_that_is_none_calls_no_tool(text: str) -> None:
+    """The model reads that there is no such tool."""
+    expected = [ToolCallStart("call_1", "multi_tool_use.parallel"), ToolArgumentsDelta("call_1", text)]
+    check(f"{PARALLEL}{text}<|call|>", expected, "tool_calls")
+    check(
+        PARALLEL + '{"tool_uses": [{"recipient_name": "functions.l',
+        [expected[0], ToolArgumentsDelta("call_1", '{"tool_uses": [{"recipient_name": "functions.l')],
+        "length",
+    )
+
+
+@pytest.mark.parametrize("end", ["<|call|>", "<|return|>", "<|end|>"])
+@pytest.mark.parametrize("fenced", ["```json\n{}\n```", "``` {} ```", "\n```JSON{}```\n"])
+def test_a_fence_around_whole_arguments_is_no_part_of_them(fenced: str, end: str) -> None:
+    check(BEGUN + fenced.replace("{}", '{"q":"a"}') + end, CALL, "tool_calls")
+
+
+@pytest.mark.parametrize("fenced", ['```json\n{"q":"a"}', '```json\n{"q":\n```', '```json\n{"q":"a"}\n``` It is.'])
+def test_a_fence_around_something_else_stays(fenced: str) -> None:
+    """Such arguments are not JSON, so that no tool gets them."""
+    check(f"{BEGUN}{fenced}<|call|>", [CALL[0], ToolArgumentsDelta("call_1", fenced)], "tool_calls")
+    check(f"{BEGUN}{fenced}<|end|>", [CALL[0], ToolArgumentsDelta("call_1", fenced)], "length")
