@@ -75,7 +75,8 @@ class ChatDialect:
     `neutralize_control_tokens` breaks up every `<|` in the prompt's texts, so that no text can forge the model's
     control tokens; None does so for gpt-oss models. `extra_body` is merged over the body. `lists_all_models` says that
     a model that is not in the server's list does not exist. `affinity_headers` are presets and names of headers that
-    carry the request's affinity key.
+    carry the request's affinity key. `null_content` says that a message of calls alone has a content of null, not of
+    an empty text.
     """
 
     engine: UpstreamEngine = "vllm"
@@ -85,6 +86,7 @@ class ChatDialect:
     extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any])
     lists_all_models: bool = False
     affinity_headers: tuple[str, ...] = ()
+    null_content: bool = True
 
 
 def request_to_body(request: ChatRequest, dialect: ChatDialect, *, is_streamed: bool = True) -> bytes:
@@ -197,7 +199,7 @@ def _build_message(message: Message, index: int, dialect: ChatDialect) -> dict[s
     if message.tool_calls:
         calls = (custom_call_to_function_call(c) if isinstance(c, CustomCall) else c for c in message.tool_calls)
         out["tool_calls"] = [_build_call(call) for call in calls]
-        out["content"] = out["content"] or None
+        out["content"] = out["content"] or (None if dialect.null_content else "")
     return out
 
 

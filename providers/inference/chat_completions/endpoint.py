@@ -43,7 +43,7 @@ from providers.inference.chat_completions.first_token import (
     texts_to_tokenize_body,
     token_ids_to_body,
 )
-from providers.inference.chat_completions.strict_templates import ArrangedChat, MessageOrder
+from providers.inference.chat_completions.refusals import ArrangedChat, ChatForm
 from providers.inference.chat_completions.system_one import NO_DECISIONS, parse_system_one
 from providers.inference.chat_completions.text_completions import NO_COMPLETIONS, CompletionReader, write_completion
 from providers.inference.chat_completions.transcriptions import (
@@ -64,8 +64,8 @@ LISTING_MAX_AGE_S: Final = 3.0
 DEFAULT_TAG: Final = ":latest"
 """The tag that Ollama adds to the name of a model without one."""
 NO_HEADERS: Final[Mapping[str, str]] = {}
-MAX_ORDERED_MODELS: Final = 1024
-"""Models of a server, whose names may be any that callers choose, of which the order of messages is remembered."""
+MAX_FORMED_MODELS: Final = 1024
+"""Models of a server, whose names may be any that callers choose, of which the form of chats is remembered."""
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 _CONTENT_TYPE: Final = "Content-Type"
 _PLAIN_ENCODINGS: Final = ("", "identity", "none", "utf-8", "utf8")
@@ -90,22 +90,6 @@ class PromptTemplate(Protocol):
 
 RequestBuilder = Callable[[], Awaitable[tuple[str, bytes, ChunkReader]]]
 """Builds a request as `PromptTemplate.build_request` does."""
-
-
-class ServerPromptTemplate:
-    """Template for chat completions: the server renders the prompt."""
-
-    def __init__(self, dialect: ChatDialect) -> None:
-        self._dialect = dialect
-
-    async def build_request(
-        self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
-    ) -> tuple[str, bytes, ChunkReader]:
-        """See `PromptTemplate.build_request`."""
-        await end_pass(request.messages)
-        body = request_to_body(request, self._dialect)
-        await end_pass(request.messages)
-        return "/chat/completions", body, ChatChunkReader(request)
 
 
 class _Model(msgspec.Struct):
@@ -155,8 +139,8 @@ class ChatCompletions:
         tier = self._dialect.extra_body.get("service_tier")
         if self._is_openai and isinstance(tier, str) and tier != "auto":
             self._server_attributes["openai.request.service_tier"] = tier
-        self._template = template or ServerPromptTemplate(self._dialect)
-        self._message_orders = RecentEntries[str, MessageOrder](MAX_ORDERED_MODELS)
+        self._template = template
+        self._forms = RecentEntries[str, ChatForm](MAX_FORMED_MODELS)
         self._context_tokens: dict[str, int | None] = {}
         self._listed_models: frozenset[str] = frozenset()
         self._listing_tried_at = -math.inf
@@ -170,17 +154,25 @@ class ChatCompletions:
         self._form_headers = headers_to_bytes(headers)
 
     async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
-        """See `Inference.stream`; one attempt, or one more for each order of messages that the server's template
-        refuses. Before the first batch, UpstreamUnavailable, ConnectTimeout and RateLimited mean that a retry is
-        safe."""
-        chat = ArrangedChat(request, self._message_orders)
+        """See `Inference.stream`; one attempt, or one more for each form of the chat that the server refuses. Before
+        the first batch, UpstreamUnavailable, ConnectTimeout and RateLimited mean that a retry is safe."""
+        chat = ArrangedChat(request, self._dialect, self._forms)
         await self._generate(
             request.model,
-            lambda: self._template.build_request(chat.request, lambda: self._find_context_tokens(request.model)),
+            lambda: self._build_request(chat),
             sink,
             headers=affinity_headers(self._dialect.affinity_headers, request),
             chat=chat,
         )
+
+    async def _build_request(self, chat: ArrangedChat) -> tuple[str, bytes, ChunkReader]:
+        request = chat.request
+        if self._template is not None:
+            return await self._template.build_request(request, lambda: self._find_context_tokens(request.model))
+        await end_pass(request.messages)
+        body = request_to_body(request, chat.dialect)
+        await end_pass(request.messages)
+        return "/chat/completions", body, ChatChunkReader(chat.original)
 
     async def complete(
         self,
@@ -283,9 +275,9 @@ class ChatCompletions:
         none."""
         if self._dialect.engine != "vllm":
             raise CountingUnsupported(f"This model's server {COUNTING_UNSUPPORTED}.", param="model")
-        chat = ArrangedChat(request, self._message_orders)
+        chat = ArrangedChat(request, self._dialect, self._forms)
         while True:
-            body = request_to_tokenize_body(chat.request, self._dialect)
+            body = request_to_tokenize_body(chat.request, chat.dialect)
             try:
                 response = await self._request_json("POST", TOKENIZE_PATH, body, request.model, COUNTING_UNSUPPORTED)
             except StackError as exc:
@@ -306,12 +298,11 @@ class ChatCompletions:
         a server that scores chosen tokens. Errors as in `embed`, and Unsupported from a server that reports none."""
         current_span().set(self._server_attributes)
         await self._check_model(request.model)
-        chat = ArrangedChat(request, self._message_orders)
         headers = affinity_headers(self._dialect.affinity_headers, request)
         fields = {**scored_ids_to_fields(scored_ids), **self._dialect.extra_body}
-        dialect = replace(self._dialect, extra_body=fields)
+        chat = ArrangedChat(request, replace(self._dialect, extra_body=fields), self._forms)
         while True:
-            body = request_to_body(chat.request, dialect, is_streamed=False)
+            body = request_to_body(chat.request, chat.dialect, is_streamed=False)
             try:
                 response = await self._request_json("POST", "/chat/completions", body, request.model, headers=headers)
             except StackError as exc:

@@ -1,15 +1,18 @@
-"""Servers whose chat templates refuse what others take: late instructions, messages of one role in a row, and calls of
-the history whose arguments are no object."""
+"""Servers whose chat templates refuse what others take: late instructions, messages of one role in a row, results of
+tools, forms of the content, and calls of the history whose arguments are no object."""
 
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
+from openai import BadRequestError
 
 from tests.providers.inference.remote import LIMITS
+from tests.support.models.images import PIXEL_URL
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import mcp, with_mcp
 from tests.support.servers.serving import Served, serving
@@ -120,7 +123,7 @@ async def strict_server(template: Template, shape: str = "400") -> AsyncGenerato
         section = {"provider": "vllm", "base_url": upstream.base_url, **LIMITS, "max_retries": 0}
         async with serving(section) as served:
             yield served, upstream
-    assert len(refusals) <= 3
+    assert len(refusals) <= 4
 
 
 async def ask_both(served: Served, **fields: Any) -> list[str]:
@@ -192,6 +195,173 @@ async def test_another_refusal_is_not_taken_for_one_of_the_template() -> None:
         with pytest.raises(Exception, match="temperature must be at most 2"):
             await ask_both(served, input=LATE)
         assert len(upstream.chats) == 1
+
+
+# --- any conversation ------------------------------------------------------------------------------------------------
+
+
+def fields_of(messages: Messages, role: str, name: str) -> list[Any]:
+    return [message.get(name) for message in messages if message["role"] == role]
+
+
+def refuses_turns(messages: Messages, *, knows_tools: bool) -> bool:
+    """Return true unless the turns alternate, beginning with the user: where it knows tools, of those without them."""
+    turns = [message for message in messages if message["role"] != "system"]
+    if knows_tools:
+        turns = [turn for turn in turns if turn["role"] != "tool" and not turn.get("tool_calls")]
+    return any(turn["role"] != ("user", "assistant")[at % 2] for at, turn in enumerate(turns))
+
+
+def is_long(call_id: str) -> bool:
+    return re.fullmatch("[a-zA-Z0-9]{9}", call_id) is None
+
+
+def call_ids(messages: Messages) -> list[str]:
+    calls = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
+    return [*calls, *fields_of(messages, "tool", "tool_call_id")]
+
+
+RULES: Final[dict[str, Callable[[Messages], bool]]] = {
+    "Conversation roles must alternate user/assistant/user/assistant/...": lambda messages: refuses_turns(
+        messages, knows_tools=False
+    ),
+    "After the optional system message, conversation roles must alternate user and assistant roles except for tool "
+    "calls and results.": lambda messages: refuses_turns(messages, knows_tools=True),
+    "Unsupported role: tool": lambda messages: "tool" in roles(messages),
+    "Unexpected role 'tool'": lambda messages: "tool" in roles(messages),
+    "Input should be 'system', 'user' or 'assistant'": lambda messages: "tool" in roles(messages),
+    "Only user and assistant roles are supported!": lambda messages: bool({*roles(messages)} - {"user", "assistant"}),
+    "content must be a string": lambda messages: any(isinstance(m.get("content"), list) for m in messages),
+    'can only concatenate str (not "list") to str': lambda messages: any(
+        isinstance(m.get("content"), list) for m in messages
+    ),
+    "Input should be a valid string": lambda messages: any(not isinstance(m.get("content"), str) for m in messages),
+    "Message content must not be null": lambda messages: any(m.get("content") is None for m in messages),
+    'can only concatenate str (not "NoneType") to str': lambda messages: any(
+        m.get("content") is None for m in messages
+    ),
+    "messages: content must be non-empty": lambda messages: any(not m.get("content") for m in messages),
+    "Tool call id was call_abcdefghijkl but must be a-z, A-Z, 0-9, with a length of 9.": lambda messages: any(
+        map(is_long, call_ids(messages))
+    ),
+    "No user query found in messages.": lambda messages: "user" not in roles(messages),
+    "The first message must be from the user.": lambda messages: (
+        next(role for role in roles(messages) if role != "system") != "user"
+    ),
+    "Cannot have 2 or more assistant messages at the end of the list.": lambda messages: (
+        roles(messages)[-2:] == ["assistant", "assistant"]
+    ),
+    "Expected last role User or Tool (or Assistant with prefix True) for serving but got assistant": lambda messages: (
+        roles(messages)[-1] == "assistant"
+    ),
+}
+
+
+def lookup_call(call_id: str, city: str) -> dict[str, Any]:
+    function = {"name": "lookup", "arguments": json.dumps({"city": city})}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+CONVERSATIONS: Final[dict[str, list[Any]]] = {
+    "of all kinds": [
+        {"role": "system", "content": "text-0"},
+        {"role": "assistant", "content": "text-1"},
+        {"role": "user", "content": "text-2"},
+        {"role": "user", "content": [{"type": "text", "text": "text-3"}, {"type": "text", "text": "text-4"}]},
+        {"role": "assistant", "tool_calls": [lookup_call("call_abcdefghijkl", "text-5")]},
+        {"role": "tool", "tool_call_id": "call_abcdefghijkl", "content": "text-6"},
+        {"role": "assistant", "tool_calls": [lookup_call("call_2", "text-7")]},
+        {"role": "tool", "tool_call_id": "call_2", "content": ""},
+        {"role": "assistant", "content": "text-8"},
+        {"role": "assistant", "content": "text-9"},
+    ],
+    "without a user": [
+        {"role": "system", "content": "text-0"},
+        {"role": "assistant", "content": "text-1", "tool_calls": [lookup_call("call_1", "text-2")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "text-3"},
+        {"role": "assistant", "content": "text-4"},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+@pytest.mark.parametrize("wording", RULES)
+async def test_a_conversation_reaches_a_model_whose_template_is_strict(wording: str, name: str) -> None:
+    """It is sent in a form that the template takes, which keeps all texts in their order, the next time at once."""
+    messages, breaks_rule = CONVERSATIONS[name], RULES[wording]
+    async with strict_server(lambda sent: wording if breaks_rule(sent) else None) as (served, upstream):
+        create: Any = served.client.chat.completions.create
+        first = await create(model="fake-model", messages=messages)
+        count = len(upstream.chats)
+        events = [event async for event in await create(model="fake-model", messages=messages, stream=True)]
+        assert first.choices[0].message.content == "ok"
+        assert "ok" in str(events)
+        assert len(upstream.chats) == count + 1
+        sent = upstream.chats[-1].json["messages"]
+    texts = list(dict.fromkeys(re.findall(r"text-\d", json.dumps(sent))))
+    assert texts == [f"text-{at}" for at in range(len(texts))]
+    assert len(texts) == len({*re.findall(r"text-\d", json.dumps(messages))})
+    assert set(fields_of(sent, "tool", "tool_call_id")) <= {*call_ids(sent)}
+    if "tool" not in roles(sent):
+        assert json.dumps(sent).count("lookup(") == json.dumps(messages).count("lookup")
+
+
+async def test_each_result_keeps_its_call_where_ids_are_short() -> None:
+    """Ids that have the right form stay."""
+    history = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "tool_calls": [lookup_call("call_one", "a"), lookup_call("abcdefghi", "b")]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "of b"},
+        {"role": "tool", "tool_call_id": "call_one", "content": "of a"},
+    ]
+    words = "Tool call id was call_one but must be a-z, A-Z, 0-9, with a length of 9."
+    async with strict_server(lambda sent: words if any(map(is_long, call_ids(sent))) else None) as (served, upstream):
+        await served.client.chat.completions.create(model="fake-model", messages=cast(Any, history))
+        ids = call_ids(upstream.chats[-1].json["messages"])
+    assert ids == [ids[0], "abcdefghi", "abcdefghi", ids[0]]
+
+
+async def test_a_new_call_has_an_id_of_its_own_where_the_calls_before_are_texts() -> None:
+    """The engine counts the calls of each answer from 1 on."""
+
+    def answer(received: Received) -> Answer:
+        if "tool" in roles(received.json["messages"]):
+            return error_answer(400, "Unsupported role: tool")
+        return stream(call_chunks("lookup", "{}", call_id="call_1"))
+
+    tool = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
+    history = CONVERSATIONS["without a user"][:-1]
+    async with UpstreamServer() as upstream:
+        upstream.routes["/v1/chat/completions"] = answer
+        async with serving({"provider": "vllm", "base_url": upstream.base_url, **LIMITS}) as served:
+            create: Any = served.client.chat.completions.create
+            completion = await create(model="fake-model", messages=history, tools=[tool])
+    assert completion.choices[0].message.tool_calls[0].id not in ("", "call_1")
+
+
+async def test_a_template_that_refuses_every_form_ends_with_its_own_reason() -> None:
+    """The number of attempts has a bound."""
+    words = "roles must alternate, content must be a non-empty string, role 'tool' is not supported, a user comes last"
+    async with UpstreamServer() as upstream:
+        upstream.routes["/v1/chat/completions"] = lambda _: error_answer(400, words)
+        section = {"provider": "vllm", "base_url": upstream.base_url, **LIMITS, "max_retries": 0}
+        async with serving(section) as served:
+            with pytest.raises(BadRequestError, match="roles must alternate"):
+                await served.client.chat.completions.create(model="fake-model", messages=CONVERSATIONS["of all kinds"])
+        assert 3 <= len(upstream.chats) <= 9
+
+
+async def test_an_image_is_not_left_out_for_a_model_without_images() -> None:
+    """The server's own reason is the error."""
+    words = "fake-model is not a multimodal model: content must be a string"
+    image = {"type": "image_url", "image_url": {"url": PIXEL_URL}}
+    content = [{"type": "text", "text": "What is this?"}, image]
+    async with strict_server(lambda _: words) as (served, upstream):
+        with pytest.raises(BadRequestError, match="not a multimodal model"):
+            await served.client.chat.completions.create(
+                model="fake-model", messages=cast(Any, [{"role": "user", "content": content}])
+            )
+        assert all("image_url" in str(chat.json["messages"]) for chat in upstream.chats)
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------

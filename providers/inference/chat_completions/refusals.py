@@ -1,0 +1,161 @@
+"""Refusals of chats, and the form in which a chat is sent next.
+
+Chat templates and engines refuse what others take, and say so with an error. `_STEPS` is the table: how the error
+reads, and which change of the chat is tried then. A field that is refused by its name is left out, where that does not
+change the answer. The form that was accepted is remembered for the server's model.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from apis.chat import ChatRequest, Message
+from apis.errors import StackError
+from providers.common.recent import RecentEntries
+from providers.inference.chat_completions.body import ChatDialect, is_instruction
+from providers.inference.chat_completions.strict_templates import IMPLIED, Step, arrange_messages
+
+MAX_FORMS: Final = 8
+"""Further forms in which one chat is sent."""
+
+_NOT_TAKEN: Final = r"not (?:be )?(?:support|allow|permit|accept|valid|implement|recogni[sz])"
+_ANY_SUBJECT: Final = re.compile(
+    r"\b(?:system|developer)['\"`]?[ _-](?:message|role|prompt|instruction)|\broles?\b|['\"`](?:system|developer)['\"`]"
+    r"|\b(?:first|last|final) message\b|\b(?:message|role)s?:? ['\"`]?(?:system|developer)\b",
+    re.IGNORECASE,
+)
+_DEMAND: Final = re.compile(
+    rf"\b(?:must|should|only|cannot|can't)\b|{_NOT_TAKEN}|expected"
+    r"|unsupported|unknown|invalid|illegal|alternat|multiple|more than one|at most|in a row|duplicate",
+    re.IGNORECASE,
+)
+_TEXT_CONTENT: Final = re.compile(
+    r"content\b.{0,80}(?:must|should|expected|has to|only) (?:to )?(?:be )?(?:an? )?(?:valid |plain )?"
+    r"(?:string|str|text)\b"
+    r"|can only concatenate|string_type|valid string|expected (?:an? )?(?:string|str)\b|unmarshal array"
+    r"|invalid type: sequence|list(?: object)?['\"`]? (?:object )?has no attribute|unsupported operand.{0,60}list",
+    re.IGNORECASE,
+)
+_NO_CONTENT: Final = re.compile(
+    r"content\b.{0,80}(?:null|none\b|missing|required|empty|blank)|(?:null|none|empty|missing|blank)\b.{0,80}content"
+    r"|NoneType|string_type|valid string|string_too_short|at least 1 character|non-?whitespace",
+    re.IGNORECASE,
+)
+_CALL_ID: Final = re.compile(
+    r"call[ _]?ids?\b.{0,160}(?:length|characters|a-z|alphanumeric|pattern|too long)"
+    r"|tool_calls?\[\d+\]\.id\b.{0,80}(?:too long|pattern|expected)",
+    re.IGNORECASE,
+)
+_TOOL_ROLE: Final = re.compile(
+    r"(?:unknown|unsupported|unexpected|invalid|illegal)\b.{0,40}\btool\b|same number of function calls and responses"
+    rf"|\btool['\"`]? (?:role|message|result|call)s?\b.{{0,40}}{_NOT_TAKEN}|\brole:? ['\"`]?tool\b.{{0,40}}{_NOT_TAKEN}"
+    r"|\brole\b.{0,200}\"input\" ?: ?\"tool\"",
+    re.IGNORECASE,
+)
+_ALTERNATION: Final = re.compile(
+    r"alternat|consecutive|in a row|same role|followed by|2 or more assistant", re.IGNORECASE
+)
+_USER_LAST: Final = re.compile(
+    r"got assistant|(?:last|final) (?:message|role|turn)\b.{0,60}\buser\b|end(?:s|ing)? with\b.{0,20}\buser\b|prefill"
+    r"|\bassistant\b.{0,60}\b(?:last|final|end)\b|\b(?:last|final)\b.{0,60}\bassistant\b",
+    re.IGNORECASE,
+)
+_USER_FIRST: Final = re.compile(
+    r"no user (?:query|message|turn)|(?:first|at least one|start|begin)\b.{0,60}\buser\b"
+    r"|\buser (?:message|role|query)\b.{0,40}(?:required|missing|first|found)",
+    re.IGNORECASE,
+)
+_NO_ROLE: Final = re.compile(
+    rf"\b(?:system|developer)\b.{{0,40}}(?:{_NOT_TAKEN}|unsupported|unknown)"
+    r"|\bonly\b.{0,20}\buser\b.{0,60}\b(?:role|message|support|allow|accept)"
+    r"|\brole\b.{0,200}\"input\" ?: ?\"(?:system|developer)\"",
+    re.IGNORECASE,
+)
+_STEPS: Final[Sequence[tuple[re.Pattern[str] | None, Step]]] = (
+    (_TEXT_CONTENT, Step.TEXT_CONTENT),
+    (_NO_CONTENT, Step.TEXT_FOR_NULL),
+    (_NO_CONTENT, Step.FILLED_CONTENT),
+    (_CALL_ID, Step.SHORT_CALL_IDS),
+    (_TOOL_ROLE, Step.TOOLS_AS_TEXT),
+    (_ALTERNATION, Step.ALTERNATING),
+    (_ALTERNATION, Step.TOOLS_AS_TEXT),
+    (_USER_LAST, Step.USER_LAST),
+    (_USER_FIRST, Step.USER_FIRST),
+    (_NO_ROLE, Step.NO_INSTRUCTIONS),
+    (None, Step.INSTRUCTIONS_FIRST),
+    (None, Step.ALTERNATING),
+    (None, Step.NO_INSTRUCTIONS),
+    (None, Step.TOOLS_AS_TEXT),
+)
+"""Words of a refusal -> the step that is tried. The first one that changes the chat is taken. None stands for any
+refusal that speaks of messages or roles, and of what they must or must not be."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """The form in which a server's model takes chats: the steps that change them."""
+
+    steps: frozenset[Step] = frozenset()
+
+
+class ArrangedChat:
+    """A chat in the form that its server's model takes, as far as that is known from `forms`, by model. `request` and
+    `dialect` are what to send, and `original` is what the answer belongs to."""
+
+    def __init__(self, request: ChatRequest, dialect: ChatDialect, forms: RecentEntries[str, ChatForm]) -> None:
+        self.request = request
+        self.dialect = dialect
+        self.original = request
+        self._forms = forms
+        self._form = ChatForm()
+        self._tried = 0
+        if form := forms.find(request.model):
+            self._arrange(form)
+
+    def adapt(self, error: StackError) -> bool:
+        """Bring the chat into another form, if the error is a refusal of this one; return true if that changes it."""
+        text = " ".join([error.message, *getattr(error, "__notes__", ())])
+        if self._tried >= MAX_FORMS:
+            return False
+        for step in self._find_steps(text):
+            steps = self._form.steps | {step} | IMPLIED.get(step, frozenset())
+            former = self.request.messages, self._form
+            self._arrange(replace(self._form, steps=steps))
+            if self.request.messages != former[0] or (step == Step.TEXT_FOR_NULL and _has_null(former[0])):
+                self._tried += 1
+                return True
+            self._arrange(former[1])
+        return False
+
+    def remember(self) -> None:
+        """Remember a form that the server has accepted."""
+        if self._form != ChatForm():
+            self._forms[self.request.model] = self._form
+
+    def _find_steps(self, text: str) -> Iterator[Step]:
+        """Yield the steps that a refusal suggests, of those that are not taken."""
+        is_any = _ANY_SUBJECT.search(text) and _DEMAND.search(text)
+        for pattern, step in _STEPS:
+            # A template that refuses the role of a later instruction may take it before all turns.
+            if pattern is _NO_ROLE and _has_later_instruction(self.request.messages):
+                continue
+            if step not in self._form.steps and (pattern.search(text) if pattern else is_any):
+                yield step
+
+    def _arrange(self, form: ChatForm) -> None:
+        self._form = form
+        self.request = self.request.model_copy(
+            update={"messages": arrange_messages(self.original.messages, form.steps)}
+        )
+        self.dialect = replace(self.dialect, null_content=Step.TEXT_FOR_NULL not in form.steps)
+
+
+def _has_null(messages: Sequence[Message]) -> bool:
+    """Return true if a message is sent with a content that is null."""
+    return any(message.tool_calls and not (message.content or message.refusal) for message in messages)
+
+
+def _has_later_instruction(messages: Sequence[Message]) -> bool:
+    return any(is_instruction(second) and not is_instruction(first) for first, second in pairwise(messages))
