@@ -63,12 +63,13 @@ class ObjectStoreFiles(RecordedFiles):
         self._url = config.url
         self._writes = FairShare("objects of files being written", config.parallel_writes)
         self._store_id = ""
-        self.orphans = OrphanQueue(kv_store, self.objects, config, self.claim)
+        self._is_claimed = False
+        self.orphans = OrphanQueue(kv_store, self.objects, config, (self.claim, self.check_claim))
         self._sweeping = LeasedJobs(self.orphans, WorkerSign(kv_store, LEASE_S), poll_s=LEASE_S)
 
     async def start(self) -> None:
         try:
-            self._store_id = await claim_folder(self.objects, self.kv, self._url)
+            await self._claim_folder()
             await self.sweep_pending()
         except ObjectStoreRefused as exc:
             reason = str(exc.__cause__).partition("\n")[0]
@@ -88,12 +89,21 @@ class ObjectStoreFiles(RecordedFiles):
     async def claim(self) -> str:
         """Return the id of the object store, once it is certain that its folder belongs to this KVStore: another one
         would delete the objects as orphans. Raises StoreUnavailable."""
-        if not self._store_id:
-            try:
-                self._store_id = await claim_folder(self.objects, self.kv, self._url)
-            except ConfigError as exc:
-                _log.error("files are not stored: %s", exc)
-                raise StoreUnavailable("The object store of the files belongs to another server.") from exc
+        return self._store_id if self._is_claimed else await self.check_claim()
+
+    async def check_claim(self) -> str:
+        """Do as `claim`, and look at the folder again: another KVStore may have claimed it after its claim was deleted,
+        or where the object store has no conditional writes. Then no more files are stored."""
+        try:
+            return await self._claim_folder()
+        except ConfigError as exc:
+            self._is_claimed = False
+            _log.error("files are not stored: %s", exc)
+            raise StoreUnavailable("The object store of the files belongs to another server.") from exc
+
+    async def _claim_folder(self) -> str:
+        self._store_id = await claim_folder(self.objects, self.kv, self._url)
+        self._is_claimed = True
         return self._store_id
 
     @property

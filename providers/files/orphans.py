@@ -37,18 +37,24 @@ class OrphanQueue(LeaderQueue):
     """Looking at very many objects takes a fifth of the time."""
 
     def __init__(
-        self, kv_store: KVStore, objects: Objects, config: ObjectStoreConfig, claim: Callable[[], Awaitable[str]]
+        self,
+        kv_store: KVStore,
+        objects: Objects,
+        config: ObjectStoreConfig,
+        claims: tuple[Callable[[], Awaitable[str]], Callable[[], Awaitable[str]]],
     ) -> None:
-        """`claim` returns the id of the object store, or raises a StackError if it belongs to another KVStore."""
+        """`claims` return the id of the object store, or raise a StackError if it belongs to another KVStore. The
+        second one looks at its folder each time."""
         super().__init__(kv_store, sweep_key(config.url), LEASE_S, config.sweep_interval_s)
         self._objects = objects
         self._grace_s = config.orphan_grace_s
-        self._claim = claim
+        self._claim, self._check_claim = claims
 
     async def work(self, lease: Lease) -> None:
         store_id, count = await self._claim(), 0
         if not (claim_key := await find_claim_key(self.kv, store_id)):
             raise _records_lost()
+        await self._check_claim()  # the objects of another KVStore would seem to be orphans
         async with aclosing(self._objects.list()) as pages:
             async for page in pages:
                 lease.check()

@@ -131,6 +131,21 @@ class OverObjects(FilesPromises):
             await other.create(NEW, pieces(b"x"), tenant="t")
         await other.close()
 
+    async def test_a_folder_that_another_store_took_over_is_neither_swept_nor_written(
+        self, files: Files, place: dict[str, Any]
+    ) -> None:
+        """Its claim was deleted while this server ran, or the object store has no conditional writes."""
+        assert isinstance(files, ObjectStoreFiles)
+        await files.objects.delete_folder("")  # all there is: the claim
+        other = ObjectStoreFiles(ObjectStoreFiles.Config(**FAST, **place), Memory(Memory.Config()))
+        file = await other.create(NEW, pieces(b"x" * 100), tenant="t")
+        with pytest.raises(StoreUnavailable, match="another server"):
+            await sweep(files)
+        assert await other.read(file.id, tenant="t") == b"x" * 100
+        with pytest.raises(StoreUnavailable, match="another server"):
+            await files.create(NEW, pieces(b"x"), tenant="t")
+        await other.close()
+
     async def test_the_bytes_of_a_tenant_are_deleted_and_of_no_other(self, files: Files) -> None:
         assert isinstance(files, ObjectStoreFiles)
         tenants = ("t", "T", "t2", "t/x", "ü", "T" * 100, "T" * 101, "T" * 200, "T" * 201)
