@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from apis.errors import InvalidRequest, ToolFailed
 from apis.vaults.vaults import SecretVariable, Vaults
 from apis.wire.tools import DomainSecret, NetworkAllowlist
-from providers.common.secret_spellings import MAX_SECRETS_BYTES
+from providers.common.secret_spellings import MAX_SECRET_VALUES, MAX_SECRETS_BYTES
 
 
 async def add_variables(
@@ -28,6 +28,9 @@ async def add_variables(
     ]
     if sum(len(secret.value) for secret in secrets) > MAX_SECRETS_BYTES:
         message = f"The secrets of a container have at most {MAX_SECRETS_BYTES} characters, counted for each host."
+        raise InvalidRequest(message, param="vault_ids")
+    if len({secret.value for secret in secrets}) > MAX_SECRET_VALUES:
+        message = f"The secrets of a container have at most {MAX_SECRET_VALUES} different values."
         raise InvalidRequest(message, param="vault_ids")
     return policy.model_copy(update={"domain_secrets": secrets or None})
 

@@ -1,12 +1,14 @@
 """The spellings of a secret, by which it is found in what a server gives back that got it."""
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 from urllib.parse import quote
 
 MAX_SECRETS_BYTES: Final = 64 * 1024
 """Length of all values of a container together: each answer of a host is searched for all of its values."""
+MAX_SECRET_VALUES: Final = 100
+"""Different values of a container, each of which is searched for in some twenty spellings."""
 # Escapes by character. Each table is about some encoders: all of the first JSON, with Go's, Gson's, .NET's, PHP's.
 _IN_JSON: Final = {'"': '\\"', "\\": "\\\\"}
 _IN_SAFE_JSON: Final = {**_IN_JSON, "<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
@@ -28,10 +30,20 @@ _HTML_TABLES: Final = (
     {**_IN_HTML, "'": "&#x27;", "/": "&#x2F;"},
     {**_IN_HTML, "'": "&#x27;", "`": "&#x60;", "=": "&#x3D;"},
 )
-_IN_URLS: Final = {chr(code): quote(chr(code), safe="") for code in range(0x20, 0x7F)}
-_SMALL_IN_URLS: Final = {char: text.lower() if text[0] == "%" else text for char, text in _IN_URLS.items()}
-_URL_TABLES: Final = tuple(
-    {**table, **other} for table in (_IN_URLS, _SMALL_IN_URLS) for other in ({}, {"/": "/"}, {" ": "+"})
+# What encoders of URLs do otherwise: Python's, JavaScript's for components and for whole URLs, Go's for paths, those of
+# paths after RFC 3986, of queries, and of forms.
+_URL_VARIANTS: Final[Sequence[dict[str, str]]] = (
+    {},
+    *(dict(zip(chars, chars, strict=True)) for chars in ("/", "!'()*", "!'()*;,/?:@&=+$#", "$&+=:@", "!'()*,/;@$&+=:")),
+    {" ": "+"},
+    {" ": "+", "*": "*", "~": "%7E"},
+)
+_IN_URLS: Final = tuple(
+    {**{chr(code): quote(chr(code), safe="") for code in range(0x20, 0x7F)}, **variant} for variant in _URL_VARIANTS
+)
+_URL_TABLES: Final = (
+    *_IN_URLS,
+    *({char: text.lower() if len(text) > 1 else text for char, text in table.items()} for table in _IN_URLS),
 )
 _TABLES: Final = tuple(str.maketrans(table) for table in ({}, *_JSON_TABLES, *_HTML_TABLES, *_URL_TABLES))
 

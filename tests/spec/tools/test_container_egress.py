@@ -404,3 +404,21 @@ urllib.request.urlopen(request).read().decode(), os.environ["VAULT_KEY"]
     await world.run(code, world.interpreter(), previous_response_id=response.id, **named)
     assert world.secure.requests[-1][2]["X-Key"].startswith("placeholder-")
     assert SECRET not in await world.all_kept_text()
+
+
+async def test_a_container_has_at_most_a_hundred_values_of_vaults(world: World) -> None:
+    """Each answer of their hosts is searched for all of them."""
+    vaults: Any = world.served.client.beta.agents.vaults
+    first, second = [await vaults.create() for _ in range(2)]
+    networking = {"type": "limited", "allowed_hosts": [SITE]}
+    for number in range(101):
+        secret = {"secret_name": f"KEY_{number}", "secret_value": f"{SECRET}-{number}"}
+        auth = {"type": "environment_variable", **secret, "networking": networking}
+        vault = first if number < 100 else second
+        await vaults.credentials.create(vault.id, name=f"n{number}", auth=auth)
+    code = "import os\nsum(value.startswith('placeholder-') for value in os.environ.values())"
+    output, _ = await world.run(code, world.interpreter(), extra_body={"vault_ids": [first.id]})
+    assert "100" in output
+    with pytest.raises(BadRequestError, match="at most 100 different values") as refused:
+        await world.run(code, world.interpreter(), extra_body={"vault_ids": [first.id, second.id]})
+    assert refused.value.param == "vault_ids"

@@ -27,8 +27,14 @@ _HOP_HEADERS: Final = frozenset(
 )
 """Headers of one connection. The exchange sets its own."""
 _PLAIN_ENCODINGS: Final = (b"", b"identity")
-_SECRET_HEADERS: Final = frozenset({b"accept-encoding", b"range", b"if-range"})
+_SECRET_HEADERS: Final = frozenset(
+    {b"accept-encoding", b"a-im", b"range", b"if-range", b"request-range", b"x-ms-range"}
+)
 """Headers that would let a host return a secret in a form that is not recognized."""
+_PARTIAL_STATUSES: Final = (206, 226)
+"""Answers of ranges and of differences (RFC 3229), in which a secret may be in parts."""
+_PIECE_BYTES: Final = 4 * 1024
+"""Bytes of an answer that are searched for secrets at a time, at least."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -150,19 +156,27 @@ class ProgramConnection:
         while True:
             event = await self._next_of_answer(upstream, host, sending)
             if isinstance(event, h11.Response):
+                if secrets is not None:
+                    head_bytes = sum(len(name) + len(value) for name, value in event.headers)
+                    await host.turn.wait(secrets.redaction.work(head_bytes))
                 await self._send(_build_answer(event, secrets))
             elif isinstance(event, h11.Data):
-                data = bytes(event.data)
-                if redacted is not None:
-                    await host.turn.wait(redacted.work(data))
-                    data = redacted.feed(data)
-                if data:
-                    await self._send(h11.Data(data=data))
+                await self._return_data(bytes(event.data), host.turn, redacted)
             elif isinstance(event, h11.EndOfMessage):
                 if redacted is not None and (rest := redacted.finish()):
                     await self._send(h11.Data(data=rest))
                 await self._send(h11.EndOfMessage())
                 return
+
+    async def _return_data(self, data: bytes, turn: TenantTurn, redacted: RedactedStream | None) -> None:
+        size = max(_PIECE_BYTES, redacted.longest) if redacted is not None else _READ_BYTES
+        for start in range(0, len(data), size):
+            piece = data[start : start + size]
+            if redacted is not None:
+                await turn.wait(redacted.work(piece))
+                piece = redacted.feed(piece)
+            if piece:
+                await self._send(h11.Data(data=piece))
 
     async def _next_of_answer(
         self, upstream: h11.Connection, host: ByteStream, sending: "asyncio.Future[None]"
@@ -223,6 +237,8 @@ def _build_answer(answer: h11.Response, secrets: HostSecrets | None) -> h11.Resp
         encodings = [value.strip().lower() for name, value in headers if name == b"content-encoding"]
         if any(encoding not in _PLAIN_ENCODINGS for encoding in encodings):
             raise AnswerFailed("The host compressed its answer, which is not passed on because secrets belong to it.")
+        if answer.status_code in _PARTIAL_STATUSES:
+            raise AnswerFailed("The host sent a part alone, which is not passed on because secrets belong to it.")
         lines = [reason, *(part for header in headers if header[0] != b"content-length" for part in header)]
         reason, *parts = secrets.redaction.redact(b"\n".join(lines)).split(b"\n")
         headers = [*zip(parts[::2], parts[1::2], strict=True)]

@@ -18,9 +18,13 @@ class Redaction:
     def __init__(self, placeholders: Mapping[bytes, bytes]) -> None:
         needles = {form: name for value, name in placeholders.items() for form in list_spellings(value)}
         self._needles = tuple(needles.items())
-        self.search_count = len(needles)
-        self._longest = max(map(len, needles), default=0)
+        self._search_count = len(needles)
+        self.longest = max(map(len, needles), default=0)
         self._unsplit = _PRINTED + b" " if any(b" " in value for value in placeholders) else _PRINTED
+
+    def work(self, size: int) -> int:
+        """Return the work of a turn that it takes to redact so many bytes."""
+        return size * self._search_count // _SEARCHES_PER_WORK
 
     def redact(self, data: bytes) -> bytes:
         """Return bytes with placeholders in place of values."""
@@ -50,7 +54,7 @@ class Redaction:
     def open_length(self, data: bytes) -> int:
         """Return the length of the end of the bytes in which a value may have begun. It depends on the lengths of the
         values alone: a program that sees which bytes wait could otherwise guess a value letter by letter."""
-        tail = data[max(0, len(data) - self._longest + 1) :] if self._longest else b""
+        tail = data[max(0, len(data) - self.longest + 1) :] if self.longest else b""
         return len(tail) - len(tail.rstrip(self._unsplit))
 
 
@@ -61,9 +65,14 @@ class RedactedStream:
         self._redaction = redaction
         self._rest = b""
 
+    @property
+    def longest(self) -> int:
+        """The length of the longest value in its longest spelling."""
+        return self._redaction.longest
+
     def work(self, data: bytes) -> int:
         """Return the work of a turn that `feed` takes."""
-        return (len(self._rest) + len(data)) * self._redaction.search_count // _SEARCHES_PER_WORK
+        return self._redaction.work(len(self._rest) + len(data))
 
     def feed(self, data: bytes) -> bytes:
         """Return what can be passed on: all but an end in which a value may have begun."""

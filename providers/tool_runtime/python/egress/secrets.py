@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from providers.common.secret_spellings import MAX_SECRETS_BYTES
+from providers.common.secret_spellings import MAX_SECRET_VALUES, MAX_SECRETS_BYTES
 from providers.tool_runtime.python.egress.redaction import Redaction
 from providers.tool_runtime.python.egress.settings import SecretValue
 
@@ -32,7 +32,8 @@ class ContainerSecrets:
 
     def update(self, values: Iterable[SecretValue]) -> None:
         """Take the values in place of the former ones. A name that comes again keeps its placeholder. Former values
-        are still replaced in answers, because a host may have kept one, as long as there is room for them."""
+        are still replaced in answers, because a host may have kept one, as long as there is room for them: an answer
+        is searched for each."""
         by_host: dict[str, dict[bytes, bytes]] = {}
         current = dict[bytes, bytes]()
         names = set[str]()
@@ -43,10 +44,11 @@ class ContainerSecrets:
             placeholder, value = self._placeholders[secret.name], secret.value.encode("ascii")
             by_host.setdefault(secret.domain, {})[placeholder] = value
             current[value] = placeholder
+        former = [value for value in self._known_values if value not in current]  # the newest come first
         room = MAX_SECRETS_BYTES
-        for value, placeholder in [*self._known_values.items()]:  # the newest come first
-            if value not in current and (room := room - len(value)) >= 0:
-                current[value] = placeholder
+        for value in former[:MAX_SECRET_VALUES]:
+            if (room := room - len(value)) >= 0:
+                current[value] = self._known_values[value]
         self._known_values = current
         unused = [name for name in self._placeholders if name not in names]
         for name in unused[: max(0, len(self._placeholders) - _MAX_NAMES)]:  # the oldest come first

@@ -206,6 +206,21 @@ def test_former_values_have_a_bound() -> None:
     assert redact(b"value-number-0") == b"value-number-0"
 
 
+def test_many_short_former_values_have_a_bound_too() -> None:
+    """A tenant that changes its secrets with every request would otherwise make each answer a search of seconds."""
+    secrets = ContainerSecrets([])
+    for number in range(20):
+        secrets.update([SecretValue(HOST, f"N{index}", f"&<{number:03d}-{index:03d}>") for index in range(100)])
+    of_host = secrets.of_host(HOST)
+    assert of_host is not None
+    found_values = [
+        value
+        for value in (f"&<{number:03d}-{index:03d}>" for number in range(20) for index in range(100))
+        if of_host.redaction.redact(value.encode()) != value.encode()
+    ]
+    assert found_values == [f"&<{number:03d}-{index:03d}>" for number in (18, 19) for index in range(100)]
+
+
 def test_an_answer_is_searched_for_the_secrets_of_other_hosts_too() -> None:
     secrets = ContainerSecrets([SecretValue(HOST, "A", SECRET), SecretValue("b.example", "B", "another-secret")])
     of_host = secrets.of_host(HOST)
@@ -258,6 +273,22 @@ def test_a_value_that_comes_back_is_a_placeholder(spelling: str) -> None:
         stream = RedactedStream(secrets)
         pieces = [stream.feed(whole[:cut]), stream.feed(whole[cut:]), stream.finish()]
         assert b"".join(pieces) == redacted
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "it's(a)%2Fse!cr*t~%20%40x",  # JavaScript's encodeURIComponent
+        "it's(a)/se!cr*t~%20@x",  # encodeURI
+        "it%27s%28a%29%2Fse%21cr%2At~%20@x",  # Go's PathEscape
+        "it%27s%28a%29%2Fse%21cr%2At~+%40x",  # Go's QueryEscape
+        "it%27s%28a%29%2Fse%21cr*t%7E+%40x",  # a form, and Java's URLEncoder
+        "it%27s%28a%29%2fse%21cr*t%7e+%40x",
+    ],
+)
+def test_a_value_is_found_in_the_urls_of_each_language(spelling: str) -> None:
+    secrets, variables = secrets_of(("A", "it's(a)/se!cr*t~ @x"))
+    assert secrets.redact(f"?q={spelling}&".encode()) == f"?q={variables['A']}&".encode()
 
 
 @given(st.lists(st.sampled_from([b"aaaaaaaa", b"aaa", b"ab", b"b", b"aaaaaaab", b"aaaaaaabab", b"c"]), max_size=20))

@@ -154,6 +154,30 @@ async def test_an_answer_in_which_no_secret_can_be_found_is_not_passed_on(site: 
         assert b"compressed its answer" in answer
 
 
+@pytest.mark.parametrize("header", ["Range", "If-Range", "Request-Range", "x-ms-range", "A-IM"])
+async def test_no_header_asks_a_host_for_a_part_of_an_answer(site: Site, header: str) -> None:
+    async with container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): SECRET}) as opened:
+        answer = await ask(opened, site, request_of(site, f"{header}: bytes=0-9"))
+        assert answer.startswith(b"HTTP/1.1 200")
+    assert header.lower() not in {name.lower() for name in site.requests[0][2]}
+
+
+@pytest.mark.parametrize("status", [206, 226])
+async def test_a_part_of_an_answer_is_not_passed_on(site: Site, status: int) -> None:
+    """A host may take its range from a query: parts of a secret are not recognized."""
+
+    async def part(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=request.headers["Authorization"][: int(request.query["to"])])
+
+    site.pages["/part"] = part
+    async with container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): SECRET}) as opened:
+        header = f"Authorization: {opened.proxy.access.environment['API_KEY']}"
+        answer = await ask(opened, site, request_of(site, header, path="/part?to=12"))
+        assert answer.startswith(b"HTTP/1.1 502")
+        assert b"a part alone" in answer
+        assert SECRET[:12].encode() not in answer
+
+
 async def test_a_secret_that_a_host_kept_does_not_come_back_in_plain(site: Site) -> None:
     notes: list[str] = []
 
