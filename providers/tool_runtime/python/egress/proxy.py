@@ -33,7 +33,7 @@ class ContainerProxy:
         self.access = access
         self._room = asyncio.Semaphore(access.egress.settings.max_container_connections)
         self._accepting: asyncio.Task[None] | None = None
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._connections: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
 
     def serve(self, listener: socket.socket) -> None:
         """Accept connections on a listening socket of the sandbox until `close`, which closes it."""
@@ -71,11 +71,11 @@ class ContainerProxy:
 
     def _begin_connection(self, place: Place, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(ProxyConnection(self.access, reader, writer).serve())
-        self._connections[task] = writer
+        self._connections[task] = writer.transport  # that of TLS, which may come, cannot be aborted once it is closed
         task.add_done_callback(partial(self._end_connection, place))
 
     def _end_connection(self, place: Place, task: "asyncio.Task[None]") -> None:
-        self._connections.pop(task).transport.abort()
+        self._connections.pop(task).abort()
         place.release()
         self._room.release()
         if not task.cancelled() and (bug := task.exception()) is not None:

@@ -7,7 +7,9 @@ import logging
 import ssl
 import zlib
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -15,6 +17,7 @@ from aiohttp import web
 from providers.tool_runtime.python.egress.settings import SecretValue
 from tests.support.servers.container_proxy import Opened, container_proxy, server_context
 from tests.support.servers.fetcher_hosts import Site
+from tests.support.waiting import until
 
 HOST = "api.example.com"
 SECRET = "sk-0123456789-the-secret"
@@ -152,6 +155,33 @@ async def test_an_answer_in_which_no_secret_can_be_found_is_not_passed_on(site: 
         answer = await ask(opened, site, request_of(site, header, path="/compressed"))
         assert answer.startswith(b"HTTP/1.1 502")
         assert b"compressed its answer" in answer
+
+
+async def test_connections_that_break_off_leave_room_for_others(site: Site) -> None:
+    """In the middle of an answer, in TLS and before it: each place is given back, also where its transport is gone."""
+
+    async def cut(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"a line\n")
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    site.pages["/cut"] = cut
+    limits: dict[str, Any] = {"max_container_connections": 2, "max_connections": 2}
+    async with container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): SECRET}, **limits) as opened:
+        for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\0\0", b"") * 2:
+            async with opened.tunnel(f"{HOST}:{site.port}") as (reader, writer):
+                writer.write(data)
+                writer.write_eof()
+                with suppress(ConnectionError):
+                    await reader.read()
+        for _ in range(4):
+            with suppress(ConnectionError, ssl.SSLError):
+                await ask(opened, site, request_of(site, path="/cut"))
+        assert (await ask(opened, site, request_of(site))).startswith(b"HTTP/1.1 200")
+        await until(lambda: not opened.egress.places.used)
 
 
 @pytest.mark.parametrize("header", ["Range", "If-Range", "Request-Range", "x-ms-range", "A-IM"])
