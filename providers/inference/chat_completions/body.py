@@ -1,7 +1,7 @@
 """Convert a ChatRequest into the JSON body of POST /chat/completions, in the dialect of the server."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
@@ -59,6 +59,21 @@ COPIED_FIELDS: Final = frozenset(
         *ENGINE_FIELDS,
     )
 )
+OTHER_NAMES: Final[Mapping[str, str]] = {"max_completion_tokens": "max_tokens"}
+"""Fields that a server may know by an older name only."""
+OMITTABLE_FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "stream_options": lambda _: True,
+    "max_completion_tokens": lambda _: True,
+    "parallel_tool_calls": lambda _: True,  # the reader of the answer takes one call where one is allowed
+    "tool_choice": lambda value: value in ("auto", "none"),
+    "prompt_cache_key": lambda _: True,
+    "priority": lambda _: True,
+    "cache_salt": lambda value: value.startswith(TENANT_SALT_PREFIX),
+    "reasoning_effort": lambda value: value == "medium",
+    "logprobs": lambda value: value is False,
+    "top_logprobs": lambda value: value == 0,
+}
+"""Fields of which a server may know nothing -> whether it may go without this value: the answer stays the same."""
 VERBOSITY: Final[Mapping[str | None, str]] = {
     "low": "Keep the answer short: say what was asked for and no more.",
     "high": "Make the answer detailed: explain it, with examples where they help.",
@@ -76,7 +91,7 @@ class ChatDialect:
     control tokens; None does so for gpt-oss models. `extra_body` is merged over the body. `lists_all_models` says that
     a model that is not in the server's list does not exist. `affinity_headers` are presets and names of headers that
     carry the request's affinity key. `null_content` says that a message of calls alone has a content of null, not of
-    an empty text.
+    an empty text. `omitted` names fields of the body that the server refuses.
     """
 
     engine: UpstreamEngine = "vllm"
@@ -87,6 +102,7 @@ class ChatDialect:
     lists_all_models: bool = False
     affinity_headers: tuple[str, ...] = ()
     null_content: bool = True
+    omitted: frozenset[str] = frozenset()
 
 
 def request_to_body(request: ChatRequest, dialect: ChatDialect, *, is_streamed: bool = True) -> bytes:
@@ -109,7 +125,25 @@ def request_to_body(request: ChatRequest, dialect: ChatDialect, *, is_streamed: 
     if is_streamed:
         body["stream"] = True
         body["stream_options"] = {"include_usage": True}
+    for name in dialect.omitted & body.keys():
+        _omit(body, name)
     return body_to_json({**body, **dialect.extra_body})
+
+
+def can_omit(request: ChatRequest, name: str) -> bool:
+    """Return true for a field of the body whose loss does not change the answer."""
+    value = {"stream_options": True, **vars(request), **_build_tool_options(request)}.get(name)
+    return value is not None and name in OMITTABLE_FIELDS and OMITTABLE_FIELDS[name](value)
+
+
+def _omit(body: dict[str, Any], name: str) -> None:
+    if not OMITTABLE_FIELDS[name](body[name]):
+        return
+    value = body.pop(name)
+    if name in OTHER_NAMES:
+        body[OTHER_NAMES[name]] = value
+    elif name == "tool_choice" and value == "none":
+        body.pop("tools", None)
 
 
 def request_to_tokenize_body(request: ChatRequest, dialect: ChatDialect) -> bytes:

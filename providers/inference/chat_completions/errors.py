@@ -35,6 +35,8 @@ _CONTEXT_LIMIT: Final = re.compile(
     r"(?:maximum (?:context|model) length|context (?:length|window|size)|max_model_len|\bn_ctx)\D{0,40}?(\d{2,9})\b",
     re.IGNORECASE,
 )
+_NO_TOOL_PARSER: Final = re.compile("requires --enable-auto-tool-choice")
+"""Words of vLLM without a parser of calls."""
 _REFUSAL_TYPES: Final = re.compile("bad_?request|invalid_?request|validation", re.IGNORECASE)
 _PRIVATE_WORDS: Final = re.compile(r"[a-z][a-z0-9+.-]{0,20}://\S+|(?<![\w.])(?:/[\w.-]+){2,}|[\w-]{40,}|Traceback.*")
 _UNKNOWN_PATH_WORDS: Final = re.compile(rb'"detail" ?: ?"Not Found"|404 page not found|<html|<!doctype', re.IGNORECASE)
@@ -141,6 +143,8 @@ def _build_invalid_request(detail: dict[str, Any]) -> InvalidRequest:
         error: InvalidRequest = ContextLengthExceeded(f"The input is longer than the model's context window{tokens}.")
     else:
         reason = _read_reason(detail)
+        if _NO_TOOL_PARSER.search(reason):
+            reason = f"{reason} Start that server with these options, or send no tools."
         error = InvalidRequest(
             f"The inference server refused the request: {reason}" if reason else "The inference server refused it."
         )
@@ -157,11 +161,19 @@ def _read_message(detail: Mapping[str, Any], limit: int) -> str:
     message = detail.get("message") or detail.get("msg") or detail.get("detail") or ""
     if isinstance(message, list):
         entries = cast(list[object], message)
-        texts = [cast(dict[str, Any], each).get("msg") if isinstance(each, dict) else each for each in entries[:4]]
+        texts = [_read_entry(cast(dict[str, Any], each)) if isinstance(each, dict) else each for each in entries[:4]]
         message = "; ".join(str(text) for text in texts if text)
     elif isinstance(message, dict):
         message = cast(dict[str, Any], message).get("message") or ""
     return clean_text(str(message), limit)
+
+
+def _read_entry(entry: Mapping[str, Any]) -> str:
+    """Return the message of one field, with the path of the field."""
+    path = entry.get("loc")
+    names = [str(name) for name in cast(list[object], path) if name != "body"] if isinstance(path, list) else []
+    text = str(entry.get("msg") or "")
+    return f"{'.'.join(names)}: {text}" if names and text else text
 
 
 def clean_text(text: str, limit: int) -> str:

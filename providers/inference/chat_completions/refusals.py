@@ -14,7 +14,7 @@ from typing import Final
 from apis.chat import ChatRequest, Message
 from apis.errors import StackError
 from providers.common.recent import RecentEntries
-from providers.inference.chat_completions.body import ChatDialect, is_instruction
+from providers.inference.chat_completions.body import OMITTABLE_FIELDS, ChatDialect, can_omit, is_instruction
 from providers.inference.chat_completions.strict_templates import IMPLIED, Step, arrange_messages
 
 MAX_FORMS: Final = 8
@@ -73,6 +73,14 @@ _NO_ROLE: Final = re.compile(
     r"|\brole\b.{0,200}\"input\" ?: ?\"(?:system|developer)\"",
     re.IGNORECASE,
 )
+_FIELD_REFUSAL: Final = re.compile(
+    rf"extra_forbidden|extra (?:inputs|fields)|unrecogni[sz]ed|unsupported|{_NOT_TAKEN}|does(?: not|n't) support"
+    r"|(?:unknown|unexpected|invalid) (?:name|field|param|argument|key|property)|additional propert"
+    r"|use ['\"`]?max_tokens",
+    re.IGNORECASE,
+)
+_FIELD_CONTEXT_CHARS: Final = 100
+"""Characters around the name of a field in which its refusal is."""
 _STEPS: Final[Sequence[tuple[re.Pattern[str] | None, Step]]] = (
     (_TEXT_CONTENT, Step.TEXT_CONTENT),
     (_NO_CONTENT, Step.TEXT_FOR_NULL),
@@ -95,9 +103,11 @@ refusal that speaks of messages or roles, and of what they must or must not be."
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """The form in which a server's model takes chats: the steps that change them."""
+    """The form in which a server's model takes chats: the steps that change them, and the fields of the body that it
+    refuses."""
 
     steps: frozenset[Step] = frozenset()
+    omitted: frozenset[str] = frozenset()
 
 
 class ArrangedChat:
@@ -119,6 +129,10 @@ class ArrangedChat:
         text = " ".join([error.message, *getattr(error, "__notes__", ())])
         if self._tried >= MAX_FORMS:
             return False
+        if names := self._find_fields(text):
+            self._arrange(replace(self._form, omitted=self._form.omitted | names))
+            self._tried += 1
+            return True
         for step in self._find_steps(text):
             steps = self._form.steps | {step} | IMPLIED.get(step, frozenset())
             former = self.request.messages, self._form
@@ -144,12 +158,23 @@ class ArrangedChat:
             if step not in self._form.steps and (pattern.search(text) if pattern else is_any):
                 yield step
 
+    def _find_fields(self, text: str) -> frozenset[str]:
+        """Return the fields that a refusal names, of those that can be left out."""
+        return frozenset(
+            name
+            for name in OMITTABLE_FIELDS.keys() - self._form.omitted
+            for at in (match.start() for match in re.finditer(rf"\b{name}\b", text))
+            if _FIELD_REFUSAL.search(text[max(0, at - _FIELD_CONTEXT_CHARS) : at + _FIELD_CONTEXT_CHARS])
+            and can_omit(self.original, name)
+        )
+
     def _arrange(self, form: ChatForm) -> None:
         self._form = form
         self.request = self.request.model_copy(
             update={"messages": arrange_messages(self.original.messages, form.steps)}
         )
-        self.dialect = replace(self.dialect, null_content=Step.TEXT_FOR_NULL not in form.steps)
+        null_content = Step.TEXT_FOR_NULL not in form.steps
+        self.dialect = replace(self.dialect, null_content=null_content, omitted=form.omitted)
 
 
 def _has_null(messages: Sequence[Message]) -> bool:
