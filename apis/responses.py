@@ -29,6 +29,7 @@ from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
 from apis.sink import Sink
 from apis.steering import Steer
+from apis.storage.pages import Page
 from apis.wire.base import Effort, Includable, ListParams, Metadata, Wire
 from apis.wire.completion_window import SOONEST, window_to_seconds
 from apis.wire.item_parts import text_or_list
@@ -271,16 +272,6 @@ class HostedTool:
     servers: Sequence[str] = ()
 
 
-class ItemList(Wire):
-    """A page of items, in OpenAI's list shape; the ids are null on an empty page."""
-
-    object: Literal["list"] = "list"
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Successor:
     """A response that is to follow a steered one by itself, on its stream: its id and request. `posted` is the input
@@ -447,14 +438,14 @@ class Responses(Provider, ABC):
     async def end_after_turn(self, response_id: str, *, tenant: str) -> None:
         """Let a background response end as a steered one does, with none that follows; by default it goes on."""
 
-    async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ItemList:
+    async def list_responses(self, params: ResponseListParams, *, tenant: str) -> Page[dict[str, Any]]:
         """Return a page of the tenant's responses without their items, newest first by default, each with `preview` and
         `question`, the first words of its text and of the last user message before it. Those that have not ended come
         first on the first page. A page may hold fewer than `limit` where few match; `last_id` is then the last one that
         was looked at."""
         raise Unsupported("This server cannot list responses.", code="not_configured")
 
-    async def list_tree(self, response_id: str, params: ResponseTreeParams, *, tenant: str) -> ItemList:
+    async def list_tree(self, response_id: str, params: ResponseTreeParams, *, tenant: str) -> Page[dict[str, Any]]:
         """Return the responses of the tree that the response is in, each as in `list_responses`, parents first. The
         parent of each is its `previous_response_id`. A deleted one that others continue has only its id and
         `deleted`. Raises NotFound."""
@@ -466,7 +457,9 @@ class Responses(Provider, ABC):
         raise Unsupported("This server has no webhooks.", code="not_configured")
 
     @abstractmethod
-    async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:
+    async def list_input_items(
+        self, response_id: str, params: InputItemListParams, *, tenant: str
+    ) -> Page[dict[str, Any]]:
         """Return one page of the request's own input items, newest first by default. Raises NotFound."""
 
     @abstractmethod

@@ -33,7 +33,6 @@ from apis.responses import (
     HostedTool,
     InputItemListParams,
     InputTokenCount,
-    ItemList,
     ResponseListParams,
     Responses,
     ResponseTreeParams,
@@ -44,6 +43,7 @@ from apis.responses import (
 )
 from apis.sink import Sink
 from apis.storage.kv_store import Delete, Eviction, KVStore
+from apis.storage.pages import Page
 from apis.storage.records import reading_stored
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
@@ -245,14 +245,12 @@ class ResponsesLoop(Responses):
     async def end_after_turn(self, response_id: str, *, tenant: str) -> None:
         await self._background.end_after_turn(response_id, tenant=tenant)
 
-    async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ItemList:
+    async def list_responses(self, params: ResponseListParams, *, tenant: str) -> Page[dict[str, Any]]:
         page = await self._history.list_responses(params, tenant=tenant)
         running = [] if params.after else await self._background.list_running(params, tenant=tenant)
-        data = [*running, *page.data]
-        first_id = data[0]["id"] if data else None
-        return ItemList(data=data, first_id=first_id, last_id=page.last_id, has_more=page.has_more)
+        return Page([*running, *page.data], page.has_more, page.last_id)
 
-    async def list_tree(self, response_id: str, params: ResponseTreeParams, *, tenant: str) -> ItemList:
+    async def list_tree(self, response_id: str, params: ResponseTreeParams, *, tenant: str) -> Page[dict[str, Any]]:
         response = await self._load(response_id, tenant)
         running = await self._background.list_running(
             ResponseListParams.model_validate({"order": "asc"}), tenant=tenant
@@ -268,19 +266,21 @@ class ResponsesLoop(Responses):
         ids = {row["id"] for row in rows}
         children = [row for row in running if row["id"] == response_id or row["previous_response_id"] in ids]
         data = [*rows, *(row for row in children if row["id"] not in ids)]
-        return ItemList(data=data, first_id=data[0]["id"], last_id=data[-1]["id"], has_more=not is_complete)
+        return Page(data, has_more=not is_complete)
 
     async def list_webhook_deliveries(self, response_id: str, *, tenant: str) -> Sequence[DeliverySummary]:
         await self._load(response_id, tenant)
         return await self._webhooks.list_deliveries(response_id, tenant=tenant)
 
-    async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:
+    async def list_input_items(
+        self, response_id: str, params: InputItemListParams, *, tenant: str
+    ) -> Page[dict[str, Any]]:
         items = await self._background.load_input_items(response_id, tenant=tenant)
         if items is None:
             items = await self._history.load_input_items(response_id, tenant=tenant)
         with reading_stored(response_id):
             page = await page_input_items(items, params)
-        return page.model_copy(update={"data": await self._views.show_items(page.data, params.include or (), tenant)})
+        return Page(await self._views.show_items(page.data, params.include or (), tenant), page.has_more)
 
     async def count_input_tokens(
         self, request: CreateResponse, *, tenant: str, caller: Caller | None = None

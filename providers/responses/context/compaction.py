@@ -24,7 +24,6 @@ from providers.responses.context.input_items import reads_only
 from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.sealing import UnsealError
 from providers.responses.context.token_estimate import TokenCounter, TokenCounters
-from providers.responses.context.tool_state import NO_TOOL_STATE, ToolState, decode_tool_state, encode_tool_state
 from providers.responses.context.truncation import with_truncation
 from providers.responses.context.window import CompactionContent, messages_without
 from providers.responses.events.ids import ResponseIds
@@ -34,6 +33,7 @@ from providers.responses.events.response_events import item_event
 from providers.responses.events.response_object import usage_to_wire
 from providers.responses.item_index import ItemIndex
 from providers.responses.store.url_files import public_item
+from providers.responses.tools.tool_state import NO_TOOL_STATE, ToolState, decode_tool_state, encode_tool_state
 
 Seal = Callable[[str], str]
 _NO_PROGRESS: Final = ResponseProgress()

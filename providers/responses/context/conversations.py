@@ -18,7 +18,7 @@ from apis.conversations import (
     UpdateConversation,
 )
 from apis.errors import ConversationLocked, InvalidRequest, NotFound
-from apis.responses import CreateResponse, InputItemListParams, ItemList
+from apis.responses import CreateResponse, InputItemListParams
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, STORED_OVERHEAD_BYTES, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, page_after
@@ -296,13 +296,11 @@ class StoredConversations(Conversations):
         return await load_conversation_history(self._kv, ref, allowance)
 
 
-async def page_input_items(input_items: msgspec.Raw, params: InputItemListParams) -> ItemList:
+async def page_input_items(input_items: msgspec.Raw, params: InputItemListParams) -> Page[dict[str, Any]]:
     """Return a page of a response's input items, given as a JSON array, oldest first. Raises a ValueError for bytes
     that are none."""
     chosen, has_more = await run_long(_choose_input_items, input_items, params)
-    data = [await decode_item(item) for item in chosen]
-    first_id, last_id = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return ItemList(data=data, first_id=first_id, last_id=last_id, has_more=has_more)
+    return Page([await decode_item(item) for item in chosen], has_more)
 
 
 def _choose_input_items(input_items: msgspec.Raw, params: InputItemListParams) -> tuple[Sequence[msgspec.Raw], bool]:

@@ -1,10 +1,10 @@
 """The engine's client with reasoning tags, on the real default model, which a grammar makes write them."""
 
 import asyncio
-from collections import OrderedDict
 
 from apis.deltas import Delta, ReasoningDelta
 from providers.common.net.http.client import HttpClient
+from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.reasoning_tags import TAGS_PRESETS
 from providers.inference.llama_cpp.client import EngineClient
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
@@ -18,7 +18,7 @@ async def test_tags_in_the_models_text_are_reasoning(model_is_there: None) -> No
     await asyncio.wait_for(engine.start(), 60)
     http = HttpClient(idle_s=0)
     try:
-        client = EngineClient(engine.address(), http, 60, OrderedDict(), TAGS_PRESETS["think"])
+        client = EngineClient(engine.address(), http, 60, RecentEntries(16), TAGS_PRESETS["think"])
         grammar = '%llguidance {}\nstart: "<think>\\nI plan.\\n</think>\\n\\nHello <think>."'
         deltas: list[Delta] = []
         async for batch in client.chat(chat_request(max_completion_tokens=60), grammar=grammar):
