@@ -79,6 +79,7 @@ _FIELD_REFUSAL: Final = re.compile(
     r"|use ['\"`]?max_tokens",
     re.IGNORECASE,
 )
+_WORD: Final = re.compile(r"\w+")
 _FIELD_CONTEXT_CHARS: Final = 100
 """Characters around the name of a field in which its refusal is."""
 _STEPS: Final[Sequence[tuple[re.Pattern[str] | None, Step]]] = (
@@ -161,11 +162,14 @@ class ArrangedChat:
     def _find_fields(self, text: str) -> frozenset[str]:
         """Return the fields that a refusal names, of those that can be left out."""
         return frozenset(
-            name
-            for name in OMITTABLE_FIELDS.keys() - self._form.omitted
-            for at in (match.start() for match in re.finditer(rf"\b{name}\b", text))
-            if _FIELD_REFUSAL.search(text[max(0, at - _FIELD_CONTEXT_CHARS) : at + _FIELD_CONTEXT_CHARS])
-            and can_omit(self.original, name)
+            word[0]
+            for word in _WORD.finditer(text)
+            if word[0] in OMITTABLE_FIELDS
+            and word[0] not in self._form.omitted
+            and _FIELD_REFUSAL.search(
+                text, max(0, word.start() - _FIELD_CONTEXT_CHARS), word.end() + _FIELD_CONTEXT_CHARS
+            )
+            and can_omit(self.original, word[0])
         )
 
     def _arrange(self, form: ChatForm) -> None:

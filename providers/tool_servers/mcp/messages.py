@@ -17,8 +17,8 @@ NESTED_TOO_DEEPLY: Final = "[nested too deeply]"
 _MAX_DEPTH: Final = 128
 _MAX_CUT_CHARS: Final = 512 * 1024
 """Length from which a message that is nested too deeply is not cut: to look for its levels takes long."""
-_LEVEL: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{\]}]')
-"""A text, in which brackets do not count, or a bracket."""
+_LEVEL: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
+"""A text, in which brackets do not count and which may lack its end, or a bracket."""
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _LIST_FIELDS: Final = {"tools/list": "tools", "tools/call": "content"}
 """Fields of results, by method, that some servers send in place of the result."""

@@ -6,8 +6,9 @@ from apis.chat import Message
 from apis.errors import InvalidRequest
 from providers.common.net.http.client import HttpClient
 from providers.common.recent import RecentEntries
-from providers.inference.chat_completions.endpoint import MAX_ORDERED_MODELS, ChatCompletions
-from providers.inference.chat_completions.strict_templates import ArrangedChat
+from providers.inference.chat_completions.body import ChatDialect
+from providers.inference.chat_completions.endpoint import MAX_FORMED_MODELS, ChatCompletions
+from providers.inference.chat_completions.refusals import ArrangedChat
 from providers.tool_servers.mcp.answers import AnswerMender
 from tests.providers.inference.remote import chat_request
 
@@ -32,15 +33,15 @@ def test_requests_that_a_server_never_answers_are_forgotten() -> None:
     assert message.result["content"] == [{"type": "text", "text": "text"}]
 
 
-async def test_orders_of_messages_are_remembered_for_the_newest_models() -> None:
+async def test_forms_of_chats_are_remembered_for_the_newest_models() -> None:
     """A server without a complete list takes any name of a model."""
     endpoint = ChatCompletions("http://127.0.0.1:1/v1", HttpClient())
-    orders = endpoint._message_orders  # pyright: ignore[reportPrivateUsage]  # its size is seen nowhere else
+    forms = endpoint._forms  # pyright: ignore[reportPrivateUsage]  # its size is seen nowhere else
     said = [Message(role=role, content="a") for role in ("user", "system", "user")]
-    for number in range(MAX_ORDERED_MODELS + 5):
-        chat = ArrangedChat(chat_request(model=f"m{number}", messages=said), orders)
+    for number in range(MAX_FORMED_MODELS + 5):
+        chat = ArrangedChat(chat_request(model=f"m{number}", messages=said), ChatDialect(), forms)
         assert chat.adapt(InvalidRequest("System message must be first."))
         chat.remember()
-    assert len(orders) == MAX_ORDERED_MODELS
-    newest = ArrangedChat(chat_request(model=f"m{MAX_ORDERED_MODELS}", messages=said), orders)
+    assert len(forms) == MAX_FORMED_MODELS
+    newest = ArrangedChat(chat_request(model=f"m{MAX_FORMED_MODELS}", messages=said), ChatDialect(), forms)
     assert [message.role for message in newest.request.messages] == ["system", "user", "user"]
