@@ -33,7 +33,7 @@ def read_object(text: str) -> str | None:
     it or an empty one before it, and an empty one for nothing. Return None for arguments that mean no object."""
     for _ in range(_MAX_LAYERS):
         stripped = text.strip()
-        if stripped.lower() in _NOTHING:
+        if means_nothing(stripped):
             return EMPTY_ARGUMENTS
         if start := _EMPTY_START.match(stripped):
             text = stripped[start.end() :]
