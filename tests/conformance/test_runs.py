@@ -193,6 +193,39 @@ async def test_a_run_can_be_wrested_from_its_worker(two: Two) -> None:
     assert await two.one.get(ref) is None
 
 
+async def test_those_that_end_a_run_do_not_take_it_from_each_other(two: Two) -> None:
+    """Two that did so would go on for ever, and a run with as many attempts is claimed by no worker any more."""
+    ref = await two.add()
+    await two.claimed(two.one, ref)
+    attempts: list[int] = []
+
+    async def end(runs: Runs) -> bool:
+        """End the run as a cancellation does, which reads its log before."""
+        while (taken := await runs.take_over(ref)) is not None:
+            attempts.append(taken.run.attempts)
+            for _ in range(5):
+                await two.store.scan(f"{ref.tenant}/event/{ref.id}/")
+            if await two.store.write(taken.lease.end_ops()) is not None:
+                return True
+        return False
+
+    async with asyncio.timeout(20):
+        assert sorted(await asyncio.gather(end(two.one), end(two.other), end(two.other))) == [False, False, True]
+    assert attempts == [2]
+
+
+async def test_a_run_whose_end_was_broken_off_is_taken_over_when_the_lease_has_expired(short: Two) -> None:
+    ref = await short.add()
+    assert await short.one.take_over(ref) is not None
+    waiting = asyncio.create_task(short.other.take_over(ref))
+    await short.elapse()
+    async with asyncio.timeout(10):
+        assert (await waiting) is not None
+    await short.elapse()
+    assert (claimed := await short.one.claim(ref)) is not None
+    assert not claimed.run.is_ending
+
+
 async def test_what_is_given_back_is_claimed_again(two: Two) -> None:
     ref = await two.add()
     claimed = await two.claimed(two.one, ref)

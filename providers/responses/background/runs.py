@@ -16,6 +16,7 @@ Every change is one atomic write on the condition that the record, or the lease,
 changes one happens. No tenant's name is empty, so no tenant's key begins with a slash.
 """
 
+import asyncio
 import logging
 import random
 from collections.abc import Sequence
@@ -53,6 +54,8 @@ _BATCH_SIZE = 1000
 _CLAIM_PAGE = 16
 MAX_LOST_WORKERS: Final = 3
 """Workers that one run may cost before it fails: the next one only stores its end."""
+_END_WAIT_S: Final = 0.05
+"""Seconds between looks at a run that another process ends."""
 _MAX_END_CLAIMS: Final = 6
 """Workers that may fail to store the end of such a run, until no more claim it: its records are damaged."""
 
@@ -66,6 +69,8 @@ class RunRecord(JobRecord, kw_only=True):
     queue_key: str
     is_portable: bool = True
     slot_key: str = ""
+    is_ending: bool = False
+    """The holder of the lease has taken it over to end the run, and not to execute it."""
 
     @property
     def is_deferred(self) -> bool:
@@ -75,7 +80,7 @@ class RunRecord(JobRecord, kw_only=True):
     def begin_attempt(self, worker: str) -> None:
         """Note that the worker executes it now."""
         super().begin_attempt(worker)
-        self.status = "in_progress"
+        self.status, self.is_ending = "in_progress", False
 
 
 class StoredRequest(msgspec.Struct):
@@ -331,22 +336,27 @@ class Runs:
         await self._kv.write([Delete(ref.run_key), Delete(ref.request_key), Delete(ref.lease_key)])
 
     async def take_over(self, ref: ResponseRef) -> ClaimedRun | None:
-        """Claim a run from any worker that may hold it; None if it has ended."""
+        """Claim a run from any worker that executes it, to end it; None if it has ended. Another one that ends it is
+        waited for, as long as its lease lives: those that took it from each other would never end it."""
         while is_response_id(ref.id):
-            run, request = await self._kv.get_many([ref.run_key, ref.request_key])
+            run, request, lease = await self._kv.get_many([ref.run_key, ref.request_key, ref.lease_key])
             if run is None or request is None:
                 return None
-            claimed = await self._acquire(ref, run, request, None)
+            if lease is not None and decode_record(run, RunRecord).is_ending:
+                await asyncio.sleep(_END_WAIT_S)
+                continue
+            claimed = await self._acquire(ref, run, request, None, is_ending=True)
             if claimed is not None:
                 return claimed
         return None
 
     async def _acquire(
-        self, ref: ResponseRef, run_entry: Entry, request_entry: Entry, expect: int | None
+        self, ref: ResponseRef, run_entry: Entry, request_entry: Entry, expect: int | None, *, is_ending: bool = False
     ) -> ClaimedRun | None:
         run, stored_request = decode_record(run_entry, RunRecord), decode_record(request_entry, StoredRequest)
         slot_key, run.slot_key = run.slot_key, ""
         run.begin_attempt(self.sign.name)
+        run.is_ending = is_ending
         ops: list[Op] = [
             Put(ref.run_key, encode_record(run), self.retention_s, run_entry.version),
             *(Delete(key) for key in (run.queue_key, slot_key) if key),
