@@ -16,7 +16,8 @@ from typing import Any, Final
 import httpcore2
 
 from apis.errors import FetchFailed
-from providers.fetcher.body import ACCEPTED_ENCODINGS, FetchLimits, Inflater, too_large_error
+from providers.common.net.http.inflater import INFLATED_ENCODINGS, EncodingError, inflate_chunks
+from providers.fetcher.limits import FetchLimits, too_large_error
 from providers.fetcher.targets import Target
 
 HostConnect = Callable[[str, int], Awaitable[socket.socket]]
@@ -57,7 +58,7 @@ class Connections:
         fields = {
             "host": target.authority,
             **headers,
-            "accept-encoding": ACCEPTED_ENCODINGS,
+            "accept-encoding": INFLATED_ENCODINGS,
             "connection": "close",
         }
         if body is not None or method in _BODY_METHODS:
@@ -108,10 +109,23 @@ class HopResponse:
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the decompressed body. Raises FetchFailed."""
+        inflated_bytes = 0
+        encoding = self._headers.get("content-encoding", "")
+        async with aclosing(self._raw_chunks()) as raw_chunks, aclosing(inflate_chunks(raw_chunks, encoding)) as chunks:
+            try:
+                async for chunk in chunks:
+                    inflated_bytes += len(chunk)
+                    if inflated_bytes > self._limits.inflated_bytes:
+                        raise too_large_error(self._limits.inflated_bytes)
+                    yield chunk
+            except EncodingError as exc:
+                raise FetchFailed(str(exc)) from None
+
+    async def _raw_chunks(self) -> AsyncGenerator[bytes]:
+        """Yield the body as it was sent."""
         limits = self._limits
-        raw_bytes = inflated_bytes = 0
+        raw_bytes = 0
         loop = asyncio.get_running_loop()
-        inflater = Inflater(self._headers.get("content-encoding", ""))
         if int(self._headers.get("content-length", "0").partition(",")[0]) > limits.raw_bytes:
             raise too_large_error(limits.raw_bytes)
         async with aclosing(self._response.aiter_stream()) as raw_chunks:
@@ -123,18 +137,11 @@ class HopResponse:
                     async with asyncio.timeout_at(min(limits.deadline, now + limits.read_timeout_s)):
                         data = await anext(raw_chunks, None)
                 if data is None:
-                    break
+                    return
                 raw_bytes += len(data)
                 if raw_bytes > limits.raw_bytes:
                     raise too_large_error(limits.raw_bytes)
-                for chunk in inflater.feed(data):
-                    inflated_bytes += len(chunk)
-                    if inflated_bytes > limits.inflated_bytes:
-                        raise too_large_error(limits.inflated_bytes)
-                    yield chunk
-                    # A short body that inflates to a long one must not block the event loop.
-                    await asyncio.sleep(0)
-        inflater.finish()
+                yield data
 
     async def close(self) -> None:
         await self._response.aclose()

@@ -20,7 +20,7 @@ from apis.imports import import_from_string
 from apis.provider import Provider
 from providers.common.net.addresses import AddressPolicy, IPNetwork
 from providers.common.net.checked_hosts import AddressRefused, CheckedHosts, HostResolver, HostUnknown, SystemResolver
-from providers.fetcher.body import FetchLimits
+from providers.fetcher.limits import FetchLimits
 from providers.fetcher.targets import Target, resolve_redirect, text_to_host, url_to_target
 
 if TYPE_CHECKING:

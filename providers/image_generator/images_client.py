@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import httpx2
 from apis.certificates import trusted_certificates
 from apis.errors import ConfigError, ToolFailed
 from apis.image_generator import ImageRequest, SourceImage
+from providers.common.net.http.inflater import EncodingError, inflate_chunks
 from providers.image_generator.answers import error_of_answer, parse_answer
 
 _CONNECT_TIMEOUT_S: Final = 10.0
@@ -76,11 +77,11 @@ class ImagesClient:
     async def _open(self, url: str, body: Mapping[str, Any]) -> AsyncGenerator[httpx2.Response]:
         try:
             async with self._client.stream("POST", url, **body) as response:
-                if response.headers.get("content-encoding", "identity") != "identity":
-                    raise ToolFailed("The images server answered in an encoding that was not requested.")
                 if response.status_code != 200:
                     raise error_of_answer(response.status_code, await _read_prefix(response))
                 yield response
+        except EncodingError as exc:
+            raise ToolFailed(f"The images server's answer cannot be read. {exc}") from None
         # `from None`: the causes hold the request, and with it the key
         except httpx2.TimeoutException:
             raise ToolFailed(f"The images server could not be reached within {_CONNECT_TIMEOUT_S:g} s.") from None
@@ -101,21 +102,27 @@ def _file(name: str, image: SourceImage) -> tuple[str, bytes, str]:
     return f"{name}.{image.media_type.rpartition('/')[2]}", image.data, image.media_type
 
 
+def _read_chunks(response: httpx2.Response) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+    return aclosing(inflate_chunks(response.aiter_raw(), response.headers.get("content-encoding", "")))
+
+
 async def _read_body(response: httpx2.Response, max_bytes: int) -> bytes:
     body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _too_large_error(max_bytes)
+    async with _read_chunks(response) as chunks:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > max_bytes:
+                raise _too_large_error(max_bytes)
     return bytes(body)
 
 
 async def _read_prefix(response: httpx2.Response) -> bytes:
     body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > _MAX_ERROR_BYTES:
-            return b""
+    async with _read_chunks(response) as chunks:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > _MAX_ERROR_BYTES:
+                return b""
     return bytes(body)
 
 
@@ -135,16 +142,17 @@ async def _read_events(response: httpx2.Response, max_bytes: int) -> AsyncIterat
 async def _read_lines(response: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
     """Yield the lines of an answer of at most `max_bytes`, the last one if it is ended."""
     buffer, searched, total = bytearray(), 0, 0
-    async for chunk in response.aiter_raw():
-        total += len(chunk)
-        if total > max_bytes:
-            raise _too_large_error(max_bytes)
-        buffer += chunk
-        while (end := buffer.find(b"\n", searched)) >= 0:
-            yield bytes(buffer[:end]).removesuffix(b"\r")
-            del buffer[: end + 1]
-            searched = 0
-        searched = len(buffer)
+    async with _read_chunks(response) as chunks:
+        async for chunk in chunks:
+            total += len(chunk)
+            if total > max_bytes:
+                raise _too_large_error(max_bytes)
+            buffer += chunk
+            while (end := buffer.find(b"\n", searched)) >= 0:
+                yield bytes(buffer[:end]).removesuffix(b"\r")
+                del buffer[: end + 1]
+                searched = 0
+            searched = len(buffer)
 
 
 def _too_large_error(max_bytes: int) -> ToolFailed:

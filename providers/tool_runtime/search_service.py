@@ -10,6 +10,7 @@ import logging
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Annotated, Any, ClassVar, Final, cast
@@ -21,6 +22,7 @@ from apis.certificates import trusted_certificates
 from apis.errors import ConfigError, ToolFailed
 from apis.provider import Provider
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime, ToolSpec
+from providers.common.net.http.inflater import EncodingError, inflate_chunks
 from providers.tool_runtime.search_results import (
     SEARCH_TOOL,
     SearchArguments,
@@ -111,7 +113,7 @@ class SearchService(ToolRuntime):
         proxy = self._config.proxy.get_secret_value() if self._config.proxy else ""
         try:
             self._client = httpx2.AsyncClient(
-                # A small compressed body can inflate without bound: none is requested, and none is decompressed.
+                # A small compressed body can become a large one: none is requested, and one that comes has a bound.
                 headers={"accept": "application/json", "accept-encoding": "identity", "user-agent": "responses-stack"},
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
                 timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
@@ -171,9 +173,9 @@ class SearchService(ToolRuntime):
             ):
                 if response.status_code != 200:
                     raise ToolFailed(self._status_text(response.status_code))
-                if response.headers.get("content-encoding", "identity") != "identity":
-                    raise ToolFailed("The search service answered in an encoding that was not asked for.")
                 return await _read_bounded(response)
+        except EncodingError as exc:
+            raise ToolFailed(f"The search service's answer cannot be read. {exc}") from None
         # `from None`: the causes hold the request, and with it the key.
         except (TimeoutError, httpx2.TimeoutException):
             limit = f"{self._config.tool_timeout_s:g} s ({_CONNECT_TIMEOUT_S:g} s to connect)"
@@ -198,8 +200,10 @@ class SearchService(ToolRuntime):
 
 async def _read_bounded(response: httpx2.Response) -> bytes:
     body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > _MAX_BODY_BYTES:
-            raise ToolFailed("The search service answered with more than 1 MiB.")
+    encoding = response.headers.get("content-encoding", "")
+    async with aclosing(inflate_chunks(response.aiter_raw(), encoding)) as chunks:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > _MAX_BODY_BYTES:
+                raise ToolFailed("The search service answered with more than 1 MiB.")
     return bytes(body)

@@ -68,8 +68,6 @@ MAX_FORMED_MODELS: Final = 1024
 """Models of a server, whose names may be any that callers choose, of which the form of chats is remembered."""
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 _CONTENT_TYPE: Final = "Content-Type"
-_PLAIN_ENCODINGS: Final = ("", "identity", "none", "utf-8", "utf8")
-"""Content encodings that are none: some servers name the character set in their place."""
 TOKENIZE_PATH: Final = "/tokenize"
 """Path of vLLM's tokenizer, which is not under `/v1`."""
 
@@ -383,6 +381,7 @@ class ChatCompletions:
             await self._check_support(connection, model, unsupported_feature)
             if not _is_success(connection.status):
                 raise await self._read_error(connection, model)
+            _check_encoding(connection)
             return await self._read_body(connection, MAX_BODY_BYTES)
         finally:
             self._http.release(connection)
@@ -436,9 +435,7 @@ class ChatCompletions:
         if not _is_success(connection.status):
             await self._check_support(connection, model, unsupported_feature)
             raise await self._read_error(connection, model, is_generation=True)
-        encoding = connection.headers.get("content-encoding", "").lower()
-        if encoding not in _PLAIN_ENCODINGS:
-            raise UpstreamError("The inference server sent a compressed stream, which was not asked for.")
+        _check_encoding(connection)
         is_stream = connection.headers.get("content-type", "").lower().startswith("text/event-stream")
         connection.headers.clear()
         if is_stream and (attempts := CALL_ATTEMPTS.get()) is not None:  # another body may be an error
@@ -465,6 +462,14 @@ class ChatCompletions:
 def _is_success(status: int) -> bool:
     """Return true for a status that an answer may have: some servers create theirs, and proxies change some."""
     return status in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NON_AUTHORITATIVE_INFORMATION)
+
+
+def _check_encoding(connection: HttpConnection) -> None:
+    """Raise UpstreamError for an answer that is compressed in a way that the connection does not undo."""
+    encoding = connection.headers.get("content-encoding")
+    if encoding is not None:
+        name = encoding[:32].encode("ascii", "replace").decode()
+        raise UpstreamError(f"The inference server sent an answer compressed as '{name}', which was not asked for.")
 
 
 def _decode_response(body: bytes, response_type: type[_Response]) -> _Response:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import os
 import socket
 from datetime import UTC, datetime, timedelta
@@ -33,6 +34,7 @@ from tests.support.servers.upstream_server import (
     DONE,
     HANG,
     LAST_HTTP_CHUNK,
+    Act,
     Answer,
     Repeat,
     UpstreamServer,
@@ -302,11 +304,29 @@ async def test_a_redirect_gets_neither_the_request_nor_the_key() -> None:
         assert elsewhere.connections == 0
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "x"])
-async def test_a_compressed_stream_is_refused_unread(encoding: str) -> None:
-    bomb = gzip.compress(b"\0" * 10_000_000)
-    error, _ = await failure([head(headers={"content-encoding": encoding}), http_chunk(bomb), HANG])
+@pytest.mark.parametrize("wait", [HANG, LAST_HTTP_CHUNK])
+async def test_a_compressed_stream_that_grows_without_end_is_read_up_to_a_bound(wait: Act) -> None:
+    bomb = gzip.compress(b"\0" * 40_000_000)
+    error, _ = await failure([head(headers={"content-encoding": "gzip"}), http_chunk(bomb), wait])
+    assert "larger than allowed" in error.message
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "x\xe9"])
+async def test_an_encoding_that_is_not_decompressed_is_refused_unread(encoding: str) -> None:
+    error, _ = await failure([head(headers={"content-encoding": encoding}), http_chunk(b"abc"), HANG])
     assert type(error) is UpstreamError
+    assert "compressed as" in error.message
+
+
+async def test_the_reason_of_a_refusal_is_read_though_it_is_compressed() -> None:
+    body = json.dumps({"error": {"message": "The model `x` does not exist.", "param": "model"}}).encode()
+    error, _ = await failure(plain_answer(gzip.compress(body), 404, {"content-encoding": "gzip"}))
+    assert isinstance(error, ModelNotFound)
+
+
+async def test_a_body_that_is_not_in_its_encoding_is_a_failure() -> None:
+    error, _ = await failure(plain_answer(b"data: {}\n\n", 200, {"content-encoding": "gzip"}))
+    assert isinstance(error, UpstreamError)
 
 
 async def test_an_endless_error_body_is_read_up_to_a_bound() -> None:

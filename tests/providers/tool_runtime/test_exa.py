@@ -1,6 +1,7 @@
 """Exa against a real local server: what it asks, what it makes of the answers, and what never gets out."""
 
 import asyncio
+import gzip
 import json
 import logging
 import traceback
@@ -182,6 +183,13 @@ async def test_control_characters_and_lone_surrogates_do_not_get_through(server:
     assert result.text.count("\n") == 2
 
 
+async def test_an_answer_that_a_gateway_compressed_is_read(server: FakeExa, exa: Exa) -> None:
+    server.raw, server.encoding = gzip.compress(json.dumps({"results": server.results}).encode()), "gzip"
+    packed = await exa.call(search())
+    server.raw = None
+    assert packed == await exa.call(search())
+
+
 async def test_invalid_utf8_is_replaced(server: FakeExa, exa: Exa) -> None:
     server.raw = b'{"results": [{"url": "https://a.example/", "title": "caf\xe9"}]}'
     assert (await exa.call(search())).sources[0].title == "caf\ufffd"
@@ -237,7 +245,8 @@ STATUS_WORDS = {
     "not json": "no list of results",
     "deep": "no list of results",
     "cut off": "broke off",
-    "zipped": "encoding",
+    "zipped": "more than 1 MiB",
+    "unknown encoding": "encoding 'br'",
 }
 
 

@@ -4,7 +4,9 @@ Each row is an answer as an engine sends it, with what every client must have of
 completions, whole and streamed.
 """
 
+import gzip
 import json
+import zlib
 from typing import Any
 
 import pytest
@@ -116,10 +118,18 @@ async def test_bodies_are_read_by_their_first_bytes() -> None:
                 )
                 for status, encoding in ((200, "none"), (200, "UTF-8"), (200, ""), (201, "identity"))
             },
-            "compressed": (
+            "compressed in another way": (
                 plain_answer(sse, 200, {"content-encoding": "br"}),
                 Outcome("failed", error="compressed"),
             ),
+            **{
+                f"compressed by a gateway, {encoding}": (
+                    plain_answer(pack(body), 200, {"content-encoding": encoding, "content-type": kind}),
+                    HELLO,
+                )
+                for encoding, pack in (("gzip", gzip.compress), ("x-gzip", gzip.compress), ("deflate", zlib.compress))
+                for kind, body in (("text/event-stream", sse), ("application/json", hello))
+            },
             "event names first": (whole_body(sse.replace(b"data:", b"event: message\ndata:")), HELLO),
             "lines of JSON": (whole_body(b"\n".join(lines) + b"\n", "application/x-ndjson"), HELLO),
             "lines of JSON, cut": (whole_body(lines[0] + b"\n" + lines[1][:-5], "application/x-ndjson"), FAILED),

@@ -1,6 +1,8 @@
 """Servers of images that lie, fail, hang or are scarce: the model reads of a failed image, and the answer goes on."""
 
 import asyncio
+import gzip
+import json
 from typing import Any
 
 import pytest
@@ -30,6 +32,11 @@ def image(base64_data: Any) -> Handler:
     return data({"data": [{"b64_json": base64_data}]})
 
 
+def packed(body: bytes, content_type: str = "application/json") -> Handler:
+    headers = {"content-type": content_type, "content-encoding": "gzip"}
+    return lambda _: web.Response(body=gzip.compress(body), headers=headers)
+
+
 EVENTS = "text/event-stream"
 LIES: dict[str, tuple[Handler, str]] = {
     "no JSON": (text("<html>"), "no JSON object"),
@@ -41,6 +48,11 @@ LIES: dict[str, tuple[Handler, str]] = {
     "half an image": (image(b64(PNG[:-12])), "cut off"),
     "too large": (image(b64(PNG + b"\0" * 5000)), "more than 4096 bytes"),
     "a foreign URL": (data({"data": [{"url": "http://127.0.0.1:1/x"}]}), "could not be fetched"),
+    "another encoding": (
+        lambda _: web.Response(body=b"{}", headers={"content-encoding": "br"}),
+        "cannot be read. The server answered in the encoding 'br'",
+    ),
+    "a bomb": (packed(b" " * 10_000_000), "answered with more than"),
     "no URL": (data({"data": [{"url": "http://["}]}), "images server"),
     "a refusal": (
         data({"error": {"message": "Not\nthis.", "code": "moderation_blocked"}}, 400),
@@ -89,6 +101,16 @@ async def test_an_endless_answer_is_cut_at_its_bound() -> None:
         server.answers = [pour]
         response = await create(served, tools=[TOOL])
     assert "answered with more than" in image_of(response).error.message
+
+
+async def test_an_image_that_a_gateway_compressed_is_read() -> None:
+    answer = {"data": [{"b64_json": b64()}]}
+    event = {"type": "image_generation.completed", "b64_json": b64()}
+    for body, kind in ((json.dumps(answer), "application/json"), (f"data: {json.dumps(event)}\n\n", EVENTS)):
+        async with drawing() as (served, server):
+            server.answers = [packed(body.encode(), kind)]
+            response = await create(served, tools=[TOOL])
+        assert image_of(response).result == b64()
 
 
 async def test_an_image_at_the_servers_own_url_is_fetched() -> None:

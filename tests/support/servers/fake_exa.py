@@ -35,6 +35,7 @@ class FakeExa:
     def __init__(self) -> None:
         self.results: list[Any] = [page(number) for number in range(1, 4)]
         self.raw: bytes | None = None
+        self.encoding = "identity"
         self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
         self.reached = asyncio.Event()
         self.dropped = asyncio.Event()
@@ -68,7 +69,8 @@ class FakeExa:
         if request.headers.get("x-api-key") != KEY:
             return web.json_response({"requestId": "1", "error": HOSTILE, "tag": "INVALID_API_KEY"}, status=401)
         if self.raw is not None:
-            return web.Response(body=self.raw, content_type="application/json")
+            headers = {"Content-Type": "application/json", "Content-Encoding": self.encoding}
+            return web.Response(body=self.raw, headers=headers)
         return web.json_response({"requestId": "1", "results": self.results, "costDollars": {"total": 0.005}})
 
     async def _never_ending(self, request: web.Request, query: str) -> web.StreamResponse:
@@ -120,4 +122,5 @@ FAILURES: dict[str, Callable[[], web.StreamResponse]] = {
     "huge number": _text(200, '{"results": ' + "9" * 100_000 + "}"),
     "cut off": _cut_off,
     "zipped": _zipped,
+    "unknown encoding": lambda: web.Response(body=b"{}", headers={"Content-Encoding": "br"}),
 }

@@ -2,7 +2,7 @@
 
 It exists because it is fast: reading one chunk of a stream takes 1.2 us, against 10.1 with httpx and 2.3 with aiohttp
 when chunks arrive as fast as possible, and 31 us against 93 and 36 when they arrive at the pace of a model. Requests
-that are not on the token path use httpx2. Redirects, cookies and decompression are not supported.
+that are not on the token path use httpx2. Redirects and cookies are not supported.
 """
 
 import asyncio

@@ -7,11 +7,13 @@ a list, and a reader waits on a plain future with one timer for all its waits.
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import httptools
 
 from providers.common.fair_turns import current_turn
+from providers.common.net.http.inflater import EncodingError, Inflater, inflater_of
 
 HIGH_WATER_BYTES: Final = 32 * 1024
 """Bytes of unread body at which reading pauses, so that the server has to wait. A reader takes all of them at once."""
@@ -34,6 +36,8 @@ class HttpConnection(asyncio.Protocol):
     `status` is 0 until the headers have arrived; their names are in lower case, and their reader may clear them, since
     an answer may take minutes. `is_complete` says that the body ended cleanly. `deadline` is the loop time at which the
     current wait ends; a later one may be set meanwhile.
+
+    A body that a gateway compressed arrives decompressed, in pieces, and its headers then name no encoding.
     """
 
     __slots__ = (
@@ -42,7 +46,9 @@ class HttpConnection(asyncio.Protocol):
         "_chunks",
         "_drain_waiter",
         "_failure",
+        "_inflater",
         "_is_body_framed",
+        "_is_end_held",
         "_is_paused",
         "_is_queued",
         "_is_request_sent",
@@ -91,7 +97,8 @@ class HttpConnection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.is_complete = self.is_ready = True
-        self.is_reusable = self._is_request_sent = self._is_body_framed = False
+        self.is_reusable = self._is_request_sent = self._is_body_framed = self._is_end_held = False
+        self._inflater: Inflater | None = None
         self._failure: HttpError | None = None
         self._buffered_bytes = self._non_body_bytes = self._body_chunk_count = 0
         self._chunks.clear()
@@ -179,6 +186,7 @@ class HttpConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once."""
         self.is_closing = True
+        self._unparsed, self._inflater = b"", None
         self._stop_timer()
         self._transport.abort()
 
@@ -200,7 +208,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Parse what was received and is not parsed yet, in the tenant's turns, and then read on."""
-        if self._unparsed:
+        if self._unparsed or self._holds_inflatable():
             if not self._is_queued:
                 self._is_queued = True
                 self.turn.queue(self._parse_piece, min(len(self._unparsed), self.turn.piece_work))
@@ -210,7 +218,13 @@ class HttpConnection(asyncio.Protocol):
 
     def _parse_piece(self) -> None:
         self._is_queued = False
-        if self._unparsed and not self.is_ready:  # else its reader has not read the piece before
+        if self.is_ready:  # its reader has not read the piece before
+            return
+        if self._holds_inflatable():
+            self._parse(b"")
+            if not self.is_ready:
+                self._go_on()
+        elif self._unparsed:
             size_bytes = self.turn.piece_work
             piece, self._unparsed = self._unparsed[:size_bytes], self._unparsed[size_bytes:]
             self._parse(piece)
@@ -219,6 +233,32 @@ class HttpConnection(asyncio.Protocol):
                 self.is_reusable = False
             elif not self.is_ready:
                 self._go_on()
+
+    def _holds_inflatable(self) -> bool:
+        return self._inflater is not None and self._inflater.holds_more
+
+    def _inflate(self, inflater: Inflater, chunk_count: int) -> None:
+        """Replace the compressed chunks that were just received by a piece of the body. While more is held, it is
+        inflated in the tenant's turns, and the end of the response waits for it. Raises EncodingError."""
+        chunks = self._chunks
+        if self.is_complete:
+            self._drop_excess()
+        deflated = b"".join(chunks[chunk_count:])
+        del chunks[chunk_count:]
+        piece = inflater.inflate(deflated)
+        if piece:
+            chunks.append(piece)
+            self._buffered_bytes += len(piece)
+            self.turn.takes(len(piece))
+        self._body_chunk_count = len(chunks)
+        if inflater.holds_more:
+            if self.is_complete:
+                self.is_complete, self._is_end_held = False, True
+            self.is_ready = chunk_count > 0
+            self._pause_reading()
+            self._go_on()
+        elif self._is_end_held:
+            self.is_complete = self.is_ready = True
 
     def _pause_reading(self) -> None:
         if not self._is_paused:
@@ -232,7 +272,7 @@ class HttpConnection(asyncio.Protocol):
         self._timer_at = math.inf
 
     def _fail(self, message: str) -> None:
-        if not self.is_complete and self._failure is None:
+        if not (self.is_complete or self._is_end_held) and self._failure is None:
             self._failure = HttpError(message)
             self.is_ready = True
         self.is_closing = True
@@ -249,7 +289,11 @@ class HttpConnection(asyncio.Protocol):
             self.is_reusable = False
             self.abort()
             return
-        if self.turn.takes(len(data)) and not self._unparsed:
+        if (
+            self.turn.takes(len(data))
+            and not self._unparsed
+            and (self._inflater is None or not self._holds_inflatable())
+        ):
             self._parse(data)
         else:
             self._unparsed += data
@@ -261,7 +305,14 @@ class HttpConnection(asyncio.Protocol):
         chunks = self._chunks
         chunk_count = len(chunks)
         try:
-            self._parser.feed_data(data)
+            if data:
+                self._parser.feed_data(data)
+            if self._inflater is not None:
+                self._inflate(self._inflater, chunk_count)
+        except EncodingError as exc:
+            self.is_complete = self._is_end_held = False
+            self._fail(str(exc))
+            return
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._drop_excess()
             self.is_reusable = False
@@ -294,7 +345,10 @@ class HttpConnection(asyncio.Protocol):
             self._parse(self._unparsed)
         self._unparsed = b""
         if self.status and exc is None and not self.is_closing and not self._is_body_framed:
-            self.is_complete = self.is_ready = True
+            if self._holds_inflatable():
+                self._is_end_held = True
+            else:
+                self.is_complete = self.is_ready = True
         self.is_closing = True
         self.is_reusable = False
         self._stop_timer()
@@ -336,7 +390,16 @@ class HttpConnection(asyncio.Protocol):
             self._is_body_framed = "content-length" in self.headers or "chunked" in self.headers.get(
                 "transfer-encoding", ""
             )
+            self._find_inflater()
             self.wake()
+
+    def _find_inflater(self) -> None:
+        """Prepare for a body that is compressed. An encoding that is not decompressed stays in the headers."""
+        encoding = self.headers.get("content-encoding")
+        if encoding is not None:
+            with suppress(EncodingError):
+                self._inflater = inflater_of(encoding)
+                del self.headers["content-encoding"]
 
     def on_message_begin(self) -> None:
         if self.is_complete:  # a second response to one request

@@ -469,7 +469,7 @@ def test_headers_cannot_break_out() -> None:
             headers_to_bytes({"A": bad})
 
 
-@pytest.mark.parametrize(("connect_timeout_s", "error"), [(0.05, HttpConnectTimeout), (5, TimeoutError)])
+@pytest.mark.parametrize(("connect_timeout_s", "error"), [(20, HttpConnectTimeout), (60, TimeoutError)])
 async def test_the_limit_that_was_reached_is_named_though_a_timer_is_early(
     monkeypatch: pytest.MonkeyPatch, connect_timeout_s: float, error: type[Exception]
 ) -> None:
@@ -487,5 +487,5 @@ async def test_the_limit_that_was_reached_is_named_though_a_timer_is_early(
     monkeypatch.setattr(asyncio, "timeout_at", end_at_once)
     now = time.monotonic()
     with pytest.raises(error) as caught:
-        await client.send("GET", "http://127.0.0.1:1/", b"", None, connect_timeout_s, now + 0.06)
+        await client.send("GET", "http://127.0.0.1:1/", b"", None, connect_timeout_s, now + 40)
     assert type(caught.value) is error
