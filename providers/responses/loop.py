@@ -111,7 +111,7 @@ class ResponsesLoop(Responses):
             inference, models, config.summary_model, moderation, hides_reasoning=config.hide_reasoning
         )
         self._preparer = ResponsePreparer(
-            config, inferences, kv_store, reader, self._request_tools, self._conversations, self._prompts
+            config, inferences, kv_store, reader, self._request_tools, self._conversations
         )
         self._runner = ResponseRunner(self._history, config.response_timeout_s)
         self._session_cache = HistoryCache(config.session_bytes, max_age_s=math.inf)
@@ -202,7 +202,7 @@ class ResponsesLoop(Responses):
     def open_session(self, *, tenant: str) -> Session:
         mailboxes = self._background.steering.mailboxes
         session_history = SessionHistory(self._history, self._session_cache, tenant)
-        return LoopSession(tenant, session_history, self._preparer, self._runner, self._views, mailboxes)
+        return LoopSession(tenant, session_history, self._preparer, self._prompts, self._runner, self._views, mailboxes)
 
     async def get(self, response_id: str, *, include: Sequence[str] = (), tenant: str) -> Response:
         response = await self._load(response_id, tenant)
@@ -285,13 +285,15 @@ class ResponsesLoop(Responses):
     async def count_input_tokens(
         self, request: CreateResponse, *, tenant: str, caller: Caller | None = None
     ) -> InputTokenCount:
-        pending = await self._preparer.prepare_unlocked(request, tenant, caller)
+        with self._prompts.rendering(request) as rendered:
+            pending = await self._preparer.prepare_unlocked(rendered, tenant, caller)
         return await self._preparer.token_counters.of_tenant(tenant).count(pending.agent_loop.chat)
 
     async def compact(
         self, request: CompactConversation, *, tenant: str, caller: Caller | None = None
     ) -> CompactedConversation:
-        pending = await self._preparer.prepare_unlocked(CreateResponse(**dict(request)), tenant, caller)
+        with self._prompts.rendering(CreateResponse(**dict(request))) as rendered:
+            pending = await self._preparer.prepare_unlocked(rendered, tenant, caller)
         chat, compactor = pending.agent_loop.chat, self._preparer.compactor
         return await self._runner.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
 

@@ -39,13 +39,13 @@ from providers.responses.context.request_inference import RequestInferences
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.item_index import ItemIndex
-from providers.responses.prompts.library import PromptLibrary
 from providers.responses.run.agent_loop import AgentLoop
-from providers.responses.run.checkpoint import AcceptedResponse
+from providers.responses.run.checkpoint import AcceptedResponse, ResumePoint
 from providers.responses.run.mailbox import mailbox_key, read_input, read_mailbox
 from providers.responses.run.pending_response import PendingResponse
 from providers.responses.settings import LoopSettings
 from providers.responses.store.history_cache import LoadAllowance, LoadedHistory, TurnPosition
+from providers.responses.tools.offered import OfferedTools
 from providers.responses.tools.request_tools import RequestTools
 
 
@@ -60,9 +60,7 @@ class ResponsePreparer:
         reader: Reader,
         request_tools: RequestTools,
         conversations: StoredConversations,
-        prompts: PromptLibrary,
     ) -> None:
-        self.prompts = prompts
         self._config = config
         self._kv = kv_store
         self._inferences = inferences
@@ -95,7 +93,9 @@ class ResponsePreparer:
         request = accept_request(request)
         if request.store is not False and accepted is None:
             await self._kv.require_room(tenant)
-        lock = await self._conversations.acquire_lock(request, ids.response_id, tenant=tenant)
+        lock = None
+        if request.conversation_id is not None and request.store is not False:
+            lock = await self._conversations.acquire_lock(request, ids.response_id, tenant=tenant)
         accepted = accepted or AcceptedResponse(int(time.time()))
         source = history_source or self._conversations.history
         try:
@@ -107,12 +107,11 @@ class ResponsePreparer:
             raise
 
     async def prepare_unlocked(self, request: CreateResponse, tenant: str, caller: Caller | None) -> PendingResponse:
-        """Return a response that will not run: to count its tokens, or to compact its conversation. Its input is not
-        moderated."""
-        with self.prompts.rendering(request) as rendered:
-            request = accept_request(rendered.model_copy(update={"moderation": None}))
-            source, accepted = self._conversations.history, AcceptedResponse(int(time.time()))
-            return await self._prepare(request, tenant, ResponseIds(), source, accepted, caller)
+        """Return a response that will not run: to count its tokens, or to compact its conversation. Its prompt was
+        rendered, and its input is not moderated."""
+        request = accept_request(request.model_copy(update={"moderation": None}))
+        source, accepted = self._conversations.history, AcceptedResponse(int(time.time()))
+        return await self._prepare(request, tenant, ResponseIds(), source, accepted, caller)
 
     async def _prepare(
         self,
@@ -127,12 +126,13 @@ class ResponsePreparer:
         config, inferences, sealed_content = self._config, self._inferences, self._sealed_content
         resume_point = accepted.resume_point
         checkpoint = None if resume_point is None else resume_point.checkpoint
-        resumed_items = () if resume_point is None else resume_point.input_items
 
         # all items before the response, within one allowance of bytes
         allowance = LoadAllowance(source.max_bytes)
         history = await self._load_history(request, tenant, source, allowance, accepted.previous)
-        request, mailbox_ops = await self._with_mail(request, history, tenant)
+        mailbox_ops = list[Op]()
+        if history.has_mailbox or history.sent_items:
+            request, mailbox_ops = await self._with_mail(request, history, tenant)
         index, tool_results, hidden = await read_items(
             request, history, source, sealed_content, ids, tenant=tenant, allowance=allowance
         )
@@ -146,35 +146,20 @@ class ResponsePreparer:
             root=self._choose_root(request, tenant, history, source, ids),
         )
 
-        # what the items set, seal, show and name; plain text has nothing to open or to fetch
-        if not index.is_plain_text or request.tools or resumed_items:
-            request = apply_configuration_updates(request, index)
-            tool_results = await sealed_content.unseal_tool_results(index, tool_results, tenant)
-            tool_results = await rewrite_for_model(index, tool_results, self._models, request.model)
-            compactions = await self.compactor.open_latest_compaction(index.followed_by(resumed_items), tenant)
-            tool_state = await self.compactor.read_tool_state(compactions)
-            tool_results = {**tool_state.tool_results, **tool_results}
-            sees_images = await self._attachments.sees_generated_images(request, index)
-            attachments = await self._attachments.read_files(request, index, tenant=tenant)
-            index = drop_repeated_outputs(index)
-            conversation = msgspec.structs.replace(
-                conversation,
-                input_items=index.input_items,
-                tool_results=tool_results,
-                attachments=attachments,
-                compactions=compactions,
-                tool_items=tool_state.items,
-                sees_images=sees_images,
-            )
-            index = index.followed_by(resumed_items).preceded_by(tool_state.items)
+        # what the items set, seal and show; plain text has nothing to open or to fetch
+        is_plain = index.is_plain_text and not (request.tools or request.vault_ids or resume_point)
+        if not is_plain:
+            request, index, conversation = await self._open_items(request, index, conversation, resume_point, tenant)
 
         # what the key allows, the tools and the chat
         if caller is not None and caller.is_restricted:
             await require_prepared(caller, request, index, self.inference)
-        all_results = tool_results if checkpoint is None else {**tool_results, **checkpoint.tool_results}
-        toolbox = await self._request_tools.build(
-            request, index, all_results, tenant=tenant, response_id=ids.response_id
-        )
+        if is_plain:
+            toolbox = OfferedTools(request)
+        else:
+            new_results = {} if checkpoint is None else checkpoint.tool_results
+            all_results = {**conversation.tool_results, **new_results}
+            toolbox = await self._request_tools.build(request, index, all_results, tenant, ids.response_id)
         messages = await conversation.read_messages(supports_namespaces=toolbox.supports_namespaces)
         if request.text is not None:
             await check_large_format(request.text)
@@ -191,13 +176,19 @@ class ResponsePreparer:
             hides_reasoning=self._conversations.views.hides_reasoning,
             items=() if resume_point is None else resume_point.output_items,
         )
-        moderation = await inferences.moderate(
-            request,
-            index.input_items,
-            judged_input=accepted.judged_input,
-            judged_output=None if checkpoint is None else checkpoint.judged_output,
-            count_use=count_use,
-        )
+        moderation = None
+        if request.moderation is not None:
+            moderation = await inferences.moderate(
+                request,
+                request.moderation,
+                index.input_items,
+                judged_input=accepted.judged_input,
+                judged_output=None if checkpoint is None else checkpoint.judged_output,
+                count_use=count_use,
+            )
+        compaction = None
+        if conversation.must_compact or request.context_management:
+            compaction = await self.compactor.create_response_compaction(request, conversation, output, tenant)
         agent_loop = AgentLoop(
             config,
             await inferences.build(request, toolbox, moderation),
@@ -207,11 +198,16 @@ class ResponsePreparer:
             output,
             checkpoint,
             max_calls=request.max_tool_calls or config.max_tool_calls,
-            compaction=await self.compactor.create_response_compaction(request, conversation, output, tenant),
+            compaction=compaction,
             # the usage of a chat that was shortened says nothing of the whole one
             record_usage=None if request.truncation == "auto" else self.token_counters.of_tenant(tenant).record_usage,
         )
         request = await inferences.with_used_options(request, chat)
+        comparison = None
+        if (cache := request.prompt_cache_options) is not None and cache.comparison_response_id is not None:
+            comparison = await self._comparer.compare(
+                request, cache.comparison_response_id, chat, conversation, tenant=tenant
+            )
         return PendingResponse(
             request,
             tenant,
@@ -221,11 +217,41 @@ class ResponsePreparer:
             agent_loop,
             accepted.created_at,
             hidden,
-            comparison=await self._comparer.compare(request, chat, conversation, tenant=tenant),
+            comparison=comparison,
             prefill=self._prefill,
             moderation=moderation,
             mailbox_ops=mailbox_ops,
         )
+
+    async def _open_items(
+        self,
+        request: CreateResponse,
+        index: ItemIndex,
+        conversation: Conversation,
+        resume_point: ResumePoint | None,
+        tenant: str,
+    ) -> tuple[CreateResponse, ItemIndex, Conversation]:
+        """Return the request with the options that its items set, all items, and the conversation with what they seal,
+        show and name. After them are those that an earlier attempt, which `resume_point` continues, has made."""
+        resumed_items = () if resume_point is None else resume_point.input_items
+        request = apply_configuration_updates(request, index)
+        tool_results = await self._sealed_content.unseal_tool_results(index, conversation.tool_results, tenant)
+        tool_results = await rewrite_for_model(index, tool_results, self._models, request.model)
+        compactions = await self.compactor.open_latest_compaction(index.followed_by(resumed_items), tenant)
+        tool_state = await self.compactor.read_tool_state(compactions)
+        sees_images = await self._attachments.sees_generated_images(request, index)
+        attachments = await self._attachments.read_files(request, index, tenant=tenant)
+        index = drop_repeated_outputs(index)
+        conversation = msgspec.structs.replace(
+            conversation,
+            input_items=index.input_items,
+            tool_results={**tool_state.tool_results, **tool_results},
+            attachments=attachments,
+            compactions=compactions,
+            tool_items=tool_state.items,
+            sees_images=sees_images,
+        )
+        return request, index.followed_by(resumed_items).preceded_by(tool_state.items), conversation
 
     def _choose_root(
         self, request: CreateResponse, tenant: str, history: LoadedHistory, source: HistorySource, ids: ResponseIds
@@ -240,8 +266,6 @@ class ResponsePreparer:
     ) -> tuple[CreateResponse, list[Op]]:
         """Return the request with the input before its own that was sent to the response which it continues, and the
         write that ends that mailbox."""
-        if not (history.has_mailbox or history.sent_items):
-            return request, []
         items, ops = [*history.sent_items], list[Op]()
         if history.has_mailbox:
             key = mailbox_key(tenant, request.previous_response_id or "")

@@ -22,6 +22,7 @@ from providers.responses.events.ids import ResponseIds
 from providers.responses.events.response_events import assign_sequence_numbers
 from providers.responses.events.steer_events import failed_event, failed_events, pending_event
 from providers.responses.prepare import ResponsePreparer
+from providers.responses.prompts.library import PromptLibrary
 from providers.responses.run.mailbox import Mailbox, answered_calls, list_required_input
 from providers.responses.run.open_mailbox import OpenMailbox, OpenMailboxes
 from providers.responses.run.pending_response import PendingResponse
@@ -55,12 +56,14 @@ class LoopSession(Session):
         tenant: str,
         session_history: "SessionHistory",
         preparer: ResponsePreparer,
+        prompts: PromptLibrary,
         runner: ResponseRunner,
         views: ItemViews,
         mailboxes: OpenMailboxes,
     ) -> None:
         self._tenant = tenant
         self._preparer = preparer
+        self._prompts = prompts
         self._runner = runner
         self._views = views
         self._session_history = session_history
@@ -87,7 +90,7 @@ class LoopSession(Session):
             )
             raise InvalidRequest(message, param="store", code="invalid_value")
         is_rendered = successor_id is not None  # it has the request of the response that it follows
-        with nullcontext(request) if is_rendered else self._preparer.prompts.rendering(request) as rendered:
+        with nullcontext(request) if is_rendered else self._prompts.rendering(request) as rendered:
             pending = await self._preparer.prepare(
                 rendered,
                 self._tenant,

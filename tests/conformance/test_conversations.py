@@ -45,9 +45,7 @@ def over(store: KVStore) -> StoredConversations:
 async def begin(
     conversations: StoredConversations, conversation_id: str, response_id: str, **fields: Any
 ) -> ConversationLock:
-    floor = await conversations.acquire_lock(turn(conversation_id, **fields), response_id, tenant=TENANT)
-    assert floor is not None
-    return floor
+    return await conversations.acquire_lock(turn(conversation_id, **fields), response_id, tenant=TENANT)
 
 
 async def texts(conversations: StoredConversations, conversation_id: str) -> list[str]:

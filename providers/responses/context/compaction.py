@@ -24,7 +24,7 @@ from providers.responses.context.input_items import reads_only
 from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.sealing import UnsealError
 from providers.responses.context.token_estimate import TokenCounter, TokenCounters
-from providers.responses.context.truncation import with_truncation
+from providers.responses.context.truncation import TruncatingInference
 from providers.responses.context.window import CompactionContent, messages_without
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.open_items import item_added_event, item_done_event
@@ -95,18 +95,16 @@ class Compactor:
 
     async def create_response_compaction(
         self, request: CreateResponse, conversation: Conversation, output: ResponseOutput, tenant: str
-    ) -> "ResponseCompaction | None":
+    ) -> "ResponseCompaction":
         """Return the compaction of the request's response: instead of an answer where the input ends with a trigger,
-        before a turn where `context_management` asks for it, else None.
+        else before a turn, as `context_management` asks for it.
 
         Raises InvalidRequest where the request has no threshold and the model's context is unknown.
         """
         managed = next(iter(request.context_management or ()), None)  # one at most
-        if managed is None and not conversation.must_compact:
-            return None
         threshold = managed and (managed.compact_threshold or await self._default_threshold(request.model))
         return ResponseCompaction(
-            with_truncation(self._inference, request),
+            TruncatingInference(self._inference) if request.truncation == "auto" else self._inference,
             conversation,
             output,
             None if conversation.must_compact else threshold,

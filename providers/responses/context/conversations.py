@@ -258,13 +258,10 @@ class StoredConversations(Conversations):
         assert record is not None
         return _record_to_conversation(ref, record)
 
-    async def acquire_lock(self, request: CreateResponse, response_id: str, *, tenant: str) -> ConversationLock | None:
-        """Lock the conversation that a response will add to, and return the lock; None where it adds to none.
-
-        Raises ConversationLocked and NotFound.
-        """
-        if request.conversation_id is None or request.store is False:
-            return None
+    async def acquire_lock(self, request: CreateResponse, response_id: str, *, tenant: str) -> ConversationLock:
+        """Lock the conversation that a response will add to, and return the lock. Raises ConversationLocked and
+        NotFound."""
+        assert request.conversation_id is not None
         lock = ConversationLock(
             self._kv,
             ConversationKeys(tenant, request.conversation_id),

@@ -16,12 +16,13 @@ from apis.moderation import Moderation, ModerationScores
 from apis.responses import CreateResponse, ReasoningOptions
 from apis.wire.item_parts import InputText
 from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
+from apis.wire.request_options import ModerationOptions
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
 from providers.common.moderated_inference import CountUse, ModeratedInference, RequestModeration
 from providers.responses.context.answer_check import CheckedInference, CheckRules
 from providers.responses.context.reasoning_summary import SummarizingInference
 from providers.responses.context.token_estimate import TokenCounters
-from providers.responses.context.truncation import with_truncation
+from providers.responses.context.truncation import TruncatingInference
 from providers.responses.tools.models import ModelCatalog
 from providers.responses.tools.offered import OfferedTools
 
@@ -53,7 +54,11 @@ class RequestInferences:
         sampling, the effort that the model is shown, and the turns whose reasoning it is sure to be shown. Else return
         it unchanged."""
         if request.temperature is None or request.top_p is None:
-            request = await self._with_default_sampling(request)
+            sampling = await self.inference.default_sampling(request.model)
+            if sampling is not None:
+                values = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+                unset = {name: value for name, value in values.items() if getattr(request, name) is None}
+                request = request.model_copy(update=unset)
         used: dict[str, Any] = {}
         if (effort := await self.inference.used_effort(chat)) is not None:
             used["effort"] = effort
@@ -64,30 +69,20 @@ class RequestInferences:
         reasoning = (request.reasoning or ReasoningOptions()).model_copy(update=used)
         return request.model_copy(update={"reasoning": reasoning})
 
-    async def _with_default_sampling(self, request: CreateResponse) -> CreateResponse:
-        sampling = await self.inference.default_sampling(request.model)
-        if sampling is None:
-            return request
-        values = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        return request.model_copy(
-            update={name: value for name, value in values.items() if getattr(request, name) is None}
-        )
-
     async def moderate(
         self,
         request: CreateResponse,
+        options: ModerationOptions,
         items: Sequence[Item],
         *,
         judged_input: ModerationScores | None,
         judged_output: ModerationScores | None,
         count_use: CountUse | None,
-    ) -> RequestModeration | None:
-        """Return the moderation that a request asks for, after it has judged these items of its input, unless another
-        worker has: `judged_input` and `judged_output` are the scores that it has found. Raises InvalidRequest for input
-        that is blocked, and Unsupported where nothing is moderated."""
-        if request.moderation is None:
-            return None
-        moderation = RequestModeration(self._moderation, request.moderation, request.cache_salt, count_use)
+    ) -> RequestModeration:
+        """Return the moderation that a request asks for by its `options`, after it has judged these items of its
+        input, unless another worker has: `judged_input` and `judged_output` are the scores that it has found. Raises
+        InvalidRequest for input that is blocked, and Unsupported where nothing is moderated."""
+        moderation = RequestModeration(self._moderation, options, request.cache_salt, count_use)
         moderation.restore(judged_input, judged_output)
         if judged_input is None:
             await moderation.judge_input(_list_texts(items), "input")
@@ -116,7 +111,8 @@ class RequestInferences:
         reasoning where the request asks for that, and checks answers whose form the engine does not promise to
         hold."""
         inference = self.inference if moderation is None else ModeratedInference(self.inference, moderation)
-        inference = with_truncation(inference, request)
+        if request.truncation == "auto":
+            inference = TruncatingInference(inference)
         form = request.text.format if request.text else None
         demands_json = isinstance(form, JsonObjectFormat) or (isinstance(form, JsonSchema) and form.strict is not False)
         if demands_json or toolbox.has_client_tools:

@@ -11,8 +11,6 @@ from typing import Final
 from apis.chat import ChatRequest, ImagePart, Message, TextPart
 from apis.deltas import Delta, DeltaBatch
 from apis.errors import ContextLengthExceeded, StackError
-from apis.inference import Inference
-from apis.responses import CreateResponse
 from apis.sink import ConvertedSink, Sink
 from providers.common.wrapped_inference import WrappedInference
 
@@ -76,11 +74,6 @@ class TruncatingInference(WrappedInference):
         except StackError:  # the server cannot list its models or count: `chat` tries
             return 1
         return low
-
-
-def with_truncation(inference: Inference, request: CreateResponse) -> Inference:
-    """Return the Inference for the request's chats, which truncates them where the request allows it."""
-    return TruncatingInference(inference) if request.truncation == "auto" else inference
 
 
 def find_turn_offsets(messages: Sequence[Message]) -> list[int]:

@@ -14,7 +14,6 @@ from apis.responses import CreateResponse, HostedTool
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.vaults.vaults import Vaults, check_vaults
-from apis.wire.tool_items import AdditionalTools, ToolSearchOutput
 from apis.wire.tools import CustomTool, FunctionTool
 from providers.common.grammars.checks import check_grammars
 from providers.common.grammars.schemas import check_large_schemas
@@ -74,7 +73,6 @@ class RequestTools:
         request: CreateResponse,
         items: ItemIndex,
         tool_results: Mapping[str, ToolResultRecord],
-        *,
         tenant: str,
         response_id: str,
     ) -> OfferedTools:
@@ -85,8 +83,6 @@ class RequestTools:
         for unknown vaults.
         """
         await check_vaults(self._vaults, request.vault_ids, tenant=tenant)
-        if not request.tools and not items.has(AdditionalTools, ToolSearchOutput):
-            return OfferedTools(request)
         additional = collect_additional_tools(items)
         declared = [*(request.tools or ()), *additional]
         grammars = declared_grammars(request, items)

@@ -65,14 +65,11 @@ class PromptComparer:
         self._token_counters = token_counters
 
     async def compare(
-        self, request: CreateResponse, chat: ChatRequest, conversation: Conversation, *, tenant: str
-    ) -> PromptComparison | None:
-        """Return the comparison; None for a request that names no response. Tokens are estimates."""
-        options = request.prompt_cache_options
-        if options is None or options.comparison_response_id is None:
-            return None
+        self, request: CreateResponse, compared_id: str, chat: ChatRequest, conversation: Conversation, *, tenant: str
+    ) -> PromptComparison:
+        """Return the comparison with the response that the request names. Tokens are estimates."""
         try:
-            compared = await self._history.load_response(options.comparison_response_id, tenant=tenant)
+            compared = await self._history.load_response(compared_id, tenant=tenant)
         except NotFound:
             kind = "comparison_response_not_found"
             return PromptComparison(PromptCacheDiagnosticsComparisonResponseNotFound(type=kind))
