@@ -1,19 +1,68 @@
-"""Attempt: one of several providers or servers that are asked in turn, until one of them has an output."""
+"""Attempts: several providers or servers are asked in turn, until one of them has an output; a breaker guards each."""
 
-from collections.abc import Sequence
-from typing import Final, TypeVar
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from apis.sink import Sink
-from providers.inference.circuit_breaker import CircuitBreaker
 
 T = TypeVar("T")
+Clock = Callable[[], float]
 
 
-class Attempt:
+class CircuitBreaker:
+    """Health of one server. Closed: all requests pass. Open: none. Half open: one probe, whose success closes it."""
+
+    def __init__(self, failures: int, window_s: float, clock: Clock = time.monotonic) -> None:
+        self._window_s = window_s
+        self._clock = clock
+        self._failure_times: deque[float] = deque(maxlen=failures)
+        self._opened_at: float | None = None
+        self._is_probing = False
+
+    def allows_request(self) -> bool:
+        """Return true if a request may be sent now."""
+        if self._opened_at is None:
+            return True
+        return not self._is_probing and self._clock() - self._opened_at >= self._window_s
+
+    def remaining_s(self) -> float:
+        """Return the seconds until a request is allowed again; 0 where it is allowed now."""
+        if self._opened_at is None or self.allows_request():
+            return 0.0
+        return max(0.0, self._opened_at + self._window_s - self._clock())
+
+    def begin_request(self) -> bool:
+        """Begin an allowed request; return true if it is the probe, which `end_request` must receive."""
+        self._is_probing = self._opened_at is not None
+        return self._is_probing
+
+    def record_success(self) -> None:
+        """Close the breaker."""
+        self._failure_times.clear()
+        self._opened_at = None
+        self._is_probing = False
+
+    def record_failure(self) -> None:
+        """Count a failure, and open the breaker after too many."""
+        now = self._clock()
+        self._failure_times.append(now)
+        full = len(self._failure_times) == self._failure_times.maxlen
+        if self._opened_at is not None or (full and now - self._failure_times[0] <= self._window_s):
+            self._opened_at = now
+
+    def end_request(self, *, is_probe: bool) -> None:
+        """End a request, also one without a result."""
+        if is_probe:
+            self._is_probing = False
+
+
+class Attempt(Sink[Any]):
     """A request that a breaker guards: it counts the beginning of the output as a success. After it no other attempt
-    follows."""
+    follows. The output of a stream passes through it, see `watch`."""
 
-    __slots__ = ("_breaker", "_is_probe", "has_output")
+    __slots__ = ("_breaker", "_is_probe", "_sink", "has_output")
 
     def __init__(self, breaker: CircuitBreaker) -> None:
         self.has_output = False
@@ -32,24 +81,17 @@ class Attempt:
 
     def watch(self, sink: Sink[T]) -> Sink[T]:
         """Return a sink that passes everything on to `sink`, and records the first batch."""
-        return _WatchedSink(sink, self)
+        self._sink: Sink[Any] = sink
+        return self
 
-
-class _WatchedSink(Sink[T]):
-    __slots__ = ("_attempt", "_sink")
-
-    def __init__(self, sink: Sink[T], attempt: Attempt) -> None:
-        self._sink = sink
-        self._attempt = attempt
-
-    def write(self, batch: Sequence[T]) -> bool:
-        if not self._attempt.has_output:
-            self._attempt.begin_output()
+    def write(self, batch: Sequence[Any]) -> bool:
+        if not self.has_output:
+            self.begin_output()
         return self._sink.write(batch)
 
     async def ready(self) -> None:
         await self._sink.ready()
 
-    async def put(self, batch: Sequence[T]) -> None:
-        self._attempt.begin_output()
+    async def put(self, batch: Sequence[Any]) -> None:
+        self.begin_output()
         await self._sink.put(batch)

@@ -30,11 +30,10 @@ from apis.provider import Provider
 from apis.sink import Sink, Stream, put_all
 from apis.transcription import Transcript, TranscriptionRequest
 from apis.wire.base import Effort
-from providers.inference.attempts import Attempt
+from providers.inference.attempts import Attempt, CircuitBreaker
 from providers.inference.chat_completions.affinity import ServersByKey, affinity_key
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.errors import ConnectTimeout
-from providers.inference.circuit_breaker import CircuitBreaker
 
 T = TypeVar("T")
 RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest, DecisionRequest, EmbeddingRequest, TranscriptionRequest)

@@ -20,13 +20,12 @@ from apis.observation.background import UpstreamHealth
 from apis.sink import Sink
 from apis.telemetry import REQUEST_ID
 from apis.transcription import Transcript, TranscriptionRequest
-from providers.inference.attempts import Attempt
+from providers.inference.attempts import Attempt, CircuitBreaker, Clock
 from providers.inference.chat_completions.affinity import ServersByKey, affinity_key
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.endpoint import ChatCompletions
 from providers.inference.chat_completions.errors import ConnectTimeout, UpstreamUnavailable
 from providers.inference.chat_completions.first_token import FirstToken
-from providers.inference.circuit_breaker import CircuitBreaker, Clock
 
 RETRYABLE: Final = (UpstreamUnavailable, ConnectTimeout, RateLimited)
 TEMPORARY: Final = (UpstreamUnavailable, UpstreamTimeout)

@@ -7,8 +7,8 @@ import pytest
 
 from apis.deltas import Delta, Finish, TextDelta, Usage
 from apis.errors import InvalidRequest, RateLimited, StackError, UpstreamError
+from providers.inference.attempts import CircuitBreaker
 from providers.inference.chat_completions.replicas import RetryBudget
-from providers.inference.circuit_breaker import CircuitBreaker
 from tests.conformance.inference import drain
 from tests.providers.inference.remote import chat_request, started
 from tests.support.servers.upstream_server import (
