@@ -8,7 +8,7 @@ from apis.responses import CreateResponse, ReasoningOptions, TextOptions
 from apis.wire.items import ConfigurationUpdate
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
 from providers.common.grammars.schemas import check_format, check_large_schemas
-from providers.responses.context.sparse_request import build_sparse, without_unset
+from providers.responses.events.unvalidated import build_sparse, without_unset
 from providers.responses.item_index import ItemIndex
 from providers.responses.tools.offered import OfferedTools
 

@@ -40,8 +40,7 @@ from apis.events import EventList
 from apis.wire.base import Phase
 from apis.wire.item_types import id_prefix
 from providers.responses.events.citations import CitationScanner
-from providers.responses.events.open_items import FinalItemStatus, OpenReasoning
-from providers.responses.events.open_message import OpenMessage
+from providers.responses.events.open_items import FinalItemStatus, OpenMessage, OpenReasoning
 from providers.responses.events.output import ResponseOutput, count_chars
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import Call, ClientCall, HostedCall, ItemCall

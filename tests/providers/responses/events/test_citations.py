@@ -13,7 +13,7 @@ from openai.types.responses.response_output_text import AnnotationURLCitation
 from apis.deltas import TextDelta
 from apis.tool_runtime import Source
 from providers.responses.events.citations import CitationScanner, line_number
-from providers.responses.events.open_message import OpenMessage
+from providers.responses.events.open_items import OpenMessage
 from providers.responses.events.tool_result import ContainerFile
 from tests.support.models.recorded_turns import check_laws, finish, turn_of
 
