@@ -151,11 +151,11 @@ class ChatCompletions:
         self._headers = headers_to_bytes({**headers, "Content-Type": "application/json"})
         self._form_headers = headers_to_bytes(headers)
 
-    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
+    def stream(self, request: ChatRequest, sink: Sink[Delta]) -> Awaitable[None]:
         """See `Inference.stream`; one attempt, or one more for each form of the chat that the server refuses. Before
         the first batch, UpstreamUnavailable, ConnectTimeout and RateLimited mean that a retry is safe."""
         chat = ArrangedChat(request, self._dialect, self._forms)
-        await self._generate(
+        return self._generate(
             request.model,
             lambda: self._build_request(chat),
             sink,

@@ -5,9 +5,9 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from apis.chat import ChatRequest
 from apis.completion import CompletionDelta, CompletionRequest
@@ -117,38 +117,38 @@ class Upstreams:
         self._servers_by_key = ServersByKey([endpoint.base_url for endpoint in endpoints])
         self._rotation = itertools.count()
 
-    async def stream(self, request: ChatRequest, sink: Sink[Delta]) -> None:
+    def stream(self, request: ChatRequest, sink: Sink[Delta]) -> Coroutine[Any, Any, None]:
         """See `Inference.stream`."""
         key = affinity_key(request) if len(self.upstreams) > 1 else None
-        await self._try(lambda endpoint, attempt: endpoint.stream(request, attempt.watch(sink)), key)
+        return self._try(lambda endpoint, attempt: endpoint.stream(request, attempt.watch(sink)), key)
 
-    async def complete(self, request: CompletionRequest, sink: Sink[CompletionDelta | Usage]) -> None:
+    def complete(self, request: CompletionRequest, sink: Sink[CompletionDelta | Usage]) -> Coroutine[Any, Any, None]:
         """See `ChatCompletions.complete`."""
-        await self._try(lambda endpoint, attempt: endpoint.complete(request, attempt.watch(sink)))
+        return self._try(lambda endpoint, attempt: endpoint.complete(request, attempt.watch(sink)))
 
-    async def transcribe(self, request: TranscriptionRequest, sink: Sink[str]) -> Transcript:
+    def transcribe(self, request: TranscriptionRequest, sink: Sink[str]) -> Coroutine[Any, Any, Transcript]:
         """See `Inference.transcribe`."""
-        return await self._try(lambda endpoint, attempt: endpoint.transcribe(request, attempt.watch(sink)))
+        return self._try(lambda endpoint, attempt: endpoint.transcribe(request, attempt.watch(sink)))
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+    def embed(self, request: EmbeddingRequest) -> Coroutine[Any, Any, Embeddings]:
         """See `Inference.embed`; all inputs in one request."""
-        return await self._try(lambda endpoint, _: endpoint.embed(request))
+        return self._try(lambda endpoint, _: endpoint.embed(request))
 
-    async def score_chat(self, request: ChatRequest, scored_ids: Sequence[int]) -> FirstToken:
+    def score_chat(self, request: ChatRequest, scored_ids: Sequence[int]) -> Coroutine[Any, Any, FirstToken]:
         """See `ChatCompletions.score_chat`."""
         key = affinity_key(request) if len(self.upstreams) > 1 else None
-        return await self._try(lambda endpoint, _: endpoint.score_chat(request, scored_ids), key)
+        return self._try(lambda endpoint, _: endpoint.score_chat(request, scored_ids), key)
 
-    async def score_tokens(
+    def score_tokens(
         self, request: ChatRequest, token_ids: Sequence[int], scored_ids: Sequence[int]
-    ) -> FirstToken:
+    ) -> Coroutine[Any, Any, FirstToken]:
         """See `ChatCompletions.score_tokens`; the tokens are the prompt of the chat."""
         key, salt = affinity_key(request) if len(self.upstreams) > 1 else None, request.cache_salt
-        return await self._try(lambda each, _: each.score_tokens(request.model, token_ids, salt, scored_ids), key)
+        return self._try(lambda each, _: each.score_tokens(request.model, token_ids, salt, scored_ids), key)
 
-    async def decide(self, request: DecisionRequest, body: bytes) -> Decisions:
+    def decide(self, request: DecisionRequest, body: bytes) -> Coroutine[Any, Any, Decisions]:
         """See `ChatCompletions.decide`."""
-        return await self._try(lambda endpoint, _: endpoint.decide(request, body))
+        return self._try(lambda endpoint, _: endpoint.decide(request, body))
 
     async def _try(self, ask: Callable[[ChatCompletions, Attempt], Awaitable[T]], key: str | None = None) -> T:
         """Return the result of one server, or of another one if that failed before its output began."""

@@ -142,7 +142,9 @@ class AgentLoop:
                 else self._toolbox.choice_policy(self.chat.tool_choice)
             )
             self._turn = turn = TurnStream(self._output, self._toolbox, policy, hosted_calls_left=state.calls_left)
-            await self._ask_model(turn)
+            has_readers = self._output.has_readers
+            feed = turn.feed if has_readers else turn.feed_joined
+            await self._inference.stream(self.chat, ReceivingSink(self._sink, feed, passes_empty=not has_readers))
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
             if turn.grammar_calls:
@@ -165,12 +167,6 @@ class AgentLoop:
         """End the response after its present turn and the calls of that turn: input was sent to it, which another
         response reads."""
         self._is_steered = True
-
-    async def _ask_model(self, turn: TurnStream) -> None:
-        """Let the model answer the chat, and feed its deltas to the turn as they arrive."""
-        has_readers = self._output.has_readers
-        feed = turn.feed if has_readers else turn.feed_joined
-        await self._inference.stream(self.chat, ReceivingSink(self._sink, feed, passes_empty=not has_readers))
 
     async def _prepare_turn(self) -> None:
         """Run the calls of tools before the model's turn, and compact a chat that is too long; `chat` is then ready."""
