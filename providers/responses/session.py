@@ -115,7 +115,8 @@ class LoopSession(Session):
     ) -> None:
         """Run a response that takes input meanwhile, and note the one that is to follow it."""
         request, response_id, ended = pending.request, pending.ids.response_id, list[Response]()
-        mailbox = self._mailboxes.create(request, (self._tenant, response_id), pending.agent_loop.end_after_turn)
+        end_after_turn = pending.agent_loop.end_after_turn
+        mailbox = OpenMailbox(self._mailboxes, request, (self._tenant, response_id), end_after_turn)
 
         def keep_end(response: Response) -> None:
             ended.append(response)

@@ -165,7 +165,8 @@ class Steering:
     def create_mailbox(self, pending: PendingResponse, find_key: Callable[[], Awaitable[str]]) -> OpenMailbox:
         """Return the mailbox of a response that its request runs. `find_key` returns the id of the key that sent the
         request. Where the mailbox has had input, call `wake` after the response."""
-        return self.mailboxes.create(
+        return OpenMailbox(
+            self.mailboxes,
             pending.request,
             (pending.tenant, pending.ids.response_id),
             pending.agent_loop.end_after_turn,

@@ -38,34 +38,28 @@ class OpenMailbox:
 
     def __init__(
         self,
-        kv: KVStore,
+        mailboxes: "OpenMailboxes",
         request: CreateResponse,
         subject: tuple[str, str],
         end_after_turn: Callable[[], None],
-        open_mailboxes: dict[tuple[str, str], "OpenMailbox"],
-        *,
-        life_s: float,
         follow: Follow = keep_mailbox,
     ) -> None:
-        """`subject` is the tenant and the id of the response. What a killed process leaves is deleted after
-        `life_s`."""
+        """`subject` is the tenant and the id of the response, by which the `mailboxes` find it."""
         self.subject = subject
         self.mailbox: Mailbox | None = None
-        self._kv = kv
+        self._mailboxes = mailboxes
         self._request = request
-        self._open_mailboxes = open_mailboxes
         self._end_after_turn = end_after_turn
-        self._life_s = life_s
         self._follow = follow
         self._is_written = self._is_closed = False
         self._writing = asyncio.Lock()
 
     def __enter__(self) -> Self:
-        self._open_mailboxes[self.subject] = self
+        self._mailboxes.by_subject[self.subject] = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._open_mailboxes[self.subject]
+        del self._mailboxes.by_subject[self.subject]
 
     @property
     def is_stored(self) -> bool:
@@ -87,7 +81,8 @@ class OpenMailbox:
             steer = mailbox.add(request)
             if self.is_stored:
                 self._is_written = True
-                await self._kv.put(mailbox_key(*self.subject), encode_record(mailbox), ttl_s=self._life_s)
+                mailboxes, key = self._mailboxes, mailbox_key(*self.subject)
+                await mailboxes.kv.put(key, encode_record(mailbox), ttl_s=mailboxes.life_s)
             self.mailbox = mailbox
             self._end_after_turn()
             if is_announced:
@@ -121,7 +116,7 @@ class OpenMailbox:
         """Delete what no response will read."""
         await self.close()
         if self._is_written:
-            await self._kv.write([self._delete_op()], durable=False)
+            await self._mailboxes.kv.write([self._delete_op()], durable=False)
 
     def _delete_op(self) -> Delete:
         return Delete(mailbox_key(*self.subject))
@@ -132,29 +127,19 @@ class OpenMailboxes:
 
     def __init__(self, kv: KVStore, life_s: float) -> None:
         """A mailbox whose process was killed is deleted after `life_s`."""
-        self._kv = kv
-        self._life_s = life_s
-        self._open: dict[tuple[str, str], OpenMailbox] = {}
-
-    def create(
-        self,
-        request: CreateResponse,
-        subject: tuple[str, str],
-        end_after_turn: Callable[[], None],
-        follow: Follow = keep_mailbox,
-    ) -> OpenMailbox:
-        """Return the mailbox of a response that is about to run; the arguments are those of OpenMailbox."""
-        return OpenMailbox(self._kv, request, subject, end_after_turn, self._open, life_s=self._life_s, follow=follow)
+        self.kv = kv
+        self.life_s = life_s
+        self.by_subject: dict[tuple[str, str], OpenMailbox] = {}
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Delete the mailbox of a response that has ended."""
-        await self._kv.write([Delete(mailbox_key(tenant, response_id))], durable=False)
+        await self.kv.write([Delete(mailbox_key(tenant, response_id))], durable=False)
 
     @property
     def are_open(self) -> bool:
         """True while a response runs here that can be steered."""
-        return bool(self._open)
+        return bool(self.by_subject)
 
     def find(self, tenant: str, response_id: str) -> OpenMailbox | None:
         """Return the mailbox of a response that runs here; None for any other."""
-        return self._open.get((tenant, response_id))
+        return self.by_subject.get((tenant, response_id))
