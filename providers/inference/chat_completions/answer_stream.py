@@ -109,7 +109,10 @@ class AnswerStream:
         once. The last batch is kept, to be put."""
         reader = self._reader
         batch = reader.feed(data) if data else reader.end()
-        self._exceeds_limits = self._is_too_large()
+        size_bytes, allowance = reader.answer_bytes, self._allowance
+        self._exceeds_limits = reader.delta_count > self._max_deltas or (
+            size_bytes > allowance.allowed_bytes and not allowance.extend(size_bytes, self._connection.turn.tenant)
+        )
         if reader.is_finished or reader.failure is not None or self._exceeds_limits:
             self._last_batch = batch
             return False
@@ -122,13 +125,6 @@ class AnswerStream:
         self.has_output = True
         self._is_sink_ready = self._sink.write(batch)
         return self._is_sink_ready
-
-    def _is_too_large(self) -> bool:
-        size_bytes = self._reader.answer_bytes
-        return (
-            size_bytes > self._allowance.allowed_bytes
-            and not self._allowance.extend(size_bytes, self._connection.turn.tenant)
-        ) or self._reader.delta_count > self._max_deltas
 
     def _size_error(self) -> StackError:
         limit = self._limits.max_answer_bytes

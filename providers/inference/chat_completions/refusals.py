@@ -111,6 +111,10 @@ class ChatForm:
     omitted: frozenset[str] = frozenset()
 
 
+_SENT_FORM: Final = ChatForm()
+"""The form in which a chat comes here, before a server has refused it."""
+
+
 class ArrangedChat:
     """A chat in the form that its server's model takes, as far as that is known from `forms`, by model. `request` and
     `dialect` are what to send, and `original` is what the answer belongs to."""
@@ -120,7 +124,7 @@ class ArrangedChat:
         self.dialect = dialect
         self.original = request
         self._forms = forms
-        self._form = ChatForm()
+        self._form = _SENT_FORM
         self._tried = 0
         if form := forms.find(request.model):
             self._arrange(form)
@@ -146,7 +150,7 @@ class ArrangedChat:
 
     def remember(self) -> None:
         """Remember a form that the server has accepted."""
-        if self._form != ChatForm():
+        if self._form != _SENT_FORM:
             self._forms[self.request.model] = self._form
 
     def _find_steps(self, text: str) -> Iterator[Step]:
