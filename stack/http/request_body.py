@@ -4,14 +4,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 
 from apis.accounts.charges import RELEASED_USE
 from apis.errors import InvalidRequest, PayloadTooLarge
 from apis.wire.field_rows import refused_fields
 from providers.common.fair_turns import calculate
-from stack.http.admission_queue import AdmissionQueue
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.metering import GrantedRequest, RequestT, count_request, grant_request, open_charge
 from stack.http.parsing import Body, ModelT, find_header, is_large, read_request, to_invalid_request
@@ -153,26 +152,20 @@ async def read_converted(
 async def _admit_counted(
     http: Request, context: HttpContext, services: Services, granted: GrantedRequest[Any], size_bytes: int
 ) -> None:
-    """Count a request under the limits of its key, and admit it to the models."""
+    """Count a request under the limits of its key, and wait for its place among those that models answer."""
     accounts, is_batch = services.stack.accounts, context.is_batch_line
     context.charge = await open_charge(accounts, context.caller, granted, size_bytes, is_batch=is_batch)
+    if is_batch or getattr(granted.sent, "background", None):
+        return  # lines of batches and background responses have places of their own
     try:
-        await _admit(http, context, services.admission, granted.sent)
+        place = services.admission.try_enter(context.tenant)
+        if place is None:
+            place = await run_while_connected(http, services.admission.enter(context.tenant, granted.sent))
+        context.places.append(place)
     except BaseException:
         if context.charge is not None:  # no model has worked
             context.charge.end(RELEASED_USE)
         raise
-
-
-async def _admit(http: Request, context: HttpContext, admission: AdmissionQueue, request: BaseModel) -> None:
-    """Wait for a place among the requests that models answer. Lines of batches and background responses have places of
-    their own."""
-    if context.is_batch_line or getattr(request, "background", None):
-        return
-    place = admission.try_enter(context.tenant)
-    if place is None:
-        place = await run_while_connected(http, admission.enter(context.tenant, request))
-    context.places.append(place)
 
 
 async def _read_granted(
