@@ -23,7 +23,6 @@ from providers.common.held_bytes import count_answers_in
 from providers.common.supervision import supervise
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
-from stack.http.admission_queue import AdmissionQueue
 from stack.http.cache_salts import CacheSalts
 from stack.http.context import Services
 from stack.http.dispatch import dispatch
@@ -37,7 +36,7 @@ from stack.http.routes.batch_lines import RouteLineExecutor
 from stack.http.routes.console.page import Console
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES
-from stack.http.shares import RequestShares, read_free_disk_bytes
+from stack.http.shares import AdmissionQueue, RequestShares, read_free_disk_bytes
 from stack.http.streams import StreamMonitor
 from stack.retention.sweeper import RetentionSweeper
 from stack.telemetry.setup import observe_inference, running_telemetry

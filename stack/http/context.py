@@ -14,13 +14,12 @@ from apis.accounts.charges import Charge
 from apis.errors import StackError, Unsupported, internal_error
 from apis.fair_share import Place
 from stack.build import Stack
-from stack.http.admission_queue import AdmissionQueue
 from stack.http.cache_salts import CacheSalts
 from stack.http.metering import end_charge
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
 from stack.http.request_record import DISCONNECTED_STATUS, RequestRecord
-from stack.http.shares import RequestShares
+from stack.http.shares import AdmissionQueue, RequestShares
 from stack.http.streams import StreamMonitor
 
 _log = logging.getLogger(__name__)
