@@ -60,7 +60,7 @@ from providers.responses.run.response_runner import ResponseRunner
 from providers.responses.session import LoopSession, SessionHistory
 from providers.responses.settings import LoopSettings
 from providers.responses.store.history_cache import HistoryCache
-from providers.responses.store.history_keys import EVICTABLE_KINDS, LINE_KIND
+from providers.responses.store.response_record import EVICTABLE_KINDS, LINE_KIND
 from providers.responses.tools.request_tools import RequestTools
 
 _log = logging.getLogger(__name__)

@@ -154,12 +154,12 @@ class ChatCompletions:
     def stream(self, request: ChatRequest, sink: Sink[Delta]) -> Awaitable[None]:
         """See `Inference.stream`; one attempt, or one more for each form of the chat that the server refuses. Before
         the first batch, UpstreamUnavailable, ConnectTimeout and RateLimited mean that a retry is safe."""
-        chat = ArrangedChat(request, self._dialect, self._forms)
+        chat, names = ArrangedChat(request, self._dialect, self._forms), self._dialect.affinity_headers
         return self._generate(
             request.model,
             lambda: self._build_request(chat),
             sink,
-            headers=affinity_headers(self._dialect.affinity_headers, request),
+            headers=affinity_headers(names, request) if names else NO_HEADERS,
             chat=chat,
         )
 

@@ -19,7 +19,7 @@ from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.lease import Lease
 from apis.storage.records import delete_all, scan_all
 from providers.common.state.event_logs import Log, LogReader, LogWakeups, batch_key, decode_batch, encode_line
-from providers.responses.store.history_keys import run_key
+from providers.responses.store.response_record import run_key
 
 _PAGE_SIZE: Final = 64
 """Batches that one scan reads."""

@@ -47,7 +47,7 @@ from providers.responses.background.ranks import (
 )
 from providers.responses.events.ids import is_response_id
 from providers.responses.store.history_cache import TurnPosition
-from providers.responses.store.history_keys import run_key
+from providers.responses.store.response_record import run_key
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 1000

@@ -26,7 +26,8 @@ def accept_request(request: CreateResponse) -> CreateResponse:
     if request.background and request.is_prewarm:
         message = "A response that only prepares its input does not run in the background."
         raise InvalidRequest(message, param="prompt_cache_options.prewarm", code="invalid_value")
-    _check_window(request)
+    if request.background_options is not None:
+        _check_window(request)
     if request.conversation is not None and request.previous_response_id is not None:
         message = "Give either 'previous_response_id' or 'conversation': a response cannot follow both."
         raise InvalidRequest(message, param="conversation", code="mutually_exclusive_parameters")

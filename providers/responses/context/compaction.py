@@ -17,15 +17,21 @@ from apis.responses import CompactedConversation, CreateResponse
 from apis.sink import Sink
 from apis.wire.item_types import id_prefix
 from apis.wire.items import CompactionItem, InputMessage, Item, output_to_input
+from providers.common.chat_tokens import TokenCounter, TokenCounters
 from providers.common.fair_turns import do_in_turns, end_pass
 from providers.responses.context.chat_summary import ChatSummary
-from providers.responses.context.conversation import ITEM_WORK, Conversation, ResponseProgress, stored_item
+from providers.responses.context.conversation import (
+    ITEM_WORK,
+    CompactionContent,
+    Conversation,
+    ResponseProgress,
+    messages_without,
+    stored_item,
+)
 from providers.responses.context.input_items import reads_only
 from providers.responses.context.sealed_content import SealedContent
 from providers.responses.context.sealing import UnsealError
-from providers.responses.context.token_estimate import TokenCounter, TokenCounters
 from providers.responses.context.truncation import TruncatingInference
-from providers.responses.context.window import CompactionContent, messages_without
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput

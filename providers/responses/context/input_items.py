@@ -45,8 +45,8 @@ from apis.wire.tools import (
     WebSearchTool,
 )
 from providers.common.fair_turns import do_in_turns, end_pass
+from providers.responses.context.conversation import list_dropped_reasoning
 from providers.responses.context.sealed_content import SealedContent
-from providers.responses.context.window import list_dropped_reasoning
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import unvalidated

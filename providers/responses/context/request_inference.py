@@ -18,10 +18,10 @@ from apis.wire.item_parts import InputText
 from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
 from apis.wire.request_options import ModerationOptions
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
+from providers.common.chat_tokens import TokenCounters
 from providers.common.moderated_inference import CountUse, ModeratedInference, RequestModeration
 from providers.responses.context.answer_check import CheckedInference, CheckRules
 from providers.responses.context.reasoning_summary import SummarizingInference
-from providers.responses.context.token_estimate import TokenCounters
 from providers.responses.context.truncation import TruncatingInference
 from providers.responses.tools.models import ModelCatalog
 from providers.responses.tools.offered import OfferedTools

@@ -10,8 +10,14 @@ from apis.storage.kv_store import Entry, KVStore
 from apis.storage.records import decode_record, reading_stored
 from providers.common.state.scan import decode_or_skip, skipping_damaged
 from providers.responses.store.history_cache import StoredTurn, TurnPosition
-from providers.responses.store.history_keys import branch_key, parse_branch_key, record_key, turn_key
-from providers.responses.store.response_record import ResponseRecord, summarize_response
+from providers.responses.store.response_record import (
+    ResponseRecord,
+    branch_key,
+    parse_branch_key,
+    record_key,
+    summarize_response,
+    turn_key,
+)
 
 _PAGE_BYTES: Final = 8 * 1024 * 1024
 """Bytes of turns that one read of the store returns: a turn holds its items, of which the tree needs none."""

@@ -43,10 +43,16 @@ from providers.responses.store.history_cache import (
     TurnPosition,
     extend_history,
 )
-from providers.responses.store.history_keys import branch_key, record_key, run_key, turn_key
 from providers.responses.store.item_lookup import ItemLookup
 from providers.responses.store.listing import read_listing
-from providers.responses.store.response_record import ResponseRecord, summarize_response
+from providers.responses.store.response_record import (
+    ResponseRecord,
+    branch_key,
+    record_key,
+    run_key,
+    summarize_response,
+    turn_key,
+)
 from providers.responses.store.turn_writer import FinishedResponse, NewTurn, TurnWriter, client_item_ids
 
 _BYTES_PER_WORK: Final = 16

@@ -18,9 +18,8 @@ from providers.responses.store.conversation_items import (
     decode_position,
 )
 from providers.responses.store.history_cache import HistoryCache, LoadAllowance, StoredTurn, TurnPosition
-from providers.responses.store.history_keys import record_key, turn_key
 from providers.responses.store.large_items import decode_raw_items
-from providers.responses.store.response_record import ResponseRecord
+from providers.responses.store.response_record import ResponseRecord, record_key, turn_key
 
 T = TypeVar("T")
 

@@ -22,9 +22,16 @@ from providers.common.state.scan import decode_or_skip, skipping_damaged
 from providers.responses.events.ids import response_id_of
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.history_cache import LoadedHistory, StoredTurn, TurnPosition
-from providers.responses.store.history_keys import branch_key, line_key, record_key, turn_key
 from providers.responses.store.item_lookup import decode_item_ids
-from providers.responses.store.response_record import ResponseRecord, first_words, question_of
+from providers.responses.store.response_record import (
+    ResponseRecord,
+    branch_key,
+    first_words,
+    line_key,
+    question_of,
+    record_key,
+    turn_key,
+)
 
 _END_LIFE_S: Final = 86_400.0
 """Seconds for which the end of a line is known after a deletion: longer than a response can be generated that is no

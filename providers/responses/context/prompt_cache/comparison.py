@@ -18,9 +18,9 @@ from apis.deltas import Usage
 from apis.errors import InvalidRequest, NotFound
 from apis.responses import CreateResponse
 from apis.wire.items import ITEM_LIST_ADAPTER, CompactionItem, Item
+from providers.common.chat_tokens import TokenCounter, TokenCounters
 from providers.responses.context.conversation import Conversation, stored_item
 from providers.responses.context.sealed_content import SealedContent
-from providers.responses.context.token_estimate import TokenCounter, TokenCounters
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.response_object import begin_response
 from providers.responses.item_index import ItemIndex

@@ -7,7 +7,7 @@ from apis.storage.kv_store import Delete, Entry, Put
 from providers.common.state.event_logs import LogWakeups
 from providers.kv_store.memory import Memory
 from providers.responses.background.event_log import EventLog
-from providers.responses.store.history_keys import run_key
+from providers.responses.store.response_record import run_key
 
 ID = "resp_1"
 TENANT = "a"

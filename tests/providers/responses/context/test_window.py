@@ -7,8 +7,13 @@ import pytest
 
 from apis.chat import Message
 from apis.wire.items import ITEM_LIST_ADAPTER, Item
+from providers.responses.context.conversation import (
+    SUMMARY_PREFIX,
+    CompactionContent,
+    drop_earlier_reasoning,
+    find_window,
+)
 from providers.responses.context.messages import items_to_messages
-from providers.responses.context.window import SUMMARY_PREFIX, CompactionContent, drop_earlier_reasoning, find_window
 from providers.responses.events.tool_result import ToolResultRecord
 
 

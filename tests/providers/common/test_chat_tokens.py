@@ -6,9 +6,8 @@ from apis.chat import ChatRequest
 from apis.deltas import Usage
 from apis.errors import CountingUnsupported, Unsupported, UpstreamError
 from apis.responses import InputTokenCount
-from providers.common.chat_tokens import measure_chat
+from providers.common.chat_tokens import TokenCounter, TokenCounters, measure_chat
 from providers.inference.scripted import Scripted
-from providers.responses.context.token_estimate import TokenCounter, TokenCounters
 
 
 class Uncounted(Scripted):
