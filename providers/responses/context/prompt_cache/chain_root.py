@@ -32,7 +32,8 @@ class ChainRoots:
             return _digest(tenant, request.conversation_id)
         if inherited_root or own_id is None:
             return inherited_root
-        return self._shared_root(request, tenant) or _digest(tenant, own_id)
+        shared_root = self._shared_root(request, tenant) if request.instructions or request.tools else ""
+        return shared_root or _digest(tenant, own_id)
 
     def _shared_root(self, request: CreateResponse, tenant: str) -> str:
         beginning = "\n".join(
