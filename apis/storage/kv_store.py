@@ -42,6 +42,11 @@ class Entry:
             raise StorageCorrupt
         return self._value
 
+    @property
+    def max_stored_bytes(self) -> int:
+        """The bytes that the value takes in a store, at most."""
+        return MAX_VALUE_BYTES if self._value is None else len(self._value) + STORED_OVERHEAD_BYTES
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Entry) and (self._value, self.version) == (other._value, other.version)
 

@@ -48,11 +48,13 @@ async def scan_all(
     kv: KVStore, prefix: str, *, after: str = "", page_size: int = 1000
 ) -> AsyncGenerator[tuple[str, Entry]]:
     """Yield all entries after the key `after` whose key begins with `prefix`, ordered by key, read in pages."""
-    last_key = after
-    while rows := await kv.scan(prefix, after=last_key, limit=page_size, max_bytes=PAGE_BYTES):
+    last_key, has_more = after, True
+    while has_more:
+        rows = await kv.scan(prefix, after=last_key, limit=page_size, max_bytes=PAGE_BYTES)
+        has_more = len(rows) == page_size or sum(entry.max_stored_bytes for _, entry in rows) > PAGE_BYTES
         for row in rows:
             yield row
-        last_key = rows[-1][0]
+            last_key = row[0]
 
 
 async def scan_groups(kv: KVStore, prefix: str, *, limit: int) -> AsyncGenerator[tuple[str, list[tuple[str, Entry]]]]:

@@ -36,17 +36,18 @@ from providers.responses.events.ids import ResponseIds
 from providers.responses.store.conversation_items import (
     ConversationKeys,
     ConversationRecord,
+    ConversationState,
     StoredItem,
     build_append_ops,
     decode_end,
     decode_position,
     duplicate_item_error,
-    load_conversation_history,
+    load_conversation_items,
     load_conversation_state,
 )
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import History
-from providers.responses.store.history_cache import LoadAllowance, LoadedHistory
+from providers.responses.store.history_cache import CachedConversation, LoadAllowance, LoadedHistory
 from providers.responses.store.item_lookup import decode_item_ids
 from providers.responses.store.large_items import LARGE_BYTES, decode_item, decode_raw_items
 from providers.responses.store.listing import read_listing
@@ -133,6 +134,7 @@ class StoredConversations(Conversations):
             ]
 
         await write_prepared(self._kv, prepare)
+        self.history.cache.discard(tenant, conversation_id)
         for prefix in (ref.item_prefix, ref.position_prefix):
             await delete_all(self._kv, prefix, page_size=_DELETE_BATCH_SIZE, durable=True)
         await self._kv.write([Delete(ref.record_key("conversation"))])
@@ -250,6 +252,8 @@ class StoredConversations(Conversations):
                 raise _item_not_found(ref, item_id)
             return [
                 Delete(ref.record_key("conversation_floor"), ABSENT),
+                # its new version tells all processes that the items which they have read are not those of now
+                Put(ref.record_key("conversation"), encode_record(record), None, state.record_version),
                 Delete(ref.position_key(item_id), position.version),
                 Delete(ref.item_key(decode_position(position))),
             ]
@@ -286,11 +290,26 @@ class StoredConversations(Conversations):
         _, compaction = decode_end(state.end_entry)
         if compaction > 0 and accepts is not None:
             recent_allowance = LoadAllowance(allowance.left_bytes)
-            recent = await load_conversation_history(self._kv, ref, recent_allowance, first=compaction)
+            recent = await self._load_items(ref, state, recent_allowance, first=compaction)
             if recent.items and await accepts(recent.items):
                 allowance.take_history(recent.size_bytes, "conversation")
                 return recent
-        return await load_conversation_history(self._kv, ref, allowance)
+        return await self._load_items(ref, state, allowance, first=0)
+
+    async def _load_items(
+        self, ref: ConversationKeys, state: ConversationState, allowance: LoadAllowance, *, first: int
+    ) -> LoadedHistory:
+        """Return the items from position `first` on. Those that this process has read before are not read again."""
+        cache, version = self.history.cache, state.record_version
+        known = cache.get_conversation(ref.tenant, ref.id)
+        if known is None or (known.record_version, known.first) != (version, first):
+            known = CachedConversation(version, first, first, LoadedHistory())
+        allowance.take_history(known.history.size_bytes, "conversation")
+        loaded = known
+        if known.end < decode_end(state.end_entry)[0]:
+            loaded = await load_conversation_items(self._kv, ref, known, allowance)
+        cache.put(ref.tenant, ref.id, loaded)
+        return loaded.history
 
 
 async def page_input_items(input_items: msgspec.Raw, params: InputItemListParams) -> Page[dict[str, Any]]:

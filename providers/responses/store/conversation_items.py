@@ -26,7 +26,7 @@ from apis.wire.items import Item
 from providers.common.state.scan import decode_or_skip
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.store.history_cache import LoadAllowance, LoadedHistory, read_stored_items
+from providers.responses.store.history_cache import CachedConversation, LoadAllowance, LoadedHistory, read_stored_items
 
 MAX_CONVERSATION_ITEMS: Final = 10_000
 """Items that a response reads of its conversation: all, or those from the newest compaction on. More are refused."""
@@ -118,20 +118,21 @@ async def load_conversation_state(
     raise conversation_not_found_error(ref.id)
 
 
-async def load_conversation_history(
-    kv: KVStore, ref: ConversationKeys, allowance: LoadAllowance, *, first: int = 0
-) -> LoadedHistory:
-    """Return all items from position `first` on as the history of a new turn. Raises InvalidRequest if there are too
-    many, or they are larger than `allowance`."""
+async def load_conversation_items(
+    kv: KVStore, ref: ConversationKeys, known: CachedConversation, allowance: LoadAllowance
+) -> CachedConversation:
+    """Return the conversation with the items that came after the known ones. Raises InvalidRequest if there are too
+    many, or they are larger than `allowance`, of which the known ones are taken."""
     stored_items: list[StoredItem] = []
-    size = 0
-    after = ref.item_key(first - 1) if first else ""
+    size, end, count = known.history.size_bytes, known.end, len(known.history.items)
+    after = ref.item_key(end - 1) if end else ""
     async with aclosing(scan_all(kv, ref.item_prefix, after=after)) as rows:
-        async for _, entry in rows:
+        async for key, entry in rows:
             size += len(entry.value)
             allowance.take_history(len(entry.value), "conversation")
             stored_items.append(decode_record(entry, StoredItem))
-            if len(stored_items) > MAX_CONVERSATION_ITEMS:
+            end = int(key.removeprefix(ref.item_prefix)) + 1
+            if count + len(stored_items) > MAX_CONVERSATION_ITEMS:
                 raise InvalidRequest(
                     f"The conversation holds more than {MAX_CONVERSATION_ITEMS} items.", param="conversation"
                 )
@@ -142,7 +143,10 @@ async def load_conversation_history(
         for item, stored in zip(items, stored_items, strict=True)
         if item.id and stored.tool_result
     }
-    return LoadedHistory(items, tool_results, size_bytes=size)
+    history = LoadedHistory(
+        [*known.history.items, *items], {**known.history.tool_results, **tool_results}, size_bytes=size
+    )
+    return msgspec.structs.replace(known, end=end, history=history)
 
 
 def decode_position(entry: Entry) -> int:

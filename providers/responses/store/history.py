@@ -69,8 +69,8 @@ class History:
     ) -> None:
         """`max_turns` and `max_bytes` bound the chain, or the conversation, that one request may load."""
         self._kv = kv
-        self._cache = HistoryCache(cache_bytes, max_age_s=min(3600, retention_s / 4))
-        self.find_items = ItemLookup(kv, self._cache).find_items
+        self.cache = HistoryCache(cache_bytes, max_age_s=min(3600, retention_s / 4))
+        self.find_items = ItemLookup(kv, self.cache).find_items
         self._turns = TurnWriter(kv, retention_s)
         self.retention_s = retention_s
         self.max_turns = max_turns
@@ -98,7 +98,7 @@ class History:
             position = kept_position
         else:
             raise await self._missing_response_error(response_id, tenant)
-        cached = self._cache.get(tenant, response_id) if entry is not None else None
+        cached = self.cache.get(tenant, response_id) if entry is not None else None
         if cached is not None:
             position, previous, turns = cached.position, cached.previous_history, [cached.turn]
         else:
@@ -157,8 +157,8 @@ class History:
         added = await self._turns.add(new, history)
         if added is None:
             return None
-        self._cache.discard(tenant, response.previous_response_id)
-        self._cache.put(tenant, response.id, CachedTurn(history, added.turn, added.position))
+        self.cache.discard(tenant, response.previous_response_id)
+        self.cache.put(tenant, response.id, CachedTurn(history, added.turn, added.position))
         return added.versions
 
     async def write(self, ops: Sequence[Op]) -> None:

@@ -102,10 +102,25 @@ class CachedTurn(msgspec.Struct, frozen=True):
         return items_bytes + (history.turn_count + 1) * _TURN_OVERHEAD_BYTES
 
 
+class CachedConversation(msgspec.Struct, frozen=True):
+    """The items of a conversation from the position `first` on, before `end`, as they are while its record has that
+    version."""
+
+    record_version: int
+    first: int
+    end: int
+    history: LoadedHistory
+
+    @property
+    def size_bytes(self) -> int:
+        return self.history.size_bytes + len(self.history.items) * _TURN_OVERHEAD_BYTES // 2
+
+
 class HistoryCache:
-    """Cached turns by tenant and key, at most `max_bytes` in all. When it is full, the oldest turn of the tenant that
-    uses the most is evicted, so that no tenant evicts one that uses less. Stored turns never change, so an entry
-    is never wrong; it is not used after `max_age_s`, so that a load extends the life of the stored turns in time."""
+    """Cached turns and conversations by tenant and key, at most `max_bytes` in all. When it is full, the oldest entry
+    of the tenant that uses the most is evicted, so that no tenant evicts one that uses less. Stored turns never change,
+    so an entry is never wrong; it is not used after `max_age_s`, so that a load extends the life of the stored turns in
+    time. A conversation says by its version whether it has changed."""
 
     def __init__(self, max_bytes: int, max_age_s: float) -> None:
         self._max_bytes = max_bytes
@@ -115,13 +130,21 @@ class HistoryCache:
 
     def get(self, tenant: str, key: str) -> CachedTurn | None:
         """Return the turn that was put with the key, if it is still there."""
-        turns = self._tenants.get(tenant)
-        cached = turns.by_key.get(key) if turns is not None else None
-        if cached is None or time.monotonic() - cached.previous_history.read_at > self._max_age_s:
+        cached = self._find(tenant, key)
+        if not isinstance(cached, CachedTurn) or time.monotonic() - cached.previous_history.read_at > self._max_age_s:
             return None
         return cached
 
-    def put(self, tenant: str, key: str, cached_turn: CachedTurn) -> None:
+    def get_conversation(self, tenant: str, key: str) -> CachedConversation | None:
+        """Return the conversation that was put with the key, if it is still there."""
+        cached = self._find(tenant, key)
+        return cached if isinstance(cached, CachedConversation) else None
+
+    def _find(self, tenant: str, key: str) -> CachedTurn | CachedConversation | None:
+        turns = self._tenants.get(tenant)
+        return turns.by_key.get(key) if turns is not None else None
+
+    def put(self, tenant: str, key: str, cached_turn: CachedTurn | CachedConversation) -> None:
         self.discard(tenant, key)
         turns = self._tenants.get(tenant)
         if turns is None:
@@ -145,7 +168,7 @@ class HistoryCache:
 
 
 class _TenantTurns(msgspec.Struct):
-    by_key: dict[str, CachedTurn] = {}
+    by_key: dict[str, CachedTurn | CachedConversation] = {}
     size_bytes: int = 0
 
 

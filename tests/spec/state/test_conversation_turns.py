@@ -8,6 +8,7 @@ import pytest
 from openai import ConflictError, InternalServerError, NotFoundError
 
 from apis.storage.kv_store import Delete
+from tests.support.counting_store import CountingSQLite
 from tests.support.sdk.answer_shapes import call
 from tests.support.sdk.conversations import conversations, keys_of, locked, texts, user
 from tests.support.sdk.requests import create, messages, refusal, responses, stream
@@ -45,6 +46,34 @@ async def test_a_response_follows_the_conversation_and_is_added_to_it(streamed: 
         assert await texts(served, conversation.id) == ["Q0", "Q1", "A1", "Q2", "A2"]
         assert (await conversations(served).items.list(conversation.id, limit=1)).data[0].id == response.output[0].id
         assert (await responses(served).input_items.list(response.id)).data[0].content[0].text == "Q2"
+
+
+async def test_a_turn_reads_only_the_items_that_came_since_the_last_one(tmp_path: Path) -> None:
+    """Also those that another process has added."""
+    store = {"provider": "tests.support.counting_store:CountingSQLite", "path": str(tmp_path / "store.db")}
+    async with serving(kv_store=store) as served, serving(kv_store=store) as other:
+        conversation = await conversations(served).create()
+        rows: list[int] = []
+        for number in range(12):
+            before = CountingSQLite.rows["default"]
+            await create(served, input=f"Q{number}", conversation=conversation.id)
+            rows.append(CountingSQLite.rows["default"] - before)
+        assert rows[-1] == rows[1]
+        await conversations(other).items.create(conversation.id, items=[user("from elsewhere")])
+        await create(served, input="last", conversation=conversation.id)
+        assert [text for _, text in said(served)][-3:] == ["Q11", "from elsewhere", "last"]
+        assert len(said(served)) == 2 * 12 + 2
+
+
+async def test_a_turn_does_not_follow_an_item_that_another_process_has_deleted(tmp_path: Path) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    async with serving(kv_store=store) as served, serving(kv_store=store) as other:
+        conversation = await conversations(served).create(items=[user("first"), user("second")])
+        await create(served, input="third", conversation=conversation.id)
+        items = (await conversations(other).items.list(conversation.id, order="asc")).data
+        await conversations(other).items.delete(items[0].id, conversation_id=conversation.id)
+        await create(served, input="fourth", conversation=conversation.id)
+        assert [text for role, text in said(served) if role == "user"] == ["second", "third", "fourth"]
 
 
 async def test_calls_and_their_outputs_go_on_in_the_conversation() -> None:
